@@ -1,0 +1,59 @@
+# Everything a developer does here. `make help` lists it; CONTRIBUTING.md explains it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format-check format typecheck bench scores commit-checks clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## make .venv with the pinned versions (again only after a change of pyproject.toml or constraints.txt)
+	@echo "$(VENV) is ready"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v "$(PYTHON)" >/dev/null || { \
+		echo "error: no interpreter '$(PYTHON)'; name one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: paceenv needs Python 3.11 or newer, but '$(PYTHON)' is $$("$(PYTHON)" -c 'import platform; print(platform.python_version())'); name another with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		echo "creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
+	@echo "installing the pinned packages into $(VENV), about 2 minutes the first time"
+	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## the guided tour
+	@$(BIN)/paceenv demo
+
+test: $(STAMP) ## run the tests
+	@$(BIN)/python -m pytest
+
+lint: $(STAMP) ## ruff's checks
+	@$(BIN)/python -m ruff check .
+
+format-check: $(STAMP) ## is everything formatted? (changes nothing)
+	@$(BIN)/python -m ruff format --check .
+
+format: $(STAMP) ## format, and repair what ruff can repair
+	@$(BIN)/python -m ruff check --fix-only .
+	@$(BIN)/python -m ruff format .
+
+typecheck: $(STAMP) ## mypy, strict
+	@$(BIN)/python -m mypy
+
+bench: $(STAMP) ## timings, as ratios within one run
+	@$(BIN)/python -m benchmarks
+
+scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
+	@$(BIN)/paceenv scores
+
+commit-checks: lint format-check typecheck test ## what CI runs
+
+clean: ## remove caches and build products (keeps .venv and runs)
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . \( -path ./$(VENV) -o -path ./.git -o -path ./runs \) -prune -o -name __pycache__ -type d -exec rm -rf {} +

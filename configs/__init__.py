@@ -1,0 +1,1 @@
+"""The named configurations shipped with paceenv: YAML files, one directory per kind, and no code."""

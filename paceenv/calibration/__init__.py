@@ -1,0 +1,1 @@
+"""Calibration: from a trace of a job to the parameters of its simulation, with error bars."""

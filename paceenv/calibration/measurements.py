@@ -1,0 +1,319 @@
+"""What a trace says about compute noise, reduced to a few numbers that can be stored where the trace cannot.
+
+Reads :mod:`paceenv.trace`; :mod:`paceenv.calibration.noise` fits the simulator's noise to the result, whether it comes
+from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
+
+``compute_s_TR`` is the sum of a worker's compute operations in a step. With y = compute time / mean over steps and
+healthy workers, a two-way random-effects analysis of variance (Searle, Casella and McCulloch, *Variance Components*,
+1992, section 4.5) splits y into persistent (per worker), common-mode (per step) and idiosyncratic variance, each
+unbiased and therefore sometimes negative. E[max]/mean at width n is the exact expectation of the maximum over a random
+subset of n workers without replacement, from order statistics, divided by the mean over all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import pydantic
+import yaml
+from numpy.typing import NDArray
+
+from paceenv.errors import InputError
+from paceenv.trace import COMPUTE_OPS, Trace
+
+FORMAT_KEY: Final = "paceenv_noise_measurements"
+FORMAT_VERSION: Final = 1
+WIDTHS: Final = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+QUANTILES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+MIN_STEPS: Final = 8
+"""Fewer would leave halves without a third moment."""
+REPLICATES: Final = 20
+SLOW_FACTOR: Final = 1.2
+SLOW_MADS: Final = 6.0
+"""A worker is slow if its median step is SLOW_FACTOR x its peers' median or more, and SLOW_MADS deviations above it."""
+
+_ROUNDING_VAR: Final = 1e-24  # relative variance below which equal times differ by rounding alone
+_STRICT = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+_Positive = Annotated[float, pydantic.Field(gt=0)]
+_NotNegative = Annotated[float, pydantic.Field(ge=0)]
+_HEADER = (
+    "# Compute noise measured on a trace. Written by paceenv.calibration.measurements, which explains the fields.\n"
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Moments of one set of steps; variances and skewness are of compute time relative to its mean.
+
+    ``max_over_mean`` holds E[max]/mean at the widths of :data:`WIDTHS` up to the number of healthy workers.
+    ``slow_factor`` is slow over healthy mean compute time, 1 where nobody is slow.
+    """
+
+    mean_s: _Positive
+    persistent_var: float
+    common_var: float
+    idiosyncratic_var: _NotNegative
+    idiosyncratic_skewness: float
+    max_over_mean: tuple[float, ...]
+    slow_factor: _Positive
+
+    __pydantic_config__ = _STRICT
+
+
+@dataclass(frozen=True)
+class StageMeasurements:
+    """One pipeline stage. Everything but ``workers`` and ``slow_workers`` describes the healthy workers.
+
+    ``slow_workers`` are positions among the stage's workers in ascending order of rank.
+    ``across_worker_cv`` and ``skewness`` pool compute time over its step's mean, the usual way to quote them;
+    ``quantiles`` (at :data:`QUANTILES`) are of the same minus 1, times sqrt(R / (R - 1)) to undo the centring.
+    ``lag1`` is the residual's autocorrelation over the ``lag1_pairs`` sampled pairs of consecutive steps, None without.
+    ``even`` and ``odd`` are every second step. ``replicates`` leave out one of :data:`REPLICATES` blocks of consecutive
+    steps each: the spread of any function of them gives its jackknife error.
+    """
+
+    stage: int
+    steps: int
+    workers: int
+    slow_workers: tuple[int, ...]
+    across_worker_cv: float
+    skewness: float
+    lag1: float | None
+    lag1_pairs: int
+    quantiles: tuple[float, ...]
+    all: Moments
+    even: Moments
+    odd: Moments
+    replicates: tuple[Moments, ...]
+
+    __pydantic_config__ = _STRICT
+
+    def __post_init__(self) -> None:
+        expected = len(widths(self.workers - len(self.slow_workers)))
+        given = {len(m.max_over_mean) for m in (self.all, self.even, self.odd, *self.replicates)}
+        if given != {expected} or len(self.quantiles) != len(QUANTILES) or len(self.replicates) < 2:
+            raise ValueError(
+                f"stage {self.stage}: needs {expected} max_over_mean each, {len(QUANTILES)} quantiles and 2 replicates "
+                f"or more, has {sorted(given)}, {len(self.quantiles)} and {len(self.replicates)}"
+            )
+
+
+@dataclass(frozen=True)
+class NoiseMeasurements:
+    """The noise of one job: ``step_mean_s`` and ``step_cv`` are of the whole step, first start to last end."""
+
+    source: str
+    steps: int
+    step_mean_s: float
+    step_cv: float
+    stages: tuple[StageMeasurements, ...]
+
+    __pydantic_config__ = _STRICT
+
+    def save(self, path: str | Path) -> None:
+        """Write as YAML, six significant digits."""
+        content = {FORMAT_KEY: FORMAT_VERSION, **_rounded(asdict(self))}
+        for stage in content["stages"]:
+            # one list per moment instead of one mapping per replicate: a third of the size
+            stage["replicates"] = {name: [r[name] for r in stage["replicates"]] for name in stage["all"]}
+        temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
+        temporary.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> NoiseMeasurements:
+        """Read :meth:`save`'s YAML. Raises InputError that names the first thing wrong."""
+        try:
+            content = yaml.safe_load(Path(path).read_text())
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: neither Parquet nor YAML: {error}") from error
+        version = content.pop(FORMAT_KEY, None) if isinstance(content, dict) else None
+        if version != FORMAT_VERSION:
+            raise InputError(f"{path}: {FORMAT_KEY} = {version!r}; allowed: {FORMAT_VERSION}")
+        try:
+            for stage in content["stages"]:
+                names, columns = stage["replicates"].keys(), stage["replicates"].values()
+                stage["replicates"] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+            return pydantic.TypeAdapter(cls).validate_python(content)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise InputError(f"{path}: {name} = {first['input']!r}: {first['msg']}") from error
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{path}: stages or their replicates are malformed: {error}") from error
+
+
+def widths(workers: int) -> tuple[int, ...]:
+    """The widths of :data:`WIDTHS` that fit into ``workers``."""
+    return tuple(width for width in WIDTHS if width <= workers)
+
+
+def subset_max(values_TR: Array, width: int) -> Array:
+    """Expected maximum over a random subset of ``width`` of each row's R values, ``(T,)``, exactly.
+
+    The chance that all of the subset is among the i smallest is C(i, width) / C(R, width).
+    """
+    ranks = values_TR.shape[1]
+    below = np.arange(ranks + 1.0)[:, None] - np.arange(width)
+    chance = np.prod(np.maximum(below, 0.0) / (ranks - np.arange(width)), axis=1)
+    expected_T: Array = np.sort(values_TR, axis=1) @ np.diff(chance)
+    return expected_T
+
+
+def moments(compute_s_TR: Array, slow_R: NDArray[np.bool_]) -> Moments:
+    """Moments of compute times ``(T, R)``, seconds, with slow workers marked in ``(R,)`` and left out of the noise."""
+    healthy_s_TR = compute_s_TR[:, ~slow_R]
+    steps, ranks = healthy_s_TR.shape
+    mean_s = float(healthy_s_TR.mean())
+    y_TR = healthy_s_TR / mean_s
+    residual_TR = _residual(y_TR)
+    idiosyncratic = float(np.sum(residual_TR**2)) / ((steps - 1) * (ranks - 1))
+    skewness = 0.0
+    if ranks > 2:
+        # A doubly centred residual keeps (n - 1)(n - 2) / n^2 of the third moment along each axis.
+        kept = (steps - 1) * (steps - 2) / steps**2 * (ranks - 1) * (ranks - 2) / ranks**2
+        skewness = _skewness(float(np.mean(residual_TR**3)) / kept, idiosyncratic)
+    return Moments(
+        mean_s=mean_s,
+        persistent_var=float(y_TR.mean(axis=0).var(ddof=1)) - idiosyncratic / steps,
+        common_var=float(y_TR.mean(axis=1).var(ddof=1)) - idiosyncratic / ranks,
+        idiosyncratic_var=idiosyncratic,
+        idiosyncratic_skewness=skewness,
+        max_over_mean=tuple(float(subset_max(y_TR, width).mean()) for width in widths(ranks)),
+        slow_factor=float(compute_s_TR[:, slow_R].mean()) / mean_s if slow_R.any() else 1.0,
+    )
+
+
+def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
+    """Which workers are persistently slow outliers, ``(R,)``. Needs three workers to tell."""
+    typical_s_R = np.median(compute_s_TR, axis=0)
+    peers_s = np.median(typical_s_R)
+    deviation_s = np.median(np.abs(typical_s_R - peers_s))
+    slow: NDArray[np.bool_] = (typical_s_R > SLOW_FACTOR * peers_s) & (typical_s_R > peers_s + SLOW_MADS * deviation_s)
+    return slow
+
+
+def measure_stage(
+    compute_s_TR: Array, *, stage: int = 0, step_T: NDArray[np.integer] | None = None
+) -> StageMeasurements:
+    """Measure one stage from its compute times ``(T, R)``, seconds; ``step_T`` are step numbers, consecutive if None.
+
+    Raises InputError for fewer than MIN_STEPS steps, fewer than two healthy workers or times that are not positive.
+    """
+    steps, workers = compute_s_TR.shape
+    if steps < MIN_STEPS or workers < 2:
+        raise InputError(f"stage {stage}: {steps} complete steps of {workers} workers; needed: {MIN_STEPS} and 2")
+    if not (np.isfinite(compute_s_TR).all() and (compute_s_TR > 0).all()):
+        raise InputError(f"stage {stage}: compute time of a step is {compute_s_TR.min()} s; allowed: positive, finite")
+    slow_R = slow_workers(compute_s_TR)
+    healthy_s_TR = compute_s_TR[:, ~slow_R]
+    x_TR = healthy_s_TR / healthy_s_TR.mean(axis=1, keepdims=True) - 1.0
+    ranks = x_TR.shape[1]
+    blocks = np.array_split(np.arange(steps), min(steps, REPLICATES))
+    lag1, pairs = _lag1(_residual(x_TR), np.arange(steps) if step_T is None else step_T)
+    return StageMeasurements(
+        stage=stage,
+        steps=steps,
+        workers=workers,
+        slow_workers=tuple(int(r) for r in np.flatnonzero(slow_R)),
+        across_worker_cv=float(x_TR.std()),
+        skewness=_skewness(float(np.mean(x_TR**3)), float(x_TR.var())),
+        lag1=lag1,
+        lag1_pairs=pairs,
+        quantiles=tuple(float(q) for q in np.quantile(x_TR * np.sqrt(ranks / (ranks - 1)), QUANTILES)),
+        all=moments(compute_s_TR, slow_R),
+        even=moments(compute_s_TR[::2], slow_R),
+        odd=moments(compute_s_TR[1::2], slow_R),
+        replicates=tuple(moments(np.delete(compute_s_TR, block, axis=0), slow_R) for block in blocks),
+    )
+
+
+def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
+    """Measure every stage of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Steps that not all workers of a stage completed are left out. Raises InputError if there is nothing to measure.
+    """
+    names = sorted(trace.table["job"].unique().to_pylist())
+    if job is None and len(names) == 1:
+        job = names[0]
+    if job is None or job not in names:
+        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+    mine = trace.isin("job", job)
+    rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
+    is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
+    stage_of = trace.metadata.of_ranks("stage", 0)
+    stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
+    stages = []
+    for number in np.unique(stage):
+        rows = is_compute & (stage == number)
+        step_T, compute_s_TR = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
+        stages.append(measure_stage(compute_s_TR, stage=int(number), step_T=step_T))
+    step_s_T = _step_times(iteration, start_s, end_s)
+    return NoiseMeasurements(
+        source=f"derived statistics of {job} ({trace.metadata.source})",
+        steps=len(step_s_T),
+        step_mean_s=float(step_s_T.mean()),
+        step_cv=float(step_s_T.std(ddof=1) / step_s_T.mean()),
+        stages=tuple(stages),
+    )
+
+
+def _compute_matrix(
+    rank: NDArray[np.int32], iteration: NDArray[np.int32], duration_s: Array
+) -> tuple[NDArray[np.int32], Array]:
+    """Step numbers ``(T,)`` and compute time per step and worker ``(T, R)`` of the steps every worker took part in."""
+    steps, t = np.unique(iteration, return_inverse=True)
+    ranks, r = np.unique(rank, return_inverse=True)
+    shape = (len(steps), len(ranks))
+    cell = t * len(ranks) + r
+    total_s_TR: Array = np.bincount(cell, duration_s, len(steps) * len(ranks)).reshape(shape).astype(np.float64)
+    complete_T = np.bincount(cell, minlength=total_s_TR.size).reshape(shape).all(axis=1)
+    return steps[complete_T], total_s_TR[complete_T]
+
+
+def _step_times(iteration: NDArray[np.int32], start_s: Array, end_s: Array) -> Array:
+    """Duration of every step, seconds: from the first start to the last end of any rank."""
+    steps, t = np.unique(iteration, return_inverse=True)
+    first_s, last_s = np.full(len(steps), np.inf), np.full(len(steps), -np.inf)
+    np.minimum.at(first_s, t, start_s)
+    np.maximum.at(last_s, t, end_s)
+    duration_s_T: Array = last_s - first_s
+    return duration_s_T
+
+
+def _residual(y_TR: Array) -> Array:
+    residual_TR: Array = y_TR - y_TR.mean(axis=0) - y_TR.mean(axis=1, keepdims=True) + y_TR.mean()
+    return residual_TR
+
+
+def _skewness(third_moment: float, variance: float) -> float:
+    """Skewness of relative times; 0 where the variance is nothing but rounding."""
+    return third_moment / variance**1.5 if variance > _ROUNDING_VAR else 0.0
+
+
+def _lag1(residual_TR: Array, step_T: NDArray[np.integer]) -> tuple[float | None, int]:
+    follows = np.flatnonzero(np.diff(step_T) == 1)
+    variance = float(np.mean(residual_TR**2))
+    if not len(follows) or variance <= _ROUNDING_VAR:
+        return None, len(follows)
+    return float(np.mean(residual_TR[follows] * residual_TR[follows + 1])) / variance, len(follows)
+
+
+def _rounded(value: Any) -> Any:
+    """``value`` with every float at six significant digits and tuples as lists, ready for YAML."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_rounded(item) for item in value]
+    return value

@@ -1,0 +1,1 @@
+"""How a cluster is simulated: counter-based draws, noise, the shared fabric, and one compiled kernel over a batch."""

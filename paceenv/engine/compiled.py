@@ -1,0 +1,81 @@
+"""The compiled kernel: Numba builds ``kernel.advance``, ``observe`` and ``reset`` from the plain Python of the house.
+
+Every function they reach is registered for compilation as it stands, so the source that a live rank runs in Python is
+the source that the simulator runs as machine code. The machine code is cached per version of *all* these sources:
+Numba's own cache looks only at the file of the compiled function and would go stale when ``timing.py`` changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numba
+from numba.extending import register_jitable
+
+from paceenv import pacing, signals, timing
+from paceenv.engine import draws, fabric, kernel, layout, noise
+
+_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabric, kernel, layout)
+_REGISTERED = (
+    (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s),
+    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.block_ends, timing.window_ends),
+    (timing.observe_ranks, timing.smooth, timing.spread_s, timing.start_window, timing.slack_low_s),
+    (timing.comm_low_s, timing.window_s, timing.decide),
+    (signals.squash, signals.close_step_interval, signals.write_signals, signals.start_interval),
+    (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
+    (draws.position, draws.look_up, draws.quantile, draws.positions, draws.uniform_bits),
+    (noise.onset_rate, noise.reset_noise, noise.reset_exposed, noise.start_exposed, noise.start_fail_slow),
+    (noise.add_stalls, noise.draw_compute),
+    (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric.share_uplink, fabric.rewind),
+    (kernel.arrive, kernel.sort_groups, kernel.finish_step, kernel.observe_and_decide),
+    (kernel.observer_rank,),
+)
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
+"""No not-a-number and no sign of zero, so that a maximum over ranks runs in vector registers; no re-association, no
+contraction and no approximation, so that compiled and interpreted arithmetic agree."""
+
+
+def cache_directory() -> Path:
+    """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
+    digest = hashlib.sha256()
+    for module in (*_MODULES,):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(f"{numba.__version__} {platform.python_version()}".encode())
+    base = os.environ.get("PACEENV_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "paceenv"
+    )
+    return Path(base) / digest.hexdigest()[:16]
+
+
+@contextmanager
+def _numba_cache(directory: Path) -> Iterator[bool]:
+    """Point Numba's cache at ``directory`` while functions are declared; yields whether it can be written."""
+    before = numba.config.CACHE_DIR
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        writable = os.access(directory, os.W_OK)
+    except OSError:
+        writable = False
+    numba.config.CACHE_DIR = str(directory) if writable else before
+    try:
+        yield writable
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def _compile() -> tuple[Callable[..., None], ...]:
+    for function in (f for row in _REGISTERED for f in row):
+        register_jitable(**_OPTIONS)(function)
+    register_jitable(error_model="numpy", fastmath=True)(kernel.total)
+    with _numba_cache(cache_directory()) as writable:
+        return tuple(numba.njit(nogil=True, cache=writable, **_OPTIONS)(f) for f in (kernel.reset, kernel.advance, kernel.observe))
+
+
+reset, advance, observe = _compile()

@@ -1,0 +1,143 @@
+"""The shared uplink as a fluid: our groups' collectives and the tenants' transfers divide it by weighted max-min.
+
+Scalar loops that the kernel compiles. One flow per group with a common volume and a common rate cap (what the group's
+own links allow), so flows finish in the order they started and attained service is one number for all of them; tenants
+have their own volume, cap and weight. Rates are in shares of the uplink, work in seconds of the whole uplink.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.engine.draws import TENANT as TENANT_STREAM
+from paceenv.engine.draws import key_of, quantile, uniform, uniform_bits
+from paceenv.engine.layout import CYCLES, LEFT_S, NEXT_S
+
+_START = 1 << 62
+"""Counter of draws made once, at the start of an episode: out of the way of the cycles' counters."""
+
+
+def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.float64]) -> float:
+    """Water level of weighted max-min: a flow of weight w and cap c gets ``min(c, w * level)`` of the uplink.
+
+    ``busy`` is the tenants' work left ``(K,)``; a tenant takes part while it is positive. Infinite if every flow is
+    held by its own cap.
+    """
+    level = 0.0
+    for _ in range(tenants.shape[0] + 2):
+        left, weight = 1.0, 0.0
+        if own_flows > 0:
+            if own_cap <= level:
+                left -= own_flows * own_cap
+            else:
+                weight += own_flows
+        for k in range(tenants.shape[0]):
+            if busy[k] > 0.0:
+                if tenants[k]["rate_cap"] <= level * tenants[k]["weight"]:
+                    left -= tenants[k]["rate_cap"]
+                else:
+                    weight += tenants[k]["weight"]
+        if weight == 0.0:
+            return math.inf
+        higher = left / weight
+        if higher <= level * (1.0 + 1e-12):
+            return level
+        level = higher
+    return level
+
+
+def reset_tenants(job: Any, clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
+    """Start every tenant at a uniformly drawn point of its own uncontended period."""
+    for k in range(tenants.shape[0]):
+        alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)
+        at_s = uniform(clock["key"], TENANT_STREAM, _START + k) * (tenants[k]["compute_s"] + alone_s)
+        in_compute = at_s < tenants[k]["compute_s"]
+        tenant[CYCLES, k] = 0.0
+        tenant[NEXT_S, k] = tenants[k]["compute_s"] - at_s if in_compute else 0.0
+        tenant[LEFT_S, k] = 0.0
+        if tenants[k]["weight"] <= 0.0:
+            tenant[NEXT_S, k] = math.inf
+        elif not in_compute:
+            tenant[LEFT_S, k] = tenants[k]["uplink_work_s"] * (1.0 - (at_s - tenants[k]["compute_s"]) / alone_s)
+
+
+def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int, normal: Any) -> float:
+    """How long tenant ``k`` computes before its next transfer, seconds."""
+    tenant[CYCLES, k] += 1.0
+    key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
+    # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
+    u = uniform(key, TENANT_STREAM, k) ** (1.0 / tenants[k]["ranks"])
+    slowest = quantile(normal, uniform_bits(u))
+    return float(tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0))
+
+
+def share_uplink(
+    job: Any,
+    clock: Any,
+    tenants: Any,
+    tenant: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    order_G: NDArray[np.int64],
+    arrival_G: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
+) -> None:
+    """Run the uplink until all our groups are through; write when each finishes, seconds from the last step's end.
+
+    ``arrival_G`` is when a group's last rank arrives, ``order_G`` the groups by arrival. Tenants keep their state, so
+    the uplink goes on from where it stood (``clock["link_s"]``).
+    """
+    groups, K = arrival_G.shape[0], tenants.shape[0]
+    work_s, alone_s = job["uplink_work_s"], job["transfer_alone_s"]
+    if work_s <= 0.0:
+        for g in range(groups):
+            finish_G[g] = arrival_G[g] + alone_s
+        return
+    own_cap = min(1.0, work_s / max(alone_s, work_s))
+    now_s, served = clock["link_s"], 0.0
+    head, tail = 0, 0
+    target_G = finish_G  # until a flow is through, its entry holds the service level at which it will be
+    while head < groups:
+        level = fair_level(tail - head, own_cap, tenants, tenant[LEFT_S])
+        own_rate = min(own_cap, level)
+        # the next thing to happen
+        until_s = math.inf
+        if tail < groups:
+            until_s = max(arrival_G[order_G[tail]] - now_s, 0.0)
+        if head < tail:
+            until_s = min(until_s, max(target_G[order_G[head]] - served, 0.0) / own_rate)
+        for k in range(K):
+            if tenant[LEFT_S, k] > 0.0:
+                until_s = min(until_s, tenant[LEFT_S, k] / min(tenants[k]["rate_cap"], level * tenants[k]["weight"]))
+            else:
+                until_s = min(until_s, max(tenant[NEXT_S, k] - now_s, 0.0))
+        now_s += until_s
+        if head < tail:
+            served += own_rate * until_s
+        for k in range(K):
+            if tenant[LEFT_S, k] > 0.0:
+                rate = min(tenants[k]["rate_cap"], level * tenants[k]["weight"])
+                left = tenant[LEFT_S, k] - rate * until_s
+                if left <= 1e-12 * tenants[k]["uplink_work_s"]:
+                    left = 0.0
+                    tenant[NEXT_S, k] = now_s + _next_compute_s(clock, tenants, tenant, k, normal)
+                tenant[LEFT_S, k] = left
+            elif tenant[NEXT_S, k] <= now_s:
+                tenant[LEFT_S, k] = tenants[k]["uplink_work_s"]
+        while head < tail and target_G[order_G[head]] <= served * (1.0 + 1e-13):
+            finish_G[order_G[head]] = now_s
+            head += 1
+        while tail < groups and arrival_G[order_G[tail]] <= now_s:
+            target_G[order_G[tail]] = served + work_s
+            tail += 1
+    clock["link_s"] = now_s
+
+
+def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:
+    """Move the origin of time to the end of the step that just took ``step_s``."""
+    clock["link_s"] -= step_s
+    for k in range(tenant.shape[1]):
+        tenant[NEXT_S, k] -= step_s

@@ -1,0 +1,209 @@
+"""One job, iteration by iteration: compute, arrival, collective, exposed work, barrier, and the next delays.
+
+The only physics of the project. :func:`advance` is compiled (``paceenv.engine.compiled``) and called on a slice of a
+batch; scalar and vector environments, policies, calibration and benchmarks all run through it. Pacing enters in one
+place: a rank's arrival is its delay plus its compute time.
+
+Legend: E environments, R ranks, G groups of R / G consecutive ranks, K tenants, T iterations, M mechanisms,
+S ranks with settings of their own (1: one setting for all, or R).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import signals, timing
+from paceenv.engine.draws import OBSERVER, uniform
+from paceenv.engine.fabric import reset_tenants, rewind, share_uplink
+from paceenv.engine.layout import EXPOSED_NOW_S, EXPOSED_UNTIL, FIXED_EXPOSED_S
+from paceenv.engine.noise import draw_compute, reset_noise, start_exposed
+
+
+def reset(
+    which: NDArray[np.int64],
+    jobs: Any,
+    tenants_EK: Any,
+    clocks: Any,
+    noise_ENR: NDArray[np.float64],
+    group_ENG: NDArray[np.float64],
+    tenant_ENK: NDArray[np.float64],
+    rank_EFR: NDArray[np.float64],
+    tick_EK: NDArray[np.float64],
+    normal: NDArray[np.float64],
+) -> None:
+    """Start an episode in the environments ``which``; ``clocks["key"]`` holds their episode keys."""
+    for i in range(which.shape[0]):
+        e = which[i]
+        reset_noise(jobs[e], clocks[e], noise_ENR[e], group_ENG[e], normal)
+        reset_tenants(jobs[e], clocks[e], tenants_EK[e], tenant_ENK[e])
+        timing.reset_tick(tick_EK[e])
+        for r in range(rank_EFR.shape[2]):
+            timing.reset_rank(rank_EFR[e], r)
+
+
+def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float64], arrival_G: NDArray[np.float64]) -> None:
+    """A group's collective starts when the last of its ranks arrives, seconds from the last step's end."""
+    groups, ranks = arrival_G.shape[0], compute_R.shape[0]
+    per_group = ranks // groups
+    delay_R = rank[timing.DELAY_S]
+    for g in range(groups):
+        latest_s = 0.0
+        for r in range(g * per_group, (g + 1) * per_group):
+            latest_s = max(latest_s, delay_R[r] + compute_R[r])
+        arrival_G[g] = latest_s
+
+
+def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
+    """Order the groups by arrival, ties by number; insertion sort, as few groups or an old order are the rule."""
+    for i in range(1, order_G.shape[0]):
+        g, j = order_G[i], i - 1
+        while j >= 0 and (
+            arrival_G[order_G[j]] > arrival_G[g] or (arrival_G[order_G[j]] == arrival_G[g] and order_G[j] > g)
+        ):
+            order_G[j + 1] = order_G[j]
+            j -= 1
+        order_G[j + 1] = g
+
+
+def finish_step(
+    job: Any, iteration: int, group: NDArray[np.float64], finish_G: NDArray[np.float64], ready_G: NDArray[np.float64]
+) -> float:
+    """Write when each group is ready for the end of the step; return when the step ends, the common clock tick."""
+    end_s = 0.0
+    for g in range(finish_G.shape[0]):
+        finish_G[g] += job["latency_s"]
+        exposed_s = group[FIXED_EXPOSED_S, g]
+        if group[EXPOSED_UNTIL, g] > iteration:
+            exposed_s += group[EXPOSED_NOW_S, g]
+        ready_G[g] = finish_G[g] + exposed_s
+        end_s = max(end_s, ready_G[g])
+    return end_s + job["barrier_s"]
+
+
+def observe_and_decide(
+    job: Any,
+    rank: NDArray[np.float64],
+    tick: NDArray[np.float64],
+    settings_SM2: NDArray[np.float64],
+    compute_R: NDArray[np.float64],
+    wait_R: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
+    ready_G: NDArray[np.float64],
+    step_s: float,
+) -> None:
+    """Every rank takes in its own timing and sets the delay of its next iteration; ``compute_R`` is used up."""
+    groups, ranks = finish_G.shape[0], compute_R.shape[0]
+    per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
+    comm_R = compute_R
+    for g in range(groups):
+        barrier_s = step_s - ready_G[g]
+        for r in range(g * per_group, (g + 1) * per_group):
+            comm_R[r] = finish_G[g] - (delay_R[r] + compute_R[r])
+            wait_R[r] = barrier_s
+    timing.observe_step(tick, step_s)
+    timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
+    if settings_SM2.shape[0] == 1:
+        timing.decide(rank, tick, 0, ranks, settings_SM2[0], job["cap_s"])
+    else:
+        for r in range(ranks):
+            timing.decide(rank, tick, r, r + 1, settings_SM2[r], job["cap_s"])
+
+
+def total(value_R: NDArray[np.float64], ranks: int) -> float:
+    """Sum over ranks, in any order: only reported, never fed back, so it may be re-associated into vector registers."""
+    result = 0.0
+    for r in range(ranks):
+        result += value_R[r]
+    return result
+
+
+def observer_rank(key: np.uint64, ranks: int) -> int:
+    """The rank whose view a training environment shows: drawn once an episode, uniformly."""
+    return int(uniform(key, OBSERVER, 0) * ranks)
+
+
+def advance(
+    which: NDArray[np.int64],
+    iterations: int,
+    jobs: Any,
+    tenants_EK: Any,
+    clocks: Any,
+    noise_ENR: NDArray[np.float64],
+    group_ENG: NDArray[np.float64],
+    tenant_ENK: NDArray[np.float64],
+    rank_EFR: NDArray[np.float64],
+    tick_EK: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    imbalance: NDArray[np.float64],
+    settings_ESM2: NDArray[np.float64],
+    step_ET: NDArray[np.float64],
+    record: bool,
+    entry_ETR: NDArray[np.float64],
+    delay_ETR: NDArray[np.float64],
+    finish_ETG: NDArray[np.float64],
+    ready_ETG: NDArray[np.float64],
+) -> None:
+    """Run the environments ``which`` for ``iterations``; step times, and with ``record`` every stamp, come out.
+
+    Stamps are seconds from the end of the step before: entry and delay per rank, exit of the collective and end of the
+    exposed work per group.
+    """
+    ranks, groups = noise_ENR.shape[2], group_ENG.shape[2]
+    compute_R, wait_R, order_G = np.empty(ranks), np.empty(ranks), np.arange(groups)
+    arrival_G, finish_G, ready_G = np.empty(groups), np.empty(groups), np.empty(groups)
+    for i in range(which.shape[0]):
+        e = which[i]
+        job, clock, rank, tick = jobs[e], clocks[e], rank_EFR[e], tick_EK[e]
+        signals.start_interval(tick)
+        clock["delay_s"] = 0.0
+        for g in range(groups):
+            order_G[g] = g
+        for t in range(iterations):
+            draw_compute(job, clock, noise_ENR[e], normal, imbalance[job["imbalance_table"]], compute_R, wait_R)
+            arrive(compute_R, rank, arrival_G)
+            clock["delay_s"] += total(rank[timing.DELAY_S], ranks) / (ranks * iterations)
+            sort_groups(arrival_G, order_G)
+            if job["exposed_share"] > 0.0:
+                start_exposed(job, clock, group_ENG[e])
+            share_uplink(job, clock, tenants_EK[e], tenant_ENK[e], normal, order_G, arrival_G, finish_G)
+            step_s = finish_step(job, clock["iteration"], group_ENG[e], finish_G, ready_G)
+            step_ET[e, t] = step_s
+            if record:
+                for r in range(ranks):
+                    delay_ETR[e, t, r] = rank[timing.DELAY_S, r]
+                    entry_ETR[e, t, r] = rank[timing.DELAY_S, r] + compute_R[r]
+                for g in range(groups):
+                    finish_ETG[e, t, g] = finish_G[g]
+                    ready_ETG[e, t, g] = ready_G[g]
+            observe_and_decide(job, rank, tick, settings_ESM2[e], compute_R, wait_R, finish_G, ready_G, step_s)
+            rewind(clock, tenant_ENK[e], step_s)
+            clock["iteration"] += 1
+        signals.close_step_interval(tick)
+
+
+def observe(
+    which: NDArray[np.int64],
+    ranks: int,
+    every_rank: bool,
+    clocks: Any,
+    rank_EFR: NDArray[np.float64],
+    tick_EK: NDArray[np.float64],
+    out_ESO: NDArray[np.float32],
+) -> None:
+    """Write the observations of the interval just run: of each environment's observer rank, or of every rank.
+
+    ``rank_EFR`` may have more columns than the job has ``ranks``.
+    """
+    for i in range(which.shape[0]):
+        e = which[i]
+        if every_rank:
+            for r in range(ranks):
+                signals.write_signals(rank_EFR[e], r, tick_EK[e], out_ESO[e, r])
+        else:
+            r = observer_rank(clocks[e]["key"], ranks)
+            signals.write_signals(rank_EFR[e], r, tick_EK[e], out_ESO[e, 0])
+
+

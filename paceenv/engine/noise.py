@@ -1,0 +1,177 @@
+"""Noise, typed by cause: when each rank arrives at its collective, and which groups have work exposed after it.
+
+Scalar loops that the kernel compiles. Compute time of rank r in iteration t is
+
+    compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t]) * fail_slow + stall
+
+Rare events (fail-slow onsets, stalls, exposed-work episodes) are found by geometric skips over the flattened index
+``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on time or on
+pacing: two policies see the same noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.engine.draws import (
+    COMMON,
+    DRIFT,
+    EXPOSED,
+    FAIL_SLOW,
+    IMBALANCE,
+    JITTER,
+    PERSISTENT,
+    SLOW_RANK,
+    STALL,
+    bits32,
+    geometric,
+    key_of,
+    look_up,
+    positions,
+    quantile,
+    uniform,
+)
+from paceenv.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S, SLOW_UNTIL
+
+_START = 1 << 62
+"""Iteration number of draws made once, at the start of an episode."""
+_UNIT_VARIANCE = math.sqrt(12.0)
+
+
+def onset_rate(share: float, mean_iterations: float) -> float:
+    """Probability per iteration that an episode starts, for a stationary share of time spent in episodes."""
+    return min(share / (max(1.0 - share, 1e-9) * mean_iterations), 1.0)
+
+
+def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray[np.float64], normal: Any) -> None:
+    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
+    ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
+    persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
+    first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
+    fail_key, length = key_of(key, FAIL_SLOW, _START), 1.0 / job["fail_slow_mean_iterations"]
+    for r in range(ranks):
+        factor = 1.0 + job["persistent_cv"] * quantile(normal, bits32(persistent_key, r))
+        is_slow = (r - first_slow) % ranks < job["slow_ranks"]
+        noise[FACTOR, r] = max(factor, 0.0) * (job["slow_factor"] if is_slow else 1.0)
+        noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
+        u = uniform(fail_key, FAIL_SLOW, r)
+        share = job["fail_slow_share"]
+        noise[SLOW_UNTIL, r] = float(geometric(max(u / share, 1e-300), length)) if u < share else 0.0
+    clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
+    onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+    clock["fail_slow_next"] = geometric(uniform(key, FAIL_SLOW, 0), onset) - 1
+    reset_exposed(job, clock, group)
+    clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["exposed_count"] = 0, 0, 0, 0
+    clock["link_s"] = 0.0
+    for g in range(groups):
+        group[FIXED_EXPOSED_S, g] = 0.0
+    first_exposed = int(uniform(key, EXPOSED, _START) * groups)
+    for i in range(min(job["exposed_groups"], groups)):
+        group[FIXED_EXPOSED_S, (first_exposed + i) % groups] = job["exposed_s"]
+
+
+def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Draw which groups start inside an exposed-work episode, and when the next one begins."""
+    key, groups, share = clock["key"], group.shape[1], job["exposed_share"]
+    start_key = key_of(key, EXPOSED, _START)
+    for g in range(groups):
+        u = uniform(start_key, EXPOSED, g)
+        active = u < share
+        length = geometric(max(u / share, 1e-300), 1.0 / job["exposed_mean_iterations"]) if active else 0
+        group[EXPOSED_UNTIL, g] = float(length)
+        group[EXPOSED_NOW_S, g] = job["exposed_episode_s"] * (0.5 + uniform(start_key, COMMON, g))
+    onset = onset_rate(share, job["exposed_mean_iterations"])
+    clock["exposed_next"] = geometric(uniform(key, EXPOSED, 0), onset) - 1
+
+
+def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Start the exposed-work episodes that begin in this iteration; a group already in one keeps it."""
+    groups, t = group.shape[1], clock["iteration"]
+    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
+    while clock["exposed_next"] < (t + 1) * groups:
+        g = clock["exposed_next"] - t * groups
+        n = clock["exposed_count"] + 1
+        clock["exposed_count"] = n
+        episode_key = key_of(clock["key"], EXPOSED, n)
+        if group[EXPOSED_UNTIL, g] <= t:
+            length = geometric(uniform(episode_key, EXPOSED, 1), 1.0 / job["exposed_mean_iterations"])
+            group[EXPOSED_UNTIL, g] = float(t + length)
+            group[EXPOSED_NOW_S, g] = job["exposed_episode_s"] * (0.5 + uniform(episode_key, EXPOSED, 2))
+        clock["exposed_next"] += geometric(uniform(episode_key, EXPOSED, 3), onset)
+
+
+def start_fail_slow(job: Any, clock: Any, noise: NDArray[np.float64]) -> None:
+    """Start the fail-slow episodes that begin in this iteration; a rank already in one keeps it."""
+    ranks, t = noise.shape[1], clock["iteration"]
+    onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+    while clock["fail_slow_next"] < (t + 1) * ranks:
+        r = clock["fail_slow_next"] - t * ranks
+        n = clock["fail_slow_count"] + 1
+        clock["fail_slow_count"] = n
+        episode_key = key_of(clock["key"], FAIL_SLOW, n)
+        if noise[SLOW_UNTIL, r] <= t:
+            length = geometric(uniform(episode_key, FAIL_SLOW, 1), 1.0 / job["fail_slow_mean_iterations"])
+            noise[SLOW_UNTIL, r] = float(t + length)
+        clock["fail_slow_next"] += geometric(uniform(episode_key, FAIL_SLOW, 2), onset)
+
+
+def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
+    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit."""
+    ranks, t = compute_R.shape[0], clock["iteration"]
+    while clock["stall_next"] < (t + 1) * ranks:
+        n = clock["stall_count"] + 1
+        clock["stall_count"] = n
+        stall_key = key_of(clock["key"], STALL, n)
+        compute_R[clock["stall_next"] - t * ranks] -= job["stall_mean_s"] * math.log(uniform(stall_key, STALL, 1))
+        clock["stall_next"] += geometric(uniform(stall_key, STALL, 2), job["stall_rate"])
+
+
+def draw_compute(
+    job: Any,
+    clock: Any,
+    noise: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    imbalance: NDArray[np.float64],
+    compute_R: NDArray[np.float64],
+    scratch_R: NDArray[np.float64],
+) -> None:
+    """Write every rank's compute time of this iteration, seconds, into ``compute_R``; ``scratch_R`` is overwritten."""
+    ranks, key, t = compute_R.shape[0], clock["key"], clock["iteration"]
+    jitter_cv, imbalance_cv = job["jitter_cv"], job["imbalance_cv"]
+    if jitter_cv > 0.0:
+        positions(key_of(key, JITTER, t), compute_R)
+        for r in range(ranks):
+            compute_R[r] = 1.0 + jitter_cv * look_up(normal, compute_R[r])
+    else:
+        for r in range(ranks):
+            compute_R[r] = 1.0
+    if imbalance_cv > 0.0:
+        positions(key_of(key, IMBALANCE, t), scratch_R)
+        for r in range(ranks):
+            compute_R[r] += imbalance_cv * look_up(imbalance, scratch_R[r])
+    if job["drift_cv"] > 0.0:
+        # Ornstein-Uhlenbeck, one step an iteration; uniform innovations are normal after a few of many steps
+        drift_key, keep = key_of(key, DRIFT, t), math.exp(-1.0 / job["drift_iterations"])
+        innovation = job["drift_cv"] * math.sqrt(1.0 - keep * keep) * _UNIT_VARIANCE
+        drift_R = noise[DRIFT_X]
+        for r in range(ranks):
+            u = float(bits32(drift_key, r)) * 2.0**-32 - 0.5
+            drift_R[r] = keep * drift_R[r] + innovation * u
+            compute_R[r] += drift_R[r]
+    common = 1.0
+    if job["common_cv"] > 0.0:
+        common += job["common_cv"] * quantile(normal, np.uint32(key_of(key, COMMON, t) >> np.uint64(32)))
+    scale_s = job["compute_s"] * max(common, 0.0)
+    factor_R, until_R, slow = noise[FACTOR], noise[SLOW_UNTIL], 1.0
+    if job["fail_slow_share"] > 0.0:
+        start_fail_slow(job, clock, noise)
+        slow = job["fail_slow_factor"]
+    for r in range(ranks):
+        relative = compute_R[r] if compute_R[r] > 0.0 else 0.0
+        compute_R[r] = scale_s * factor_R[r] * (slow if until_R[r] > t else 1.0) * relative
+    if job["stall_rate"] > 0.0:
+        add_stalls(job, clock, compute_R)

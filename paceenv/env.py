@@ -1,0 +1,283 @@
+"""``paceenv/Pacing-v0``: the simulator as a Gymnasium environment, scalar and vector, one physics.
+
+``PacingEnv`` is row 0 of the batch that ``PacingVectorEnv`` steps; both are thin faces of ``_Batch``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from paceenv import metrics, pacing, signals
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.cluster.derive import ClusterMix
+from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.errors import out_of_range
+
+ClusterLike = str | os.PathLike[str] | Cluster
+
+_WHERE = "paceenv/Pacing-v0"
+
+
+class _Batch:
+    """E episodes side by side: seeds, draws, physics, observations and rewards; no autoreset."""
+
+    def __init__(
+        self,
+        environments: int,
+        cluster: ClusterLike | Sequence[ClusterLike],
+        weights: Sequence[float] | None,
+        mechanisms: Sequence[str],
+        interval_iterations: int,
+        episode_intervals: int,
+        cv_weight: float,
+        threads: int,
+    ) -> None:
+        for name, value in (
+            ("interval_iterations", interval_iterations),
+            ("episode_intervals", episode_intervals),
+            ("threads", threads),
+            ("num_envs", environments),
+        ):
+            if value < 1:
+                raise out_of_range(name, value, "an integer of at least 1", _WHERE)
+        unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
+        if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
+            allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
+            raise out_of_range("mechanisms", tuple(mechanisms), allowed, _WHERE)
+        if not 0.0 <= cv_weight < np.inf:
+            raise out_of_range("cv_weight", cv_weight, "a number of at least 0", _WHERE)
+        several = isinstance(cluster, Sequence) and not isinstance(cluster, str)
+        clusters = list(cluster) if several else [cluster]  # type: ignore[arg-type]
+        self.mix = ClusterMix([c if isinstance(c, Cluster) else load_cluster(c) for c in clusters], weights)
+        self.mechanisms, self.interval_iterations = tuple(mechanisms), interval_iterations
+        self.episode_intervals, self.cv_weight, self.threads = episode_intervals, cv_weight, threads
+        self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
+        self.episode_E = np.full(environments, -1)
+        self.elapsed_E = np.zeros(environments, np.int64)
+        self.simulator: Simulator | None = None
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (signals.SIGNALS,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(mechanisms),), np.float32)
+
+    def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
+        """Start the next episode (the first one of ``seeds``, if given) in ``which``; observations of the whole batch.
+
+        An episode begins with one interval without pacing, so that the first observation has something to show.
+        """
+        if seeds is not None:
+            self.seeds_E[which], self.episode_E[which] = seeds, -1
+        self.episode_E[which] += 1
+        self.elapsed_E[which] = 0
+        keys = episode_keys(self.seeds_E[which], self.episode_E[which])
+        if self.simulator is None:
+            all_keys = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
+            self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads)
+        else:
+            self.simulator.reset(which, keys, self.mix.derive(keys))
+        self.simulator.run(self.simulator.off(), self.interval_iterations, which)
+        return self.simulator.observe()
+
+    def step(
+        self, action_EA: NDArray[np.floating]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
+        """One control interval: observations, rewards, truncations and the raw terms."""
+        if self.simulator is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
+        step_ET = self.simulator.run(settings, self.interval_iterations)
+        self.elapsed_E += 1
+        mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
+        reference_E = self.simulator.batch.jobs["ideal_step_s"]
+        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.cv_weight)  # type: ignore[arg-type]
+        terms = {
+            "step_mean_s": mean_E,
+            "step_cv": sd_E / mean_E,
+            "throughput_ratio": reference_E / mean_E,
+            "reference_step_s": reference_E.copy(),
+        }
+        truncated_E = self.elapsed_E >= self.episode_intervals
+        return self.simulator.observe(), np.asarray(rewards_E), truncated_E, terms
+
+
+class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """Tune the pacing of a synchronous training job on a simulated cluster.
+
+    ## Description
+
+    A job of R ranks iterates: every rank computes, the ranks of a process group all-reduce over links they may share
+    with other groups and other jobs, and the step ends when the last rank is through. A *pacing rule* on each rank may
+    delay the start of its own next iteration by a bounded amount. The agent sets the rule's threshold and delay window
+    once per control interval of ``interval_iterations`` iterations; all ranks use the same setting. Delays help only
+    where early work takes a shared resource from the critical path; elsewhere every delay can only cost.
+
+    ## Action Space
+
+    `Box(-1, 1, (2 * len(mechanisms),), float32)`; for mechanism ``k`` of ``mechanisms``:
+
+    | Num    | Action                                                          | Min | Max | Decoded to            |
+    |--------|-----------------------------------------------------------------|-----|-----|-----------------------|
+    | 2k     | threshold (a ratio; see `paceenv.pacing`), linear               | -1  | 1   | 0 to 0.25 (slide: 1)  |
+    | 2k + 1 | delay window as a share of the baseline step; off up to -0.5    | -1  | 1   | 0 to 0.6              |
+
+    ## Observation Space
+
+    `Box(-1, 1, (11,), float32)`: what one rank, drawn anew each episode, sees of itself. Entries are dimensionless
+    ratios squashed by ``x / (1 + |x|)`` on fixed scales (`paceenv.signals`).
+
+    | Num | Observation                                                       | Min | Max | Unit          |
+    |-----|-------------------------------------------------------------------|-----|-----|---------------|
+    | 0   | log(mean step / baseline step)                                    | -1  | 1   | 0.1, squashed |
+    | 1   | coefficient of variation of step time                             | 0   | 1   | 0.05, squashed|
+    | 2   | log(mean step / mean step of the interval before)                 | -1  | 1   | 0.05, squashed|
+    | 3   | entry 0 averaged over about ten intervals                         | -1  | 1   | 0.1, squashed |
+    | 4   | time in the collective / step                                     | 0   | 1   | ratio         |
+    | 5   | log(time in the collective / own baseline)                        | -1  | 1   | 0.2, squashed |
+    | 6   | standard deviation of that time / its baseline                    | 0   | 1   | 0.2, squashed |
+    | 7   | mean wait / step                                                  | 0   | 1   | 0.05, squashed|
+    | 8   | standard deviation of waits / step                                | 0   | 1   | 0.05, squashed|
+    | 9   | low quantile of recent slack / step                               | 0   | 1   | 0.05, squashed|
+    | 10  | mean own delay / step                                             | 0   | 1   | 0.05, squashed|
+
+    ## Rewards
+
+    ``reference / mean - cv_weight * sd / reference`` with mean and standard deviation of the interval's step times and
+    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls.
+
+    ## Starting State
+
+    The cluster's random quantities, the noise and the tenants' phases are drawn from the seed and the episode number;
+    one interval without pacing has run.
+
+    ## Episode End
+
+    Truncated after ``episode_intervals`` steps; never terminated.
+
+    ## Arguments
+
+    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"null-jitter"``)
+    * ``weights``: with a list, how often each is drawn (default: equally)
+    * ``mechanisms``: which of ``slack``, ``slide``, ``paper`` the action sets (default ``("slack",)``)
+    * ``interval_iterations``: iterations in one step of the environment (default 20)
+    * ``episode_intervals``: steps in an episode (default 64)
+    * ``cv_weight``: weight of the variation in the reward (default 0.5)
+    * ``threads``: threads that share a batch, vector environment only (default 1)
+
+    ```python
+    >>> import gymnasium
+    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms=("slide",))
+    >>> envs = gymnasium.make_vec("paceenv/Pacing-v0", num_envs=64, vectorization_mode="vector_entry_point")
+    ```
+
+    ## Version History
+
+    * v0: first version
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(
+        self,
+        cluster: ClusterLike | Sequence[ClusterLike] = "null-jitter",
+        *,
+        weights: Sequence[float] | None = None,
+        mechanisms: Sequence[str] = ("slack",),
+        interval_iterations: int = 20,
+        episode_intervals: int = 64,
+        cv_weight: float = 0.5,
+        render_mode: None = None,
+    ) -> None:
+        self._batch = _Batch(1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1)
+        self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
+        self.render_mode = render_mode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start the first episode of ``seed``, or without a seed the next episode."""
+        super().reset(seed=seed)
+        seeds = None if seed is None else np.array([seed], np.uint64)
+        return self._batch.start(np.array([0]), seeds)[0], {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """Run one control interval; ``info`` holds the raw terms of the reward."""
+        observation, reward, truncated, terms = self._batch.step(np.asarray(action)[None])
+        return observation[0], float(reward[0]), False, bool(truncated[0]), {k: float(v[0]) for k, v in terms.items()}
+
+
+class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np.float32], NDArray[Any]]):
+    """A batch of :class:`PacingEnv`, stepped by one call of the compiled engine; same arguments.
+
+    Row ``n`` after ``reset(seed=s)`` equals the scalar environment with seed ``s + n``, byte for byte, across
+    autoresets too. Autoreset happens in the same step: the observation is the new episode's, ``info["final_obs"]``
+    and ``info["final_info"]`` hold the old one's last.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        cluster: ClusterLike | Sequence[ClusterLike] = "null-jitter",
+        *,
+        weights: Sequence[float] | None = None,
+        mechanisms: Sequence[str] = ("slack",),
+        interval_iterations: int = 20,
+        episode_intervals: int = 64,
+        cv_weight: float = 0.5,
+        threads: int = 1,
+        render_mode: None = None,
+    ) -> None:
+        self._batch = _Batch(
+            num_envs, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, threads
+        )
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.single_observation_space, self.single_action_space = (
+            self._batch.observation_space,
+            self._batch.action_space,
+        )
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Start the first episodes of the seeds (row ``n`` gets ``seed + n``), or without seeds the next episodes."""
+        everyone = np.arange(self.num_envs)
+        if seed is None:
+            return self._batch.start(everyone, None), {}
+        seeds = [seed + n for n in everyone] if isinstance(seed, (int, np.integer)) else list(seed)
+        if len(seeds) != self.num_envs:
+            raise out_of_range("seed", f"{len(seeds)} numbers", f"one for each of {self.num_envs} rows", _WHERE)
+        given = [s if s is not None else old for s, old in zip(seeds, self._batch.seeds_E, strict=True)]
+        return self._batch.start(everyone, np.array(given, np.uint64)), {}
+
+    def step(
+        self, actions: NDArray[np.float32]
+    ) -> tuple[
+        NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
+    ]:
+        """Run one control interval in every row; rows whose episode ends start the next one at once."""
+        observation, reward, truncated, terms = self._batch.step(actions)
+        everyone = np.ones(self.num_envs, np.bool_)
+        info: dict[str, Any] = {}
+        for name, value in terms.items():
+            info[name], info[f"_{name}"] = value, everyone
+        if truncated.any():
+            final_obs = np.full(self.num_envs, None, object)
+            for n in np.flatnonzero(truncated):
+                final_obs[n] = observation[n]
+            info["final_obs"], info["_final_obs"] = final_obs, truncated.copy()
+            info["final_info"] = {name: np.where(truncated, value, 0.0) for name, value in terms.items()}
+            info["final_info"] |= {f"_{name}": truncated.copy() for name in terms}
+            info["_final_info"] = truncated.copy()
+            observation = self._batch.start(np.flatnonzero(truncated), None)
+        return observation, reward, np.zeros(self.num_envs, np.bool_), truncated, info

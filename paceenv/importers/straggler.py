@@ -1,0 +1,137 @@
+"""Importer of the traces published with "Understanding Stragglers in Large Model Training Using What-if Analysis"
+(OSDI 2025; repository ByteDance-Seed/StragglerAnalysis): one Parquet file, and a ``meta-<name>.yaml`` beside it.
+
+One traced rank is one worker (a tensor-parallel group), identified by ``(dp_rank, stage)``. Operation names are kept.
+The file's times restart at every step and its steps are sampled, not consecutive; here the steps are laid end to end
+so that a trace has one clock. ``iteration`` keeps the step's number, so gaps between samples remain visible.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from numpy.typing import NDArray
+
+from paceenv.errors import InputError
+from paceenv.trace import COMPUTE_OPS, POINT_TO_POINT_OPS, Trace, TraceMetadata, open_parquet
+
+COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
+"""The columns used. ``gmc`` (the chunk's number over all stages) follows from ``mc`` and the stage."""
+_DATA_PARALLEL_OPS = ("grads-reduce-scatter", "params-all-gather")
+_EMBEDDING_OP = "embedding-grads-all-reduce"
+
+Columns = dict[str, NDArray[Any]]
+
+
+def import_straggler(path: str | Path) -> Trace:
+    """Read a straggler trace.
+
+    ``group`` is the stage for collectives among data-parallel ranks, and ``stages + dp_rank`` for the embedding
+    gradients, which the first and the last stage share; collectives inside a worker have none. ``micro_batch`` of a
+    send or receive is its position among its like, which is the micro-batch where a stage holds one model chunk, and
+    -1 otherwise. Raises InputError if the file is missing, damaged, has other columns or types, or impossible values.
+    """
+    path = Path(path)
+    columns = _read(path)
+    rank, stage, dp_rank = columns["rank"], columns["stage"], columns["dp_rank"]
+    ranks, first = np.unique(rank, return_index=True)
+    at = np.searchsorted(ranks, rank)
+    if np.any(stage[first][at] != stage) or np.any(dp_rank[first][at] != dp_rank):
+        raise InputError(f"{path}: a rank appears with more than one (dp_rank, stage)")
+    start_s = columns["start_ts"] + _step_offsets(columns)
+    end_s = start_s + columns["duration"]
+    iteration = columns["step"]
+    order = np.lexsort((end_s, start_s, rank, iteration))
+    job = _job(path)
+    trace_columns = {
+        "rank": rank[order],
+        "iteration": iteration[order],
+        "seq": _positions(iteration[order], rank[order]),
+        "op": columns["optype"][order],
+        "group": _groups(columns)[order],
+        "micro_batch": _micro_batches(columns)[order],
+        "start_s": start_s[order],
+        "end_s": end_s[order],
+    }
+    workers = tuple({"rank": int(rank[i]), "dp_rank": int(dp_rank[i]), "stage": int(stage[i])} for i in first)
+    metadata = TraceMetadata(job, workers, "ByteDance-Seed/StragglerAnalysis, Apache-2.0")
+    return Trace.from_columns({"job": job["name"], **trace_columns}, metadata, str(path))
+
+
+def _read(path: Path) -> Columns:
+    """The used columns as arrays ``(rows,)``: int32, float64, and text as objects."""
+    with open_parquet(path) as file:
+        schema = file.schema_arrow
+        missing = [name for name in COLUMNS if name not in schema.names]
+        if missing:
+            raise InputError(f"{path}: not a straggler trace: no columns {missing}; it has {schema.names}")
+        try:
+            table = file.read(columns=list(COLUMNS))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{path}: damaged Parquet file: {error}") from error
+    columns: Columns = {}
+    for name in COLUMNS:
+        kind = pa.string() if name == "optype" else pa.float64() if name in ("start_ts", "duration") else pa.int32()
+        try:
+            columns[name] = np.asarray(table[name].cast(kind))
+        except pa.ArrowException as error:
+            raise InputError(f"{path}: column {name!r} is {table[name].type}, not {kind}: {error}") from error
+        if table[name].null_count:
+            raise InputError(f"{path}: column {name!r} has empty values")
+    good = np.isfinite(columns["start_ts"]) & (columns["duration"] >= 0) & np.isfinite(columns["duration"])
+    if not good.all():
+        i = int(np.argmin(good))
+        raise InputError(
+            f"{path}: row {i}: start_ts = {columns['start_ts'][i]}, duration = {columns['duration'][i]}; "
+            "allowed: finite, duration >= 0"
+        )
+    return columns
+
+
+def _positions(*sorted_keys: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Position of each row among those with equal keys, from 0; rows with equal keys are adjacent."""
+    row = np.arange(len(sorted_keys[0]))
+    begins = np.ones(len(row), dtype=bool)
+    begins[1:] = np.any([key[1:] != key[:-1] for key in sorted_keys], axis=0)
+    return row - np.maximum.accumulate(np.where(begins, row, 0))
+
+
+def _step_offsets(columns: Columns) -> NDArray[np.float64]:
+    """What to add to each row's time, seconds, so that every step begins where the previous one ended."""
+    steps, at = np.unique(columns["step"], return_inverse=True)
+    end_s = np.full(len(steps), -np.inf)
+    np.maximum.at(end_s, at, columns["start_ts"] + columns["duration"])
+    return np.concatenate([[0.0], np.cumsum(end_s)])[at]
+
+
+def _groups(columns: Columns) -> NDArray[np.int32]:
+    stages = int(columns["stage"].max(initial=-1)) + 1
+    among_peers = np.isin(columns["optype"], _DATA_PARALLEL_OPS)
+    embedding = columns["optype"] == _EMBEDDING_OP
+    return np.where(among_peers, columns["stage"], np.where(embedding, stages + columns["dp_rank"], -1))
+
+
+def _micro_batches(columns: Columns) -> NDArray[np.int32]:
+    one_chunk = columns["mc"].max(initial=-1) <= 0
+    is_transfer = np.isin(columns["optype"], POINT_TO_POINT_OPS)
+    is_compute = np.isin(columns["optype"], COMPUTE_OPS)
+    return np.where(is_compute, columns["mb_id"], np.where(is_transfer & one_chunk, columns["seq_id"], -1))
+
+
+def _job(path: Path) -> dict[str, Any]:
+    """The job's description: the sidecar ``meta-<name>.yaml`` of ``trace-<name>.parquet`` where there is one."""
+    name = path.stem.removeprefix("trace-")
+    sidecar = path.with_name(f"meta-{name}.yaml")
+    if not sidecar.is_file():
+        return {"name": name}
+    try:
+        content = yaml.safe_load(sidecar.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{sidecar}: not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{sidecar}: expected a mapping, found {type(content).__name__}")
+    return {**content, "name": name}

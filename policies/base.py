@@ -1,0 +1,29 @@
+"""What a policy is: from what ranks see to the (threshold, window) of each pacing mechanism."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Policy(ABC):
+    """Maps observations of ranks to pacing settings; every rank runs its own copy on its own view.
+
+    A batch row is one rank: rows never see each other, so evaluating many rows at once is the same as running many
+    copies. Legend: B rows, O signals (``paceenv.signals``), M mechanisms (``paceenv.pacing.MECHANISMS``).
+    """
+
+    name: str
+
+    def reset(self, rows: int) -> None:  # noqa: B027  (a policy without memory has nothing to do)
+        """Forget everything and prepare for ``rows`` ranks."""
+
+    @abstractmethod
+    def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Settings ``(B, M, 2)`` for the next control interval: threshold and window as ratios."""
+
+    def constant(self) -> NDArray[np.float64] | None:
+        """Settings ``(M, 2)`` if they are the same for every rank at all times, else None; lets a run skip the views."""
+        return None

@@ -1,0 +1,46 @@
+"""The clairvoyant bound: forks the state, tries many settings on the true future noise, takes the best.
+
+It cannot be deployed: it shows how much of the gap any policy with these mechanisms could close. All ranks get one
+setting per interval, so it bounds what one common setting can do. Talks to the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import pacing
+from paceenv.engine.simulator import Simulator
+
+_THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,)}
+_WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
+
+
+def candidates(mechanisms: Sequence[str] = ("slack", "slide")) -> NDArray[np.float64]:
+    """Settings ``(C, M, 2)`` to try: off, and every mechanism at a few thresholds and windows."""
+    rows = [pacing.off()]
+    for name in mechanisms:
+        rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
+    return np.stack(rows)
+
+
+class Clairvoyant:
+    """Plans one interval at a time by trying each candidate for ``horizon`` intervals on the noise that will come."""
+
+    name = "clairvoyant"
+
+    def __init__(self, settings_CM2: NDArray[np.float64] | None = None, horizon: int = 3) -> None:
+        self._candidates = candidates() if settings_CM2 is None else settings_CM2
+        self._horizon = horizon
+
+    def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
+        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""
+        E, C = len(simulator.batch), len(self._candidates)
+        future = simulator.fork(np.repeat(np.arange(E), C))
+        settings = np.tile(self._candidates, (E, 1, 1))[:, None]
+        step_ET = future.run(settings, self._horizon * interval_iterations)
+        best_E = step_ET.mean(axis=1).reshape(E, C).argmin(axis=1)
+        return self._candidates[best_E][:, None]

@@ -1,0 +1,157 @@
+"""The policy file, contract 4: one ``.safetensors`` with weights, schemas, calibrated range and provenance.
+
+Loading is data only: tensors and a JSON string, checked against the schemas of the code that is running. No pickle, no
+code. The file holds no date, so that the same training gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from paceenv import pacing, signals
+from paceenv.errors import InputError
+from policies.learned import Learned
+
+FORMAT = "paceenv.policy/1"
+ACTION_SCHEMA = "paceenv.pacing/1"
+_MAX_LAYERS, _MAX_BYTES = 16, 64 << 20
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """What a policy file says.
+
+    ``calibrated_range`` gives for each signal the interval ``[low, high]`` met in training; ``provenance`` the
+    resolved config, git commit, seeds and scores.
+    """
+
+    policy: Learned
+    calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
+    """Write a policy file whole or not at all; returns its SHA-256 digest."""
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for i, (weight, bias) in enumerate(content.policy.layers):
+        tensors[f"layer{i}.weight"] = np.ascontiguousarray(weight, np.float32)
+        tensors[f"layer{i}.bias"] = np.ascontiguousarray(bias, np.float32)
+    header = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "mechanisms": list(content.policy.mechanisms),
+        "activation": "tanh",
+        "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
+        "provenance": dict(content.provenance),
+    }
+    blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(blob)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return hashlib.sha256(blob).hexdigest()
+
+
+def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
+    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file."""
+    target = Path(path)
+    if not target.is_file():
+        raise InputError(f"{target}: no such policy file")
+    if target.stat().st_size > _MAX_BYTES:
+        raise InputError(f"{target}: {target.stat().st_size} bytes; allowed: at most {_MAX_BYTES} for a policy file")
+    try:
+        with safe_open(target, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
+    header = _header(target, metadata)
+    layers = _layers(target, tensors, header)
+    ranges = _ranges(target, header.get("calibrated_range", {}))
+    provenance = header.get("provenance", {})
+    if not isinstance(provenance, dict):
+        raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
+    policy = Learned(layers, header["mechanisms"], name=target.stem)
+    return PolicyFile(policy, ranges, provenance)
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        header = json.loads(metadata["paceenv"])
+    except KeyError:
+        raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
+    expected = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "activation": "tanh",
+    }
+    for key, value in expected.items():
+        if header.get(key) != value:
+            raise InputError(f"{path}: {key} = {header.get(key)!r}; allowed: {value!r}, which this version understands")
+    mechanisms = header.get("mechanisms")
+    if (
+        not isinstance(mechanisms, list)
+        or not mechanisms
+        or any(m not in pacing.MECHANISMS for m in mechanisms)
+        or len(set(mechanisms)) < len(mechanisms)
+    ):
+        raise InputError(f"{path}: mechanisms = {mechanisms!r}; allowed: different ones of {', '.join(pacing.MECHANISMS)}")
+    return header
+
+
+def _layers(
+    path: Path, tensors: Mapping[str, NDArray[Any]], header: Mapping[str, Any]
+) -> Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    count = len(tensors) // 2
+    names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
+    if not 1 <= count <= _MAX_LAYERS or set(tensors) != names:
+        raise InputError(f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ...")
+    layers, width = [], signals.SIGNALS
+    for i in range(count):
+        weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
+        if weight.dtype != np.float32 or bias.dtype != np.float32:
+            raise InputError(f"{path}: layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
+        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
+            raise InputError(f"{path}: layer{i} has shapes {weight.shape}, {bias.shape}; allowed: (n, {width}), (n,)")
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
+        layers.append((weight, bias))
+        width = len(bias)
+    wanted = 2 * len(header["mechanisms"])
+    if width != wanted:
+        raise InputError(f"{path}: {width} outputs; allowed: {wanted} for {len(header['mechanisms'])} mechanisms")
+    return layers
+
+
+def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:
+    try:
+        return {str(k): (float(low), float(high)) for k, (low, high) in dict(data).items()}
+    except (TypeError, ValueError):
+        raise InputError(f"{path}: calibrated_range = {str(data)[:60]}; allowed: signal: [low, high]") from None

@@ -1,0 +1,69 @@
+"""Running a policy on simulated clusters: every rank on its own view, many seeds side by side. Talks to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import pacing
+from paceenv.cluster import Cluster
+from paceenv.cluster.derive import ClusterMix
+from paceenv.engine.simulator import Simulator, episode_keys
+from policies.base import Policy
+from policies.clairvoyant import Clairvoyant
+
+INTERVAL_ITERATIONS = 20
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Step times ``(E, T)`` in seconds, mean delay of all ranks ``(E,)``, ideal steps ``(E,)``, one row a seed."""
+
+    step_ET: NDArray[np.float64]
+    mean_delay_E: NDArray[np.float64]
+    ideal_step_E: NDArray[np.float64]
+
+
+def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
+    """A simulator of one episode per seed; the same seeds give every policy the same clusters and noise."""
+    keys = episode_keys(list(seeds))
+    mix = clusters if isinstance(clusters, ClusterMix) else ClusterMix([clusters])
+    return Simulator(mix.derive(keys), keys, threads)
+
+
+def run(
+    policy: Policy | Clairvoyant,
+    simulator: Simulator,
+    iterations: int,
+    *,
+    interval_iterations: int = INTERVAL_ITERATIONS,
+    on_interval: Callable[[int], None] = lambda done: None,
+) -> Rollout:
+    """Run ``policy`` for ``iterations`` after one interval without pacing, deciding anew every interval.
+
+    ``on_interval`` is called with the iterations done, for progress bars.
+    """
+    E, R = len(simulator.batch), simulator.batch.ranks
+    step_ET, delay_E = np.empty((E, iterations)), np.zeros(E)
+    fixed = None
+    if isinstance(policy, Policy):
+        policy.reset(E * R)
+        fixed = policy.constant()
+    settings = simulator.off()
+    for t in range(0, iterations, interval_iterations):
+        n = min(interval_iterations, iterations - t)
+        if t:
+            if isinstance(policy, Clairvoyant):
+                settings = policy.plan(simulator, interval_iterations)
+            elif fixed is not None:
+                settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))
+            else:
+                view = simulator.observe(every_rank=True)
+                settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+        step_ET[:, t : t + n] = simulator.run(settings, n)
+        delay_E += simulator.mean_delay_s() * n
+        on_interval(t + n)
+    return Rollout(step_ET, delay_E / iterations, simulator.batch.jobs["ideal_step_s"].copy())

@@ -1,0 +1,371 @@
+"""Noise calibration: closed forms, recovery of known parameters, and the numbers of the published traces."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from numpy.typing import NDArray
+from test_trace import STRAGGLER_DIR, needs_traces
+
+from paceenv.calibration.measurements import (
+    WIDTHS,
+    NoiseMeasurements,
+    measure_noise,
+    measure_stage,
+    subset_max,
+)
+from paceenv.calibration.noise import (
+    TOLERANCE,
+    Estimate,
+    NoiseFit,
+    WorkerDistribution,
+    calibrate_noise,
+    fit_noise,
+)
+from paceenv.errors import InputError
+from paceenv.importers import import_straggler
+from paceenv.trace import Trace, TraceMetadata, write_trace
+
+PACKAGED = Path(__file__).resolve().parents[1] / "configs" / "measurements"
+PARAMETERS = ("persistent_cv", "common_cv", "jitter_cv", "imbalance_cv", "imbalance_skew", "slow_factor")
+
+Array = NDArray[np.float64]
+
+
+def compute_times(steps: int, ranks: int, seed: int = 0, **noise: float) -> Array:
+    """Compute times ``(T, R)``, seconds, with a mean of 4 s, drawn from the model; the first worker may be slow."""
+    rng = np.random.default_rng(seed)
+    residual = 1.0 + noise.get("jitter_cv", 0.0) * rng.standard_normal((steps, ranks))
+    if "imbalance_cv" in noise:
+        shape = 4.0 / noise["imbalance_skew"] ** 2
+        residual += noise["imbalance_cv"] * (rng.gamma(shape, size=(steps, ranks)) - shape) / np.sqrt(shape)
+    persistent = 1.0 + noise.get("persistent_cv", 0.0) * rng.standard_normal(ranks)
+    persistent[0] *= noise.get("slow_factor", 1.0)
+    common = 1.0 + noise.get("common_cv", 0.0) * rng.standard_normal((steps, 1))
+    times: Array = 4.0 * persistent * common * residual
+    return times
+
+
+def fit(compute_s_TR: Array) -> NoiseFit:
+    return fit_noise(NoiseMeasurements("synthetic", len(compute_s_TR), 1.0, 0.0, (measure_stage(compute_s_TR),)))
+
+
+def trace_of(compute_s_TR: Array, job: str = "synthetic") -> Trace:
+    """A trace in which every worker computes and then waits for the slowest."""
+    steps, ranks = compute_s_TR.shape
+    step_s = compute_s_TR.max(axis=1, keepdims=True)
+    start_s = np.broadcast_to(np.cumsum(step_s, axis=0) - step_s, compute_s_TR.shape)
+    columns = {
+        "job": job,
+        "rank": np.tile(np.repeat(np.arange(ranks), 2), steps),
+        "iteration": np.repeat(np.arange(steps), 2 * ranks),
+        "seq": np.tile([0, 1], steps * ranks),
+        "op": np.tile(["compute", "all_reduce"], steps * ranks),
+        "start_s": np.stack([start_s, start_s + compute_s_TR], axis=-1).ravel(),
+        "end_s": np.stack([start_s + compute_s_TR, start_s + step_s], axis=-1).ravel(),
+    }
+    return Trace.from_columns(columns, TraceMetadata({}, tuple({"rank": r} for r in range(ranks)), "test"))
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+def test_subset_max_is_the_mean_over_all_subsets(width: int) -> None:
+    values_TR = np.random.default_rng(1).normal(size=(3, 7))
+    brute_T = np.mean([values_TR[:, list(subset)].max(axis=1) for subset in combinations(range(7), width)], axis=0)
+    np.testing.assert_allclose(subset_max(values_TR, width), brute_T, rtol=1e-12)
+
+
+def test_subset_max_of_many_ranks_does_not_overflow() -> None:
+    assert subset_max(np.arange(10_000.0)[None], 1024)[0] == pytest.approx(1024 * 10_001 / 1025 - 1)
+
+
+def test_expected_max_of_exponentials_is_the_harmonic_number() -> None:
+    harmonic = np.array([np.sum(1.0 / np.arange(1, width + 1)) for width in WIDTHS])
+    model = WorkerDistribution(persistent_cv=0.0, residual_cv=0.1, skew=2.0)
+    np.testing.assert_allclose(model.expected_max(WIDTHS), 1.0 + 0.1 * (harmonic - 1.0), atol=1e-5)
+
+
+@pytest.mark.parametrize(("persistent_cv", "residual_cv"), [(0.0, 0.04), (0.04, 0.0), (0.03, 0.02), (0.01, 0.04)])
+def test_expected_max_of_two_normals(persistent_cv: float, residual_cv: float) -> None:
+    cv = np.sqrt(persistent_cv**2 + residual_cv**2 + (persistent_cv * residual_cv) ** 2)
+    model = WorkerDistribution(persistent_cv, residual_cv, 0.0)
+    assert model.expected_max((2,))[0] == pytest.approx(1.0 + cv / np.sqrt(np.pi), abs=1e-5)
+    # the product of two normals is a little skewed, so its median is a little below its mean (Edgeworth)
+    skewness = 6.0 * (persistent_cv * residual_cv) ** 2 / cv**3
+    median = 0.5 + skewness / (6.0 * np.sqrt(2.0 * np.pi))
+    np.testing.assert_allclose(model.cdf(np.array([0.5, 1.0, 1.5])), [0.0, median, 1.0], atol=1e-5)
+
+
+def test_expected_max_of_constants_is_their_value() -> None:
+    np.testing.assert_array_equal(WorkerDistribution(0.0, 0.0, 0.0).expected_max((2, 8)), [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("persistent_cv", "residual_cv", "skew"), [(0.05, 0.1, 1.0), (0.05, 0.02, 1.5), (0.0, 0.3, 3.0)]
+)
+def test_expected_max_agrees_with_sampling(persistent_cv: float, residual_cv: float, skew: float) -> None:
+    rng, shape = np.random.default_rng(0), 4.0 / skew**2
+    size = (20_000, 32)
+    residual = residual_cv * (rng.gamma(shape, size=size) - shape) / np.sqrt(shape)
+    sampled = (1.0 + persistent_cv * rng.standard_normal(size)) * (1.0 + residual)
+    maxima = [sampled[:, :width].max(axis=1).mean() for width in (2, 8, 32)]
+    predicted = WorkerDistribution(persistent_cv, residual_cv, skew).expected_max((2, 8, 32))
+    np.testing.assert_allclose(predicted, maxima, atol=0.02 * np.hypot(persistent_cv, residual_cv))
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"imbalance_cv": 0.14, "imbalance_skew": 1.08, "common_cv": 0.012},
+        {"imbalance_cv": 0.12, "imbalance_skew": 1.0, "common_cv": 0.02, "persistent_cv": 0.02},
+        {"jitter_cv": 0.02, "common_cv": 0.01, "persistent_cv": 0.03},
+        {"jitter_cv": 0.005, "common_cv": 0.01, "slow_factor": 2.35},
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_known_parameters_are_inside_their_intervals(truth: dict[str, float], seed: int) -> None:
+    fitted = fit(compute_times(150, 16, seed, **truth))
+    assert len(fitted.slow_workers) == ("slow_factor" in truth)
+    for name in PARAMETERS:
+        estimate: Estimate | None = getattr(fitted, name)
+        if estimate is None:
+            assert name not in truth
+            continue
+        assert estimate.lo <= truth.get(name, 0.0) <= estimate.hi, name
+        # error bars that say something: a tenth of the value, except for what 16 workers cannot tell
+        assert estimate.se < {"persistent_cv": 0.01, "common_cv": 0.01, "imbalance_skew": 0.2}.get(
+            name, 0.1 * estimate.value
+        )
+    assert fitted.good
+    # 16 workers are a small sample of the persistent part
+    assert fitted.distance < (0.08 if "persistent_cv" in truth else 0.03)
+
+
+def test_error_bars_shrink_with_the_number_of_steps() -> None:
+    short, long = (fit(compute_times(steps, 16, imbalance_cv=0.1, imbalance_skew=1.0)) for steps in (50, 800))
+    for name in ("imbalance_cv", "imbalance_skew", "mean_compute_s"):
+        assert 2.5 < getattr(short, name).se / getattr(long, name).se < 6.5  # expected 4
+
+
+def test_noise_of_another_form_is_not_called_good() -> None:
+    """Rare long steps: three moments of a gamma cannot give their maxima."""
+    rng = np.random.default_rng(0)
+    times_TR = 4.0 * (1.0 + 0.01 * rng.standard_normal((2000, 32)) + 1.0 * (rng.random((2000, 32)) < 0.01))
+    fitted = fit(times_TR)
+    assert not fitted.good
+    assert max(abs(row.error) for row in fitted.held_out) > TOLERANCE
+
+
+def test_a_slow_worker_is_taken_out_before_the_rest_is_fitted() -> None:
+    times_TR = compute_times(60, 4, jitter_cv=0.004, common_cv=0.008)
+    slowed_TR = times_TR * np.array([1.0, 1.0, 2.35, 1.0])
+    fitted, healthy = fit(slowed_TR), fit(times_TR[:, [0, 1, 3]])
+    assert fitted.slow_workers == (2,)
+    assert fitted.slow_factor is not None
+    assert fitted.slow_factor.value == pytest.approx(2.35, rel=2e-3)
+    for name in ("mean_compute_s", "common_cv", "jitter_cv", "persistent_cv"):
+        assert getattr(fitted, name) == getattr(healthy, name)
+    assert fitted.to_config()["noise"]["slow_ranks"] == 1
+
+
+def test_noise_free_and_two_worker_jobs_can_be_fitted() -> None:
+    quiet = fit(np.full((20, 4), 0.5)).to_config()
+    assert quiet["mean_compute_s"] == 0.5
+    assert max(quiet["noise"][name] for name in ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv")) < 1e-6
+    pair = fit(compute_times(100, 2, jitter_cv=0.05))
+    assert pair.jitter_cv is not None
+    assert pair.jitter_cv.lo < 0.05 < pair.jitter_cv.hi
+
+
+def test_config_has_the_simulators_keys_and_is_plain_data() -> None:
+    config = fit(compute_times(100, 8, imbalance_cv=0.1, imbalance_skew=1.2)).to_config()
+    assert list(config) == ["mean_compute_s", "noise", "calibration"]
+    assert list(config["noise"]) == [
+        "jitter_cv", "common_cv", "persistent_cv", "slow_ranks", "slow_factor", "imbalance_cv", "imbalance_skew",
+    ]  # fmt: skip
+    assert (config["noise"]["jitter_cv"], config["noise"]["slow_ranks"], config["noise"]["slow_factor"]) == (0, 0, 1)
+    fitted = config["calibration"]["fitted"]
+    assert set(fitted) == {"mean_compute_s"} | {
+        f"noise.{name}" for name in ("common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
+    }
+    assert fitted["noise.imbalance_cv"]["value"] == config["noise"]["imbalance_cv"]
+    assert [row["width"] for row in config["calibration"]["held_out"]] == [2, 4, 8]
+    assert yaml.safe_load(yaml.safe_dump(config)) == config
+
+
+def test_trace_file_and_packaged_summary_give_the_same_fit(tmp_path: Path) -> None:
+    times_TR = compute_times(40, 8, imbalance_cv=0.1, imbalance_skew=1.2, persistent_cv=0.02, common_cv=0.01)
+    trace = trace_of(times_TR)
+    write_trace(trace, tmp_path / "t.parquet")
+    measured = measure_noise(trace)
+    measured.save(tmp_path / "m.yaml")
+    assert measured.steps == 40
+    assert measured.step_mean_s == pytest.approx(times_TR.max(axis=1).mean())
+    direct, from_trace, from_summary = (
+        fit(times_TR),
+        *(calibrate_noise(tmp_path / f)[0] for f in ("t.parquet", "m.yaml")),
+    )
+    assert from_trace.source == from_summary.source == "derived statistics of synthetic (test)"
+    assert dataclasses.asdict(from_trace.imbalance_cv or Estimate(0, 0, 0, 0)) == pytest.approx(
+        dataclasses.asdict(direct.imbalance_cv or Estimate(0, 0, 0, 0)), rel=1e-6
+    )
+    for name in ("mean_compute_s", "persistent_cv", "common_cv", "imbalance_cv", "imbalance_skew"):
+        ours, theirs = (dataclasses.asdict(getattr(fitted, name)) for fitted in (from_trace, from_summary))
+        assert ours == pytest.approx(theirs, rel=2e-3, abs=1e-6), name
+
+
+def test_summary_round_trip_is_exact_once_rounded(tmp_path: Path) -> None:
+    measured = measure_noise(trace_of(compute_times(30, 4, jitter_cv=0.1)))
+    measured.save(tmp_path / "a.yaml")
+    once = NoiseMeasurements.load(tmp_path / "a.yaml")
+    once.save(tmp_path / "b.yaml")
+    assert NoiseMeasurements.load(tmp_path / "b.yaml") == once
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml"]
+
+
+def test_steps_that_a_worker_missed_are_left_out() -> None:
+    trace = trace_of(compute_times(30, 4, jitter_cv=0.1))
+    missed = (trace.column("iteration") == 7) & (trace.column("rank") == 2)
+    cut = Trace(trace.table.filter(~missed), trace.metadata)
+    assert measure_noise(cut).stages[0].steps == 29
+
+
+def test_lag1_uses_only_consecutive_steps() -> None:
+    rng = np.random.default_rng(0)
+    slow_TR = np.repeat(rng.standard_normal((30, 8)), 2, axis=0)  # steps 2k and 2k + 1 alike
+    times_TR = 1.0 + 0.1 * slow_TR
+    pairs = measure_stage(times_TR, step_T=np.arange(60) + 10 * (np.arange(60) // 2))
+    assert pairs.lag1_pairs == 30
+    assert pairs.lag1 == pytest.approx(1.0, abs=0.02)
+    assert measure_stage(times_TR, step_T=np.arange(60) * 2).lag1 is None
+
+
+def test_jobs_must_be_named_where_there_are_several(tmp_path: Path) -> None:
+    first, second = (trace_of(compute_times(20, 4, seed, jitter_cv=0.1), f"job{seed}") for seed in (0, 1))
+    both = {name: np.concatenate([first.column(name), second.column(name)]) for name in first.table.column_names}
+    write_trace(Trace.from_columns(both, first.metadata), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"job = None; allowed: one of \['job0', 'job1'\]"):
+        calibrate_noise(tmp_path / "t.parquet")
+    (fitted,) = calibrate_noise(tmp_path / "t.parquet", job="job1")
+    assert fitted.mean_compute_s.value == pytest.approx(measure_noise(second).stages[0].all.mean_s)
+
+
+@pytest.mark.parametrize(
+    ("times_TR", "message"),
+    [
+        (np.ones((7, 4)), "7 complete steps of 4 workers; needed: 8 and 2"),
+        (np.ones((20, 1)), "20 complete steps of 1 workers"),
+        (np.zeros((20, 4)), r"0\.0 s; allowed: positive"),
+    ],
+)
+def test_too_little_to_measure(times_TR: Array, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        measure_stage(times_TR)
+
+
+def test_traces_with_nothing_to_measure() -> None:
+    empty = Trace(trace_of(np.ones((8, 2))).table.slice(0, 0), TraceMetadata({}, (), "test"))
+    with pytest.raises(InputError, match=r"allowed: one of \[\]"):
+        measure_noise(empty)
+    idle = trace_of(np.ones((8, 2)))
+    idle = Trace(idle.table.filter(idle.isin("op", "all_reduce")), idle.metadata)
+    with pytest.raises(InputError, match="0 complete steps"):
+        measure_noise(idle)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("paceenv_noise_measurements"), "paceenv_noise_measurements = None; allowed: 1"),
+        (lambda content: content.update(paceenv_noise_measurements=2), "= 2; allowed: 1"),
+        (lambda content: content.update(extra=1), "extra = 1: .*"),
+        (lambda content: content.update(step_cv="big"), "step_cv = 'big'"),
+        (lambda content: content.update(step_cv=float("nan")), "step_cv = nan"),
+        (lambda content: content.pop("stages"), "malformed"),
+        (lambda content: content["stages"][0]["all"].update(idiosyncratic_var=-1.0), "idiosyncratic_var = -1.0"),
+        (lambda content: content["stages"][0]["replicates"]["mean_s"].pop(), "malformed"),
+        (lambda content: content["stages"][0]["even"]["max_over_mean"].pop(), "needs 2 max_over_mean each"),
+    ],
+)
+def test_damaged_summaries_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "m.yaml"
+    measure_noise(trace_of(compute_times(30, 4, jitter_cv=0.1))).save(path)
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError, match=message) as caught:
+        calibrate_noise(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="neither Parquet nor YAML"):
+        calibrate_noise(tmp_path / "binary")
+    (tmp_path / "empty").touch()
+    with pytest.raises(InputError, match="paceenv_noise_measurements = None"):
+        calibrate_noise(tmp_path / "empty")
+    for name in ("none", ""):
+        with pytest.raises(InputError, match=r"No such file|directory"):
+            calibrate_noise(tmp_path / name)
+    with pytest.raises(InputError, match=r"stage = 9; allowed: one of \[0, 1\]"):
+        fit_noise(NoiseMeasurements.load(PACKAGED / "straggler-se.yaml"), stage=9)
+
+
+# Reference values: "Understanding Stragglers in Large Model Training Using What-if Analysis", sample traces SE and AR.
+MAX_OVER_MEAN_SE = {0: (1.076, 1.155, 1.230, 1.304, 1.382), 1: (1.052, 1.105, 1.157, 1.208, 1.261)}
+
+
+def test_packaged_se_has_the_published_numbers_and_its_fit_predicts_unseen_steps() -> None:
+    measured = NoiseMeasurements.load(PACKAGED / "straggler-se.yaml")
+    assert measured.step_mean_s == pytest.approx(9.11, abs=0.005)
+    assert measured.step_cv == pytest.approx(0.0715, abs=5e-5)
+    assert [stage.across_worker_cv for stage in measured.stages] == pytest.approx([0.141, 0.096], abs=5e-4)
+    for stage, fitted in zip(measured.stages, calibrate_noise(PACKAGED / "straggler-se.yaml"), strict=True):
+        assert stage.skewness == pytest.approx(1.05, abs=0.01)
+        assert abs(stage.lag1 or 0.0) < 0.02
+        # the reference divides by the mean of the subset, which matters at small widths, by 0.2 %
+        assert stage.all.max_over_mean == pytest.approx(MAX_OVER_MEAN_SE[stage.stage], rel=2.1e-3)
+        assert fitted.good
+        assert [row.width for row in fitted.held_out] == [2, 4, 8, 16, 32]
+        assert max(abs(row.error) for row in fitted.held_out) < TOLERANCE
+        assert fitted.jitter_cv is None
+        noise = fitted.to_config()["noise"]
+        model = WorkerDistribution(noise["persistent_cv"], noise["imbalance_cv"], noise["imbalance_skew"])
+        assert model.expected_max(WIDTHS[:5]) == pytest.approx(np.array(MAX_OVER_MEAN_SE[stage.stage]), rel=0.005)
+
+
+def test_packaged_ar_has_one_slow_worker_and_quiet_peers() -> None:
+    measured = NoiseMeasurements.load(PACKAGED / "straggler-ar.yaml")
+    assert measured.step_mean_s == pytest.approx(46.65, abs=0.005)
+    assert measured.step_cv == pytest.approx(0.0045, abs=5e-5)
+    fits = calibrate_noise(PACKAGED / "straggler-ar.yaml")
+    assert [fitted.slow_workers for fitted in fits] == [(0,), (), (), ()]
+    assert fits[0].slow_factor is not None
+    assert fits[0].slow_factor.value == pytest.approx(2.35, abs=0.01)
+    for fitted in fits:
+        idiosyncratic = fitted.jitter_cv or fitted.imbalance_cv
+        assert idiosyncratic is not None
+        assert 0.003 < idiosyncratic.value < 0.005
+        assert 0.006 < fitted.common_cv.value < 0.026
+        assert fitted.good
+
+
+@needs_traces
+@pytest.mark.parametrize("name", ["SE", "AR"])
+def test_packaged_summaries_are_those_of_the_traces(tmp_path: Path, name: str) -> None:
+    measure_noise(import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet")).save(tmp_path / "m.yaml")
+    fresh, packaged = (
+        yaml.safe_load(p.read_text()) for p in (tmp_path / "m.yaml", PACKAGED / f"straggler-{name.lower()}.yaml")
+    )
+    for ours, theirs in zip(fresh.pop("stages"), packaged.pop("stages"), strict=True):
+        for part in ("all", "even", "odd"):
+            assert ours[part].pop("max_over_mean") == pytest.approx(theirs[part].pop("max_over_mean"), rel=1e-5)
+            assert ours[part] == pytest.approx(theirs[part], rel=1e-4)
+    assert fresh == packaged

@@ -1,0 +1,329 @@
+"""The trace file (contract 3) and its importers: round trips, and one clear line for every way a file can be wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv import trace as trace_module
+from paceenv.errors import InputError
+from paceenv.importers import detect_format, import_straggler, load_trace
+from paceenv.trace import (
+    METADATA_KEY,
+    SCHEMA,
+    Trace,
+    TraceMetadata,
+    TraceWriter,
+    iter_batches,
+    read_metadata,
+    read_trace,
+    write_trace,
+)
+
+STRAGGLER_DIR = Path(
+    os.environ.get("PACEENV_STRAGGLER_DIR")
+    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
+)
+needs_traces = pytest.mark.skipif(
+    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
+)
+
+METADATA = TraceMetadata(
+    job={"name": "tiny", "nodes": 2},
+    ranks=({"rank": 0, "stage": 0, "host": "a"}, {"rank": 1, "stage": 1, "host": "b"}),
+    source="test",
+)
+
+
+def rows(iteration: int, **changed: Any) -> dict[str, Any]:
+    """Two ranks computing and reducing in one iteration."""
+    start_s = np.array([0.0, 1.0, 0.0, 1.5]) + 2.0 * iteration
+    columns: dict[str, Any] = {
+        "job": "tiny",
+        "rank": np.array([0, 0, 1, 1]),
+        "iteration": iteration,
+        "seq": np.array([0, 1, 0, 1]),
+        "op": np.array(["compute", "all_reduce"] * 2),
+        "start_s": start_s,
+        "end_s": start_s + np.array([1.0, 0.75, 1.5, 0.25]),
+    }
+    return columns | changed
+
+
+def write(path: Path, iterations: int = 3) -> Path:
+    with TraceWriter(path, METADATA) as writer:
+        for iteration in range(iterations):
+            writer.append(rows(iteration))
+    return path
+
+
+def test_round_trip_fills_defaults_and_keeps_metadata(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet")
+    trace = read_trace(path)
+    assert trace.metadata == read_metadata(path) == METADATA
+    assert trace.table.schema.equals(SCHEMA)
+    assert trace.column("iteration").tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert trace.column("op").tolist() == ["compute", "all_reduce"] * 6
+    assert trace.isin("op", "all_reduce", "barrier").tolist() == [False, True] * 6
+    assert set(trace.column("group")) == set(trace.column("micro_batch")) == {-1}
+    assert trace.metadata.of_ranks("stage") == {0: 0, 1: 1}
+    write_trace(trace, tmp_path / "again.parquet")
+    assert read_trace(tmp_path / "again.parquet") == trace
+    assert detect_format(path) == "paceenv"
+    assert load_trace(path) == trace
+
+
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_any_rows_survive_the_file(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    size = data.draw(st.integers(0, 30), label="rows")
+
+    def column(values: st.SearchStrategy[Any]) -> list[Any]:
+        return data.draw(st.lists(values, min_size=size, max_size=size))
+
+    int32 = st.integers(-(2**31), 2**31 - 1)
+    start_s = np.array(column(st.floats(-1e9, 1e9)), dtype=np.float64)
+    columns: dict[str, Any] = {
+        name: np.array(column(int32), dtype=np.int64) for name in ("rank", "iteration", "seq", "group", "micro_batch")
+    }
+    columns |= {name: np.array(column(st.text(st.characters(codec="utf-8"))), dtype=object) for name in ("job", "op")}
+    columns |= {"bytes": np.array(column(st.integers(0, 2**63 - 1)), dtype=np.int64)}
+    columns |= {"start_s": start_s, "end_s": start_s + np.array(column(st.floats(0, 1e9)), dtype=np.float64)}
+    path = tmp_path_factory.mktemp("any") / "t.parquet"
+    cut = data.draw(st.integers(0, size), label="cut")
+    with TraceWriter(path, METADATA) as writer:
+        writer.append({name: values[:cut] for name, values in columns.items()})
+        writer.append({name: values[cut:] for name, values in columns.items()})
+    read = read_trace(path)
+    for name, values in columns.items():
+        assert read.column(name).tolist() == values.tolist()
+
+
+def test_batches_are_bounded_and_make_up_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_module, "ROW_GROUP_ROWS", 7)
+    path = write(tmp_path / "t.parquet", iterations=10)
+    assert pq.ParquetFile(path).num_row_groups > 1
+    batches = list(iter_batches(path, batch_rows=5))
+    assert max(batch.num_rows for batch in batches) <= 5
+    assert pa.Table.from_batches(batches).to_pydict() == read_trace(path).table.to_pydict()
+
+
+def test_an_exception_leaves_nothing_behind_and_the_old_file_alone(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet")
+    before = path.read_bytes()
+
+    def job(*iterations: dict[str, Any]) -> None:
+        with TraceWriter(path, METADATA) as writer:
+            for columns in iterations:
+                writer.append(columns)
+            raise RuntimeError("job died")
+
+    with pytest.raises(RuntimeError, match="job died"):
+        job(rows(0), rows(1))
+    with pytest.raises(InputError, match="row 5: start_s = 5"):
+        job(rows(0), rows(1, start_s=np.array([2.0, 5.0, 2.0, 3.0]), end_s=np.array([3.0, 4.0, 3.0, 4.0])))
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rank": np.array([0, 0, 1])}, "'rank' must be int32, 4 values"),
+        ({"rank": np.array([0.0, 0.5, 1.0, 1.0])}, "'rank' must be int32"),
+        ({"seq": 2**40}, "'seq' must be int32"),
+        ({"op": np.arange(4)}, "'op' must be"),
+        ({"op": np.array(["compute", None] * 2)}, "'op' has empty values"),
+        ({"op": np.array(["compute"] * 3)}, "'op' has 3 values"),
+        ({"end_s": np.full(4, np.nan)}, "row 0: start_s = 0.0, end_s = nan"),
+        ({"end_s": np.full(4, np.inf)}, "row 0"),
+        ({"delay_s": 0.0}, r"unknown \['delay_s'\]"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    path = tmp_path / "t.parquet"
+    with pytest.raises(InputError, match=message), TraceWriter(path, METADATA) as writer:
+        writer.append(rows(0, **changed))
+    with pytest.raises(InputError, match=message):
+        Trace.from_columns(rows(0, **changed), METADATA)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_column_and_missing_directory_are_named(tmp_path: Path) -> None:
+    columns = rows(0)
+    del columns["seq"]
+    with pytest.raises(InputError, match=r"missing \['seq'\]"), TraceWriter(tmp_path / "t.parquet", METADATA) as writer:
+        writer.append(columns)
+    with pytest.raises(InputError, match="cannot write here"), TraceWriter(tmp_path / "no" / "t.parquet", METADATA):
+        pass
+
+
+@pytest.mark.parametrize("kept", [10, 0.3, 0.9, -1])
+def test_truncated_file(tmp_path: Path, kept: float) -> None:
+    path = write(tmp_path / "t.parquet")
+    content = path.read_bytes()
+    path.write_bytes(content[: int(kept * len(content)) if 0 < kept < 1 else int(kept)])
+    for read in (read_trace, load_trace, detect_format, iter_batches, import_straggler):
+        with pytest.raises(InputError, match=r"t\.parquet: truncated or damaged Parquet file") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_damaged_pages(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet")
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="damaged after row 0"):
+        read_trace(path)
+
+
+def test_files_that_are_not_parquet(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("rank,iteration\n0,0\n")
+    for name, message in (
+        ("none", "no such file"),
+        ("empty", "empty file"),
+        ("text", "not a Parquet file"),
+        ("", "not a file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_trace(tmp_path / name)
+
+
+def raw(path: Path, table: pa.Table, metadata: dict[str, Any] | str | None) -> Path:
+    text = metadata if isinstance(metadata, str) else json.dumps(metadata)
+    pq.write_table(table.replace_schema_metadata(None if metadata is None else {METADATA_KEY: text.encode()}), path)
+    return path
+
+
+def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
+    good = read_trace(write(tmp_path / "t.parquet"))
+    content = json.loads(good.metadata.to_json())
+    table, rank = good.table, SCHEMA.names.index("rank")
+    retyped = table.set_column(rank, "rank", table["rank"].cast(pa.int64()))
+    with pytest.raises(InputError, match="type of column 'rank' = 'int64'; allowed: int32"):
+        read_trace(raw(tmp_path / "a", retyped, content))
+    with pytest.raises(InputError, match=r"missing \['rank'\], unknown \['node'\]"):
+        read_trace(raw(tmp_path / "b", table.rename_columns({"rank": "node"}), content))
+    with pytest.raises(InputError, match=r"no metadata 'paceenv\.trace'; columns \['job'"):
+        read_trace(raw(tmp_path / "c", table, None))
+    reversed_times = table.rename_columns({"start_s": "end_s", "end_s": "start_s"})
+    with pytest.raises(InputError, match=r"row 0: start_s = 1\.0, end_s = 0\.0"):
+        read_trace(raw(tmp_path / "d", reversed_times, content))
+    holes = table.set_column(rank, pa.field("rank", pa.int32()), pa.array([None] * table.num_rows, pa.int32()))
+    with pytest.raises(InputError, match="'rank' has empty values"):
+        read_trace(raw(tmp_path / "e", holes, content))
+    shuffled = table.select(SCHEMA.names[::-1])
+    assert read_trace(raw(tmp_path / "f", shuffled, content)) == good
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version = 2; allowed: 1 to 1"),
+        ({"schema_version": "1"}, "schema_version = '1'"),
+        ({"ranks": [{"stage": 0}]}, "each with an integer 'rank'"),
+        ({"job": None}, "metadata job = None"),
+        ({"source": 3}, "metadata source = 3"),
+        ("{", "metadata is not JSON"),
+        ("[]", "allowed: a JSON object"),
+    ],
+)
+def test_metadata_is_checked(tmp_path: Path, change: dict[str, Any] | str, message: str) -> None:
+    good = read_trace(write(tmp_path / "t.parquet"))
+    metadata = change if isinstance(change, str) else json.loads(good.metadata.to_json()) | change
+    with pytest.raises(InputError, match=message):
+        read_trace(raw(tmp_path / "t.parquet", good.table, metadata))
+
+
+def straggler_columns() -> dict[str, Any]:
+    """Two stages of two data-parallel ranks; the time restarts in the second step, and its rows come first."""
+    per_worker = [
+        ("params-all-gather", 0.0, 0.5, 0, 0, -1),
+        ("forward-compute", 0.5, 1.0, 0, 0, 0),
+        ("forward-send", 1.5, 0.5, 0, -1, -1),
+        ("forward-compute", 1.5, 1.0, 1, 0, 1),
+        ("forward-send", 2.5, 0.25, 1, -1, -1),
+        ("embedding-grads-all-reduce", 2.75, 0.25, 0, -1, -1),
+    ]
+    table = [
+        (dp_rank, stage, 10 * stage + dp_rank, step, *row)
+        for step in (7, 4)
+        for stage in (1, 0)
+        for dp_rank in (0, 1)
+        for row in per_worker
+    ]
+    names = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
+    columns = {name: np.array(values) for name, values in zip(names, zip(*table, strict=True), strict=True)}
+    return columns | {"gmc": np.full(len(table), -1)}
+
+
+def test_straggler_import(tmp_path: Path) -> None:
+    path = tmp_path / "trace-XY.parquet"
+    pq.write_table(pa.table(straggler_columns()), path)
+    (tmp_path / "meta-XY.yaml").write_text("dp_size: 2\npp_size: 2\n")
+    assert detect_format(path) == "straggler"
+    trace = load_trace(path)
+    assert trace.metadata.job == {"name": "XY", "dp_size": 2, "pp_size": 2}
+    assert trace.metadata.of_ranks("stage") == {0: 0, 1: 0, 10: 1, 11: 1}
+    assert trace.metadata.of_ranks("dp_rank") == {0: 0, 1: 1, 10: 0, 11: 1}
+    assert trace.column("iteration").tolist() == [4] * 24 + [7] * 24
+    mine = (trace.column("rank") == 11) & (trace.column("iteration") == 7)
+    assert trace.column("seq")[mine].tolist() == [0, 1, 2, 3, 4, 5]
+    assert trace.column("group")[mine].tolist() == [1, -1, -1, -1, -1, 3]
+    assert trace.column("micro_batch")[mine].tolist() == [-1, 0, 0, 1, 1, -1]
+    np.testing.assert_allclose(trace.column("start_s")[mine], [3.0, 3.5, 4.5, 4.5, 5.5, 5.75])
+    write_trace(trace, tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet") == trace
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"duration": np.full(48, -1.0)}, r"row 0: .*duration = -1\.0"),
+        ({"start_ts": np.full(48, np.nan)}, "row 0: start_ts = nan"),
+        ({"rank": np.full(48, 3)}, r"more than one \(dp_rank, stage\)"),
+        ({"step": np.full(48, 0.5)}, "column 'step' is double, not int32"),
+        ({"optype": None}, r"straggler trace \(columns|no columns \['optype'\]"),
+        ({"mb_id": [None] * 48}, "'mb_id' has empty values"),
+    ],
+)
+def test_straggler_import_refuses(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    columns = straggler_columns() | change
+    path = tmp_path / "trace-XY.parquet"
+    pq.write_table(pa.table({name: column for name, column in columns.items() if column is not None}), path)
+    for read in (load_trace, import_straggler):
+        with pytest.raises(InputError, match=message):
+            read(path)
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "rows", "workers", "step_mean_s"), [("SE", 107328, 64, 9.11), ("AR", 117216, 16, 46.65)]
+)
+def test_published_traces(tmp_path: Path, name: str, rows: int, workers: int, step_mean_s: float) -> None:
+    trace = import_straggler(STRAGGLER_DIR / f"trace-{name}.parquet")
+    assert trace.table.num_rows == rows
+    assert len(trace.metadata.ranks) == workers
+    # laid end to end, so the whole trace lasts as long as its steps together
+    iterations = len(np.unique(trace.column("iteration")))
+    assert trace.column("end_s").max() == pytest.approx(iterations * step_mean_s, rel=2e-3)
+    write_trace(trace, tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet") == trace
+
+
+def test_trace_is_immutable(tmp_path: Path) -> None:
+    trace = read_trace(write(tmp_path / "t.parquet"))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        trace.metadata = METADATA  # type: ignore[misc]
