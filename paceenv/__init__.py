@@ -2,7 +2,15 @@
 
 The package holds the contracts shared by the simulator and a live job (pacing rules, timing estimator, signals,
 trace, metrics; numpy only) and, behind the extra ``sim``, the cluster model, the engine, calibration and the
-Gymnasium environment. Nothing is imported here, so that ``import paceenv`` costs nothing on a production node.
+Gymnasium environment. Importing it costs nothing on a production node; where Gymnasium is already imported, it
+registers ``paceenv/Pacing-v0``. ``gymnasium.make("paceenv:paceenv/Pacing-v0")`` needs no import at all.
 """
 
+import sys
+
 __version__ = "0.1.0"
+
+if "gymnasium" in sys.modules:
+    from paceenv.registration import register_envs
+
+    register_envs()

@@ -5,6 +5,7 @@ Everything a user can get wrong here becomes one line with value, allowed range 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.resources
 import os
@@ -123,18 +124,13 @@ def set_value(data: dict[str, Any], assignment: str) -> None:
     node: Any = data
     *parents, last = key.split(".")
     for part in parents:
-        if isinstance(node, list):
-            node = node[_position(node, part, assignment)]
-        else:
-            node = node.setdefault(part, {})
+        node = node[_position(node, part, assignment)] if isinstance(node, list) else node.setdefault(part, {})
         if not isinstance(node, (dict, list)):
             raise InputError(f"--set {assignment}: {part} holds a value, not a section")
     value = yaml.safe_load(text)
     if isinstance(value, str):
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e9 as a string
-        except ValueError:
-            pass
     if isinstance(node, list):
         node[_position(node, last, assignment)] = value
     else:
@@ -167,4 +163,4 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def to_yaml(data: dict[str, Any]) -> str:
     """A mapping as YAML, keys in their order."""
-    return yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True)
+    return str(yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))

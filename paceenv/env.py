@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -54,8 +54,8 @@ class _Batch:
             raise out_of_range("mechanisms", tuple(mechanisms), allowed, _WHERE)
         if not 0.0 <= cv_weight < np.inf:
             raise out_of_range("cv_weight", cv_weight, "a number of at least 0", _WHERE)
-        several = isinstance(cluster, Sequence) and not isinstance(cluster, str)
-        clusters = list(cluster) if several else [cluster]  # type: ignore[arg-type]
+        one = isinstance(cluster, (str, os.PathLike, Cluster))
+        clusters: list[ClusterLike] = [cluster] if one else list(cluster)  # type: ignore[list-item, arg-type]
         self.mix = ClusterMix([c if isinstance(c, Cluster) else load_cluster(c) for c in clusters], weights)
         self.mechanisms, self.interval_iterations = tuple(mechanisms), interval_iterations
         self.episode_intervals, self.cv_weight, self.threads = episode_intervals, cv_weight, threads
@@ -123,12 +123,13 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     | Num    | Action                                                          | Min | Max | Decoded to            |
     |--------|-----------------------------------------------------------------|-----|-----|-----------------------|
-    | 2k     | threshold (a ratio; see `paceenv.pacing`), linear               | -1  | 1   | 0 to 0.25 (slide: 1)  |
-    | 2k + 1 | delay window as a share of the baseline step; off up to -0.5    | -1  | 1   | 0 to 0.6              |
+    | 2k     | threshold (a ratio; see `paceenv.pacing`), quadratic            | -1  | 1   | 0 to 0.25 (slide: 1)  |
+    | 2k + 1 | delay window as a share of the baseline step; off up to -0.5,   | -1  | 1   | 0 to 0.6              |
+    |        | then quadratic                                                  |     |     |                       |
 
     ## Observation Space
 
-    `Box(-1, 1, (11,), float32)`: what one rank, drawn anew each episode, sees of itself. Entries are dimensionless
+    `Box(-1, 1, (12,), float32)`: what one rank, drawn anew each episode, sees of itself. Entries are dimensionless
     ratios squashed by ``x / (1 + |x|)`` on fixed scales (`paceenv.signals`).
 
     | Num | Observation                                                       | Min | Max | Unit          |
@@ -144,6 +145,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | 8   | standard deviation of waits / step                                | 0   | 1   | 0.05, squashed|
     | 9   | low quantile of recent slack / step                               | 0   | 1   | 0.05, squashed|
     | 10  | mean own delay / step                                             | 0   | 1   | 0.05, squashed|
+    | 11  | the same over about two hundred iterations                        | 0   | 1   | 0.02, squashed|
 
     ## Rewards
 
@@ -180,7 +182,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * v0: first version
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
         self,
@@ -205,9 +207,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         seeds = None if seed is None else np.array([seed], np.uint64)
         return self._batch.start(np.array([0]), seeds)[0], {}
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward."""
         observation, reward, truncated, terms = self._batch.step(np.asarray(action)[None])
         return observation[0], float(reward[0]), False, bool(truncated[0]), {k: float(v[0]) for k, v in terms.items()}
@@ -221,7 +221,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     and ``info["final_info"]`` hold the old one's last.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
 
     def __init__(
         self,
@@ -262,9 +262,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     def step(
         self, actions: NDArray[np.float32]
-    ) -> tuple[
-        NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]
-    ]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Run one control interval in every row; rows whose episode ends start the next one at once."""
         observation, reward, truncated, terms = self._batch.step(actions)
         everyone = np.ones(self.num_envs, np.bool_)
@@ -281,3 +279,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             info["_final_info"] = truncated.copy()
             observation = self._batch.start(np.flatnonzero(truncated), None)
         return observation, reward, np.zeros(self.num_envs, np.bool_), truncated, info
+
+    def stagger(self) -> None:
+        """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""
+        self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.episode_intervals // self.num_envs

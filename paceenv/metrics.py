@@ -51,6 +51,6 @@ def bootstrap_interval(
 
 
 def paired_gain(step_s: NDArray[np.float64], passive_s: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Throughput gain over passive with its 95 % interval: ratio of mean step times ``(N,)`` paired by seed, minus 1."""
+    """Throughput gain over passive with its 95 % interval: ratio of mean steps ``(N,)`` paired by seed, minus 1."""
     pairs = np.stack([step_s, passive_s], axis=-1)
     return bootstrap_interval(pairs, lambda x: np.asarray(x[..., 1].mean(axis=-1) / x[..., 0].mean(axis=-1) - 1.0))

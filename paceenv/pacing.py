@@ -9,8 +9,8 @@ Three mechanisms, each a pair (threshold, window):
 ======== ======================================= ======================================== =========================
 name     threshold compares                      delay                                    source
 ======== ======================================= ======================================== =========================
-slack    low quantile of own recent slack / step ``SLACK_GAIN`` x that low quantile       paceenv; bounded early rank
-slide    own collective's inflation over its     the inflation itself, in seconds         paceenv; whole-job phase
+slack    low quantile of own recent slack / step ``SLACK_GAIN`` x that, approached slowly  paceenv; bounded early rank
+slide    own collective's inflation over its     ``SLIDE_GAIN`` x the inflation, seconds  paceenv; whole-job phase
          uncontended baseline                                                             shift between two jobs
 paper    spread of own recent waits / step       mean of own recent waits, on ranks that  "When Scaling Fails",
                                                  were early in the last step              section 5.3
@@ -33,7 +33,11 @@ THRESHOLD, WINDOW = 0, 1
 """Index into the last axis of a settings array ``(..., M, 2)``."""
 
 SLACK_GAIN = 0.7
-"""Share of the observed low-quantile slack that is used: what is left is the margin for the next step's noise."""
+"""Share of the observed low-quantile slack that is used; the rest is the margin for the next step's noise."""
+SLIDE_GAIN = 2.0
+"""Seconds of shift per second of inflation: more than one, so that a job leaves another behind at once."""
+SLACK_STEP = 0.1
+"""How far a delay moves in one iteration towards what the slack allows."""
 MAX_THRESHOLD = (0.25, 1.0, 0.25)
 """Upper end of each mechanism's threshold, as a ratio (see the table above)."""
 MAX_WINDOW = 0.6
@@ -49,25 +53,28 @@ def bounded(delay_s: float, window_s: float) -> float:
     return 0.0
 
 
-def slack_delay_s(slack_low_s: float, step_s: float, threshold: float, window_s: float) -> float:
-    """Delay of a rank that repeatedly finishes early, in seconds.
+def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold: float, window_s: float) -> float:
+    """Delay of a rank that repeatedly finishes early, in seconds; ``before_s`` is what this rule asked for last.
 
     The low quantile and not the mean: a rank that is early on average but critical now and then must not be delayed
     (on real sockets a rule on the mean lost 9 to 26 %).
+
+    The delay goes only ``SLACK_STEP`` of the way to what the slack would allow. A little head start is often all the
+    critical group needs, after which the slack is gone *because* of the pacing: a rule that jumps overshoots, lets go
+    at once and relapses, over and over.
     """
-    if slack_low_s > threshold * step_s:
-        return bounded(SLACK_GAIN * slack_low_s, window_s)
-    return 0.0
+    wanted_s = SLACK_GAIN * slack_low_s if slack_low_s > threshold * step_s else 0.0
+    return bounded(before_s + SLACK_STEP * (wanted_s - before_s), window_s)
 
 
 def slide_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
     """Delay that shifts a job's phase against a co-tenant's, in seconds.
 
-    In proportion to the inflation of the collective over its own uncontended baseline: that locks the phase, whereas a
+    In proportion to the inflation of the collective over its own uncontended baseline: that finds a free phase, where a
     random shift of the same bound gained nothing in the prototype.
     """
     if comm_s > (1.0 + threshold) * comm_baseline_s:
-        return bounded(comm_s - comm_baseline_s, window_s)
+        return bounded(SLIDE_GAIN * (comm_s - comm_baseline_s), window_s)
     return 0.0
 
 
@@ -96,13 +103,15 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     """Settings ``(B, M, 2)`` for normalised actions ``(B, 2 * len(mechanisms))`` in [-1, 1].
 
     The one codec of the project: the environment, training, evaluation and a live rank all decode here. For mechanism
-    ``k`` action ``2k`` is the threshold, linear from 0 to ``MAX_THRESHOLD``, and action ``2k + 1`` the window: exactly
-    off up to ``OFF_BELOW``, then linear to ``MAX_WINDOW``. Values outside [-1, 1] are clipped, not-a-number is off.
+    ``k`` action ``2k`` is the threshold, from 0 to ``MAX_THRESHOLD``, and action ``2k + 1`` the window: exactly off up
+    to ``OFF_BELOW``, then from 0 to ``MAX_WINDOW``. Both grow with the square, as small values want resolution. Values
+    outside [-1, 1] are clipped, not-a-number is off.
     """
     action = np.clip(np.nan_to_num(np.asarray(action_BA, dtype=np.float64), nan=-1.0), -1.0, 1.0)
     settings = off(action.shape[0])
     for k, name in enumerate(mechanisms):
         m = MECHANISMS.index(name)
-        settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * 0.5 * (action[:, 2 * k] + 1.0)
-        settings[:, m, WINDOW] = MAX_WINDOW * np.maximum(action[:, 2 * k + 1] - OFF_BELOW, 0.0) / (1.0 - OFF_BELOW)
+        settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * (0.5 * (action[:, 2 * k] + 1.0)) ** 2
+        on = np.maximum(action[:, 2 * k + 1] - OFF_BELOW, 0.0) / (1.0 - OFF_BELOW)
+        settings[:, m, WINDOW] = MAX_WINDOW * on**2
     return settings

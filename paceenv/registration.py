@@ -1,15 +1,18 @@
-"""Registers ``paceenv/Pacing-v0`` with Gymnasium; called by Gymnasium's own plugin entry point at its import."""
+"""Registers ``paceenv/Pacing-v0`` with Gymnasium, which since its version 1.0 has no plugin entry points of its own."""
 
 from __future__ import annotations
 
+import gymnasium
+
+ENV_ID = "paceenv/Pacing-v0"
+
 
 def register_envs() -> None:
-    """Register the environments; cheap, as the engine is imported only when one is made."""
-    import gymnasium
-
-    if "paceenv/Pacing-v0" not in gymnasium.registry:
+    """Register the environments, once; cheap, as the engine is imported only when one is made."""
+    if ENV_ID not in gymnasium.registry:
         gymnasium.register(
-            id="paceenv/Pacing-v0",
-            entry_point="paceenv.env:PacingEnv",
-            vector_entry_point="paceenv.env:PacingVectorEnv",
+            id=ENV_ID, entry_point="paceenv.env:PacingEnv", vector_entry_point="paceenv.env:PacingVectorEnv"
         )
+
+
+register_envs()

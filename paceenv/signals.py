@@ -14,11 +14,12 @@ i  name                 what is squashed                                        
 3  step_inflation_slow  entry 0 before squashing, exponential mean over about ten intervals          0.1
 4  comm_share           mean time in the payload collective / mean step (as it is, not squashed)     -
 5  comm_inflation       log(mean time in the payload collective / its own baseline)                  0.2
-6  comm_variation       standard deviation of that time / its baseline                               0.2
+6  comm_change          mean absolute change of that time from step to step / its baseline           0.2
 7  wait_share           mean wait / mean step                                                        0.05
 8  wait_variation       standard deviation of waits / mean step                                      0.05
 9  slack_share          low quantile of recent slack / mean step                                     0.05
 10 delay_share          mean own delay / mean step                                                   0.05
+11 delay_share_slow     the same over about two hundred iterations                                   0.02
 == ==================== ============================================================================ =====
 """
 
@@ -31,9 +32,10 @@ from numpy.typing import NDArray
 
 from paceenv.timing import (
     COMM_BASELINE_S,
+    COMM_CHANGE_S,
     COMM_MEAN_S,
-    COMM_SQUARE_S2,
     DELAY_MEAN_S,
+    DELAY_SLOW_S,
     INFLATION_SLOW,
     STEP_BASELINE_S,
     STEP_MEAN_BEFORE_S,
@@ -55,11 +57,12 @@ NAMES = (
     "step_inflation_slow",
     "comm_share",
     "comm_inflation",
-    "comm_variation",
+    "comm_change",
     "wait_share",
     "wait_variation",
     "slack_share",
     "delay_share",
+    "delay_share_slow",
 )
 SIGNALS = len(NAMES)
 SLOW_WEIGHT = 0.1
@@ -80,7 +83,7 @@ def close_step_interval(tick: NDArray[np.float64]) -> None:
 
 
 def write_signals(rank: NDArray[np.float64], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
-    """Write rank ``r``'s observation ``(SIGNALS,)`` of the interval so far into ``out``; all zero before a first step."""
+    """Write rank ``r``'s observation ``(SIGNALS,)`` of the interval so far into ``out``; zero before a first step."""
     for i in range(SIGNALS):
         out[i] = 0.0
     n = tick[SUM_STEPS]
@@ -96,11 +99,12 @@ def write_signals(rank: NDArray[np.float64], r: int, tick: NDArray[np.float64], 
     out[3] = squash(tick[INFLATION_SLOW], 0.1)
     out[4] = min(comm_s / step_s, 1.0)
     out[5] = squash(math.log(comm_s / comm_baseline_s), 0.2)
-    out[6] = squash(spread_s(comm_s, rank[COMM_SQUARE_S2, r]) / comm_baseline_s, 0.2)
+    out[6] = squash(rank[COMM_CHANGE_S, r] / comm_baseline_s, 0.2)
     out[7] = squash(wait_s / step_s, 0.05)
     out[8] = squash(spread_s(wait_s, rank[WAIT_SQUARE_S2, r]) / step_s, 0.05)
     out[9] = squash(slack_low_s(rank, r) / step_s, 0.05)
     out[10] = squash(rank[DELAY_MEAN_S, r] / step_s, 0.05)
+    out[11] = squash(rank[DELAY_SLOW_S, r] / step_s, 0.02)
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:

@@ -41,17 +41,20 @@ from paceenv.pacing import (
 
 BASELINE_BLOCK_ITERATIONS = 32
 BASELINE_RISE = 1.0 / 16.0
-RECENT_ITERATIONS = 4
+RECENT_ITERATIONS = 2
 SMOOTHING = 0.1
 """Weight of the newest iteration in the exponential means."""
+SLOW_SMOOTHING = 0.005
+"""The same for the slow mean of the own delay: whether pacing has been on for long."""
 CHANGE_MARGIN = 2.0
-"""Mean absolute changes of the slack that are taken off the recent slack; 2 of them are 2.3 standard deviations."""
+"""Mean absolute changes from step to step that are taken off the recent slack; 2 are 2.3 standard deviations."""
 
 # rank[F, r]
-DELAY_S, COMM_LOW_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_SQUARE_S2 = 0, 1, 2, 3, 4
-COMM_RECENT_S, COMM_RECENT_BEFORE_S, SLACK_RECENT_S, SLACK_RECENT_BEFORE_S = 5, 6, 7, 8
-WAIT_S, WAIT_MEAN_S, WAIT_SQUARE_S2, SLACK_S, SLACK_CHANGE_S, DELAY_MEAN_S = 9, 10, 11, 12, 13, 14
-RANK_FIELDS = 15
+DELAY_S, COMM_LOW_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S = 0, 1, 2, 3, 4, 5
+COMM_RECENT_S, COMM_RECENT_BEFORE_S, SLACK_RECENT_S, SLACK_RECENT_BEFORE_S = 6, 7, 8, 9
+WAIT_S, WAIT_MEAN_S, WAIT_SQUARE_S2, SLACK_S, SLACK_CHANGE_S = 10, 11, 12, 13, 14
+SLACK_DELAY_S, DELAY_MEAN_S, DELAY_SLOW_S = 15, 16, 17
+RANK_FIELDS = 18
 
 # tick[K]
 ITERATIONS, STEP_LOW_S, STEP_BASELINE_S = 0, 1, 2
@@ -136,22 +139,27 @@ def observe_ranks(
             baseline_R[r] += BASELINE_RISE * (comm_low_R[r] - baseline_R[r])
             comm_low_R[r] = math.inf
     comm_recent_R, slack_recent_R, delay_R = rank[COMM_RECENT_S], rank[SLACK_RECENT_S], rank[DELAY_S]
-    slack_last_R, change_R = rank[SLACK_S], rank[SLACK_CHANGE_S]
+    slack_R = rank[SLACK_S]
+    follow(rank[COMM_S], rank[COMM_CHANGE_S], comm_R, alpha)
     for r in range(ranks):
-        slack_s = wait_R[r] + delay_R[r]
-        change_R[r] += alpha * (abs(slack_s - slack_last_R[r]) - change_R[r])
-        slack_last_R[r] = slack_s
+        wait_R[r] += delay_R[r]
+    follow(slack_R, rank[SLACK_CHANGE_S], wait_R, alpha)
+    for r in range(ranks):
+        wait_R[r] -= delay_R[r]
+        slack_s = slack_R[r]
         comm_recent_R[r] = comm_R[r] if comm_R[r] < comm_recent_R[r] else comm_recent_R[r]
         slack_recent_R[r] = slack_s if slack_s < slack_recent_R[r] else slack_recent_R[r]
     if window_end:
         start_window(comm_recent_R, rank[COMM_RECENT_BEFORE_S])
         start_window(slack_recent_R, rank[SLACK_RECENT_BEFORE_S])
-    smooth(rank[COMM_MEAN_S], rank[COMM_SQUARE_S2], comm_R, alpha)
-    smooth(rank[WAIT_MEAN_S], rank[WAIT_SQUARE_S2], wait_R, alpha)
-    last_R, delay_mean_R = rank[WAIT_S], rank[DELAY_MEAN_S]
+    last_R, square_R = rank[WAIT_S], rank[WAIT_SQUARE_S2]
     for r in range(ranks):
         last_R[r] = wait_R[r]
-        delay_mean_R[r] += alpha * (delay_R[r] - delay_mean_R[r])
+        square_R[r] += alpha * (wait_R[r] * wait_R[r] - square_R[r])
+    smooth(rank[COMM_MEAN_S], comm_R, alpha)
+    smooth(rank[WAIT_MEAN_S], wait_R, alpha)
+    smooth(rank[DELAY_MEAN_S], delay_R, alpha)
+    smooth(rank[DELAY_SLOW_S], delay_R, SLOW_SMOOTHING)
 
 
 def start_window(recent_R: NDArray[np.float64], before_R: NDArray[np.float64]) -> None:
@@ -161,13 +169,19 @@ def start_window(recent_R: NDArray[np.float64], before_R: NDArray[np.float64]) -
         recent_R[r] = math.inf
 
 
-def smooth(
-    mean_R: NDArray[np.float64], square_R: NDArray[np.float64], value_R: NDArray[np.float64], alpha: float
-) -> None:
-    """Move exponential means of a value and of its square towards the newest."""
+def smooth(mean_R: NDArray[np.float64], value_R: NDArray[np.float64], alpha: float) -> None:
+    """Move exponential means towards the newest values."""
     for r in range(value_R.shape[0]):
         mean_R[r] += alpha * (value_R[r] - mean_R[r])
-        square_R[r] += alpha * (value_R[r] * value_R[r] - square_R[r])
+
+
+def follow(
+    last_R: NDArray[np.float64], change_R: NDArray[np.float64], value_R: NDArray[np.float64], alpha: float
+) -> None:
+    """Move mean absolute changes from one iteration to the next towards the newest, and remember the values."""
+    for r in range(value_R.shape[0]):
+        change_R[r] += alpha * (abs(value_R[r] - last_R[r]) - change_R[r])
+        last_R[r] = value_R[r]
 
 
 def spread_s(mean_s: float, square_s2: float) -> float:
@@ -176,7 +190,7 @@ def spread_s(mean_s: float, square_s2: float) -> float:
 
 
 def slack_low_s(rank: NDArray[np.float64], r: int) -> float:
-    """Slack that rank ``r`` can count on, seconds: the recent low less a margin for its changes from step to step, or 0.
+    """Slack that rank ``r`` can count on, seconds: the recent low less a margin for its step-to-step changes, or 0.
 
     The margin is what keeps independent jitter from looking like slack: among many ranks nobody is last for dozens of
     iterations, so the recent low alone is positive everywhere, every rank would take its delay from it, and the step
@@ -186,7 +200,7 @@ def slack_low_s(rank: NDArray[np.float64], r: int) -> float:
     now_s, before_s = rank[SLACK_RECENT_S, r], rank[SLACK_RECENT_BEFORE_S, r]
     low_s = now_s if now_s < before_s else before_s
     safe_s = low_s - CHANGE_MARGIN * rank[SLACK_CHANGE_S, r]
-    return safe_s if before_s < math.inf and safe_s > 0.0 else 0.0
+    return float(safe_s) if before_s < math.inf and safe_s > 0.0 else 0.0
 
 
 def comm_low_s(rank: NDArray[np.float64], r: int) -> float:
@@ -197,12 +211,12 @@ def comm_low_s(rank: NDArray[np.float64], r: int) -> float:
     """
     now_s, before_s = rank[COMM_RECENT_S, r], rank[COMM_RECENT_BEFORE_S, r]
     low_s = now_s if now_s < before_s else before_s
-    return low_s if before_s < math.inf else rank[COMM_BASELINE_S, r]
+    return float(low_s if before_s < math.inf else rank[COMM_BASELINE_S, r])
 
 
 def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, cap_s: float) -> float:
     """A mechanism's delay window in seconds: its share of the baseline step, never above the cap."""
-    return min(settings_M2[mechanism, WINDOW] * step_s, cap_s)
+    return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s))
 
 
 def decide(
@@ -221,11 +235,15 @@ def decide(
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     for r in range(low, high):
         delay_R[r] = 0.0
-    slack_s = window_s(settings_M2, SLACK, step_s, cap_s)
+    slack_s, slack_delay_R = window_s(settings_M2, SLACK, step_s, cap_s), rank[SLACK_DELAY_S]
     if slack_s > 0.0:
         threshold = settings_M2[SLACK, THRESHOLD]
         for r in range(low, high):
-            delay_R[r] = slack_delay_s(slack_low_s(rank, r), step_s, threshold, slack_s)
+            slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), slack_delay_R[r], step_s, threshold, slack_s)
+            delay_R[r] = slack_delay_R[r]
+    else:
+        for r in range(low, high):
+            slack_delay_R[r] = 0.0
     slide_s = window_s(settings_M2, SLIDE, step_s, cap_s)
     if slide_s > 0.0:
         threshold = settings_M2[SLIDE, THRESHOLD]

@@ -25,5 +25,5 @@ class Policy(ABC):
         """Settings ``(B, M, 2)`` for the next control interval: threshold and window as ratios."""
 
     def constant(self) -> NDArray[np.float64] | None:
-        """Settings ``(M, 2)`` if they are the same for every rank at all times, else None; lets a run skip the views."""
+        """Settings ``(M, 2)`` if they are the same for every rank at all times, else None; saves a run the views."""
         return None

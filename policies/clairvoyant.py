@@ -43,4 +43,4 @@ class Clairvoyant:
         settings = np.tile(self._candidates, (E, 1, 1))[:, None]
         step_ET = future.run(settings, self._horizon * interval_iterations)
         best_E = step_ET.mean(axis=1).reshape(E, C).argmin(axis=1)
-        return self._candidates[best_E][:, None]
+        return np.asarray(self._candidates[best_E][:, None])

@@ -122,7 +122,9 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         or any(m not in pacing.MECHANISMS for m in mechanisms)
         or len(set(mechanisms)) < len(mechanisms)
     ):
-        raise InputError(f"{path}: mechanisms = {mechanisms!r}; allowed: different ones of {', '.join(pacing.MECHANISMS)}")
+        raise InputError(
+            f"{path}: mechanisms = {mechanisms!r}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
+        )
     return header
 
 
@@ -132,7 +134,9 @@ def _layers(
     count = len(tensors) // 2
     names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
     if not 1 <= count <= _MAX_LAYERS or set(tensors) != names:
-        raise InputError(f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ...")
+        raise InputError(
+            f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ..."
+        )
     layers, width = [], signals.SIGNALS
     for i in range(count):
         weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]

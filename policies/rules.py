@@ -45,7 +45,7 @@ def paper() -> Static:
 
 
 class Adaptive(Policy):
-    """Hold and probe: tries pacing where its trigger fires, keeps it while it pays, backs off longer each time it fails.
+    """Hold and probe: tries pacing where its trigger fires, keeps it while it pays; backs off longer at each failure.
 
     A rank alternates between trials. Off, it measures the inflation of step time over the baseline; when its own slack
     or its own collective's inflation has been over the trigger it switches the matching mechanism on for a hold. The
@@ -97,9 +97,7 @@ class Adaptive(Policy):
         longer = np.minimum(2 * self._hold_B[due], self.LONGEST_INTERVALS)
         self._hold_B[due] = np.where(paid, longer, np.where(failed, self.HOLD_INTERVALS, self._hold_B[due]))
         back_off = np.minimum(2 * self._back_off_B[due], self.LONGEST_INTERVALS)
-        self._back_off_B[due] = np.where(
-            failed, back_off, np.where(paid, self.LOOK_INTERVALS, self._back_off_B[due])
-        )
+        self._back_off_B[due] = np.where(failed, back_off, np.where(paid, self.LOOK_INTERVALS, self._back_off_B[due]))
         wanted = self._wanted(signals_DO)
         turn_on = ~was_on & (wanted >= 0)
         self._mechanism_B[due] = np.where(paid, self._mechanism_B[due], np.where(turn_on, wanted, -1))

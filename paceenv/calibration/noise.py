@@ -133,6 +133,7 @@ class NoiseFit:
 
     source: str
     stage: int
+    workers: int
     slow_workers: tuple[int, ...]
     mean_compute_s: Estimate
     persistent_cv: Estimate
@@ -198,6 +199,7 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
     return NoiseFit(
         source=measurements.source,
         stage=stage,
+        workers=m.workers,
         slow_workers=m.slow_workers,
         mean_compute_s=jackknife(m.all.mean_s, [r.mean_s for r in m.replicates]),
         persistent_cv=_persistent(m),

@@ -22,8 +22,10 @@ from paceenv.cluster.derive import derive
 from paceenv.configs import Config
 from paceenv.engine.simulator import Simulator, episode_keys
 
-THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.012
-"""Residuals of one: 1 % of throughput, 0.012 of CV."""
+THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.01
+"""Residuals of one: 1 % of throughput, 0.01 of CV."""
+POPULATION, SEARCH_SPREAD = 32, 0.1
+"""Candidates of the search, and their spread around the present values as a share of the bounds."""
 
 
 class Published(Config):
@@ -94,7 +96,9 @@ def compare(
             yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
 
 
-def residuals(target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000) -> NDArray[np.float64]:
+def residuals(
+    target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000
+) -> NDArray[np.float64]:
     """Scaled differences of the numbers a fit may see."""
     scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
     rows = compare(target, cluster, seeds=seeds, iterations=iterations, only_fit=True)
@@ -111,7 +115,7 @@ def fit_scaling(
 ) -> Cluster:
     """The cluster moved within ``target.free`` to the rows marked for fitting, with standard errors in its record.
 
-    Differential evolution from the present values; common random numbers make the cost smooth and the result
+    Differential evolution from around the present values; common random numbers make the cost smooth and the result
     reproducible. Errors come from the Jacobian at the optimum and count a residual of one as one standard deviation.
     """
     keys, bounds = list(target.free), list(target.free.values())
@@ -129,12 +133,19 @@ def fit_scaling(
         done += 1
         on_generation(done, float(getattr(intermediate_result, "fun", math.nan)))
 
-    first = [min(max(_value(start, key), low), high) for key, (low, high) in target.free.items()]
+    low, high = np.array(bounds).T
+    first = np.clip([_value(start, key) for key in keys], low, high)
+    around = first + SEARCH_SPREAD * (high - low) * np.random.default_rng(seed).standard_normal((POPULATION, len(keys)))
+    population = np.clip(np.vstack([first, around]), low, high)
     result = differential_evolution(
-        cost, bounds, x0=first, maxiter=generations, popsize=4, seed=seed, polish=False, tol=0.0, callback=callback
+        cost, bounds, init=population, maxiter=generations, seed=seed, polish=False, tol=0.0, callback=callback
     )
     best = moved(result.x)
-    record = {"source": f"targets/{target.name}", "cost": round(float(result.fun), 3), "fitted": _errors(target, moved, result.x)}
+    record = {
+        "source": f"targets/{target.name}",
+        "cost": round(float(result.fun), 3),
+        "fitted": _errors(target, moved, result.x),
+    }
     return configs.parse(Cluster, best.model_dump() | {"calibration": record}, f"fit of {target.name}")
 
 

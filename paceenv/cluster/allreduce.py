@@ -24,9 +24,7 @@ def ring_latency_s(members: int, hop_s: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(2.0 * (members - 1) * np.asarray(hop_s, dtype=np.float64))
 
 
-def crossing_hops(
-    members: int, total_nodes: int, nodes_per_leaf: int, placement: Literal["packed", "spread"]
-) -> float:
+def crossing_hops(members: int, total_nodes: int, nodes_per_leaf: int, placement: Literal["packed", "spread"]) -> float:
     """How many of a ring's ``members`` hops lead from one leaf switch to another.
 
     Packed: the ring passes its leaves one after the other, one hop out of each. Spread: the job's nodes sit in random

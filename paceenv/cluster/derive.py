@@ -27,16 +27,16 @@ class _Draw:
         match quantity:
             case Uniform():
                 low, high = quantity.uniform
-                return low + (high - low) * self._uniform()
+                return np.asarray(low + (high - low) * self._uniform())
             case LogUniform():
                 low, high = quantity.loguniform
                 return np.asarray(low * (high / low) ** self._uniform())
             case Normal():
                 mean, sd = quantity.normal
-                return np.maximum(mean + sd * ndtri(self._uniform()), 0.0)
+                return np.asarray(np.maximum(mean + sd * ndtri(self._uniform()), 0.0))
             case Scaled():
                 law = quantity.power_law
-                return law.value * (self._nodes / law.at_nodes) ** law.exponent
+                return float(law.value * (self._nodes / law.at_nodes) ** law.exponent)
             case _:
                 return float(quantity)
 
@@ -74,10 +74,12 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
         jobs[name] = value if isinstance(value, int) else draw(value)
     skewness_E = np.broadcast_to(np.round(draw(cluster.noise.imbalance_skew), 2), E).astype(np.float64)
     jobs["exposed_groups"], jobs["exposed_s"] = cluster.exposed.groups, draw(cluster.exposed.work_s)
-    jobs["exposed_share"], jobs["exposed_mean_iterations"] = draw(cluster.exposed.share), draw(
-        cluster.exposed.mean_iterations
+    jobs["exposed_share"], jobs["exposed_mean_iterations"] = (
+        draw(cluster.exposed.share),
+        draw(cluster.exposed.mean_iterations),
     )
     jobs["exposed_episode_s"] = draw(cluster.exposed.episode_s)
+    jobs["exposed_spread"] = draw(cluster.exposed.episode_spread)
     jobs["ideal_step_s"] = ideal_step_s(jobs)
     jobs["cap_s"] = cluster.pacing.cap * jobs["ideal_step_s"]
     return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), job.ranks, job.groups, skewness_E)
@@ -136,7 +138,9 @@ class ClusterMix:
                 )
         share = np.ones(len(clusters)) if weights is None else np.asarray(weights, dtype=np.float64)
         if len(share) != len(clusters) or share.min() < 0 or share.sum() <= 0:
-            raise InputError(f"weights = {list(share)}; allowed: one non-negative number for each cluster, not all zero")
+            raise InputError(
+                f"weights = {list(share)}; allowed: one non-negative number for each cluster, not all zero"
+            )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
         self._edges = np.cumsum(share / share.sum())
         self._tenants = max(len(c.tenants) for c in clusters)

@@ -55,7 +55,9 @@ Quantity = float | Uniform | LogUniform | Normal | Scaled
 
 
 def _within(low: float, high: float, *, open_low: bool = False) -> Callable[[Quantity], Quantity]:
-    allowed = f"{'greater than' if open_low else 'at least'} {low:g}" + (f", at most {high:g}" if high < math.inf else "")
+    allowed = f"{'greater than' if open_low else 'at least'} {low:g}" + (
+        f", at most {high:g}" if high < math.inf else ""
+    )
 
     def check(quantity: Quantity) -> Quantity:
         for value in _ends(quantity):
@@ -168,7 +170,8 @@ class Exposed(Config):
     work_s: NonNegative = Field(0.0, description="how long it takes them, s")
     share: Share = Field(0.0, description="share of time any group spends in episodes of it")
     mean_iterations: AtLeastOne = Field(200.0, description="mean length of an episode, iterations")
-    episode_s: NonNegative = Field(0.0, description="its mean per step; an episode draws 0.5 to 1.5 times that, s")
+    episode_s: NonNegative = Field(0.0, description="its mean per step, s")
+    episode_spread: Cv = Field(0.5, description="an episode draws uniformly from 1 - spread to 1 + spread times that")
 
 
 class Tenant(Config):

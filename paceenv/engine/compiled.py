@@ -26,13 +26,13 @@ _MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabri
 _REGISTERED = (
     (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.block_ends, timing.window_ends),
-    (timing.observe_ranks, timing.smooth, timing.spread_s, timing.start_window, timing.slack_low_s),
+    (timing.observe_ranks, timing.smooth, timing.follow, timing.spread_s, timing.start_window, timing.slack_low_s),
     (timing.comm_low_s, timing.window_s, timing.decide),
     (signals.squash, signals.close_step_interval, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
     (draws.position, draws.look_up, draws.quantile, draws.positions, draws.uniform_bits),
     (noise.onset_rate, noise.reset_noise, noise.reset_exposed, noise.start_exposed, noise.start_fail_slow),
-    (noise.add_stalls, noise.draw_compute),
+    (noise.add_stalls, noise.draw_compute, noise.episode_s),
     (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric.share_uplink, fabric.rewind),
     (kernel.arrive, kernel.sort_groups, kernel.finish_step, kernel.observe_and_decide),
     (kernel.observer_rank,),
@@ -45,7 +45,7 @@ contraction and no approximation, so that compiled and interpreted arithmetic ag
 def cache_directory() -> Path:
     """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
     digest = hashlib.sha256()
-    for module in (*_MODULES,):
+    for module in _MODULES:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(f"{numba.__version__} {platform.python_version()}".encode())
     base = os.environ.get("PACEENV_CACHE_DIR") or os.path.join(
@@ -57,17 +57,18 @@ def cache_directory() -> Path:
 @contextmanager
 def _numba_cache(directory: Path) -> Iterator[bool]:
     """Point Numba's cache at ``directory`` while functions are declared; yields whether it can be written."""
-    before = numba.config.CACHE_DIR
+    settings: Any = numba.config  # its attributes are set at import, by name
+    before = settings.CACHE_DIR
     try:
         directory.mkdir(parents=True, exist_ok=True)
         writable = os.access(directory, os.W_OK)
     except OSError:
         writable = False
-    numba.config.CACHE_DIR = str(directory) if writable else before
+    settings.CACHE_DIR = str(directory) if writable else before
     try:
         yield writable
     finally:
-        numba.config.CACHE_DIR = before
+        settings.CACHE_DIR = before
 
 
 def _compile() -> tuple[Callable[..., None], ...]:
@@ -75,7 +76,10 @@ def _compile() -> tuple[Callable[..., None], ...]:
         register_jitable(**_OPTIONS)(function)
     register_jitable(error_model="numpy", fastmath=True)(kernel.total)
     with _numba_cache(cache_directory()) as writable:
-        return tuple(numba.njit(nogil=True, cache=writable, **_OPTIONS)(f) for f in (kernel.reset, kernel.advance, kernel.observe))
+        return tuple(
+            numba.njit(nogil=True, cache=writable, **_OPTIONS)(f)
+            for f in (kernel.reset, kernel.advance, kernel.observe)
+        )
 
 
 reset, advance, observe = _compile()

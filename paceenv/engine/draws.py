@@ -92,7 +92,7 @@ def quantile(table: NDArray[np.float64], bits: np.uint32) -> float:
 
 
 def uniform_bits(u: float) -> np.uint32:
-    """The 32 bits whose :func:`quantile` is the value at probability ``u``: tail bits below one half, mirrored above."""
+    """The 32 bits whose :func:`quantile` is the value at probability ``u``: tail bits below one half, then mirrored."""
     if u < 0.5:
         return np.uint32(min(u * 4294967296.0, 2147483647.0))
     return np.uint32(2147483648.0 + min((1.0 - u) * 4294967296.0, 2147483647.0))

@@ -205,5 +205,3 @@ def observe(
         else:
             r = observer_rank(clocks[e]["key"], ranks)
             signals.write_signals(rank_EFR[e], r, tick_EK[e], out_ESO[e, 0])
-
-

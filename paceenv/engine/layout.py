@@ -36,14 +36,15 @@ JOB = np.dtype(
         ("exposed_share", "f8"),
         ("exposed_mean_iterations", "f8"),
         ("exposed_episode_s", "f8"),
+        ("exposed_spread", "f8"),
         ("cap_s", "f8"),
         ("ideal_step_s", "f8"),
     ],
     align=True,
 )
-"""Parameters of one job. ``transfer_alone_s`` is a group's collective with every link to itself; ``uplink_work_s`` the
-part of it that occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile
-tables. ``ideal_step_s`` is the closed-form step with no noise and no contention: the reference of reward and reports."""
+"""Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` the part of it
+that occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile tables.
+``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports."""
 
 TENANT = np.dtype(
     [
@@ -57,7 +58,8 @@ TENANT = np.dtype(
     align=True,
 )
 """A co-tenant on the uplink: computes, then transfers ``uplink_work_s`` at no more than ``rate_cap`` of the uplink,
-then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our groups; weight 0 means absent."""
+then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
+groups; weight 0 means absent."""
 
 CLOCK = np.dtype(
     [

@@ -2,7 +2,8 @@
 
 Scalar loops that the kernel compiles. Compute time of rank r in iteration t is
 
-    compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t]) * fail_slow + stall
+    compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t])
+        * fail_slow[r, t] + stall[r, t]
 
 Rare events (fail-slow onsets, stalls, exposed-work episodes) are found by geometric skips over the flattened index
 ``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on time or on
@@ -83,9 +84,14 @@ def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
         active = u < share
         length = geometric(max(u / share, 1e-300), 1.0 / job["exposed_mean_iterations"]) if active else 0
         group[EXPOSED_UNTIL, g] = float(length)
-        group[EXPOSED_NOW_S, g] = job["exposed_episode_s"] * (0.5 + uniform(start_key, COMMON, g))
+        group[EXPOSED_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
     onset = onset_rate(share, job["exposed_mean_iterations"])
     clock["exposed_next"] = geometric(uniform(key, EXPOSED, 0), onset) - 1
+
+
+def episode_s(job: Any, u: float) -> float:
+    """Exposed work of one episode from a uniform ``u``: uniform around its mean, seconds."""
+    return float(job["exposed_episode_s"] * (1.0 + job["exposed_spread"] * (2.0 * u - 1.0)))
 
 
 def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
@@ -100,7 +106,7 @@ def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
         if group[EXPOSED_UNTIL, g] <= t:
             length = geometric(uniform(episode_key, EXPOSED, 1), 1.0 / job["exposed_mean_iterations"])
             group[EXPOSED_UNTIL, g] = float(t + length)
-            group[EXPOSED_NOW_S, g] = job["exposed_episode_s"] * (0.5 + uniform(episode_key, EXPOSED, 2))
+            group[EXPOSED_NOW_S, g] = episode_s(job, uniform(episode_key, EXPOSED, 2))
         clock["exposed_next"] += geometric(uniform(episode_key, EXPOSED, 3), onset)
 
 

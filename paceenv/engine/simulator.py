@@ -138,7 +138,9 @@ class Simulator:
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
         out = np.empty((len(self.batch), self.batch.ranks if every_rank else 1, SIGNALS), np.float32)
-        self._spread(compiled.observe, None, self.batch.ranks, every_rank, self.clocks, self.rank_EFR, self.tick_EK, out)
+        self._spread(
+            compiled.observe, None, self.batch.ranks, every_rank, self.clocks, self.rank_EFR, self.tick_EK, out
+        )
         return out if every_rank else out[:, 0]
 
     def mean_delay_s(self) -> NDArray[np.float64]:
@@ -167,10 +169,16 @@ class Simulator:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
         settings = np.ascontiguousarray(settings, dtype=np.float64)
         if settings.shape not in {(E, 1, *pacing.off().shape), (E, R, *pacing.off().shape)}:
-            raise ValueError(f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)")
+            raise ValueError(
+                f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)"
+            )
         T = iterations if record else 0
         out = Recording(
-            np.empty((E, iterations)), np.empty((E, T, R)), np.empty((E, T, R)), np.empty((E, T, G)), np.empty((E, T, G))
+            np.empty((E, iterations)),
+            np.empty((E, T, R)),
+            np.empty((E, T, R)),
+            np.empty((E, T, G)),
+            np.empty((E, T, G)),
         )
         stamps = (out.entry_ETR, out.delay_ETR, out.finish_ETG, out.ready_ETG)
         parameters = (self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table(), self._imbalance)

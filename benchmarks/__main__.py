@@ -1,0 +1,69 @@
+"""Runs every benchmark; ``--write`` rebuilds ``docs/benchmarks.md``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import engine, env, policy, ppo
+from benchmarks._common import Report, Table, machine, show
+from paceenv import output
+from paceenv.configs import write_text
+
+BENCHMARKS = {"engine": engine.run, "env": env.run, "ppo": ppo.run, "policy": policy.run}
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Made by `python -m benchmarks --write`; `make bench` prints the same tables, and each benchmark also runs alone, as
+`python -m benchmarks.{names} --json -`. Times are CPU seconds of one process on one
+core; contestants take turns, and every number is the median of the turns. Compare ratios: they come from the same run,
+and absolute values change with the machine and with what else it does.
+"""
+
+
+def table_lines(table: Table) -> list[str]:
+    """A table in Markdown, numbers to the right."""
+    rule = ["---"] + ["---:"] * (len(table.columns) - 1)
+    return ["| " + " | ".join(cells) + " |" for cells in (table.columns, rule, *table.rows)]
+
+
+def document(reports: Sequence[Report]) -> str:
+    """``docs/benchmarks.md``."""
+    lines = [HEAD.format(names="{" + ",".join(BENCHMARKS) + "}"), "## Machine", ""]
+    lines += table_lines(Table("", ("", ""), list(machine().items())))
+    lines += ["", "## Targets", ""]
+    targets = [t for r in reports for t in r.targets]
+    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**", t.because) for t in targets]
+    lines += table_lines(Table("", ("what", "target", "measured", "", "remark"), rows))
+    for report in reports:
+        lines += ["", f"## {report.title}", "", report.text]
+        for table in report.tables:
+            lines += ["", f"### {table.title[:1].upper()}{table.title[1:]}", "", *table_lines(table)]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/benchmarks.md from this run.")] = False,
+) -> None:
+    """Run every benchmark and print its tables; takes about two minutes."""
+    reports = {}
+    for name, run in BENCHMARKS.items():
+        start = time.perf_counter()
+        reports[name] = run()
+        output.say(f"{name}: {time.perf_counter() - start:.0f} s")
+        if json_ != "-":
+            show(reports[name])
+    if json_ is not None:
+        output.write_json({"machine": machine()} | {name: r.data for name, r in reports.items()}, json_)
+    if write:
+        write_text(DOCUMENT, document(list(reports.values())))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,163 @@
+"""What the benchmarks share: the clock, the machine's description, reports, and the command line of each module.
+
+Time is CPU time of the process, so that a machine shared with others measures the same, and contestants take turns, so
+that what disturbs the machine disturbs all of them. Ratios are medians of the ratios within a turn.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from paceenv import output
+from paceenv.errors import InputError
+
+LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
+
+
+@dataclass(frozen=True)
+class Times:
+    """CPU seconds of one unit of work, one number a turn, by contestant."""
+
+    seconds: Mapping[str, NDArray[np.float64]]
+
+    def median_s(self, name: str) -> float:
+        return float(np.median(self.seconds[name]))
+
+    def rate(self, name: str) -> float:
+        """Units per CPU second."""
+        return 1.0 / self.median_s(name)
+
+    def speed_ratio(self, name: str, other: str) -> float:
+        """How many times faster ``name`` is than ``other``: median over the turns."""
+        return float(np.median(self.seconds[other] / self.seconds[name]))
+
+
+@dataclass(frozen=True)
+class Target:
+    """A number that was promised: what, what was wanted, what came out, and what explains it."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one benchmark found. ``data`` is its JSON; ``text`` says in a paragraph what was measured."""
+
+    title: str
+    text: str
+    data: dict[str, Any]
+    tables: Sequence[Table]
+    targets: Sequence[Target] = field(default_factory=tuple)
+
+
+def measure(
+    contestants: Mapping[str, Callable[[], object]],
+    units: Mapping[str, int] | None = None,
+    *,
+    turns: int = 5,
+    least_s: float = 0.04,
+) -> Times:
+    """Time contestants in turn; each is called twice beforehand, then so often in a turn that it takes ``least_s``.
+
+    With ``least_s`` 0 there is neither warm-up nor repetition, for what takes seconds and does not compile.
+    ``units`` is how many units of work a call of each does (default: a call is the unit).
+    """
+    calls: dict[str, int] = {}
+    for name, function in contestants.items():
+        if least_s > 0.0:
+            function()
+        calls[name] = max(1, round(least_s / max(_cpu_s(function, 1), 1e-9))) if least_s > 0.0 else 1
+    seconds = {name: np.empty(turns) for name in contestants}
+    for turn in range(turns):
+        for name, function in contestants.items():
+            seconds[name][turn] = _cpu_s(function, calls[name]) / (calls[name] * (units[name] if units else 1))
+    return Times(seconds)
+
+
+def _cpu_s(function: Callable[[], object], calls: int) -> float:
+    start = time.process_time()
+    for _ in range(calls):
+        function()
+    return time.process_time() - start
+
+
+def machine() -> dict[str, str]:
+    """What the numbers depend on; nothing that names the machine."""
+    memory_kib = int(_first(r"MemTotal:\s*(\d+)", "/proc/meminfo") or 0)
+    facts = {
+        "cpu": _first(r"model name\s*:\s*(.+)", "/proc/cpuinfo") or platform.processor() or platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": f"{memory_kib / 2**20:.0f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+    return facts | {name: importlib.metadata.version(name) for name in LIBRARIES}
+
+
+def _first(pattern: str, path: str) -> str:
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="utf-8"))
+    except OSError:
+        return ""
+    return re.sub(r"\s+", " ", found.group(1)).strip() if found else ""
+
+
+def figure(value: float, unit: str = "") -> str:
+    """A number with three digits and a thousands prefix, such as ``52.3 M``."""
+    for scale, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{_digits(value / scale)} {prefix}{unit}"
+    return f"{_digits(value)} {unit}".rstrip()
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def show(report: Report) -> None:
+    """Print a report for people."""
+    for table in report.tables:
+        output.print_table(f"{report.title}: {table.title}", table.columns, table.rows)
+    for target in report.targets:
+        print(f"{'met   ' if target.met else 'MISSED'}  {target.what}: {target.measured} (target: {target.wanted})")
+
+
+def command(run: Callable[[], Report]) -> None:
+    """The command line of one benchmark."""
+
+    def main(json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None) -> None:
+        try:
+            report = run()
+            if json_ is not None:
+                output.write_json({"machine": machine(), **report.data}, json_)
+        except InputError as error:
+            output.say(f"error: {error}")
+            raise typer.Exit(2) from None
+        if json_ != "-":
+            show(report)
+
+    main.__doc__ = run.__doc__
+    typer.run(main)

@@ -1,0 +1,62 @@
+"""One rank's decision core: stamps of an iteration in, the delay of the next one out. No clock, no sleep, no thread.
+
+Runs the simulator's own estimator, signals and rules as plain Python on one column, so that a policy that was tuned on
+the simulator acts through the same arithmetic here. Talks to ``paceenv.timing`` and a ``policies.base.Policy``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import pacing, signals, timing
+from policies.base import Policy
+
+
+class RankPacer:
+    """Follows one rank through its iterations and decides how long it should hold back before each.
+
+    Parameters
+    ----------
+    policy : decides threshold and window of the mechanisms once per control interval, on this rank's own view
+    cap_s : the longest delay, in seconds; no policy and no rule exceeds it
+    has_barrier : whether the job ends its step with a barrier after the payload collective
+    interval_iterations : iterations of a control interval, as in training; the first one runs without pacing
+    """
+
+    def __init__(self, policy: Policy, *, cap_s: float, has_barrier: bool, interval_iterations: int = 20) -> None:
+        if not cap_s >= 0.0:
+            raise ValueError(f"cap_s = {cap_s!r}; allowed: at least 0")
+        if interval_iterations < 1:
+            raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
+        self._policy, self._cap_s, self._has_barrier = policy, cap_s, has_barrier
+        self._interval_iterations = interval_iterations
+        self._rank, self._tick = timing.new_state()
+        self._comm_R, self._wait_R = np.zeros(1), np.zeros(1)
+        self._settings_M2, self._done = pacing.off(), 0
+        policy.reset(1)
+
+    def view(self) -> NDArray[np.float32]:
+        """What this rank sees of the current interval: the observation vector ``(O,)``."""
+        out = np.empty(signals.SIGNALS, np.float32)
+        signals.write_signals(self._rank, 0, self._tick, out)
+        return out
+
+    def iteration(self, comm_s: float, barrier_s: float, step_s: float) -> float:
+        """Take in one iteration and return the delay before the next, both in seconds.
+
+        ``comm_s`` is the time from entry to exit of the payload collective, ``barrier_s`` that in the barrier (ignored
+        in a job without one), ``step_s`` the time since the last step's end.
+        """
+        if self._done and self._done % self._interval_iterations == 0:
+            signals.start_interval(self._tick)
+        self._comm_R[0], self._wait_R[0] = comm_s, barrier_s
+        timing.observe_step(self._tick, step_s)
+        timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
+        # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
+        timing.decide(self._rank, self._tick, 0, 1, self._settings_M2, self._cap_s)
+        self._done += 1
+        if self._done % self._interval_iterations == 0:
+            signals.close_step_interval(self._tick)
+            self._settings_M2 = np.asarray(self._policy.act(self.view()[None])[0], np.float64)
+        return float(self._rank[timing.DELAY_S, 0])

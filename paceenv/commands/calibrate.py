@@ -1,0 +1,110 @@
+"""``paceenv calibrate``: a cluster config from a trace, packaged measurements, or a published scaling table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv import configs, output
+from paceenv.calibration.noise import NoiseFit, calibrate_noise
+from paceenv.calibration.scaling import ScalingTarget, fit_scaling
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.errors import InputError
+
+BASE = "null-jitter"
+
+
+def calibrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A trace (Parquet), a measurements file, or a scaling table such as configs/targets/*.yaml."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The cluster config to write (YAML).")],
+    base: Annotated[
+        str | None, typer.Option(help=f"Take what the source does not tell from this cluster. Default: {BASE}.")
+    ] = None,
+    stage: Annotated[int, typer.Option(min=0, help="Pipeline stage whose compute is fitted.")] = 0,
+    generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Fit a cluster config to a trace or to published numbers, with error bars.
+
+    From a trace: the noise of compute (mean, persistent, common-mode and idiosyncratic parts, tail). The config is a
+    plain barrier job of as many nodes as the trace has workers; --base gives it another fabric or other tenants.
+
+    From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
+    """
+    path = _find(source)
+    if path.suffix in {".yaml", ".yml"} and "rows" in configs.read_yaml(path):
+        target = configs.load(ScalingTarget, "targets", str(path))
+        start = load_cluster(base or target.cluster)
+        with output.progress(f"fit {target.name}", generations) as done:
+            cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
+        fit = None
+    else:
+        fit = _stage(calibrate_noise(path), stage, path)
+        cluster = noise_cluster(fit, load_cluster(base or BASE), out.stem)
+    configs.write_text(out, configs.to_yaml(cluster.model_dump(exclude_defaults=True)))
+    if json_ is not None:
+        output.write_json(cluster.model_dump(exclude_defaults=True), json_)
+    if json_ != "-":
+        _print(cluster, fit)
+        output.say(f"wrote {out}")
+
+
+def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
+    """``base`` with the measured compute time and noise, one node per measured worker."""
+    found, data = fit.to_config(), base.model_dump()
+    data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
+    data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
+    data["noise"] |= found["noise"]
+    data["calibration"] = found["calibration"]
+    return configs.parse(Cluster, data, f"calibration of {fit.source}")
+
+
+def _find(source: str) -> Path:
+    path = Path(source)
+    if path.suffix or path.exists():
+        return path
+    for kind in ("measurements", "targets"):
+        if source in configs.names(kind):
+            return configs.packaged(kind) / f"{source}.yaml"
+    known = [*configs.names("measurements"), *configs.names("targets")]
+    raise InputError(f"{source}: neither a file nor one of the packaged sources {', '.join(known)}")
+
+
+def _stage(fits: list[NoiseFit], stage: int, path: Path) -> NoiseFit:
+    for fit in fits:
+        if fit.stage == stage:
+            return fit
+    raise InputError(f"--stage {stage}: {path} has stages {', '.join(str(f.stage) for f in fits)}")
+
+
+def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
+    fitted: dict[str, Any] = cluster.calibration["fitted"]
+    rows = [(key, *(f"{v[part]:.4g}" for part in ("value", "se", "lo", "hi"))) for key, v in fitted.items()]
+    title = f"{cluster.name}: fitted to {cluster.calibration['source']}"
+    output.print_table(title, ("parameter", "value", "standard error", "95 % low", "high"), rows)
+    if fit is None:
+        return
+    held_out = [
+        (
+            str(h.width),
+            f"{h.measured:.3f}",
+            f"{h.predicted:.3f}",
+            f"{h.error:+.2%}",
+            f"{h.error_even_to_odd:+.1%} / {h.error_odd_to_even:+.1%}",
+        )
+        for h in fit.held_out
+    ]
+    output.print_table(
+        "E[max]/mean of compute on held-out steps",
+        ("workers", "measured", "predicted", "error", "each direction"),
+        held_out,
+        "half of the steps predicts the other half, both ways averaged; a single direction also carries the "
+        "difference between the halves",
+    )

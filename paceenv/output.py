@@ -1,0 +1,66 @@
+"""How commands talk: JSON for machines on request, tables for people, progress on the error stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceenv.errors import InputError
+
+JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
+
+
+def write_json(data: Any, where: str) -> None:
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
+    text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    from paceenv.configs import write_text
+
+    if Path(where).is_dir():
+        raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
+    write_text(where, text)
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {str(k): _finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(v) for v in data]
+    if hasattr(data, "item") and not isinstance(data, (str, bytes)):
+        data = data.item()
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+    """Print a table: the first column to the left, numbers to the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", caption=note or None, caption_justify="left")
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def say(text: str) -> None:
+    """A line of progress for people, on the error stream."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+@contextmanager
+def progress(description: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A progress bar on the error stream; the yielded function takes how much of ``total`` is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,47 @@
+"""Shared by the tests: a simulator straight from engine parameters, without a config in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from paceenv.cluster.derive import ideal_step_s
+from paceenv.engine import layout
+from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
+
+settings.register_profile("paceenv", deadline=None)  # no timing is asserted in a test
+settings.load_profile("paceenv")
+
+
+def build_simulator(
+    seeds: Sequence[int] = (0,),
+    *,
+    ranks: int = 1,
+    groups: int = 1,
+    tenants: Sequence[dict[str, Any]] = (),
+    skewness: float = 0.0,
+    threads: int = 1,
+    **job: Any,
+) -> Simulator:
+    """One job per seed: 1 s of compute, everything else off unless ``job`` names it; ``tenants`` are records too."""
+    jobs = layout.default_job(len(seeds))
+    jobs["compute_s"], jobs["cap_s"] = 1.0, 1.0
+    for name, value in job.items():
+        jobs[name] = value
+    jobs["ideal_step_s"] = ideal_step_s(jobs)
+    records = np.zeros((len(seeds), len(tenants)), layout.TENANT)
+    for k, tenant in enumerate(tenants):
+        for name, value in ({"rate_cap": 1.0, "weight": 1.0, "ranks": 1.0} | tenant).items():
+            records[name][:, k] = value
+    batch = JobBatch(jobs, records, ranks, groups, np.full(len(seeds), skewness))
+    return Simulator(batch, episode_keys(list(seeds)), threads)
+
+
+@pytest.fixture(scope="session")
+def simulator() -> Callable[..., Simulator]:
+    """:func:`build_simulator`; session-wide, so that Hypothesis tests may use it."""
+    return build_simulator

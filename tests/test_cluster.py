@@ -1,0 +1,285 @@
+"""From a cluster config to the engine's parameters: closed forms of the collective, random quantities, mixes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from paceenv import configs, pacing
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.cluster.allreduce import BYTES_PER_GBIT, crossing_hops, ring_bytes, ring_latency_s
+from paceenv.cluster.derive import ClusterMix, derive
+from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.errors import InputError
+
+
+def cluster(**sections: Any) -> Cluster:
+    """A small cluster; sections are merged into these."""
+    data: dict[str, Any] = {
+        "name": "tiny",
+        "job": {"nodes": 4, "compute_s": 0.5, "gradient_bytes": 1e9},
+        "fabric": {"nic_gbps": 80.0, "nodes_per_leaf": 2, "uplink_gbps": 160.0},
+    }
+    for name, section in sections.items():
+        data[name] = data.get(name, {}) | section if isinstance(section, dict) else section
+    return configs.parse(Cluster, data, "test")
+
+
+def jobs_of(some: Cluster, seeds: range = range(1)) -> Any:
+    return derive(some, episode_keys(list(seeds))).jobs
+
+
+# The ring
+
+
+@pytest.mark.parametrize("members", [2, 3, 8, 1000])
+def test_ring_bytes_equal_a_ring_executed_chunk_by_chunk(members: int) -> None:
+    chunk = 12.0 / members
+    sent = sum(chunk for _phase in ("reduce-scatter", "all-gather") for _hop in range(members - 1))
+    assert ring_bytes(members, 12.0) == pytest.approx(sent)
+    assert ring_bytes(members, 12.0) < 2 * 12.0
+
+
+def test_ring_of_one_sends_nothing() -> None:
+    assert ring_bytes(1, 1e9) == 0.0
+    assert ring_latency_s(1, 1e-5) == 0.0
+
+
+def test_large_rings_approach_twice_the_payload() -> None:
+    assert ring_bytes(10**6, 1e9) == pytest.approx(2e9, rel=1e-5)
+    assert ring_latency_s(5, 2e-6) == pytest.approx(16e-6)
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 64])
+def test_ten_billion_parameters_at_50_gigabytes_per_second_take_400_ms_or_more(nodes: int) -> None:
+    job = {"nodes": nodes, "compute_s": 1.0, "gradient_bytes": 2 * 10e9}
+    fabric = {"nic_gbps": 400.0, "nodes_per_leaf": nodes, "uplink_gbps": 1e6, "latency_us": 0.0}
+    alone_s = jobs_of(cluster(job=job, fabric=fabric))["transfer_alone_s"][0]
+    assert alone_s == pytest.approx(2 * (nodes - 1) / nodes * 20e9 / 50e9)
+    assert alone_s >= 0.4
+
+
+@pytest.mark.parametrize(
+    ("members", "total", "per_leaf", "expected"),
+    [(4, 8, 4, 0), (8, 8, 4, 2), (6, 12, 4, 2), (16, 16, 4, 4), (8, 8, 8, 0), (8, 4, 8, 0), (1, 64, 4, 0)],
+)
+def test_packed_rings_leave_each_of_their_leaves_once(members: int, total: int, per_leaf: int, expected: int) -> None:
+    assert crossing_hops(members, total, per_leaf, "packed") == expected
+    leaf = [node // per_leaf for node in range(members)]
+    counted = sum(a != b for a, b in zip(leaf, leaf[1:] + leaf[:1], strict=True))
+    if total > per_leaf:
+        assert counted == expected
+
+
+def test_spread_rings_cross_as_often_as_random_orders_do() -> None:
+    rng = np.random.default_rng(0)
+    leaf = np.repeat(np.arange(4), 4)
+    hops = []
+    for _ in range(4000):
+        ring = rng.permutation(leaf)[:6]
+        hops.append(np.count_nonzero(ring != np.roll(ring, 1)))
+    expected = crossing_hops(6, 16, 4, "spread")
+    assert np.mean(hops) == pytest.approx(expected, abs=4.5 * np.std(hops) / math.sqrt(len(hops)))
+
+
+def test_spread_over_two_nodes_is_exact() -> None:
+    crossing = [a // 2 != b // 2 for a, b in itertools.permutations(range(4), 2)]
+    assert crossing_hops(2, 4, 2, "spread") == pytest.approx(2 * np.mean(crossing))
+
+
+# From config to parameters
+
+
+def test_derived_times_of_a_small_cluster_by_hand() -> None:
+    some = cluster(
+        job={"nodes": 4, "ranks_per_node": 2, "compute_s": 0.5, "gradient_bytes": 1e9},
+        fabric={"nics_per_node": 4, "intra_node_gbps": 800.0, "latency_us": 5.0, "barrier_us": 20.0},
+    )
+    jobs = jobs_of(some)
+    across_bytes = 1.5e9  # 2 * 3/4 of the payload, by each node's ranks together
+    assert jobs["transfer_alone_s"][0] == pytest.approx(across_bytes / (4 * 80 * BYTES_PER_GBIT))
+    assert jobs["uplink_work_s"][0] == pytest.approx(2 * across_bytes / (160 * BYTES_PER_GBIT))
+    inside_s = 1e9 / (800 * BYTES_PER_GBIT)  # a ring of two: 2 * 1/2 of the payload
+    assert jobs["latency_s"][0] == pytest.approx(inside_s + 2 * 7 * 5e-6)
+    assert jobs["barrier_s"][0] == pytest.approx(20e-6)
+    ideal_s = 0.5 + jobs["uplink_work_s"][0] + jobs["latency_s"][0] + 20e-6
+    assert jobs["ideal_step_s"][0] == pytest.approx(ideal_s)
+    assert jobs["cap_s"][0] == pytest.approx(some.pacing.cap * ideal_s)
+
+
+def test_more_nics_and_faster_links_never_slow_a_job_down() -> None:
+    slow = jobs_of(cluster())["ideal_step_s"][0]
+    for change in ({"nics_per_node": 2}, {"nic_gbps": 100.0}, {"uplink_gbps": 1000.0}, {"latency_us": 1.0}):
+        assert jobs_of(cluster(fabric=change))["ideal_step_s"][0] <= slow, change
+
+
+def test_groups_halve_the_ring_and_multiply_the_flows() -> None:
+    whole = derive(cluster(), episode_keys([0]))
+    halves = derive(cluster(job={"nodes_per_group": 2, "barrier": True}), episode_keys([0]))
+    assert (whole.groups, halves.groups, halves.ranks) == (1, 2, 4)
+    assert halves.jobs["transfer_alone_s"][0] == pytest.approx(whole.jobs["transfer_alone_s"][0] * 1.0 / 1.5)
+    assert halves.jobs["uplink_work_s"][0] == 0.0, "a packed group of two stays on its leaf of two"
+
+
+def test_a_single_node_has_nothing_to_send() -> None:
+    jobs = jobs_of(cluster(job={"nodes": 1}))
+    assert jobs["ideal_step_s"][0] == pytest.approx(0.5)
+
+
+def test_noise_reaches_the_engine_under_its_own_name() -> None:
+    noise = {
+        "jitter_cv": 0.01, "common_cv": 0.02, "persistent_cv": 0.03, "slow_ranks": 2, "slow_factor": 1.5,
+        "imbalance_cv": 0.04, "fail_slow_share": 0.05, "fail_slow_mean_iterations": 60.0, "fail_slow_factor": 1.7,
+        "drift_cv": 0.08, "drift_iterations": 90.0, "stall_rate": 0.1, "stall_mean_s": 0.11,
+    }  # fmt: skip
+    batch = derive(cluster(noise=noise | {"imbalance_skew": 1.3}), episode_keys([0]))
+    assert {name: batch.jobs[name][0] for name in noise} == noise
+    assert batch.skewness_E.tolist() == [1.3]
+    missing = set(Cluster.model_fields["noise"].annotation.model_fields) - set(noise) - {"imbalance_skew"}  # type: ignore[union-attr]
+    assert not missing, "a new noise type must reach the engine"
+
+
+def test_tenants_in_units_of_our_ideal_step() -> None:
+    some = cluster(tenants=[{"period_ratio": 2.0, "comm_share": 0.25, "rate_share": 0.5, "weight": 3.0, "ranks": 6}])
+    batch = derive(some, episode_keys([0]), tenants=2)
+    ideal_s, tenant = batch.jobs["ideal_step_s"][0], batch.tenants_EK[0, 0]
+    assert tenant["compute_s"] == pytest.approx(1.5 * ideal_s)
+    assert tenant["uplink_work_s"] / tenant["rate_cap"] == pytest.approx(0.5 * ideal_s)
+    assert (tenant["weight"], tenant["ranks"], tenant["rate_cap"]) == (3.0, 6.0, 0.5)
+    assert batch.tenants_EK[0, 1]["weight"] == 0.0, "the second place stays empty"
+
+
+# Random quantities
+
+
+@pytest.mark.parametrize(
+    ("quantity", "distribution"),
+    [
+        ({"uniform": [0.2, 0.6]}, stats.uniform(0.2, 0.4)),
+        ({"loguniform": [0.01, 1.0]}, stats.loguniform(0.01, 1.0)),
+        ({"normal": [0.5, 0.05]}, stats.norm(0.5, 0.05)),
+    ],
+    ids=["uniform", "loguniform", "normal"],
+)
+def test_quantities_follow_their_distribution(quantity: dict[str, list[float]], distribution: Any) -> None:
+    drawn = jobs_of(cluster(job={"compute_s": quantity}), range(2000))["compute_s"]
+    assert stats.kstest(drawn, distribution.cdf).pvalue > 1e-3
+
+
+def test_quantities_are_drawn_independently_of_one_another() -> None:
+    u = {"uniform": [0.2, 0.4]}
+    jobs = jobs_of(cluster(job={"compute_s": u}, noise={"jitter_cv": u, "common_cv": u, "drift_cv": u}), range(3000))
+    names = ("compute_s", "jitter_cv", "common_cv", "drift_cv")
+    correlation = np.corrcoef([jobs[name] for name in names]) - np.eye(4)
+    assert np.abs(correlation).max() < 4.5 / math.sqrt(3000)
+
+
+def test_fixing_one_quantity_leaves_the_others_as_they_were() -> None:
+    u = {"uniform": [0.2, 0.4]}
+    both = jobs_of(cluster(job={"compute_s": u}, noise={"jitter_cv": u}), range(10))
+    one = jobs_of(cluster(job={"compute_s": 0.3}, noise={"jitter_cv": u}), range(10))
+    np.testing.assert_array_equal(one["jitter_cv"], both["jitter_cv"])
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [(4, 0.01), (16, 0.02), (1, 0.005)])
+def test_power_law_grows_with_nodes(nodes: int, expected: float) -> None:
+    law = {"power_law": {"value": 0.01, "at_nodes": 4, "exponent": 0.5}}
+    some = cluster(noise={"jitter_cv": law})
+    assert jobs_of(some.with_nodes(nodes))["jitter_cv"][0] == pytest.approx(expected)
+
+
+unbounded = pytest.mark.xfail(strict=True, reason="only the ends in the file are held against the bounds, not the draw")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "quantity", "low", "high"),
+    [
+        ("noise", "jitter_cv", {"normal": [0.1, 0.2]}, 0.0, 1.0),
+        pytest.param("noise", "fail_slow_share", {"normal": [0.9, 0.5]}, 0.0, 0.99, marks=unbounded),
+        pytest.param("noise", "slow_factor", {"normal": [1.2, 0.5]}, 1.0, math.inf, marks=unbounded),
+        pytest.param("job", "compute_s", {"normal": [0.1, 0.2]}, 1e-300, math.inf, marks=unbounded),
+    ],
+)
+def test_normal_quantities_are_kept_within_their_bounds(
+    section: str, key: str, quantity: dict[str, list[float]], low: float, high: float
+) -> None:
+    drawn = jobs_of(cluster(**{section: {key: quantity}}), range(500))[key]
+    assert (drawn >= low).all()
+    assert (drawn <= high).all()
+
+
+# Mixes
+
+
+def test_mix_draws_by_weight_and_the_same_for_a_key() -> None:
+    mix = ClusterMix([cluster(job={"compute_s": c}) for c in (1.0, 2.0, 3.0)], [1.0, 3.0, 0.0])
+    keys = episode_keys(list(range(4000)))
+    compute_E = mix.derive(keys).jobs["compute_s"]
+    assert np.mean(compute_E == 1.0) == pytest.approx(0.25, abs=0.03)
+    assert not (compute_E == 3.0).any()
+    np.testing.assert_array_equal(mix.derive(keys[::-1]).jobs["compute_s"], compute_E[::-1])
+
+
+def test_a_mix_of_one_is_that_cluster() -> None:
+    keys = episode_keys(list(range(20)))
+    some = load_cluster("two-jobs")
+    np.testing.assert_array_equal(ClusterMix([some]).derive(keys).jobs, derive(some, keys).jobs)
+
+
+def test_a_mixed_batch_equals_its_clusters_one_by_one() -> None:
+    keys = episode_keys(list(range(30)))
+    parts = [load_cluster("one-job"), load_cluster("two-jobs")]
+    mix = ClusterMix(parts)
+    mixed, which = mix.derive(keys), mix.which(keys)
+    assert set(which) == {0, 1}
+    step_ET = Simulator(mixed, keys).run(pacing.off(30, 1), 20)
+    for c, part in enumerate(parts):
+        at = np.flatnonzero(which == c)
+        alone = Simulator(derive(part, keys[at]), keys[at])
+        np.testing.assert_array_equal(alone.run(alone.off(), 20), step_ET[at])
+
+
+@pytest.mark.parametrize("weights", [[1.0], [-1.0, 2.0], [0.0, 0.0]])
+def test_mix_refuses_weights_that_say_nothing(weights: list[float]) -> None:
+    with pytest.raises(InputError, match=r"weights = .* allowed: one non-negative number for each cluster"):
+        ClusterMix([cluster(), cluster()], weights)
+
+
+def test_mix_refuses_clusters_of_different_shape_and_none() -> None:
+    with pytest.raises(InputError, match="has 8 ranks in 1 groups, tiny has 4 in 1; allowed: the same"):
+        ClusterMix([cluster(), cluster(job={"nodes": 8})])
+    with pytest.raises(InputError, match="at least one"):
+        ClusterMix([])
+
+
+# What ships
+
+
+@pytest.mark.parametrize("name", configs.names("clusters"))
+def test_packaged_clusters_load_and_simulate(name: str) -> None:
+    some = load_cluster(name)
+    assert some.name == name
+    assert some.description
+    keys = episode_keys(list(range(4)))
+    batch = derive(some, keys)
+    sim = Simulator(batch, keys)
+    step_ET = sim.run(sim.off(), 30)
+    assert np.isfinite(step_ET).all()
+    assert (step_ET.mean(axis=1) > 0.9 * batch.jobs["ideal_step_s"]).all()
+    assert np.isfinite(sim.observe(every_rank=True)).all()
+
+
+def test_changed_and_with_nodes_leave_the_original_alone() -> None:
+    some = cluster()
+    assert some.changed(["noise.jitter_cv=0.03", "job.compute_s=2"]).noise.jitter_cv == 0.03
+    assert some.noise.jitter_cv == 0.0
+    assert some.with_nodes(64).job.ranks == 64
+    with pytest.raises(InputError, match=r"^tiny at 0 nodes.*: job\.nodes = 0; allowed: .*1"):
+        some.with_nodes(0)
+    with pytest.raises(InputError, match=r"^--set job\.nodes=-1: job\.nodes = -1"):
+        some.changed(["job.nodes=-1"])

@@ -1,0 +1,462 @@
+"""The Gymnasium environment, scalar and vector, and the checker that compares them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from paceenv import pacing, signals
+from paceenv.check import AnyVectorEnv, Plan, check_final, check_infos, check_rows, check_vector_env, pacing_factories
+from paceenv.cluster import load_cluster
+from paceenv.env import PacingEnv, PacingVectorEnv
+from paceenv.errors import InputError
+from paceenv.registration import ENV_ID, register_envs
+
+register_envs()
+
+Action = np.ndarray[Any, np.dtype[np.float32]]
+OFF: Action = np.array([-1.0, -1.0], np.float32)
+
+
+def action_for(mechanism: str, threshold: float, window: float) -> Action:
+    """The action that decodes to about these settings."""
+    grid = np.linspace(-1.0, 1.0, 2001)
+    decoded = pacing.decode_action(np.stack([grid, grid], axis=1), (mechanism,))[:, pacing.MECHANISMS.index(mechanism)]
+    nearest = np.abs(decoded - [threshold, window]).argmin(axis=0)
+    return grid[nearest].astype(np.float32)
+
+
+def rewards(env: PacingEnv, action: Action, steps: int, seed: int = 0) -> tuple[float, list[dict[str, Any]]]:
+    """Mean reward and infos of a constant action."""
+    env.reset(seed=seed)
+    results = [env.step(action) for _ in range(steps)]
+    return float(np.mean([r[1] for r in results])), [r[4] for r in results]
+
+
+# Gymnasium's own checks
+
+
+@pytest.mark.parametrize("mechanisms", [("slack",), ("slack", "slide", "paper")])
+def test_gymnasium_s_checker_has_nothing_to_say(mechanisms: tuple[str, ...]) -> None:
+    check_env(gymnasium.make(ENV_ID, mechanisms=mechanisms, episode_intervals=3).unwrapped)
+
+
+def test_make_and_make_vec_find_the_environment() -> None:
+    env = gymnasium.make(ENV_ID, cluster="two-jobs", mechanisms=("slide",), episode_intervals=4)
+    assert isinstance(env.unwrapped, PacingEnv)
+    env.reset(seed=1)
+    assert env.step(env.action_space.sample())[0].shape == (signals.SIGNALS,)
+    envs = gymnasium.make_vec(ENV_ID, num_envs=3, vectorization_mode="vector_entry_point", episode_intervals=4)
+    assert isinstance(envs.unwrapped, PacingVectorEnv)
+    observation, _ = envs.reset(seed=1)
+    assert observation.shape == (3, signals.SIGNALS)
+    env.close()
+    envs.close()
+
+
+def test_make_vec_by_copies_equals_the_batch() -> None:
+    copies = gymnasium.make_vec(
+        ENV_ID, num_envs=2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
+        episode_intervals=3,
+    )  # fmt: skip
+    batch = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="vector_entry_point", episode_intervals=3)
+    plan = Plan(2, 7, 5)
+    check_rows(plan.record(batch), plan.record(copies), "make_vec(..., vectorization_mode='sync')")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'import gymnasium; gymnasium.make("paceenv:paceenv/Pacing-v0").reset(seed=0)',
+        'import gymnasium, paceenv; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
+        'import paceenv.registration, gymnasium; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
+    ],
+    ids=["module prefix", "paceenv after gymnasium", "registration"],
+)
+def test_the_environment_is_found_in_a_fresh_interpreter(code: str) -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_registering_twice_is_harmless() -> None:
+    before = gymnasium.registry[ENV_ID]
+    register_envs()
+    assert gymnasium.registry[ENV_ID] is before
+
+
+def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
+    code = 'import sys, paceenv; print(sorted({"gymnasium", "numpy", "numba", "pydantic", "yaml"} & set(sys.modules)))'
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+# Vector against scalar
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"episode_intervals": 6},
+        {"cluster": "two-jobs", "mechanisms": ("slide", "slack"), "episode_intervals": 5, "interval_iterations": 7},
+        {"cluster": "when-scaling-fails", "episode_intervals": 4, "interval_iterations": 3, "cv_weight": 2.0},
+        {"cluster": ["one-job", "two-jobs"], "weights": [1, 2], "episode_intervals": 1, "mechanisms": ("paper",)},
+    ],
+    ids=["null", "two jobs", "groups", "mix of one-step episodes"],
+)
+def test_vector_environment_passes_the_checker(arguments: dict[str, Any]) -> None:
+    check_vector_env(*pacing_factories(**arguments), num_envs=5, steps=16, seed=3, threads=3)
+
+
+def test_checker_s_default_pair_is_the_registered_environment() -> None:
+    check_vector_env(num_envs=2, steps=65)
+
+
+def test_rows_that_end_at_different_times_report_as_gymnasium_does() -> None:
+    def staggered(n: int) -> Callable[[], PacingEnv]:
+        def make() -> PacingEnv:
+            env = PacingEnv(episode_intervals=8)
+            reset = env.reset
+
+            def first_reset(**arguments: Any) -> Any:
+                result = reset(**arguments)
+                env._batch.elapsed_E[0] = n * 8 // 4
+                env.reset = reset  # type: ignore[method-assign]
+                return result
+
+            env.reset = first_reset  # type: ignore[method-assign, assignment]
+            return env
+
+        return make
+
+    class Staggered(PacingVectorEnv):
+        def reset(self, **arguments: Any) -> Any:
+            result = super().reset(**arguments)
+            self.stagger()
+            return result
+
+    plan = Plan(4, 20, 0)
+    batch = plan.record(Staggered(4, episode_intervals=8))
+    copies = SyncVectorEnv([staggered(n) for n in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
+    reference = plan.record(copies)
+    ended = [int(step.truncated.sum()) for step in batch.steps[1:]]
+    assert set(ended) == {0, 1}, "never all at once"
+    check_rows(batch, reference, "scalar environments that end at different times")
+    check_final(batch, reference, AutoresetMode.SAME_STEP)
+    check_infos(batch, reference)
+
+
+# The checker finds what it should
+
+
+class Wrong(PacingVectorEnv):
+    """A vector environment to spoil."""
+
+    def __init__(self, num_envs: int, threads: int) -> None:
+        super().__init__(num_envs, threads=threads, episode_intervals=4)
+
+
+class SharedNoise(Wrong):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=None if seed is None else [5] * self.num_envs)
+
+
+class SeedIgnored(Wrong):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=0)
+
+
+class DependsOnBatchSize(Wrong):
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=None if seed is None else [seed + n * self.num_envs for n in range(self.num_envs)])
+
+
+class NoFinalObs(Wrong):
+    def step(self, actions: Any) -> Any:
+        *rest, info = super().step(actions)
+        info.pop("final_obs", None)
+        return *rest, info
+
+
+class FinalObsOfTheNextEpisode(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, *rest, info = super().step(actions)
+        if "final_obs" in info:
+            info["final_obs"] = np.array([*observation, None], object)[:-1]
+        return observation, *rest, info
+
+
+class DeclaresNextStep(Wrong):
+    metadata = Wrong.metadata | {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+
+class DeclaresNothing(Wrong):
+    metadata = {"render_modes": []}
+
+
+class ReusesItsArray(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        self.buffer = getattr(self, "buffer", observation)
+        self.buffer[:] = observation
+        return self.buffer, *rest
+
+
+class WrongDtype(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        return observation.astype(np.float64), *rest
+
+
+class OutsideItsSpace(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, *rest = super().step(actions)
+        return observation + np.float32(2.0), *rest
+
+
+class ThreadsMatter(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = super().step(actions)
+        return observation, reward + 1e-12 * (self._batch.threads - 1), *rest
+
+
+class BreaksOnNotANumber(Wrong):
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = super().step(actions)
+        self.broken = getattr(self, "broken", False) or bool(np.isnan(actions).any())
+        return observation, reward * np.nan if self.broken else reward, *rest
+
+
+class WrongSize(Wrong):
+    def __init__(self, num_envs: int, threads: int) -> None:
+        super().__init__(num_envs + 1, threads)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (SharedNoise, "step 0, row 0: observation .* of the scalar environment with the row's seed; expected the same"),
+        (SeedIgnored, "seeds from 3 on give the run of 0; expected another"),
+        (DependsOnBatchSize, "step 0, row 1: observation .* of the scalar environment with the row's seed"),
+        (NoFinalObs, "step 4: info lacks 'final_obs' where an episode ended in the same step"),
+        (FinalObsOfTheNextEpisode, r"step 4: info\['final_obs'\] = .* expected as SyncVectorEnv's"),
+        (DeclaresNextStep, "step 4, row 0: observation"),
+        (DeclaresNothing, r"metadata\['autoreset_mode'\] = None; expected AutoresetMode.SAME_STEP"),
+        (ReusesItsArray, "step 1: the observation returned changed later"),
+        (WrongDtype, "step 1: the observation, an array .* of float64: .* is not in Box"),
+        (OutsideItsSpace, "step 1: the observation, .* is not in Box"),
+        (ThreadsMatter, "reward .* of a run with 1 thread, now 3; expected the same"),
+        (BreaksOnNotANumber, "after an action of nan the environment returns .* expected ValueError"),
+        (WrongSize, "num_envs = 4; expected the 3 asked for"),
+    ],
+)
+def test_checker_names_what_is_wrong(spoiled: Callable[[int, int], AnyVectorEnv], message: str) -> None:
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        check_vector_env(spoiled, lambda: PacingEnv(episode_intervals=4), num_envs=3, steps=9)
+
+
+def test_checker_compares_with_another_scalar_environment() -> None:
+    make_vector, _ = pacing_factories(mechanisms=("slack", "slide"))
+    with pytest.raises(AssertionError, match=r"single_action_space = .* expected the scalar environment's"):
+        check_vector_env(make_vector, PacingEnv)
+
+
+def test_checker_wants_episodes_to_end() -> None:
+    with pytest.raises(AssertionError, match="no episode ended in 3 steps"):
+        check_vector_env(steps=3, num_envs=2)
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+def test_checker_serves_for_other_environments(mode: AutoresetMode) -> None:
+    def make() -> gymnasium.Env[Any, Any]:
+        return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 5)
+
+    check_vector_env(lambda n, threads: SyncVectorEnv([make] * n, autoreset_mode=mode), make, num_envs=3, steps=30)
+
+
+@pytest.mark.parametrize("arguments", [{"num_envs": 1}, {"steps": 0}, {"threads": 0}, {"seed": -1}])
+def test_checker_refuses_arguments_that_check_nothing(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="allowed: at least 2, 1, 1 and 0"):
+        check_vector_env(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="both make_vector and make_scalar"):
+        check_vector_env(pacing_factories()[0])
+
+
+# Behaviour
+
+
+def test_observation_and_action_spaces_are_as_documented() -> None:
+    env = PacingEnv(mechanisms=("slide", "paper"))
+    assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (signals.SIGNALS,), np.float32)
+    assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    documented = PacingEnv.__doc__ or ""
+    assert f"({signals.SIGNALS},)" in documented
+    assert f"0 to {pacing.MAX_WINDOW:g}" in documented
+
+
+def test_info_has_the_raw_terms_of_the_reward() -> None:
+    env = PacingEnv(cv_weight=0.75)
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step(OFF)
+    sd_s = info["step_cv"] * info["step_mean_s"]
+    assert reward == pytest.approx(info["throughput_ratio"] - 0.75 * sd_s / info["reference_step_s"])
+    assert info["throughput_ratio"] == pytest.approx(info["reference_step_s"] / info["step_mean_s"])
+    assert (terminated, truncated) == (False, False)
+
+
+def test_truncated_after_its_intervals_and_never_terminated() -> None:
+    env = PacingEnv(episode_intervals=3)
+    env.reset(seed=0)
+    ends = [env.step(OFF)[2:4] for _ in range(3)]
+    assert ends == [(False, False), (False, False), (False, True)]
+
+
+def test_seed_repeats_reset_without_seed_goes_on() -> None:
+    env = PacingEnv()
+    first, _ = env.reset(seed=11)
+    second, _ = env.reset()
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(env.reset(seed=11)[0], first)
+    np.testing.assert_array_equal(env.reset()[0], second)
+
+
+def test_unseeded_environments_differ() -> None:
+    assert not np.array_equal(PacingEnv().reset()[0], PacingEnv().reset()[0])
+
+
+def test_seeds_may_be_given_row_by_row_and_left_open() -> None:
+    envs = PacingVectorEnv(3)
+    observation, _ = envs.reset(seed=[7, None, 9])
+    np.testing.assert_array_equal(observation[0], PacingEnv().reset(seed=7)[0])
+    np.testing.assert_array_equal(observation[2], PacingEnv().reset(seed=9)[0])
+    with pytest.raises(InputError, match="seed = '2 numbers'; allowed: one for each of 3 rows"):
+        envs.reset(seed=[1, 2])
+
+
+@pytest.mark.xfail(strict=True, reason="OverflowError: seeds go into 64 bits unchecked")
+@pytest.mark.parametrize("seed", [2**64, 2**64 - 1])
+def test_any_non_negative_integer_is_a_seed(seed: int) -> None:
+    observation, _ = PacingVectorEnv(2).reset(seed=seed)
+    np.testing.assert_array_equal(observation[0], PacingEnv().reset(seed=seed)[0])
+
+
+@pytest.mark.xfail(strict=True, reason="the vector environment takes -1 for 2**64 - 1")
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises((gymnasium.error.Error, InputError)):
+        PacingEnv().reset(seed=-1)
+    with pytest.raises((gymnasium.error.Error, InputError)):
+        PacingVectorEnv(2).reset(seed=-1)
+
+
+def test_step_before_reset_is_refused() -> None:
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        PacingEnv().step(OFF)
+
+
+def test_noise_does_not_depend_on_actions() -> None:
+    """On a null cluster compute is all there is: the fastest step of a paced interval is no faster than passive."""
+    paced, passive = PacingEnv(), PacingEnv()
+    paced.reset(seed=4)
+    passive.reset(seed=4)
+    for _ in range(5):
+        slow = paced.step(np.array([-1.0, 1.0], np.float32))[4]
+        quick = passive.step(OFF)[4]
+        assert slow["step_mean_s"] >= quick["step_mean_s"]
+    np.testing.assert_array_equal(paced.reset()[0], passive.reset()[0], err_msg="nor does the next episode")
+
+
+def test_actions_outside_the_box_act_as_clipped_and_not_a_number_as_off() -> None:
+    def observed(action: list[float]) -> np.ndarray[Any, Any]:
+        env = PacingEnv(cluster="two-jobs", mechanisms=("slide",))
+        env.reset(seed=0)
+        return np.stack([env.step(np.array(action, np.float32))[0] for _ in range(4)])
+
+    np.testing.assert_array_equal(observed([-7.0, 50.0]), observed([-1.0, 1.0]))
+    np.testing.assert_array_equal(observed([-np.inf, np.inf]), observed([-1.0, 1.0]))
+    np.testing.assert_array_equal(observed([np.nan, np.nan]), observed([-1.0, -1.0]))
+    assert not np.array_equal(observed([-1.0, 1.0]), observed([-1.0, -1.0]))
+
+
+@pytest.mark.xfail(strict=True, reason="an IndexError or a silently ignored entry")
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2), ()])
+def test_actions_of_a_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+    env = PacingEnv()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="allowed"):
+        env.step(np.zeros(shape, np.float32))
+
+
+def test_reward_falls_when_everyone_is_merely_slowed_down() -> None:
+    """The same constant on top of every step: the CV improves, the reward must not."""
+    results = []
+    for extra_s in (0.0, 0.02):
+        env = PacingEnv(cv_weight=0.5)
+        env.reset(seed=0)
+        assert env._batch.simulator is not None
+        env._batch.simulator.batch.jobs["latency_s"] += extra_s
+        steps = [env.step(OFF) for _ in range(20)]
+        results.append((np.mean([s[1] for s in steps]), np.mean([s[4]["step_cv"] for s in steps])))
+    (reward, cv), (slowed_reward, slowed_cv) = results
+    assert slowed_cv < 0.95 * cv
+    assert slowed_reward < reward - 0.05
+
+
+def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_improves() -> None:
+    # few ranks and skewed noise, as on real sockets: 109 ms became 124 ms, the CV went from .150 to .133
+    skewed = ["job.nodes=4", "noise.jitter_cv=0", "noise.imbalance_cv=0.126", "noise.imbalance_skew=2"]
+    env = PacingEnv(load_cluster("null-jitter").changed(skewed), mechanisms=("paper",))
+    results = []
+    for action in (OFF, np.array([-1.0, 1.0], np.float32)):
+        runs = [rewards(env, action, 60, seed) for seed in range(4)]
+        infos = [info for _, several in runs for info in several]
+        terms = [np.mean([info[key] for info in infos]) for key in ("step_mean_s", "step_cv")]
+        results.append((np.mean([reward for reward, _ in runs]), *terms))
+    (reward, mean_s, cv), (paced_reward, paced_mean_s, paced_cv) = results
+    assert paced_mean_s > 1.02 * mean_s
+    assert paced_cv < cv
+    assert paced_reward < reward - 0.01
+
+
+def test_slide_pays_on_two_jobs_and_resting_pays_nothing() -> None:
+    fixed = ["noise.jitter_cv=0.01", "job.compute_s=0.6", "job.gradient_bytes=2.5e9"]
+    cluster = load_cluster("two-jobs").changed(fixed)
+    gains = []
+    for seed in range(8):
+        env = PacingEnv(cluster, mechanisms=("slide",))
+        gains.append(rewards(env, action_for("slide", 0.05, 0.3), 20, seed)[0] - rewards(env, OFF, 20, seed)[0])
+    assert np.mean(gains) > 0.02
+    env = PacingEnv(cluster, mechanisms=("slide",))
+    assert rewards(env, np.array([0.9, -0.5], np.float32), 5) == rewards(env, OFF, 5), "off up to -0.5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"interval_iterations": 0}, "interval_iterations = 0; allowed: an integer of at least 1"),
+        ({"episode_intervals": -3}, "episode_intervals = -3; allowed: an integer of at least 1"),
+        ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, slide, paper"),
+        ({"mechanisms": ("magic",)}, "mechanisms = ('magic',); allowed"),
+        ({"mechanisms": ("slack", "slack")}, "mechanisms = ('slack', 'slack'); allowed"),
+        ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),
+        ({"cv_weight": float("nan")}, "cv_weight = nan; allowed"),
+        ({"cluster": "null-jiter"}, "did you mean null-jitter?"),
+        ({"cluster": ["null-jitter", "when-scaling-fails"]}, "allowed: the same for all clusters of a batch"),
+        ({"cluster": []}, "clusters: none given; allowed: at least one"),
+        ({"cluster": ["null-jitter"], "weights": [1.0, 2.0]}, "allowed: one non-negative number for each cluster"),
+        ({"threads": 0}, "threads = 0; allowed: an integer of at least 1"),
+        ({"num_envs": 0}, "num_envs = 0; allowed: an integer of at least 1"),
+    ],
+)
+def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) -> None:
+    kinds = [PacingVectorEnv] if {"threads", "num_envs"} & set(arguments) else [PacingEnv, PacingVectorEnv]
+    for kind in kinds:
+        with pytest.raises(InputError) as caught:
+            kind(**arguments)
+        assert expected in str(caught.value)

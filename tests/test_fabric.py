@@ -1,0 +1,301 @@
+"""The shared uplink: cases solved by hand, closed forms, and a slow, obvious event-driven reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceenv import pacing
+from paceenv.engine import fabric, layout
+from paceenv.engine.draws import normal_table
+from paceenv.engine.simulator import Simulator
+
+Make = Callable[..., Simulator]
+Floats = NDArray[np.float64]
+NOBODY = np.zeros(0, layout.TENANT), np.zeros((layout.TENANT_FIELDS, 0))
+
+
+def finish(arrivals: list[float], work_s: float, alone_s: float = 0.0) -> Floats:
+    """When our groups are through the uplink, in plain Python and without tenants."""
+    job, clock = layout.default_job(1)[0], np.zeros(1, layout.CLOCK)[0]
+    job["uplink_work_s"], job["transfer_alone_s"] = work_s, alone_s
+    arrival_G = np.array(arrivals)
+    out = np.empty(len(arrivals))
+    fabric.share_uplink(job, clock, *NOBODY, normal_table(), np.argsort(arrival_G, kind="stable"), arrival_G, out)
+    return out
+
+
+# Solved by hand
+
+
+def test_a_flow_alone_takes_its_work_or_its_own_links_time() -> None:
+    assert finish([1.0], 0.5).tolist() == [1.5]
+    assert finish([1.0], 0.5, 0.75).tolist() == [1.75]
+    assert finish([1.0], 0.0, 0.75).tolist() == [1.75], "nothing leaves the leaf"
+
+
+def test_two_flows_share_from_the_second_one_s_arrival() -> None:
+    # alone for 1 s, then half each: 3 s of work left for the first, then 1 s for the second alone
+    np.testing.assert_allclose(finish([0.0, 1.0], 4.0), [7.0, 8.0])
+    np.testing.assert_allclose(finish([1.0, 0.0], 4.0), [8.0, 7.0], err_msg="whoever comes first")
+    np.testing.assert_allclose(finish([0.0, 5.0], 4.0), [4.0, 9.0], err_msg="the first has left")
+
+
+def test_three_flows_arriving_one_after_the_other() -> None:
+    np.testing.assert_allclose(finish([0.0, 1.0, 2.0], 3.0), [6.5, 8.5, 9.0])
+
+
+def test_two_flows_with_rate_caps() -> None:
+    # capped at 3/4: 0.75 s of work in the first second; halves; the second's last 0.75 s of work again at 3/4
+    np.testing.assert_allclose(finish([0.0, 1.0], 3.0, 4.0), [1.0 + 2 * 2.25, 1.0 + 2 * 2.25 + 1.0])
+    np.testing.assert_allclose(finish([0.0, 1.0], 2.0, 4.0), [4.0, 5.0], err_msg="caps of 1/2 leave no contention")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+@pytest.mark.parametrize("alone_s", [0.0, 0.05, 0.3, 1.0])
+def test_equal_groups_finish_together(simulator: Make, groups: int, alone_s: float) -> None:
+    sim = simulator(
+        ranks=2 * groups, groups=groups, has_barrier=True, uplink_work_s=0.1, transfer_alone_s=alone_s, latency_s=0.01
+    )
+    rec = sim.record(sim.off(), 20)
+    np.testing.assert_allclose(rec.finish_ETG, 1.0 + max(groups * 0.1, alone_s) + 0.01, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "expected_s"),
+    [
+        ({"weight": 1.0}, 3.0),  # halves; both have 1 s of work left when we arrive
+        ({"weight": 3.0}, 3.0),  # the tenant first, with 3/4, in 4/3 s; then our last 2/3 s of work alone
+        ({"weight": 1 / 3}, 1 + 4 / 3),  # we first, with 3/4
+        ({"weight": 1.0, "rate_cap": 0.25, "left": 3.0}, 1 + 4 / 3),  # it cannot take its half: 1/4, and 3/4 for us
+        ({"weight": 1.0, "left": 1.0}, 2.0),  # it is through when we arrive
+        ({"weight": 0.0}, 2.0),  # absent
+    ],
+    ids=["equal", "heavier", "lighter", "capped", "gone", "absent"],
+)
+def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_s: float) -> None:
+    record = {"compute_s": 100.0, "uplink_work_s": 2.0} | {k: v for k, v in tenant.items() if k != "left"}
+    sim = simulator(uplink_work_s=1.0, tenants=[record])
+    if tenant["weight"] > 0.0:
+        sim.tenant_ENK[0, layout.LEFT_S, 0] = tenant.get("left", 2.0)
+    assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
+
+
+# Closed forms
+
+
+def test_two_groups_with_jitter_in_closed_form(simulator: Make) -> None:
+    sim = simulator(range(20), ranks=2, groups=2, has_barrier=True, uplink_work_s=0.08, jitter_cv=0.05)
+    rec = sim.record(sim.off(), 200)
+    first, second = np.sort(rec.entry_ETR, axis=2)[..., 0], np.sort(rec.entry_ETR, axis=2)[..., 1]
+    alone = np.minimum(second - first, 0.08)
+    expected = np.stack([first + alone + 2 * (0.08 - alone), np.maximum(first + 0.16, second + 0.08)], axis=2)
+    np.testing.assert_allclose(np.sort(rec.finish_ETG, axis=2), expected, rtol=1e-12)
+    assert (alone < 0.08).any()
+    assert (alone == 0.08).any(), "both cases occur"
+
+
+@settings(max_examples=100)
+@given(
+    arrivals=st.lists(st.floats(0, 10), min_size=1, max_size=12),
+    work_s=st.floats(1e-3, 5),
+    cap=st.sampled_from([1.0, 0.7, 0.4, 0.05]),
+)
+def test_flows_are_conserved_and_keep_their_order(arrivals: list[float], work_s: float, cap: float) -> None:
+    finish_G, arrival_G = finish(arrivals, work_s, work_s / cap), np.array(arrivals)
+    order_G = np.argsort(arrival_G, kind="stable")
+    assert (finish_G >= arrival_G + work_s / cap - 1e-9).all(), "never faster than alone"
+    assert (np.diff(finish_G[order_G]) >= -1e-9).all(), "equal volumes leave in the order they came"
+    behind = len(arrivals) - np.arange(len(arrivals))
+    busy_until = (arrival_G[order_G] + behind * work_s).max()
+    assert finish_G.max() >= busy_until - 1e-9, "never more than the uplink can carry"
+    if cap == 1.0:
+        assert finish_G.max() == pytest.approx(busy_until, rel=1e-9), "never idle while there is work"
+
+
+def test_a_tenant_left_alone_keeps_its_own_period(simulator: Make) -> None:
+    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5}
+    sim = simulator(range(5), uplink_work_s=1e-9, tenants=[tenant])
+    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
+    np.testing.assert_allclose(sim.tenant_ENK[:, layout.CYCLES, 0], elapsed_E / (0.7 + 0.2), atol=1.0)
+
+
+def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
+    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "jitter_cv": 0.05, "ranks": 8.0}
+    sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
+    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
+    period_s = elapsed_E / sim.tenant_ENK[:, layout.CYCLES, 0]
+    expected_maximum = 1.42360  # of eight normals
+    assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
+
+
+def test_tenants_start_anywhere_in_their_period(simulator: Make) -> None:
+    sim = simulator(
+        range(1000), uplink_work_s=0.1, tenants=[{"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5}] * 2
+    )
+    left, after = sim.tenant_ENK[:, layout.LEFT_S], sim.tenant_ENK[:, layout.NEXT_S]
+    phase_EK = np.where(left > 0.0, 0.6 + 0.4 * (1.0 - left / 0.2), 0.6 - after)
+    for k in range(2):
+        assert stats.kstest(phase_EK[:, k], stats.uniform(0.0, 1.0).cdf).pvalue > 1e-3
+    assert abs(np.corrcoef(phase_EK.T)[0, 1]) < 4.5 / math.sqrt(1000)
+
+
+def test_an_absent_tenant_changes_nothing(simulator: Make) -> None:
+    job: dict[str, Any] = {"ranks": 4, "groups": 2, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": 0.05}
+    absent = {"compute_s": 1.0, "uplink_work_s": 0.5, "weight": 0.0}
+    plain, other = simulator(range(3), **job), simulator(range(3), tenants=[absent], **job)
+    np.testing.assert_allclose(plain.run(plain.off(), 100), other.run(other.off(), 100), rtol=1e-12)
+
+
+# Against a reference that is slow and obvious
+
+
+@dataclass
+class Flow:
+    """Work on the uplink: what is left of it, and what it may take."""
+
+    left: float
+    cap: float
+    weight: float
+
+
+def rates(flows: list[Flow]) -> list[float]:
+    """Weighted max-min by bisection on the water level, which shares no step with the engine's progressive filling."""
+
+    def at(level: float) -> list[float]:
+        return [min(flow.cap, flow.weight * level) for flow in flows]
+
+    if sum(flow.cap for flow in flows) <= 1.0:
+        return [flow.cap for flow in flows]
+    low, high = 0.0, max(flow.cap / flow.weight for flow in flows)
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if sum(at(middle)) < 1.0 else (low, middle)
+    return at(low)
+
+
+class Reference:
+    """The uplink in absolute time. Tenants: (compute_s, work, cap, weight) and where they start (left, next_s)."""
+
+    def __init__(self, tenants: list[dict[str, float]], left: Floats, next_s: Floats) -> None:
+        self.now, self.tenants = 0.0, tenants
+        self.next_s = [float(at) for at in next_s]
+        self.flows: dict[Any, Flow] = {}
+        for k, work in enumerate(left):
+            if work > 0.0:
+                self.start(("tenant", k), float(work))
+
+    def start(self, name: Any, work: float) -> None:
+        tenant = self.tenants[name[1]]
+        self.flows[name] = Flow(work, tenant["rate_cap"], tenant["weight"])
+
+    def transfer(self, arrivals: Floats, work: float, cap: float) -> list[float]:
+        """Run until all our flows, which arrive at these times, are through; when each of them is."""
+        done: dict[int, float] = {}
+        waiting = {g: float(at) for g, at in enumerate(arrivals)}
+        while len(done) < len(arrivals):
+            rate = dict(zip(self.flows, rates(list(self.flows.values())), strict=True))
+            ahead = [at - self.now for at in waiting.values()]
+            ahead += [self.flows[name].left / rate[name] for name in self.flows]
+            ahead += [at - self.now for k, at in enumerate(self.next_s) if ("tenant", k) not in self.flows]
+            step = max(min(ahead), 0.0)
+            self.now += step
+            for name, flow in list(self.flows.items()):
+                flow.left -= rate[name] * step
+                if flow.left < 1e-12:
+                    del self.flows[name]
+                    kind, number = name
+                    if kind == "ours":
+                        done[number] = self.now
+                    else:
+                        self.next_s[number] = self.now + self.tenants[number]["compute_s"]
+            for k, at in enumerate(self.next_s):
+                if ("tenant", k) not in self.flows and at <= self.now + 1e-12:
+                    self.start(("tenant", k), self.tenants[k]["uplink_work_s"])
+            for g, at in list(waiting.items()):
+                if at <= self.now + 1e-12:
+                    del waiting[g]
+                    self.flows["ours", g] = Flow(work, cap, 1.0)
+        return [done[g] for g in range(len(arrivals))]
+
+
+tenants_strategy = st.lists(
+    st.fixed_dictionaries(
+        {
+            "compute_s": st.floats(0.1, 2.0),
+            "uplink_work_s": st.floats(0.01, 1.0),
+            "rate_cap": st.floats(0.05, 1.0),
+            "weight": st.floats(0.1, 5.0),
+        }
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=80)
+@given(
+    groups=st.integers(1, 6),
+    work_s=st.floats(0.01, 0.5),
+    cap=st.floats(0.05, 1.0),
+    jitter_cv=st.floats(0.0, 0.3),
+    window=st.floats(0.0, 0.5),
+    tenants=tenants_strategy,
+    seed=st.integers(0, 2**32),
+)
+def test_engine_agrees_with_the_event_driven_reference(
+    simulator: Make,
+    groups: int,
+    work_s: float,
+    cap: float,
+    jitter_cv: float,
+    window: float,
+    tenants: list[dict[str, float]],
+    seed: int,
+) -> None:
+    sim = simulator(
+        [seed], ranks=2 * groups, groups=groups, has_barrier=True, uplink_work_s=work_s, transfer_alone_s=work_s / cap,
+        jitter_cv=jitter_cv, latency_s=0.01, tenants=tenants,
+    )  # fmt: skip
+    reference = Reference(tenants, *sim.tenant_ENK[0, [layout.LEFT_S, layout.NEXT_S]].copy())
+    rec = sim.record(np.array([[pacing.one_mechanism("slack", 0.0, window)]]), 12)
+    start_s = 0.0
+    for t in range(12):
+        arrival_G = rec.entry_ETR[0, t].reshape(groups, 2).max(axis=1)
+        expected = reference.transfer(start_s + arrival_G, work_s, cap)
+        np.testing.assert_allclose(start_s + rec.finish_ETG[0, t] - 0.01, expected, rtol=1e-9)
+        start_s += rec.step_ET[0, t]
+
+
+@settings(max_examples=100)
+@given(
+    arrivals=st.lists(st.one_of(st.floats(0, 3), st.sampled_from([0.0, 1.0])), min_size=1, max_size=10),
+    work_s=st.floats(1e-6, 2),
+    cap=st.floats(0.02, 1.0),
+)
+def test_any_arrivals_agree_with_the_reference(arrivals: list[float], work_s: float, cap: float) -> None:
+    expected = Reference([], np.zeros(0), np.zeros(0)).transfer(np.array(arrivals), work_s, cap)
+    np.testing.assert_allclose(finish(arrivals, work_s, work_s / cap), expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60)
+@given(flows=tenants_strategy, own=st.integers(0, 4), own_cap=st.floats(0.01, 1.0))
+def test_water_level_is_the_max_min_share(flows: list[dict[str, float]], own: int, own_cap: float) -> None:
+    assume(flows or own)
+    records = np.zeros(len(flows), layout.TENANT)
+    for k, flow in enumerate(flows):
+        for name, value in flow.items():
+            records[k][name] = value
+    level = fabric.fair_level(own, own_cap, records, np.ones(len(flows)))
+    expected = rates([Flow(1.0, own_cap, 1.0)] * own + [Flow(1.0, f["rate_cap"], f["weight"]) for f in flows])
+    actual = [min(own_cap, level)] * own + [min(f["rate_cap"], f["weight"] * level) for f in flows]
+    np.testing.assert_allclose(actual, expected, rtol=1e-9)
+    assert sum(actual) <= 1.0 + 1e-12

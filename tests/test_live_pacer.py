@@ -1,0 +1,68 @@
+"""Parity, contract 2: a live rank that replays a simulated job takes the simulator's decisions, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from live.pacer import RankPacer
+from paceenv import pacing, signals
+from paceenv.cluster import load_cluster
+from paceenv.engine.simulator import Simulator
+from policies.base import Policy
+from policies.learned import Learned
+from policies.rollout import start
+from policies.rules import Adaptive, Static
+
+INTERVAL, INTERVALS = 20, 12
+
+
+def _learned() -> Policy:
+    random = np.random.default_rng(3)
+    layers = [(signals.SIGNALS, 32), (32, 6)]
+    return Learned(
+        [(random.normal(0, 0.6, (b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in layers],
+        pacing.MECHANISMS,
+    )
+
+
+def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]]:
+    """Stamps (step, comm, barrier, delay) of every rank and iteration, ``(R,)`` each, under a decentralised policy."""
+    ranks, groups = simulator.batch.ranks, simulator.batch.groups
+    policy.reset(ranks)
+    settings, stamps = simulator.off(), []
+    for _ in range(INTERVALS):
+        r = simulator.record(settings, INTERVAL)
+        for t in range(INTERVAL):
+            finish, ready = (np.repeat(x[0, t], ranks // groups) for x in (r.finish_ETG, r.ready_ETG))
+            step_s = r.step_ET[0, t]
+            stamps.append((np.full(ranks, step_s), finish - r.entry_ETR[0, t], step_s - ready, r.delay_ETR[0, t]))
+        settings = policy.act(simulator.observe(every_rank=True)[0])[None]
+    return stamps
+
+
+@pytest.mark.parametrize("policy", [_learned, Adaptive, lambda: Static("slack", 0.0, 0.3)])
+@pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
+def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
+    simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))
+    cap_s, has_barrier = float(simulator.batch.jobs["cap_s"][0]), bool(simulator.batch.jobs["has_barrier"][0])
+    stamps = _record(simulator, policy())
+    for rank in range(simulator.batch.ranks):
+        pacer = RankPacer(policy(), cap_s=cap_s, has_barrier=has_barrier, interval_iterations=INTERVAL)
+        decided = [pacer.iteration(comm[rank], barrier[rank], step[rank]) for step, comm, barrier, _ in stamps]
+        assert decided[:-1] == [delay[rank] for *_, delay in stamps[1:]]
+
+
+@pytest.mark.parametrize(("cap_s", "interval"), [(-1.0, 20), (float("nan"), 20), (0.1, 0)])
+def test_impossible_limits_are_refused(cap_s: float, interval: int) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        RankPacer(Adaptive(), cap_s=cap_s, has_barrier=False, interval_iterations=interval)
+
+
+def test_the_live_side_imports_nothing_of_the_simulator() -> None:
+    code = "import sys, live.pacer, policies.file; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"numba", "gymnasium", "stable_baselines3", "ray", "pydantic", "scipy", "torch"} & set(found)

@@ -1,0 +1,86 @@
+"""What a run is judged by."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceenv.metrics import bootstrap_interval, paired_gain, reward, step_statistics
+
+positive = st.floats(1e-3, 1e3)
+
+
+def test_step_statistics_of_known_steps() -> None:
+    stats = step_statistics(np.arange(1.0, 101.0).reshape(4, 25))
+    assert stats["mean"] == 50.5
+    assert stats["sd"] == pytest.approx(math.sqrt((100**2 - 1) / 12))
+    assert stats["cv"] == pytest.approx(stats["sd"] / 50.5)
+    assert (stats["p50"], stats["p95"], stats["p99"]) == pytest.approx((50.5, 95.05, 99.01))
+
+
+@given(mean=positive, cv=st.floats(0, 1), slower=st.floats(1.001, 10), reference=positive, weight=st.floats(0, 5))
+def test_reward_falls_when_everyone_is_merely_slowed_down(
+    mean: float, cv: float, slower: float, reference: float, weight: float
+) -> None:
+    sd, late = cv * mean, slower * mean
+    before = reward(mean, sd, reference, weight)
+    assert reward(late, sd, reference, weight) < before, "a constant on every step: CV falls"
+    assert sd / late <= sd / mean
+    assert reward(late, slower * sd, reference, weight) < before, "a factor on every step: CV stays"
+
+
+def test_reward_of_the_ideal_is_one_and_works_on_arrays() -> None:
+    assert reward(2.0, 0.0, 2.0, 0.5) == 1.0
+    np.testing.assert_array_equal(reward(np.array([2.0, 4.0]), np.array([0.0, 1.0]), 2.0, 0.5), [1.0, 0.25])  # type: ignore[arg-type]
+
+
+def test_bootstrap_covers_the_truth_at_its_level() -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for trial in range(200):
+        value, low, high = bootstrap_interval(rng.normal(3.0, 1.0, 40), resamples=300, seed=trial)
+        assert low <= value <= high
+        covered += low <= 3.0 <= high
+    assert 180 <= covered <= 198
+
+
+def test_bootstrap_is_reproducible_and_honest_about_one_unit() -> None:
+    samples = np.random.default_rng(0).normal(size=20)
+    assert bootstrap_interval(samples, seed=3) == bootstrap_interval(samples, seed=3)
+    assert bootstrap_interval(samples, seed=3) != bootstrap_interval(samples, seed=4)
+    value, low, high = bootstrap_interval(np.array([2.0]))
+    assert value == 2.0
+    assert math.isnan(low)
+    assert math.isnan(high)
+
+
+def test_bootstrap_width_shrinks_with_level_and_units() -> None:
+    rng = np.random.default_rng(0)
+
+    def width(units: int, level: float) -> float:
+        _, low, high = bootstrap_interval(rng.normal(size=units), level=level)
+        return high - low
+
+    assert width(50, 0.5) < width(50, 0.95)
+    assert width(1000, 0.95) == pytest.approx(2 * 1.96 / math.sqrt(1000), rel=0.15)
+
+
+def test_paired_gain_is_exact_where_every_pair_has_one_ratio() -> None:
+    passive_s = np.random.default_rng(0).uniform(1, 5, 30)
+    value, low, high = paired_gain(passive_s / 1.1, passive_s)
+    assert (value, low, high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_paired_gain_is_the_ratio_of_throughputs_and_uses_the_pairing() -> None:
+    rng = np.random.default_rng(0)
+    passive_s = rng.uniform(1, 5, 40)
+    paced_s = passive_s * rng.normal(0.9, 0.01, 40)
+    value, low, high = paired_gain(paced_s, passive_s)
+    assert value == pytest.approx(passive_s.mean() / paced_s.mean() - 1)
+    assert low < value < high
+    _, other_low, other_high = paired_gain(rng.permutation(paced_s), passive_s)
+    assert high - low < 0.2 * (other_high - other_low)

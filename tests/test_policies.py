@@ -1,0 +1,225 @@
+"""The hand-written policies, the clairvoyant bound, and running them on simulated clusters."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv import pacing, signals
+from paceenv.cluster import load_cluster
+from paceenv.cluster.derive import ClusterMix
+from paceenv.engine.simulator import Simulator
+from paceenv.errors import InputError
+from policies import rules
+from policies.base import Policy
+from policies.clairvoyant import Clairvoyant, candidates
+from policies.rollout import run, start
+
+Make = Callable[..., Simulator]
+EVERY: dict[str, Callable[[], Policy]] = {
+    "passive": rules.passive,
+    "paper": rules.paper,
+    "static": lambda: rules.Static("slide", 0.05, 0.3),
+    "adaptive": rules.Adaptive,
+}
+
+
+def seen(**values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """One row of signals, zero where not named."""
+    row = np.zeros((1, signals.SIGNALS), np.float32)
+    for name, value in values.items():
+        row[0, signals.NAMES.index(name)] = value
+    return row
+
+
+@settings(max_examples=25)
+@given(name=st.sampled_from(sorted(EVERY)), seed=st.integers(0, 1000), rows=st.integers(1, 5))
+def test_settings_are_always_within_their_ranges(name: str, seed: int, rows: int) -> None:
+    policy, rng = EVERY[name](), np.random.default_rng(seed)
+    policy.reset(rows)
+    for _ in range(60):
+        decided = policy.act(rng.uniform(-1, 1, (rows, signals.SIGNALS)).astype(np.float32))
+        assert decided.shape == (rows, len(pacing.MECHANISMS), 2)
+        assert ((decided >= 0.0) & (decided <= 1.0)).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_of_a_batch_are_separate_ranks(name: str) -> None:
+    view = np.random.default_rng(0).uniform(-1, 1, (80, 4, signals.SIGNALS)).astype(np.float32)
+    together = EVERY[name]()
+    together.reset(4)
+    decided = np.stack([together.act(rows) for rows in view])
+    for r in range(4):
+        alone = EVERY[name]()
+        alone.reset(1)
+        np.testing.assert_array_equal(np.stack([alone.act(rows[r : r + 1])[0] for rows in view]), decided[:, r])
+
+
+def test_passive_is_off() -> None:
+    constant = rules.passive().constant()
+    assert constant is not None
+    assert not constant[:, pacing.WINDOW].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("magic", 0.1, 0.1), "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper"),
+        (("slack", -0.1, 0.1), "policy static: threshold = -0.1; allowed: 0 to 1"),
+        (("slack", 0.1, 1.5), "policy static: window = 1.5; allowed: 0 to 1"),
+        (("slack", math.nan, 0.1), "policy static: threshold = nan; allowed: 0 to 1"),
+        (("slack", 0.1, math.inf), "policy static: window = inf; allowed: 0 to 1"),
+    ],
+)
+def test_static_refuses_bad_settings(arguments: tuple[str, float, float], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        rules.Static(*arguments)
+    assert str(caught.value) == expected
+
+
+def slack_is_on(policy: rules.Adaptive, view: np.ndarray[Any, np.dtype[np.float32]]) -> bool:
+    return bool(policy.act(view)[0, pacing.SLACK, pacing.WINDOW] > 0.0)
+
+
+def test_adaptive_rests_without_a_trigger_and_acts_on_one() -> None:
+    policy = rules.Adaptive()
+    policy.reset(1)
+    assert not any(policy.act(seen()).any() for _ in range(100))
+    assert any(slack_is_on(policy, seen(slack_share=0.8)) for _ in range(4))
+    policy.reset(1)
+    slid = [policy.act(seen(comm_inflation=0.8))[0, pacing.SLIDE, pacing.WINDOW] > 0 for _ in range(4)]
+    assert any(slid)
+
+
+def test_adaptive_holds_what_pays_and_backs_off_from_what_does_not() -> None:
+    def share_on(paying: bool) -> float:
+        policy, on, history = rules.Adaptive(), False, []
+        policy.reset(1)
+        for _ in range(400):
+            inflation = 0.6 if on and not paying else (0.2 if on else 0.5)
+            on = slack_is_on(policy, seen(slack_share=0.8, step_inflation=inflation))
+            history.append(on)
+        return float(np.mean(history[100:]))
+
+    assert share_on(paying=True) > 0.9
+    assert share_on(paying=False) < 0.2
+
+
+def test_adaptive_probes_again_after_backing_off() -> None:
+    policy, on, history = rules.Adaptive(), False, []
+    policy.reset(1)
+    for t in range(600):
+        pays = t > 300  # the regime changes: what failed begins to pay
+        inflation = (0.2 if pays else 0.6) if on else 0.5
+        on = slack_is_on(policy, seen(slack_share=0.8, step_inflation=inflation))
+        history.append(on)
+    assert np.mean(history[100:300]) < 0.2
+    assert np.mean(history[450:]) > 0.9
+
+
+def test_unsquash_inverts_squash() -> None:
+    for x in (-2.0, -0.05, 0.0, 0.001, 0.3):
+        squashed = np.array([signals.squash(x, 0.1)], np.float32)
+        assert rules._unsquash(squashed, 0.1)[0] == pytest.approx(x, abs=1e-5)
+
+
+# Running policies
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_runs_are_paired_by_seed_and_reproducible(name: str) -> None:
+    some = load_cluster("two-jobs")
+    first, again = (run(EVERY[name](), start(some, np.arange(4)), 130) for _ in range(2))
+    np.testing.assert_array_equal(first.step_ET, again.step_ET)
+    other = run(EVERY[name](), start(some, np.arange(2, 4), threads=2), 130)
+    np.testing.assert_array_equal(other.step_ET, first.step_ET[2:])
+    np.testing.assert_array_equal(other.ideal_step_E, first.ideal_step_E[2:])
+
+
+def test_the_first_interval_is_passive_and_passive_never_delays() -> None:
+    some = load_cluster("two-jobs")
+    runs = {name: run(make(), start(some, np.arange(3)), 60, interval_iterations=15) for name, make in EVERY.items()}
+    for name in EVERY:
+        np.testing.assert_array_equal(runs[name].step_ET[:, :15], runs["passive"].step_ET[:, :15])
+    assert not runs["passive"].mean_delay_E.any()
+    assert runs["static"].mean_delay_E.all()
+
+
+def test_a_run_shorter_than_its_last_interval() -> None:
+    some = ClusterMix([load_cluster("one-job"), load_cluster("two-jobs")])
+    whole = run(rules.passive(), start(some, np.arange(3)), 50)
+    reported: list[int] = []
+    part = run(rules.passive(), start(some, np.arange(3)), 33, interval_iterations=10, on_interval=reported.append)
+    np.testing.assert_array_equal(part.step_ET, whole.step_ET[:, :33])
+    assert reported == [10, 20, 30, 33]
+
+
+def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:
+    class OnlyTheWaiting(Policy):
+        name = "only-the-waiting"
+
+        def act(self, signals_BO: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+            decided = pacing.off(len(signals_BO))
+            decided[:, pacing.SLACK] = [0.0, 0.5]
+            decided[signals_BO[:, signals.NAMES.index("slack_share")] < 0.1] = 0.0
+            return decided
+
+    sim = simulator([0], ranks=4, groups=4, has_barrier=True, exposed_groups=1, exposed_s=0.3, transfer_alone_s=0.1)
+    run(OnlyTheWaiting(), sim, 200)
+    delays = sim.record(np.tile(pacing.one_mechanism("slack", 0.0, 0.5), (1, 1, 1, 1)), 1).delay_ETR[0, 0]
+    assert np.count_nonzero(delays) == 3, "all but the group with exposed work"
+
+
+# The clairvoyant bound
+
+
+def test_candidates_start_with_off_and_use_the_named_mechanisms() -> None:
+    tried = candidates(("slide",))
+    assert not tried[0].any()
+    assert len(np.unique(tried, axis=0)) == len(tried)
+    assert not np.delete(tried, pacing.SLIDE, axis=1).any()
+    assert tried[1:, pacing.SLIDE, pacing.WINDOW].all()
+
+
+def test_planning_leaves_the_simulation_as_it_was(simulator: Make) -> None:
+    tenants = [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}]
+    job: dict[str, Any] = {"ranks": 4, "uplink_work_s": 0.4, "jitter_cv": 0.01, "tenants": tenants}
+    sim, other = (simulator(range(3), **job) for _ in range(2))
+    Clairvoyant().plan(sim, 20)
+    np.testing.assert_array_equal(sim.run(sim.off(), 50), other.run(other.off(), 50))
+
+
+def test_plan_is_the_best_candidate_on_the_noise_that_comes(simulator: Make) -> None:
+    tenants = [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}]
+    sim = simulator(range(4), ranks=4, compute_s=0.8, uplink_work_s=0.4, jitter_cv=0.01, tenants=tenants)
+    sim.run(sim.off(), 40)
+    planned = Clairvoyant(horizon=1).plan(sim, 20)
+    best_E = sim.fork(np.arange(4)).run(planned, 20).mean(axis=1)
+    for tried in candidates():
+        step_E = sim.fork(np.arange(4)).run(np.tile(tried, (4, 1, 1, 1)), 20).mean(axis=1)
+        assert (best_E <= step_E).all()
+
+
+def test_the_bound_beats_passive_where_pacing_can_help_and_equals_it_where_not() -> None:
+    for name, low, high in (("two-jobs", 0.8, 0.97), ("null-jitter", 1.0, 1.0)):
+        bound = run(Clairvoyant(), start(load_cluster(name), np.arange(6)), 200)
+        passive = run(rules.passive(), start(load_cluster(name), np.arange(6)), 200)
+        assert low <= bound.step_ET.mean() / passive.step_ET.mean() <= high, name
+
+
+def test_the_package_and_the_rules_import_nothing_heavy() -> None:
+    code = """
+import sys
+import policies, policies.base, policies.rules
+print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safetensors"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr

@@ -1,0 +1,381 @@
+"""The policy file (contract 4): round trips, and refusal of everything that is not one."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from paceenv import pacing, signals
+from paceenv.errors import InputError
+from policies import file as policy_file
+from policies.file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
+from policies.learned import Learned
+
+Tensors = dict[str, np.ndarray[Any, Any]]
+INPUTS = signals.SIGNALS
+
+
+def learned(hidden: tuple[int, ...] = (8, 6), mechanisms: tuple[str, ...] = ("slack", "slide")) -> Learned:
+    rng = np.random.default_rng(0)
+    widths = (signals.SIGNALS, *hidden, 2 * len(mechanisms))
+    layers = [
+        (rng.normal(size=(b, a)).astype(np.float32), rng.normal(size=b).astype(np.float32))
+        for a, b in itertools.pairwise(widths)
+    ]
+    return Learned(layers, mechanisms)
+
+
+def content() -> PolicyFile:
+    ranges = {name: (-0.5, 0.25) for name in signals.NAMES}
+    return PolicyFile(learned(), ranges, {"git": "abc", "seeds": [1, 2], "config": {"cluster": "two-jobs"}})
+
+
+def parts() -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and header of a good file, to spoil."""
+    tensors: Tensors = {}
+    for i, (weight, bias) in enumerate(learned().layers):
+        tensors |= {f"layer{i}.weight": weight, f"layer{i}.bias": bias}
+    header = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "mechanisms": ["slack", "slide"],
+        "activation": "tanh",
+        "calibrated_range": {},
+        "provenance": {},
+    }
+    return tensors, header
+
+
+def refused(path: Path, blob: bytes | None = None) -> str:
+    """The one line with which a file is refused; it names the file."""
+    if blob is not None:
+        path.write_bytes(blob)
+    with pytest.raises(InputError) as caught:
+        load_policy(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+# Round trip
+
+
+@pytest.mark.parametrize(
+    ("hidden", "mechanisms"), [((8, 6), ("slack", "slide")), ((), ("paper",)), ((64, 64), ("slide",))]
+)
+def test_round_trip_keeps_every_bit(tmp_path: Path, hidden: tuple[int, ...], mechanisms: tuple[str, ...]) -> None:
+    before = dataclasses.replace(content(), policy=learned(hidden, mechanisms))
+    save_policy(tmp_path / "mine.safetensors", before)
+    after = load_policy(tmp_path / "mine.safetensors")
+    assert after.policy.name == "mine"
+    assert after.policy.mechanisms == mechanisms
+    assert after.calibrated_range == before.calibrated_range
+    assert after.provenance == before.provenance
+    for ours, theirs in zip(after.policy.layers, before.policy.layers, strict=True):
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    x = np.random.default_rng(1).uniform(-1, 1, (5, signals.SIGNALS)).astype(np.float32)
+    np.testing.assert_array_equal(after.policy.act(x), before.policy.act(x))
+
+
+def test_digest_is_the_file_s_and_the_same_every_time(tmp_path: Path) -> None:
+    first = save_policy(tmp_path / "a.safetensors", content())
+    again = save_policy(tmp_path / "deeper" / "b.safetensors", content())
+    assert first == again == hashlib.sha256((tmp_path / "a.safetensors").read_bytes()).hexdigest()
+    other = dataclasses.replace(content(), provenance={"git": "abd"})
+    assert save_policy(tmp_path / "c.safetensors", other) != first
+
+
+def test_order_of_provenance_does_not_change_the_digest(tmp_path: Path) -> None:
+    a = dataclasses.replace(content(), provenance={"x": 1, "y": 2})
+    b = dataclasses.replace(content(), provenance={"y": 2, "x": 1})
+    assert save_policy(tmp_path / "a.safetensors", a) == save_policy(tmp_path / "b.safetensors", b)
+
+
+def test_float64_weights_are_stored_as_float32(tmp_path: Path) -> None:
+    policy = Learned([(np.zeros((2, signals.SIGNALS)), np.zeros(2))], ("slack",))  # type: ignore[list-item]
+    save_policy(tmp_path / "a.safetensors", PolicyFile(policy))
+    assert load_policy(tmp_path / "a.safetensors").policy.layers[0][0].dtype == np.float32
+
+
+# Nothing half-written
+
+
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize("broken", ["provenance", "rename"])
+def test_a_failed_save_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: bool, broken: str
+) -> None:
+    path = tmp_path / "a.safetensors"
+    if existing:
+        save_policy(path, content())
+    before = path.read_bytes() if existing else None
+    bad = dataclasses.replace(content(), provenance={"x": object() if broken == "provenance" else 1})
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    if broken == "rename":
+        monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises((TypeError, OSError, InputError)):
+        save_policy(path, bad)
+    assert os.listdir(tmp_path) == ([path.name] if existing else [])
+    if existing:
+        assert path.read_bytes() == before
+
+
+# Refusal
+
+
+def test_missing_files_and_folders(tmp_path: Path) -> None:
+    assert "no such policy file" in refused(tmp_path / "none.safetensors")
+    assert "no such policy file" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("blob", [b"", b"\x00" * 100, b"{}", b"garbage" * 100, (10**15).to_bytes(8, "little") + b"{}"])
+def test_garbage(tmp_path: Path, blob: bytes) -> None:
+    assert "not a readable .safetensors file" in refused(tmp_path / "a.safetensors", blob)
+
+
+@pytest.mark.parametrize("keep", [1, 7, 8, 9, 100, -1, -100])
+def test_truncated_files(tmp_path: Path, keep: int) -> None:
+    save_policy(tmp_path / "a.safetensors", content())
+    whole = (tmp_path / "a.safetensors").read_bytes()
+    assert "not a readable .safetensors file" in refused(tmp_path / "a.safetensors", whole[:keep])
+
+
+@settings(max_examples=80)
+@given(at=st.integers(0, 10**6), to=st.binary(min_size=1, max_size=8))
+def test_any_damage_is_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, at: int, to: bytes) -> None:
+    path = tmp_path_factory.mktemp("damage") / "a.safetensors"
+    save_policy(path, content())
+    blob = bytearray(path.read_bytes())
+    at %= len(blob)
+    blob[at : at + len(to)] = to
+    path.write_bytes(blob)
+    try:
+        policy = load_policy(path).policy
+    except InputError:
+        return
+    settings_BM2 = policy.act(np.zeros((1, signals.SIGNALS), np.float32))
+    assert ((settings_BM2 >= 0.0) & (settings_BM2 <= 1.0)).all()
+
+
+def test_a_huge_file_is_refused_by_its_size_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as sparse:
+        sparse.truncate(1 << 40)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(policy_file, "safe_open", never)
+    assert "1099511627776 bytes; allowed: at most" in refused(path)
+
+
+def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
+    flag = tmp_path / "executed"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (flag,))
+
+    blob = pickle.dumps(Payload())
+    assert "not a readable .safetensors file" in refused(tmp_path / "a.safetensors", blob)
+    assert not flag.exists()
+    pickle.loads(blob)
+    assert flag.exists(), "the payload is a real one"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("format", "paceenv.policy/2", "format = 'paceenv.policy/2'; allowed: 'paceenv.policy/1'"),
+        ("format", None, "format = None; allowed: 'paceenv.policy/1'"),
+        ("observation_schema", "paceenv.signals/0", "observation_schema = 'paceenv.signals/0'; allowed: "),
+        ("observation_names", ["a"], "observation_names = ['a']; allowed: "),
+        ("observation_names", list(signals.NAMES)[::-1], "observation_names = "),
+        ("action_schema", 3, "action_schema = 3; allowed: "),
+        ("activation", "relu", "activation = 'relu'; allowed: 'tanh'"),
+        ("mechanisms", [], "mechanisms = []; allowed: different ones of slack, slide, paper"),
+        ("mechanisms", ["slack", "slack"], "mechanisms = ['slack', 'slack']; allowed"),
+        ("mechanisms", ["magic", "slide"], "mechanisms = ['magic', 'slide']; allowed"),
+        ("mechanisms", [["slack"], {}], "mechanisms = [['slack'], {}]; allowed"),
+        ("mechanisms", "slack", "mechanisms = 'slack'; allowed"),
+        ("mechanisms", ["slack"], "4 outputs; allowed: 2 for 1 mechanisms"),
+        ("calibrated_range", {"step_cv": [1]}, "calibrated_range = {'step_cv': [1]}; allowed: signal: [low, high]"),
+        ("calibrated_range", [1, 2], "calibrated_range = [1, 2]; allowed"),
+        ("calibrated_range", {"step_cv": ["a", "b"]}, "calibrated_range = "),
+        ("provenance", [1], "provenance is a list; allowed: a mapping"),
+    ],
+)
+def test_headers_of_another_version_or_kind(tmp_path: Path, key: str, value: Any, expected: str) -> None:
+    tensors, header = parts()
+    blob = save(tensors, {"paceenv": json.dumps(header | {key: value})})
+    assert expected in refused(tmp_path / "a.safetensors", blob)
+
+
+@pytest.mark.xfail(strict=True, reason="the ends of a range are not checked")
+@pytest.mark.parametrize("ends", ["[NaN, 1]", "[1, 0]", "[-Infinity, Infinity]"])
+def test_ranges_that_are_none(tmp_path: Path, ends: str) -> None:
+    tensors, header = parts()
+    text = json.dumps(header | {"calibrated_range": {"step_cv": None}}).replace("null", ends)
+    assert "calibrated_range" in refused(tmp_path / "a.safetensors", save(tensors, {"paceenv": text}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "no paceenv header"),
+        ("", "the paceenv header is not JSON"),
+        ("{", "the paceenv header is not JSON"),
+        ("[" * 100_000, "the paceenv header is not JSON"),
+        ('{"a":' * 100_000, "the paceenv header is not JSON"),
+        ("9" * 10_000, "the paceenv header is not JSON"),
+        ("[]", "the paceenv header is a list; allowed: a mapping"),
+        ("1", "the paceenv header is a int; allowed: a mapping"),
+    ],
+    ids=["none", "empty", "cut", "deep lists", "deep mappings", "huge number", "list", "number"],
+)
+def test_hostile_headers(tmp_path: Path, text: str | None, expected: str) -> None:
+    tensors, _ = parts()
+    blob = save(tensors, None if text is None else {"paceenv": text})
+    assert expected in refused(tmp_path / "a.safetensors", blob)
+
+
+def spoil(**changed: Any) -> Callable[[Tensors], Tensors]:
+    """Replace tensors by name (``__`` for the dot); None removes."""
+
+    def apply(tensors: Tensors) -> Tensors:
+        spoiled = tensors | {name.replace("__", "."): value for name, value in changed.items()}
+        return {name: value for name, value in spoiled.items() if value is not None}
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda tensors: {}, "tensors []; allowed: layer0.weight"),
+        (spoil(layer0__bias=None), "; allowed: layer0.weight, layer0.bias"),
+        (spoil(layer7__weight=np.zeros((1, 1), np.float32)), "; allowed: layer0.weight, layer0.bias"),
+        (
+            spoil(layer0__weight=np.zeros((8, 10), np.float32)),
+            f"layer0 has shapes (8, 10), (8,); allowed: (n, {INPUTS}), (n,)",
+        ),
+        (spoil(layer1__weight=np.zeros((6, 9), np.float32)), "layer1 has shapes (6, 9), (6,); allowed: (n, 8), (n,)"),
+        (spoil(layer0__bias=np.zeros((7,), np.float32)), f"layer0 has shapes (8, {INPUTS}), (7,)"),
+        (spoil(layer0__bias=np.zeros((8, 1), np.float32)), f"layer0 has shapes (8, {INPUTS}), (8, 1)"),
+        (spoil(layer0__weight=np.zeros(8, np.float32)), "layer0 has shapes (8,), (8,)"),
+        (spoil(layer0__weight=np.zeros((8, INPUTS))), "layer0 is float64/float32; allowed: float32"),
+        (spoil(layer2__bias=np.zeros(4, np.int64)), "layer2 is float32/int64; allowed: float32"),
+        (spoil(layer1__bias=np.array([0, 0, np.nan, 0, 0, 0], np.float32)), "layer1 holds values that are not finite"),
+        (spoil(layer0__weight=np.full((8, INPUTS), np.inf, np.float32)), "layer0 holds values that are not finite"),
+        (
+            spoil(layer2__weight=np.zeros((3, 6), np.float32), layer2__bias=np.zeros(3, np.float32)),
+            "3 outputs; allowed: 4",
+        ),
+    ],
+)
+def test_wrong_tensors(tmp_path: Path, change: Callable[[Tensors], Tensors], expected: str) -> None:
+    tensors, header = parts()
+    blob = save(change(tensors), {"paceenv": json.dumps(header)})
+    assert expected in refused(tmp_path / "a.safetensors", blob)
+
+
+def test_too_many_layers(tmp_path: Path) -> None:
+    tensors: Tensors = {}
+    for i in range(40):
+        n = signals.SIGNALS
+        tensors |= {f"layer{i}.weight": np.zeros((n, n), np.float32), f"layer{i}.bias": np.zeros(n, np.float32)}
+    _, header = parts()
+    assert "; allowed: layer0.weight" in refused(
+        tmp_path / "a.safetensors", save(tensors, {"paceenv": json.dumps(header)})
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "BF16",
+        "F16",
+        "BOOL",
+        pytest.param("F8_E4M3", marks=pytest.mark.xfail(strict=True, reason="AttributeError of NumPy escapes")),
+    ],
+)
+def test_tensors_of_a_type_that_numpy_may_lack(tmp_path: Path, dtype: str) -> None:
+    tensors, header = parts()
+    blob = save(tensors, {"paceenv": json.dumps(header)})
+    length = int.from_bytes(blob[:8], "little")
+    index, data = json.loads(blob[8 : 8 + length]), blob[8 + length :]
+    size = {"BF16": 2, "F16": 2}.get(dtype, 1)
+    at = 0
+    for name, entry in index.items():
+        if name != "__metadata__":
+            count = int(np.prod(entry["shape"]))
+            entry |= {"dtype": dtype, "data_offsets": [at, at + size * count]}
+            at += size * count
+    head = json.dumps(index).encode()
+    refused(tmp_path / "a.safetensors", len(head).to_bytes(8, "little") + head + data[:at])
+
+
+def test_loading_imports_no_torch_and_never_unpickles(tmp_path: Path) -> None:
+    save_policy(tmp_path / "a.safetensors", content())
+    code = f"""
+import pickle, sys
+def forbidden(*_, **__): raise SystemExit("unpickled")
+pickle.load = pickle.loads = pickle.Unpickler = forbidden
+from policies.file import load_policy
+import numpy
+load_policy({str(tmp_path / "a.safetensors")!r}).policy.act(numpy.zeros((1, {signals.SIGNALS}), numpy.float32))
+print(sorted({{"torch", "numba", "gymnasium", "pydantic", "ray", "stable_baselines3"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr
+
+
+# The network
+
+
+def test_numpy_forward_equals_torch_s(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    policy = learned((64, 64))
+    modules: list[Any] = []
+    for weight, bias in policy.layers:
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
+        with torch.no_grad():
+            linear.weight.copy_(torch.from_numpy(weight))
+            linear.bias.copy_(torch.from_numpy(bias))
+        modules += [linear, torch.nn.Tanh()]
+    network = torch.nn.Sequential(*modules[:-1])
+    x = np.random.default_rng(1).uniform(-1, 1, (256, signals.SIGNALS)).astype(np.float32)
+    with torch.no_grad():
+        expected = network(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(policy.action(x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(policy.act(x), pacing.decode_action(expected, policy.mechanisms), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_do_not_see_each_other() -> None:
+    x = np.random.default_rng(1).uniform(-1, 1, (6, signals.SIGNALS)).astype(np.float32)
+    policy = learned()
+    alone = np.concatenate([policy.act(row[None]) for row in x])
+    np.testing.assert_allclose(policy.act(x), alone, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(alone[:, pacing.SLACK, pacing.THRESHOLD])) > 1

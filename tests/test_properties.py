@@ -1,0 +1,265 @@
+"""What must hold whatever the job, the noise and the settings: pacing is bounded, honest, and only time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from paceenv import pacing, timing
+from paceenv.cluster import load_cluster
+from paceenv.engine import layout
+from paceenv.engine.simulator import Simulator
+from policies import rules
+from policies.rollout import run, start
+
+Make = Callable[..., Simulator]
+Floats = NDArray[np.float64]
+MECHANISMS = len(pacing.MECHANISMS)
+
+cv = st.one_of(st.just(0.0), st.floats(0.0, 0.3))
+noises = st.fixed_dictionaries(
+    {
+        "jitter_cv": cv,
+        "common_cv": cv,
+        "imbalance_cv": cv,
+        "skewness": st.sampled_from([0.0, 1.0, 2.0]),
+        "persistent_cv": cv,
+        "slow_ranks": st.integers(0, 1),
+        "slow_factor": st.floats(1.0, 3.0),
+        "fail_slow_share": cv,
+        "fail_slow_mean_iterations": st.floats(1.0, 50.0),
+        "fail_slow_factor": st.floats(1.0, 3.0),
+        "drift_cv": cv,
+        "drift_iterations": st.floats(1.0, 100.0),
+        "stall_rate": st.floats(0.0, 0.05),
+        "stall_mean_s": st.floats(0.0, 2.0),
+    }
+)
+null_jobs = st.builds(
+    lambda noise, rest: noise | rest,
+    noises,
+    st.fixed_dictionaries(
+        {
+            "ranks": st.integers(1, 9),
+            "compute_s": st.floats(1e-3, 100.0),
+            "transfer_alone_s": st.floats(0.0, 1.0),
+            "uplink_work_s": st.floats(0.0, 1.0),
+            "latency_s": st.floats(0.0, 0.01),
+            "barrier_s": st.floats(0.0, 0.1),
+            "has_barrier": st.booleans(),
+            "cap_s": st.floats(0.0, 10.0),
+            "exposed_groups": st.integers(0, 1),
+            "exposed_s": st.floats(0.0, 0.5),
+        }
+    ),
+)
+tenants = st.fixed_dictionaries(
+    {
+        "compute_s": st.floats(0.1, 2.0),
+        "uplink_work_s": st.floats(0.01, 1.0),
+        "rate_cap": st.floats(0.1, 1.0),
+        "weight": st.floats(0.1, 5.0),
+        "jitter_cv": cv,
+        "ranks": st.integers(1, 8),
+    }
+)
+coupled_jobs = st.builds(
+    lambda noise, rest, others: noise | rest | {"tenants": others},
+    noises,
+    st.fixed_dictionaries(
+        {
+            "ranks": st.just(6),
+            "groups": st.sampled_from([1, 2, 3, 6]),
+            "transfer_alone_s": st.floats(0.0, 0.5),
+            "uplink_work_s": st.floats(0.0, 0.5),
+            "has_barrier": st.just(True),
+            "exposed_share": cv,
+            "exposed_mean_iterations": st.floats(1.0, 50.0),
+            "exposed_episode_s": st.floats(0.0, 1.0),
+            "exposed_spread": st.floats(0.0, 1.0),
+        }
+    ),
+    st.lists(tenants, max_size=2),
+)
+seeds = st.integers(0, 2**63)
+
+
+def drawn_settings(plan: int, environments: int, ranks: int, intervals: int) -> list[Floats]:
+    """Settings of several intervals: common or a rank's own, some off, some mechanisms together, some constant."""
+    rng = np.random.default_rng(plan)
+    rows = ranks if plan % 2 else 1
+
+    def one() -> Floats:
+        values = rng.uniform(0, 1, (environments, rows, MECHANISMS, 2))
+        values[..., pacing.THRESHOLD] *= rng.choice([0.0, 0.05, 0.3])
+        values[..., pacing.WINDOW] *= rng.random((environments, rows, MECHANISMS)) < 0.7
+        return values
+
+    constant = one()
+    return [constant if plan % 3 == 0 else one() for _ in range(intervals)]
+
+
+@settings(max_examples=60)
+@given(job=null_jobs, seed=seeds, plan=st.integers(0, 10**6))
+def test_nothing_gains_in_a_plain_synchronous_job(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
+    """One group, nothing shared: a step is a maximum over ranks, and no delay lowers a maximum."""
+    passive, paced = (simulator([seed, seed + 1], **job) for _ in range(2))
+    passive_ET = passive.run(passive.off(), 120)
+    paced_ET = np.concatenate([paced.run(s, 15) for s in drawn_settings(plan, 2, job["ranks"], 8)], axis=1)
+    assert (paced_ET >= passive_ET * (1 - 1e-9)).all(), "no iteration is faster"
+    assert (paced_ET.cumsum(axis=1) >= passive_ET.cumsum(axis=1) * (1 - 1e-9)).all()
+
+
+def test_the_property_above_is_not_about_zeros(simulator: Make) -> None:
+    sim = simulator(range(4), ranks=4, imbalance_cv=0.2, skewness=2.0)
+    for plan in range(4):
+        for setting in drawn_settings(plan, 4, 4, 8):
+            sim.run(setting, 15)
+            if sim.mean_delay_s().max() > 0.01:
+                return
+    pytest.fail("no plan ever delays")
+
+
+@settings(max_examples=40)
+@given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6), cap_s=st.sampled_from([0.0, 0.02, 10.0]))
+def test_delays_stay_within_window_and_cap(
+    simulator: Make, job: dict[str, Any], seed: int, plan: int, cap_s: float
+) -> None:
+    sim = simulator([seed], cap_s=cap_s, **job)
+    widest_s = np.zeros(1)
+    for setting in drawn_settings(plan, 1, 6, 40):
+        delay_R = sim.record(setting, 1).delay_ETR[0, 0]
+        assert (delay_R >= 0.0).all()
+        assert (delay_R <= widest_s).all()
+        share_R = setting[0, :, :, pacing.WINDOW].max(axis=1)
+        widest_s = np.minimum(share_R * sim.tick_EK[0, timing.STEP_BASELINE_S], cap_s)
+
+
+@settings(max_examples=40)
+@given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
+def test_window_zero_is_bit_identical_to_passive(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
+    passive, off = (simulator([seed, seed + 1], **job) for _ in range(2))
+    for setting in drawn_settings(plan, 2, 6, 4):
+        setting = setting.copy()
+        setting[..., pacing.WINDOW] = 0.0
+        np.testing.assert_array_equal(off.run(setting, 20), passive.run(passive.off(), 20))
+        np.testing.assert_array_equal(off.observe(every_rank=True), passive.observe(every_rank=True))
+
+
+@settings(max_examples=40)
+@given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
+def test_noise_does_not_depend_on_pacing(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
+    passive, paced = (simulator([seed, seed + 1], **job) for _ in range(2))
+    for setting in drawn_settings(plan, 2, 6, 4):
+        calm, rec = passive.record(passive.off(), 25), paced.record(setting, 25)
+        np.testing.assert_allclose(rec.entry_ETR - rec.delay_ETR, calm.entry_ETR, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(rec.ready_ETG - rec.finish_ETG, calm.ready_ETG - calm.finish_ETG, atol=1e-12)
+    np.testing.assert_array_equal(paced.noise_ENR, passive.noise_ENR)
+    np.testing.assert_array_equal(paced.group_ENG, passive.group_ENG)
+    for name in layout.CLOCK.names or ():
+        if name not in {"link_s", "delay_s"}:
+            np.testing.assert_array_equal(paced.clocks[name], passive.clocks[name], err_msg=name)
+
+
+@settings(max_examples=30)
+@given(
+    job=coupled_jobs,
+    first=seeds,
+    plan=st.integers(0, 10**6),
+    threads=st.integers(1, 4),
+    order=st.permutations(range(4)),
+    cut=st.integers(1, 29),
+)
+def test_order_threads_length_and_forks_do_not_matter(
+    simulator: Make, job: dict[str, Any], first: int, plan: int, threads: int, order: list[int], cut: int
+) -> None:
+    plain = simulator([first + n for n in range(4)], **job)
+    other = simulator([first + n for n in order], threads=threads, **job)
+    one, two = drawn_settings(plan, 4, 6, 2)
+    step_ET = np.concatenate([plain.run(one, 30), plain.run(two, 30)], axis=1)
+    pieces = [other.run(one[order], 30), other.run(two[order], cut)]
+    fork = other.fork(np.array([3, 0]))
+    other.run(np.zeros_like(two), 10)
+    np.testing.assert_array_equal(np.concatenate(pieces, axis=1), step_ET[order, : 30 + cut])
+    np.testing.assert_array_equal(fork.run(two[order][[3, 0]], 30 - cut), step_ET[[order[3], order[0]], 30 + cut :])
+
+
+@settings(max_examples=40)
+@given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
+def test_observations_and_steps_are_sound_whatever_the_job(
+    simulator: Make, job: dict[str, Any], seed: int, plan: int
+) -> None:
+    sim = simulator([seed], **job)
+    for setting in drawn_settings(plan, 1, 6, 5):
+        step_ET = sim.run(setting, 20)
+        assert np.isfinite(step_ET).all()
+        assert (step_ET >= 0.0).all()
+        observation = sim.observe(every_rank=True)
+        assert ((observation >= -1.0) & (observation <= 1.0)).all()
+
+
+# Where pacing pays and where it must not matter
+
+
+def mean_steps(make: Callable[[], Simulator], setting: Floats) -> list[Floats]:
+    """Mean steps ``(E,)`` after a warm-up, passive and with a setting, on the same noise."""
+    means = []
+    for chosen in (pacing.off(), setting):
+        sim = make()
+        step_ET = sim.run(np.tile(chosen, (len(sim.batch), 1, 1, 1)), 800)
+        means.append(step_ET[:, 200:].mean(axis=1))
+    return means
+
+
+@pytest.mark.parametrize("exposed_s", [0.1, 0.3, 0.5])
+def test_unequal_slack_in_closed_form(simulator: Make, exposed_s: float) -> None:
+    """G groups share an uplink, one has work e after it: C + G m + e passive, at best max(C + m + e, C + G m)."""
+    groups, alone_s = 4, 0.1
+    job: dict[str, Any] = {"ranks": 8, "groups": groups, "uplink_work_s": alone_s, "has_barrier": True}
+    exposed = {"exposed_groups": 1, "exposed_s": exposed_s}
+    slack = pacing.one_mechanism("slack", 0.0, 0.6)
+    passive, paced = mean_steps(lambda: simulator(range(3), **job, **exposed), slack)
+    best_s = max(1.0 + alone_s + exposed_s, 1.0 + groups * alone_s)
+    np.testing.assert_allclose(passive, 1.0 + groups * alone_s + exposed_s, rtol=1e-12)
+    assert (paced >= best_s - 1e-12).all()
+    assert (passive - paced > 0.6 * (passive - best_s)).all()
+
+
+@pytest.mark.parametrize("exposed_s", [0.3, 0.5])
+def test_unequal_slack_pays_under_jitter(simulator: Make, exposed_s: float) -> None:
+    job: dict[str, Any] = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": 0.005}
+    exposed = {"exposed_groups": 1, "exposed_s": exposed_s}
+    slack = pacing.one_mechanism("slack", 0.01, 0.6)
+    passive, paced = mean_steps(lambda: simulator(range(8), **job, **exposed), slack)
+    gap_s = 1.4 + exposed_s - max(1.1 + exposed_s, 1.4)
+    assert (passive.mean() - paced.mean()) > 0.3 * gap_s
+
+
+@pytest.mark.parametrize("jitter_cv", [0.0, 0.005, 0.02])
+def test_equal_slack_is_not_affected(simulator: Make, jitter_cv: float) -> None:
+    job: dict[str, Any] = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": jitter_cv}
+    passive, paced = mean_steps(lambda: simulator(range(8), **job), pacing.one_mechanism("slack", 0.01, 0.6))
+    assert paced.mean() == pytest.approx(passive.mean(), rel=0.002)
+
+
+def packaged_gain(name: str) -> float:
+    """Throughput of a packaged cluster's own static policy against passive, minus 1."""
+    some = load_cluster(name)
+    static = rules.Static(some.pacing.mechanism, some.pacing.threshold, some.pacing.window)
+    means = [run(policy, start(some, np.arange(48)), 500).step_ET.mean() for policy in (static, rules.passive())]
+    return float(means[1] / means[0] - 1.0)
+
+
+def test_slide_pays_on_two_jobs_of_one_period() -> None:
+    assert packaged_gain("two-jobs") > 0.03
+
+
+@pytest.mark.parametrize("name", ["one-job", "null-jitter"])
+def test_packaged_settings_cost_less_than_half_a_percent_where_nothing_is_shared(name: str) -> None:
+    assert -0.005 < packaged_gain(name) <= 0.0

@@ -1,0 +1,202 @@
+"""The observation vector (contract 2), and parity: a recording replayed as a live rank would, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv import pacing, signals, timing
+from paceenv.engine.simulator import Recording, Simulator
+
+Observation = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def written(rank: np.ndarray[Any, Any], tick: np.ndarray[Any, Any], r: int = 0) -> dict[str, float]:
+    out = np.empty(signals.SIGNALS, np.float32)
+    signals.write_signals(rank, r, tick, out)
+    return dict(zip(signals.NAMES, out.tolist(), strict=True))
+
+
+def feed(
+    rank: np.ndarray[Any, Any], tick: np.ndarray[Any, Any], step_s: float, comm_s: float, wait_s: float, n: int
+) -> None:
+    for _ in range(n):
+        timing.observe_step(tick, step_s)
+        timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), True)
+
+
+def test_all_zero_before_a_first_step() -> None:
+    rank, tick = timing.new_state()
+    assert not any(written(rank, tick).values())
+
+
+def test_steady_job_shows_shares_and_nothing_else() -> None:
+    rank, tick = timing.new_state()
+    feed(rank, tick, 2.0, 0.5, 0.1, 500)
+    signals.close_step_interval(tick)
+    seen = written(rank, tick)
+    shares = {"comm_share": 0.25, "wait_share": 0.5, "slack_share": 0.5}
+    for name in signals.NAMES:
+        assert seen[name] == pytest.approx(shares.get(name, 0.0), abs=1e-3), name
+
+
+def test_inflation_trend_and_slow_inflation() -> None:
+    rank, tick = timing.new_state()
+    signals.start_interval(tick)
+    feed(rank, tick, 1.0, 0.2, 0.0, 10)
+    signals.close_step_interval(tick)
+    signals.start_interval(tick)
+    feed(rank, tick, 1.2, 0.4, 0.0, 10)
+    signals.close_step_interval(tick)
+    seen = written(rank, tick)
+    assert seen["step_inflation"] == pytest.approx(signals.squash(math.log(1.2), 0.1))
+    assert seen["step_trend"] == pytest.approx(signals.squash(math.log(1.2), 0.05))
+    assert seen["step_inflation_slow"] == pytest.approx(signals.squash(signals.SLOW_WEIGHT * math.log(1.2), 0.1))
+    comm_s = 0.4 - 0.2 * (1 - timing.SMOOTHING) ** 10
+    assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / 0.2), 0.2), rel=1e-5)
+    assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
+
+
+def test_step_cv_is_the_interval_s_coefficient_of_variation() -> None:
+    rank, tick = timing.new_state()
+    steps = np.random.default_rng(0).uniform(1, 2, 20)
+    for step_s in steps:
+        feed(rank, tick, step_s, 0.1, 0.0, 1)
+    assert written(rank, tick)["step_cv"] == pytest.approx(signals.squash(steps.std() / steps.mean(), 0.05), rel=1e-6)
+
+
+@given(value=st.floats(-1e6, 1e6), scale=st.floats(1e-3, 10))
+def test_squash_is_odd_bounded_and_increasing(value: float, scale: float) -> None:
+    squashed = signals.squash(value, scale)
+    assert -1.0 <= squashed <= 1.0
+    assert squashed == -signals.squash(-value, scale)
+    assert signals.squash(value + scale, scale) >= squashed
+    assert signals.squash(scale, scale) == 0.5
+
+
+@settings(max_examples=60)
+@given(
+    history=st.lists(
+        st.tuples(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(-1e-3, 1e4), st.floats(0, 10)),
+        min_size=1,
+        max_size=70,
+    ),
+    barrier=st.booleans(),
+)
+def test_observations_stay_in_the_box_for_any_history(
+    history: list[tuple[float, float, float, float]], barrier: bool
+) -> None:
+    rank, tick = timing.new_state()
+    for i, (step_s, comm_s, wait_s, delay_s) in enumerate(history):
+        if i % 20 == 0:
+            signals.close_step_interval(tick)
+            signals.start_interval(tick)
+        rank[timing.DELAY_S] = delay_s
+        timing.observe_step(tick, step_s)
+        timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), barrier)
+    signals.close_step_interval(tick)
+    seen = written(rank, tick)
+    assert all(-1.0 <= value <= 1.0 for value in seen.values()), seen
+
+
+# Parity: the engine's compiled estimator, rules and signals against the same source interpreted
+
+
+def replay(
+    recordings: list[Recording], plan: list[np.ndarray[Any, Any]], e: int, r: int, sim: Simulator
+) -> Observation:
+    """Rank ``r`` of job ``e`` as a live rank would see it, one column in plain Python; asserts every delay."""
+    rank, tick = timing.new_state()
+    job, per_group = sim.batch.jobs[e], sim.batch.ranks // sim.batch.groups
+    for recording, settings_ESM2 in zip(recordings, plan, strict=True):
+        signals.start_interval(tick)
+        own = settings_ESM2[e, min(r, settings_ESM2.shape[1] - 1)]
+        for t in range(recording.step_ET.shape[1]):
+            assert rank[timing.DELAY_S, 0] == recording.delay_ETR[e, t, r], (t, r)
+            step_s = float(recording.step_ET[e, t])
+            comm_s = recording.finish_ETG[e, t, r // per_group] - recording.entry_ETR[e, t, r]
+            wait_s = step_s - recording.ready_ETG[e, t, r // per_group]
+            timing.observe_step(tick, step_s)
+            timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), bool(job["has_barrier"]))
+            timing.decide(rank, tick, 0, 1, own, float(job["cap_s"]))
+        signals.close_step_interval(tick)
+    out = np.empty(signals.SIGNALS, np.float32)
+    signals.write_signals(rank, 0, tick, out)
+    return out
+
+
+JOBS: dict[str, dict[str, Any]] = {
+    "one group with jitter": {"ranks": 4, "transfer_alone_s": 0.1, "jitter_cv": 0.05},
+    "unequal slack": {
+        "ranks": 8,
+        "groups": 4,
+        "uplink_work_s": 0.1,
+        "has_barrier": True,
+        "barrier_s": 1e-4,
+        "latency_s": 1e-3,
+        "jitter_cv": 0.003,
+        "exposed_share": 0.2,
+        "exposed_mean_iterations": 30.0,
+        "exposed_episode_s": 0.3,
+        "exposed_spread": 0.5,
+    },
+    "two jobs": {
+        "ranks": 4,
+        "uplink_work_s": 0.4,
+        "jitter_cv": 0.01,
+        "common_cv": 0.01,
+        "tenants": [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}],
+    },
+    "every noise": {
+        "ranks": 6,
+        "transfer_alone_s": 0.05,
+        "jitter_cv": 0.02,
+        "imbalance_cv": 0.05,
+        "skewness": 1.0,
+        "persistent_cv": 0.02,
+        "slow_ranks": 1,
+        "slow_factor": 1.2,
+        "fail_slow_share": 0.1,
+        "fail_slow_mean_iterations": 10.0,
+        "fail_slow_factor": 1.5,
+        "drift_cv": 0.02,
+        "drift_iterations": 50.0,
+        "stall_rate": 0.01,
+        "stall_mean_s": 0.3,
+    },
+}
+
+
+@pytest.mark.parametrize("common", [True, False], ids=["one setting for all", "a setting per rank"])
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_replaying_a_recording_gives_the_same_delays_and_observations(
+    simulator: Callable[..., Simulator], job: dict[str, Any], common: bool
+) -> None:
+    sim = simulator([3, 4], **job)
+    rng = np.random.default_rng(0)
+    shape = (2, 1 if common else sim.batch.ranks, len(pacing.MECHANISMS), 2)
+    # many mechanisms at once, thresholds near zero and some windows off, so that every branch is taken
+    plan = [rng.uniform(0, 0.1, shape) * [0.1, 6.0] * (rng.random(shape) < 0.8) for _ in range(4)]
+    recordings = [sim.record(settings_ESM2, n) for settings_ESM2, n in zip(plan, (20, 50, 7, 90), strict=True)]
+    assert max(r.delay_ETR.max() for r in recordings) > 0.01, "the comparison must not be of zeros"
+    every = sim.observe(every_rank=True)
+    observer = sim.observe()
+    for e in range(2):
+        replayed = [replay(recordings, plan, e, r, sim) for r in range(sim.batch.ranks)]
+        np.testing.assert_allclose(every[e], replayed, rtol=0, atol=1e-6)
+        assert any(np.array_equal(observer[e], view) for view in every[e]), "the observer is one of the ranks"
+
+
+def test_observers_are_spread_over_all_ranks(simulator: Callable[..., Simulator]) -> None:
+    sim = simulator(range(400), ranks=4, jitter_cv=0.05, transfer_alone_s=0.1)
+    sim.run(sim.off(), 20)
+    seen, every = sim.observe(), sim.observe(every_rank=True)
+    which_E = np.array([next(r for r in range(4) if np.array_equal(seen[e], every[e, r])) for e in range(400)])
+    counts = np.bincount(which_E, minlength=4)
+    assert counts.min() > 70, counts

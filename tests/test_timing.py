@@ -1,0 +1,221 @@
+"""The timing estimator: baselines, recent lows, means, slack and the delays they lead to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from paceenv import pacing, timing
+
+Floats = NDArray[np.float64]
+
+
+def feed(
+    rank: Floats,
+    tick: Floats,
+    comm_s: Floats | float,
+    wait_s: Floats | float = 0.0,
+    step_s: float = 1.0,
+    barrier: bool = True,
+) -> None:
+    """One iteration of every column."""
+    ranks = rank.shape[1]
+    timing.observe_step(tick, step_s)
+    comm_R, wait_R = np.full(ranks, comm_s, dtype=np.float64), np.full(ranks, wait_s, dtype=np.float64)
+    timing.observe_ranks(rank, tick, comm_R, wait_R, barrier)
+
+
+def test_first_iteration_sets_means_and_baselines_at_once() -> None:
+    rank, tick = timing.new_state()
+    feed(rank, tick, 0.25, 0.125, step_s=2.0)
+    assert tick[timing.STEP_BASELINE_S] == 2.0
+    assert rank[timing.COMM_BASELINE_S, 0] == 0.25
+    assert rank[timing.COMM_MEAN_S, 0] == 0.25
+    assert rank[timing.WAIT_SQUARE_S2, 0] == 0.125**2
+    assert rank[timing.WAIT_MEAN_S, 0] == rank[timing.WAIT_S, 0] == 0.125
+
+
+def test_exponential_mean_closes_a_gap_geometrically() -> None:
+    rank, tick = timing.new_state()
+    feed(rank, tick, 1.0, 1.0)
+    for _ in range(20):
+        feed(rank, tick, 2.0, 2.0)
+    left = (1.0 - timing.SMOOTHING) ** 20
+    assert rank[timing.COMM_MEAN_S, 0] == pytest.approx(2.0 - left)
+    assert rank[timing.WAIT_SQUARE_S2, 0] == pytest.approx(4.0 - 3.0 * left)
+    spread_s = timing.spread_s(rank[timing.WAIT_MEAN_S, 0], rank[timing.WAIT_SQUARE_S2, 0])
+    assert spread_s == pytest.approx(math.sqrt(left * (1.0 - left)), rel=1e-6)
+
+
+def test_spread_of_a_constant_is_zero_despite_rounding() -> None:
+    assert timing.spread_s(0.1 + 0.2, 0.09) == 0.0
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 10])
+def test_baselines_remember_the_uncontended_time_for_many_blocks(blocks: int) -> None:
+    rank, tick = timing.new_state()
+    for _ in range(timing.BASELINE_BLOCK_ITERATIONS):
+        feed(rank, tick, 1.0, step_s=3.0)
+    for _ in range(blocks * timing.BASELINE_BLOCK_ITERATIONS):
+        feed(rank, tick, 2.0, step_s=5.0)
+    left = (1.0 - timing.BASELINE_RISE) ** blocks
+    assert rank[timing.COMM_BASELINE_S, 0] == pytest.approx(2.0 - left)
+    assert tick[timing.STEP_BASELINE_S] == pytest.approx(5.0 - 2.0 * left)
+    feed(rank, tick, 0.5, step_s=2.5)
+    assert rank[timing.COMM_BASELINE_S, 0] == 0.5, "a new minimum counts at once"
+    assert tick[timing.STEP_BASELINE_S] == 2.5
+
+
+def test_recent_low_is_the_minimum_of_this_window_and_the_one_before() -> None:
+    rank, tick = timing.new_state()
+    n = timing.RECENT_ITERATIONS
+    for _ in range(n):
+        feed(rank, tick, 5.0)
+    for _ in range(n - 1):
+        feed(rank, tick, 7.0)
+        assert timing.comm_low_s(rank, 0) == 5.0
+    feed(rank, tick, 7.0)
+    assert timing.comm_low_s(rank, 0) == 7.0, "the window with 5 has passed"
+    feed(rank, tick, 1.0)
+    assert timing.comm_low_s(rank, 0) == 1.0
+
+
+def test_low_is_neutral_until_a_first_window_is_complete() -> None:
+    rank, tick = timing.new_state()
+    for _ in range(timing.RECENT_ITERATIONS - 1):
+        feed(rank, tick, 2.0, 0.5)
+        assert timing.slack_low_s(rank, 0) == 0.0
+        assert timing.comm_low_s(rank, 0) == rank[timing.COMM_BASELINE_S, 0] == 2.0
+
+
+def test_slack_is_wait_plus_own_delay() -> None:
+    rank, tick = timing.new_state(2)
+    rank[timing.DELAY_S] = 0.0, 0.25
+    for _ in range(400):
+        feed(rank, tick, 1.0, np.array([0.5, 0.25]))
+    assert timing.slack_low_s(rank, 0) == pytest.approx(0.5)
+    assert timing.slack_low_s(rank, 1) == pytest.approx(0.5), "a delay does not use up the slack it takes"
+
+
+def test_without_a_barrier_wait_is_what_the_collective_takes_over_its_baseline() -> None:
+    rank, tick = timing.new_state()
+    feed(rank, tick, 0.5, 99.0, barrier=False)
+    assert rank[timing.WAIT_S, 0] == 0.0
+    feed(rank, tick, 0.75, 99.0, barrier=False)
+    assert rank[timing.WAIT_S, 0] == 0.25
+    feed(rank, tick, 0.25, 99.0, barrier=False)
+    assert rank[timing.WAIT_S, 0] == 0.0, "the shortest yet is the new baseline"
+
+
+def test_independent_jitter_is_not_taken_for_slack() -> None:
+    rank, tick = timing.new_state()
+    wait_T = np.random.default_rng(0).exponential(0.1, 2000)
+    positive = 0
+    for wait_s in wait_T:
+        feed(rank, tick, 1.0, wait_s)
+        positive += timing.slack_low_s(rank, 0) > 0.0
+    assert positive < 0.02 * len(wait_T)
+
+
+def test_steady_slack_under_small_jitter_is_recognised() -> None:
+    rank, tick = timing.new_state()
+    jitter_T = np.random.default_rng(0).normal(0.0, 0.005, 500)
+    for jitter_s in jitter_T:
+        feed(rank, tick, 1.0, 0.2 + jitter_s)
+    assert 0.15 < timing.slack_low_s(rank, 0) < 0.2
+
+
+def test_slack_that_begins_is_recognised_soon_and_slack_that_ends_at_once() -> None:
+    rank, tick = timing.new_state()
+    jitter_T = np.random.default_rng(0).normal(0.0, 0.005, 400)
+    for jitter_s in jitter_T[:300]:
+        feed(rank, tick, 1.0, 0.02 + jitter_s)
+    for jitter_s in jitter_T[300:360]:
+        feed(rank, tick, 1.0, 0.5 + jitter_s)
+    assert timing.slack_low_s(rank, 0) > 0.25
+    feed(rank, tick, 1.0, 0.0)
+    assert timing.slack_low_s(rank, 0) == 0.0
+
+
+def test_columns_are_independent() -> None:
+    rng = np.random.default_rng(1)
+    together, tick = timing.new_state(5)
+    alone = [timing.new_state() for _ in range(5)]
+    settings_M2 = np.array([[0.01, 0.5], [0.05, 0.3], [0.02, 0.2]])
+    for _ in range(200):
+        comm_R, wait_R, step_s = rng.uniform(0.1, 0.2, 5), rng.uniform(0, 0.1, 5), rng.uniform(1, 1.2)
+        feed(together, tick, comm_R, wait_R, step_s)
+        timing.decide(together, tick, 0, 5, settings_M2, 0.3)
+        for r, (rank, own_tick) in enumerate(alone):
+            feed(rank, own_tick, comm_R[r], wait_R[r], step_s)
+            timing.decide(rank, own_tick, 0, 1, settings_M2, 0.3)
+    np.testing.assert_array_equal(together, np.concatenate([rank for rank, _ in alone], axis=1))
+    for _, own_tick in alone:
+        np.testing.assert_array_equal(own_tick, tick)
+
+
+def early_rank() -> tuple[Floats, Floats]:
+    """Three ranks that have waited 0.2 s for long, in a contended collective after an uncontended start."""
+    rank, tick = timing.new_state(3)
+    feed(rank, tick, 0.5, 0.2)
+    for i in range(10 * timing.RECENT_ITERATIONS):
+        feed(rank, tick, 0.75, 0.2 + 1e-3 * (i % 2))
+    return rank, tick
+
+
+def test_decide_takes_the_largest_demand_not_the_sum() -> None:
+    asked = []
+    everything = pacing.off()
+    for mechanism in pacing.MECHANISMS:
+        rank, tick = early_rank()
+        one = pacing.one_mechanism(mechanism, 0.0, 0.6)
+        everything += one
+        timing.decide(rank, tick, 0, 3, one, 10.0)
+        asked.append(rank[timing.DELAY_S].copy())
+    rank, tick = early_rank()
+    timing.decide(rank, tick, 0, 3, everything, 10.0)
+    np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
+    assert asked[pacing.SLACK].all()
+    assert asked[pacing.SLIDE].all()
+
+
+def test_decide_writes_its_own_columns_only() -> None:
+    rank, tick = early_rank()
+    rank[timing.DELAY_S] = 7.0
+    timing.decide(rank, tick, 1, 2, pacing.one_mechanism("slide", 0.0, 0.6), 10.0)
+    delay_R = rank[timing.DELAY_S]
+    assert (delay_R[0], delay_R[2]) == (7.0, 7.0)
+    assert 0.0 < delay_R[1] < 7.0
+
+
+@settings(max_examples=50)
+@given(
+    setting=st.lists(st.floats(0, 1), min_size=6, max_size=6),
+    cap_s=st.floats(0, 1),
+    history=st.lists(st.tuples(st.floats(1e-6, 5), st.floats(0, 5), st.floats(1e-3, 9)), min_size=1, max_size=40),
+)
+def test_delays_stay_within_window_and_cap(
+    setting: list[float], cap_s: float, history: list[tuple[float, float, float]]
+) -> None:
+    settings_M2 = np.array(setting).reshape(3, 2)
+    rank, tick = timing.new_state()
+    for comm_s, wait_s, step_s in history:
+        feed(rank, tick, comm_s, wait_s, step_s)
+        timing.decide(rank, tick, 0, 1, settings_M2, cap_s)
+        widest_s = min(settings_M2[:, pacing.WINDOW].max() * tick[timing.STEP_BASELINE_S], cap_s)
+        assert 0.0 <= rank[timing.DELAY_S, 0] <= widest_s
+
+
+def test_reset_forgets_everything() -> None:
+    rank, tick = early_rank()
+    timing.reset_rank(rank, 1)
+    timing.reset_tick(tick)
+    fresh_rank, fresh_tick = timing.new_state()
+    np.testing.assert_array_equal(rank[:, 1], fresh_rank[:, 0])
+    np.testing.assert_array_equal(tick, fresh_tick)
+    assert rank[timing.COMM_MEAN_S, 0] > 0.0, "the neighbour remembers"

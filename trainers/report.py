@@ -1,0 +1,86 @@
+"""What a comparison looks like to a person: the score table (Markdown, JSON, terminal) and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainers.evaluate import NULL_LIMIT, Comparison, Score
+
+HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "CV", "mean delay / ideal step")
+
+
+def scores(comparison: Comparison) -> list[Score]:
+    """The suite's total first, then every cluster, policies in their order."""
+    rows = [comparison.total(policy) for policy in comparison.policies]
+    for case in comparison.suite.cases:
+        rows += [comparison.score(policy, case) for policy in comparison.policies]
+    return rows
+
+
+def cells(score: Score) -> tuple[str, ...]:
+    """One row of the table as text."""
+    interval = "" if score.policy == "passive" else f"{score.gain_ci95[0]:+.1%} to {score.gain_ci95[1]:+.1%}"
+    where = f"{score.cluster} (null)" if score.null_case else score.cluster
+    return (score.policy, where, f"{score.gain:+.2%}", interval, f"{score.cv:.3f}", f"{score.mean_delay_share:.3f}")
+
+
+def as_json(comparison: Comparison) -> list[dict[str, Any]]:
+    """The table as plain data."""
+    case = comparison.suite.cases
+    known = {c.cluster: c for c in case}
+    return [
+        {
+            "suite": comparison.suite.name,
+            "total": score.cluster not in known,
+            **asdict(score),
+            "seeds": comparison.suite.seeds,
+            "iterations": comparison.suite.iterations,
+        }
+        for score in scores(comparison)
+    ]
+
+
+def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
+    """The table as Markdown, with what it means in words."""
+    suite = comparison.suite
+    lines = [
+        f"## Suite {suite.name}",
+        "",
+        suite.description.strip(),
+        "",
+        f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
+        "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed.",
+        "",
+        "| " + " | ".join(HEADER) + " |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    lines += ["| " + " | ".join(cells(score)) + " |" for score in scores(comparison)]
+    return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
+
+
+def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
+    """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
+    total, beats = comparison.total(policy), comparison.total(policy, against=static)
+    sentences = [f"{policy} {_judge(total)} against no pacing: {_interval(total)}."]
+    low, high = beats.gain_ci95
+    word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
+    sentences.append(f"{policy} {word} the best single static setting ({static}): {_interval(beats)}.")
+    for case in comparison.suite.cases:
+        score = comparison.score(policy, case)
+        if case.null_case:
+            fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
+            sentences.append(
+                f"On {case.cluster}, where pacing cannot help, it is {fine} the limit of -0.5 %: {_interval(score)}."
+            )
+    return sentences
+
+
+def _judge(score: Score) -> str:
+    low, high = score.gain_ci95
+    return "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
+
+
+def _interval(score: Score) -> str:
+    return f"{score.gain:+.2%} [{score.gain_ci95[0]:+.2%}, {score.gain_ci95[1]:+.2%}]"
