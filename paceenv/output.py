@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -44,17 +45,17 @@ def _finite(data: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     """Print a table: the first column to the left, numbers to the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", caption=note or None, caption_justify="left")
+    table = Table(title=escape(title), title_justify="left", title_style="bold", caption=escape(note) or None, caption_justify="left")
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(escape(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def say(text: str) -> None:
     """A line of progress for people, on the error stream."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
 
 
 @contextmanager

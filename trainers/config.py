@@ -28,6 +28,7 @@ class Environment(Config):
     cv_weight: float = Field(0.5, ge=0)
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
+    paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
 
 class Ppo(Config):

@@ -76,9 +76,10 @@ def train(
     """Train PPO on a config; the same config and seed give the same policy on one machine."""
     torch.set_num_threads(1)
     ppo, envs = config.ppo, make_env(config, clusters)
+    passive = make_env(config, clusters) if config.environment.paired else None
     model = PPO(
         "MlpPolicy",
-        NativeVecEnv(envs, seed=config.seed),
+        NativeVecEnv(envs, config.seed, passive),
         n_steps=ppo.n_steps,
         batch_size=min(ppo.batch_size, ppo.n_steps * config.environment.environments),
         n_epochs=ppo.n_epochs,

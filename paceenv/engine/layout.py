@@ -42,8 +42,8 @@ JOB = np.dtype(
     ],
     align=True,
 )
-"""Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` the part of it
-that occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile tables.
+"""Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` what of it
+occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile tables.
 ``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports."""
 
 TENANT = np.dtype(
