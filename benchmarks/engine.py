@@ -198,7 +198,13 @@ def run() -> Report:
     }
     many = found[EVERYTHING]["100000"]
     targets = (
-        Target("512 ranks, everything on", f"at least {figure(TARGET)}/s", f"{figure(at_512)}/s", at_512 >= TARGET),
+        Target(
+            "512 ranks, everything on",
+            f"at least {figure(TARGET)}/s",
+            f"{figure(at_512)}/s",
+            at_512 >= TARGET,
+            "Absolute, so a busy neighbour on a shared core counts; the ratios to NumPy hardly feel it.",
+        ),
         Target("100,000 ranks", "they run", f"{figure(many)}/s", many > 0.0),
         Target(
             "linear in iterations and in ranks",

@@ -14,6 +14,7 @@ from paceenv.cluster import load_cluster
 from paceenv.cluster.derive import derive
 from paceenv.engine.simulator import Simulator, episode_keys
 from paceenv.env import PacingVectorEnv
+from paceenv.registration import register_envs
 
 CLUSTER, INTERVAL_ITERATIONS, EPISODE_INTERVALS = "null-jitter", 20, 64
 OVERHEAD_ROWS, SYNC_ROWS = 256, 64
@@ -124,6 +125,7 @@ def decisions() -> tuple[dict[str, Any], Table]:
 
 def run() -> Report:
     """The environment's own cost on top of physics, and decisions per second by batch size."""
+    register_envs()
     overhead_data, overhead_table, target = overhead()
     decisions_data, decisions_table = decisions()
     text = (

@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from benchmarks._common import Report, Table, Target, command, figure, measure
 from paceenv.env import PacingVectorEnv
+from paceenv.registration import register_envs
 from trainers.vec_env import NativeVecEnv
 
 CLUSTER = "null-jitter"
@@ -51,6 +52,7 @@ def stepper(env: VecEnv, steps: int) -> tuple[Callable[[], object], int]:
 def run() -> Report:
     """Frames per second of PPO training, native adapter against Stable-Baselines3's usual way."""
     torch.set_num_threads(1)
+    register_envs()
     native = PPO(
         "MlpPolicy", native_env(), n_steps=N_STEPS, batch_size=BATCH, n_epochs=EPOCHS, seed=0, device="cpu", verbose=0
     )

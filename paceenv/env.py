@@ -137,7 +137,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | 0   | log(mean step / baseline step)                                    | -1  | 1   | 0.1, squashed |
     | 1   | coefficient of variation of step time                             | 0   | 1   | 0.05, squashed|
     | 2   | log(mean step / mean step of the interval before)                 | -1  | 1   | 0.05, squashed|
-    | 3   | entry 0 averaged over about ten intervals                         | -1  | 1   | 0.1, squashed |
+    | 3   | entry 0 averaged over about twenty intervals                      | -1  | 1   | 0.1, squashed |
     | 4   | time in the collective / step                                     | 0   | 1   | ratio         |
     | 5   | log(time in the collective / own baseline)                        | -1  | 1   | 0.2, squashed |
     | 6   | standard deviation of that time / its baseline                    | 0   | 1   | 0.2, squashed |
@@ -145,7 +145,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | 8   | standard deviation of waits / step                                | 0   | 1   | 0.05, squashed|
     | 9   | low quantile of recent slack / step                               | 0   | 1   | 0.05, squashed|
     | 10  | mean own delay / step                                             | 0   | 1   | 0.05, squashed|
-    | 11  | the same over about two hundred iterations                        | 0   | 1   | 0.02, squashed|
+    | 11  | the same over about five hundred iterations                       | 0   | 1   | 0.02, squashed|
 
     ## Rewards
 

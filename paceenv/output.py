@@ -45,7 +45,8 @@ def _finite(data: Any) -> Any:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
     """Print a table: the first column to the left, numbers to the right."""
-    table = Table(title=escape(title), title_justify="left", title_style="bold", caption=escape(note) or None, caption_justify="left")
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    table.caption, table.caption_justify = escape(note) or None, "left"
     for i, name in enumerate(columns):
         table.add_column(escape(name), justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:

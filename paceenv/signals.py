@@ -11,7 +11,7 @@ i  name                 what is squashed                                        
 0  step_inflation       log(mean step / baseline step)                                               0.1
 1  step_cv              standard deviation of step time / mean step                                  0.05
 2  step_trend           log(mean step / mean step of the interval before)                            0.05
-3  step_inflation_slow  entry 0 before squashing, exponential mean over about ten intervals          0.1
+3  step_inflation_slow  entry 0 before squashing, exponential mean over about twenty intervals       0.1
 4  comm_share           mean time in the payload collective / mean step (as it is, not squashed)     -
 5  comm_inflation       log(mean time in the payload collective / its own baseline)                  0.2
 6  comm_change          mean absolute change of that time from step to step / its baseline           0.2
@@ -19,7 +19,7 @@ i  name                 what is squashed                                        
 8  wait_variation       standard deviation of waits / mean step                                      0.05
 9  slack_share          low quantile of recent slack / mean step                                     0.05
 10 delay_share          mean own delay / mean step                                                   0.05
-11 delay_share_slow     the same over about two hundred iterations                                   0.02
+11 delay_share_slow     the same over about five hundred iterations                                  0.02
 == ==================== ============================================================================ =====
 """
 
@@ -65,7 +65,7 @@ NAMES = (
     "delay_share_slow",
 )
 SIGNALS = len(NAMES)
-SLOW_WEIGHT = 0.1
+SLOW_WEIGHT = 0.05
 _TINY_S = 1e-12
 
 

@@ -44,7 +44,7 @@ BASELINE_RISE = 1.0 / 16.0
 RECENT_ITERATIONS = 2
 SMOOTHING = 0.1
 """Weight of the newest iteration in the exponential means."""
-SLOW_SMOOTHING = 0.005
+SLOW_SMOOTHING = 0.002
 """The same for the slow mean of the own delay: whether pacing has been on for long."""
 CHANGE_MARGIN = 2.0
 """Mean absolute changes from step to step that are taken off the recent slack; 2 are 2.3 standard deviations."""

@@ -1,0 +1,106 @@
+"""Training: reproducible to the byte, through a native adapter that equals the environment it wraps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceenv import cli, signals
+from paceenv.env import PacingVectorEnv
+from policies.file import load_policy
+from trainers.config import load_suite, load_train_config
+from trainers.evaluate import best_static, evaluate
+from trainers.report import markdown, verdicts
+from trainers.vec_env import NativeVecEnv
+
+SMALL = ["--timesteps", "2048", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
+
+
+def _train(out: Path, *extra: str) -> str:
+    assert cli.run(["train", "demo", "-o", str(out), *SMALL, *extra, "--json", str(out / "summary.json")]) == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["sha256"] == hashlib.sha256((out / "policy.safetensors").read_bytes()).hexdigest()
+    return str(summary["sha256"])
+
+
+def test_training_is_reproducible_and_its_seed_is_used(tmp_path: Path) -> None:
+    first, again = _train(tmp_path / "a"), _train(tmp_path / "b")
+    other = _train(tmp_path / "c", "--seed", "1")
+    assert first == again
+    assert first != other
+
+
+def test_a_trained_policy_carries_what_deployment_needs(tmp_path: Path) -> None:
+    _train(tmp_path)
+    content = load_policy(tmp_path / "policy.safetensors")
+    assert set(content.calibrated_range) == set(signals.NAMES)
+    assert all(low <= high for low, high in content.calibrated_range.values())
+    assert content.provenance["config"]["ppo"]["total_timesteps"] == 2048
+    assert content.provenance["git_commit"]
+    assert (tmp_path / "learning-curve.png").stat().st_size > 1000
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_the_adapter_is_the_environment() -> None:
+    config = {"cluster": "two-jobs", "mechanisms": ("slide",), "episode_intervals": 4}
+    plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv(PacingVectorEnv(6, **config), seed=3)  # type: ignore[arg-type]
+    observation, _ = plain.reset(seed=3)
+    plain.stagger()
+    np.testing.assert_array_equal(observation, wrapped.reset())
+    random = np.random.default_rng(0)
+    for _ in range(9):
+        action = random.uniform(-1, 1, (6, 2)).astype(np.float32)
+        observation, reward, _, truncated, info = plain.step(action)
+        got, got_reward, done, infos = wrapped.step(action)
+        np.testing.assert_array_equal(observation, got)
+        np.testing.assert_array_equal(reward.astype(np.float32), got_reward)
+        np.testing.assert_array_equal(truncated, done)
+        for n in np.flatnonzero(done):
+            np.testing.assert_array_equal(infos[n]["terminal_observation"], info["final_obs"][n])
+            assert infos[n]["TimeLimit.truncated"] is True
+        assert all(not infos[n] for n in np.flatnonzero(~done))
+
+
+def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs() -> None:
+    def make() -> PacingVectorEnv:
+        return PacingVectorEnv(4, "null-jitter", mechanisms=("slide",), episode_intervals=3)
+
+    env = NativeVecEnv(make(), 0, make())
+    env.reset()
+    for _ in range(4):
+        np.testing.assert_array_equal(env.step(np.full((4, 2), -1.0, np.float32))[1], 0.0)
+    env.reset()
+    costs = [env.step(np.array([[-1.0, 1.0]] * 4, np.float32))[1] for _ in range(4)]
+    assert np.mean(costs) < -0.01
+
+
+def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
+    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200})
+    static = best_static(suite, mechanisms=("slide",))
+    comparison = evaluate([static, "paper", "clairvoyant"], suite)
+    total = comparison.total("clairvoyant")
+    assert total.gain_ci95[0] <= total.gain <= total.gain_ci95[1]
+    itself = comparison.total(static, against=static)
+    assert (itself.gain, *itself.gain_ci95) == (0.0, 0.0, 0.0)
+    text = markdown(comparison, verdicts(comparison, "paper", static))
+    assert "| clairvoyant | demo |" in text
+    assert "one-job" in verdicts(comparison, "paper", static)[-1]
+
+
+def test_the_demo_config_trains_on_what_its_suite_measures() -> None:
+    trained = {c.cluster for c in load_train_config("demo").environment.clusters}
+    assert {case.cluster for case in load_suite("demo").cases} <= trained
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
+    env = NativeVecEnv(PacingVectorEnv(3, "two-jobs"), seed=0)
+    env.seed(seed)
+    first = env.reset().copy()
+    env.step(np.zeros((3, 2), np.float32))
+    env.seed(seed)
+    np.testing.assert_array_equal(first, env.reset())
