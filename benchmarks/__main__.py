@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +22,19 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Made by `python -m benchmarks --write`; `make bench` prints the same tables, and each benchmark also runs alone, as
-`python -m benchmarks.{names} --json -`. Times are CPU seconds of one process on one
-core; contestants take turns, and every number is the median of the turns. Compare ratios: they come from the same run,
-and absolute values change with the machine and with what else it does.
+`python -m benchmarks.{names} --json -`. Times are CPU seconds of one process on one core;
+contestants take turns, and every number is the median of the turns. Compare ratios: they come from the same run, and
+absolute values change with the machine and with what else it does.
 """
 
 
 def table_lines(table: Table) -> list[str]:
-    """A table in Markdown, numbers to the right."""
-    rule = ["---"] + ["---:"] * (len(table.columns) - 1)
+    """A table in Markdown, columns of numbers to the right."""
+    cells = [[row[c] for row in table.rows if row[c]] for c in range(len(table.columns))]
+    rule = [
+        "---:" if c and all(re.match(r"[-+]?\d[^ ]*( [kMG])?$", x) for x in cells[c]) else "---"
+        for c in range(len(cells))
+    ]
     return ["| " + " | ".join(cells) + " |" for cells in (table.columns, rule, *table.rows)]
 
 
@@ -41,7 +47,7 @@ def document(reports: Sequence[Report]) -> str:
     rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**", t.because) for t in targets]
     lines += table_lines(Table("", ("what", "target", "measured", "", "remark"), rows))
     for report in reports:
-        lines += ["", f"## {report.title}", "", report.text]
+        lines += ["", f"## {report.title}", "", textwrap.fill(report.text, 120, break_on_hyphens=False)]
         for table in report.tables:
             lines += ["", f"### {table.title[:1].upper()}{table.title[1:]}", "", *table_lines(table)]
     return "\n".join(lines) + "\n"

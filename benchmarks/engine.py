@@ -175,7 +175,7 @@ def shipped() -> tuple[dict[str, float], Table]:
         one, config = simulator(load_cluster(name)), load_cluster(name)
         settings = pacing.one_mechanism("slack", 0.02, 0.1)[None, None]
         calls[name] = partial(one.run, settings, 1000)
-        sizes[name] = f"{config.job.ranks} ranks, {config.job.groups} groups, {len(config.tenants)} tenants"
+        sizes[name] = f"{config.job.ranks} ranks, groups: {config.job.groups}, tenants: {len(config.tenants)}"
     times = measure(calls)
     data = {name: 1e6 * times.median_s(name) / 1000 for name in calls}
     rows = [(name, sizes[name], f"{us:.2f}") for name, us in data.items()]

@@ -61,7 +61,7 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as text: {error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not valid YAML: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
@@ -127,7 +127,10 @@ def set_value(data: dict[str, Any], assignment: str) -> None:
         node = node[_position(node, part, assignment)] if isinstance(node, list) else node.setdefault(part, {})
         if not isinstance(node, (dict, list)):
             raise InputError(f"--set {assignment}: {part} holds a value, not a section")
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"--set {assignment}: {text!r} is not a YAML value: {error}") from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e9 as a string
@@ -138,7 +141,7 @@ def set_value(data: dict[str, Any], assignment: str) -> None:
 
 
 def _position(node: list[Any], part: str, assignment: str) -> int:
-    if not part.isdigit() or int(part) >= len(node):
+    if not (part.isascii() and part.isdecimal()) or int(part) >= len(node):
         raise InputError(f"--set {assignment}: {part} is not one of the entries 0 to {len(node) - 1}")
     return int(part)
 

@@ -90,6 +90,9 @@ class _Batch:
         """One control interval: observations, rewards, truncations and the raw terms."""
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
+        expected = (len(self.seeds_E), *(self.action_space.shape or ()))
+        if np.shape(action_EA) != expected:
+            raise ValueError(f"{_WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
         settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
         step_ET = self.simulator.run(settings, self.interval_iterations)
         self.elapsed_E += 1
@@ -104,6 +107,13 @@ class _Batch:
         }
         truncated_E = self.elapsed_E >= self.episode_intervals
         return self.simulator.observe(), np.asarray(rewards_E), truncated_E, terms
+
+
+def _seed(seed: int) -> int:
+    """A seed as the 64 bits that count."""
+    if seed < 0:
+        raise out_of_range("seed", seed, "an integer of at least 0", _WHERE)
+    return int(seed) % 2**64
 
 
 class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -204,7 +214,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
         """Start the first episode of ``seed``, or without a seed the next episode."""
         super().reset(seed=seed)
-        seeds = None if seed is None else np.array([seed], np.uint64)
+        seeds = None if seed is None else np.array([_seed(seed)], np.uint64)
         return self._batch.start(np.array([0]), seeds)[0], {}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
@@ -254,10 +264,10 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         everyone = np.arange(self.num_envs)
         if seed is None:
             return self._batch.start(everyone, None), {}
-        seeds = [seed + n for n in everyone] if isinstance(seed, (int, np.integer)) else list(seed)
+        seeds = [int(seed) + n for n in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else list(seed)
         if len(seeds) != self.num_envs:
             raise out_of_range("seed", f"{len(seeds)} numbers", f"one for each of {self.num_envs} rows", _WHERE)
-        given = [s if s is not None else old for s, old in zip(seeds, self._batch.seeds_E, strict=True)]
+        given = [int(old) if s is None else _seed(s) for s, old in zip(seeds, self._batch.seeds_E, strict=True)]
         return self._batch.start(everyone, np.array(given, np.uint64)), {}
 
     def step(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         with safe_open(target, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
     header = _header(target, metadata)
     layers = _layers(target, tensors, header)
@@ -156,6 +157,10 @@ def _layers(
 
 def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:
     try:
-        return {str(k): (float(low), float(high)) for k, (low, high) in dict(data).items()}
+        ranges = {str(k): (float(low), float(high)) for k, (low, high) in dict(data).items()}
     except (TypeError, ValueError):
         raise InputError(f"{path}: calibrated_range = {str(data)[:60]}; allowed: signal: [low, high]") from None
+    for name, (low, high) in ranges.items():
+        if not -math.inf < low <= high < math.inf:
+            raise InputError(f"{path}: calibrated_range of {name} = [{low}, {high}]; allowed: finite, lower end first")
+    return ranges

@@ -28,11 +28,13 @@ class Learned(Policy):
 
     def action(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised actions ``(B, 2 * len(mechanisms))``, not clipped."""
+        # einsum and not a matrix product: that would round a row differently in batches of different size, and a live
+        # rank, which sees a batch of one, would not decide quite as the simulated one did
         x = np.asarray(signals_BO, np.float32)
         for weight, bias in self.layers[:-1]:
-            x = np.tanh(x @ weight.T + bias)
+            x = np.tanh(np.einsum("bi,oi->bo", x, weight) + bias)
         weight, bias = self.layers[-1]
-        return np.asarray(x @ weight.T + bias)
+        return np.asarray(np.einsum("bi,oi->bo", x, weight) + bias)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         return pacing.decode_action(self.action(signals_BO), self.mechanisms)

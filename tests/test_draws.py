@@ -79,12 +79,6 @@ def test_mixer_is_the_published_splitmix64() -> None:
     assert [hex(x) for x in draws.mix64(states)] == ["0xe220a8397b1dcdaf", "0x6e789e6aa1b965f4", "0x6c45d188009454f"]
 
 
-wraps_at_64_bits = pytest.mark.xfail(
-    strict=True, reason="compiled, an operation on two uint32 gives uint64, so the compiled hash is another one"
-)
-
-
-@wraps_at_64_bits
 def test_rank_hash_is_a_bijection_of_ranks_under_one_key() -> None:
     assert len(np.unique(rank_bits(np.array([KEY]), 1 << 17))) == 1 << 17
 
@@ -149,7 +143,6 @@ def test_episode_keys_differ_between_seeds_and_episodes() -> None:
     assert episode_keys([7], 3)[0] == episode_keys([1, 7], 3)[1], "a row's key is its own"
 
 
-@wraps_at_64_bits
 def test_interpreted_and_compiled_draws_agree() -> None:
     table = draws.gamma_table(1.0)
     with np.errstate(over="ignore"):  # NumPy warns where integers of the hash wrap around, as they should
@@ -167,7 +160,6 @@ def test_stream_numbers_are_part_of_the_model_s_identity() -> None:
     assert KEY == 11952503897620521611
 
 
-@wraps_at_64_bits
 def test_rank_hash_is_the_documented_one() -> None:
     assert rank_bits(np.array([KEY]), 3).tolist() == [[413945226, 1367934834, 2007656930]]
 

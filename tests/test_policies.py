@@ -146,7 +146,7 @@ def test_runs_are_paired_by_seed_and_reproducible(name: str) -> None:
 
 def test_the_first_interval_is_passive_and_passive_never_delays() -> None:
     some = load_cluster("two-jobs")
-    runs = {name: run(make(), start(some, np.arange(3)), 60, interval_iterations=15) for name, make in EVERY.items()}
+    runs = {name: run(make(), start(some, np.arange(3)), 300, interval_iterations=15) for name, make in EVERY.items()}
     for name in EVERY:
         np.testing.assert_array_equal(runs[name].step_ET[:, :15], runs["passive"].step_ET[:, :15])
     assert not runs["passive"].mean_delay_E.any()

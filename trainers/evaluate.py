@@ -24,7 +24,7 @@ from trainers.config import Suite, SuiteCase
 
 STATIC_GRID = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.3)),
-    "slide": ((0.0, 0.05, 0.1, 0.2, 0.3, 0.5), (0.05, 0.1, 0.3)),
+    "slide": ((0.05, 0.1, 0.15, 0.2, 0.3, 0.5), (0.02, 0.05, 0.1, 0.3)),
 }
 """Thresholds and windows that the search for the best single static setting tries, by mechanism."""
 NULL_LIMIT = 0.005

@@ -33,7 +33,7 @@ class _Draw:
                 return np.asarray(low * (high / low) ** self._uniform())
             case Normal():
                 mean, sd = quantity.normal
-                return np.asarray(np.maximum(mean + sd * ndtri(self._uniform()), 0.0))
+                return np.asarray(np.clip(mean + sd * ndtri(self._uniform()), *quantity.within))
             case Scaled():
                 law = quantity.power_law
                 return float(law.value * (self._nodes / law.at_nodes) ** law.exponent)

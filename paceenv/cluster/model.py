@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from paceenv import configs
 from paceenv.configs import Config
 
+_TINY = 1e-9
 Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
@@ -32,9 +33,13 @@ class LogUniform(Config):
 
 
 class Normal(Config):
-    """Drawn from a normal (mean, standard deviation) each episode, as from a calibration; kept within the bounds."""
+    """Drawn from a normal (mean, standard deviation) each episode, as from a calibration; kept within the bounds.
+
+    ``within`` are the bounds of the quantity it stands for, set when it is checked.
+    """
 
     normal: Pair
+    within: tuple[float, float] = Field((-math.inf, math.inf), exclude=True)
 
 
 class PowerLaw(Config):
@@ -63,6 +68,8 @@ def _within(low: float, high: float, *, open_low: bool = False) -> Callable[[Qua
         for value in _ends(quantity):
             if not math.isfinite(value) or value < low or value > high or (open_low and value == low):
                 raise ValueError(allowed)
+        if isinstance(quantity, Normal):
+            return quantity.model_copy(update={"within": (low + (_TINY if open_low else 0.0), high)})
         return quantity
 
     return check
@@ -78,10 +85,12 @@ def _ends(quantity: Quantity) -> list[float]:
             if min(ends) <= 0:
                 raise ValueError("two positive numbers for loguniform")
         case Normal():
-            if quantity.normal[1] < 0:
+            if not 0.0 <= quantity.normal[1] < math.inf:
                 raise ValueError("a standard deviation of at least 0")
             return quantity.normal[:1]
         case Scaled():
+            if not math.isfinite(quantity.power_law.exponent):
+                raise ValueError("a finite exponent")
             return [quantity.power_law.value]
         case _:
             return [float(quantity)]

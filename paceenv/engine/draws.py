@@ -44,13 +44,16 @@ def key_of(key: np.uint64, stream: int, counter: int) -> np.uint64:
 
 
 def bits32(key: np.uint64, rank: int) -> np.uint32:
-    """32 random bits for one rank under a 64-bit ``key``."""
-    x = np.uint32(rank) ^ np.uint32(key & np.uint64(0xFFFFFFFF))
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
-    x = (x ^ (x >> np.uint32(16))) + np.uint32(key >> np.uint64(32))
-    x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
+    """32 random bits for one rank under a 64-bit ``key``: for one key a bijection of the ranks.
+
+    Every operation is cut back to 32 bits, because compiled arithmetic on two of them yields 64.
+    """
+    x = np.uint32(np.uint32(rank) ^ np.uint32(key & np.uint64(0xFFFFFFFF)))
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    x = np.uint32((x ^ (x >> np.uint32(16))) + np.uint32(key >> np.uint64(32)))
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
     return np.uint32(x ^ (x >> np.uint32(15)))
 
 

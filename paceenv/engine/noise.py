@@ -44,8 +44,12 @@ _UNIT_VARIANCE = math.sqrt(12.0)
 
 
 def onset_rate(share: float, mean_iterations: float) -> float:
-    """Probability per iteration that an episode starts, for a stationary share of time spent in episodes."""
-    return min(share / (max(1.0 - share, 1e-9) * mean_iterations), 1.0)
+    """Probability per iteration that an episode starts, for a stationary share of time spent in episodes.
+
+    Episodes last D iterations on average and the gaps between them (1 - p) / p, none included, so that
+    ``share = D / (D + (1 - p) / p)``.
+    """
+    return share / (share + (1.0 - share) * mean_iterations)
 
 
 def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray[np.float64], normal: Any) -> None:
