@@ -52,6 +52,11 @@ def onset_rate(share: float, mean_iterations: float) -> float:
     return share / (share + (1.0 - share) * mean_iterations)
 
 
+def running_share(share: float, mean_iterations: float) -> float:
+    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``."""
+    return share * (1.0 - 1.0 / mean_iterations)
+
+
 def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray[np.float64], normal: Any) -> None:
     """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
     ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
@@ -64,7 +69,7 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray
         noise[FACTOR, r] = max(factor, 0.0) * (job["slow_factor"] if is_slow else 1.0)
         noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
         u = uniform(fail_key, FAIL_SLOW, r)
-        share = job["fail_slow_share"]
+        share = running_share(job["fail_slow_share"], job["fail_slow_mean_iterations"])
         noise[SLOW_UNTIL, r] = float(geometric(max(u / share, 1e-300), length)) if u < share else 0.0
     clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
@@ -81,7 +86,8 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray
 
 def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
     """Draw which groups start inside an exposed-work episode, and when the next one begins."""
-    key, groups, share = clock["key"], group.shape[1], job["exposed_share"]
+    key, groups = clock["key"], group.shape[1]
+    share = running_share(job["exposed_share"], job["exposed_mean_iterations"])
     start_key = key_of(key, EXPOSED, _START)
     for g in range(groups):
         u = uniform(start_key, EXPOSED, g)
@@ -89,7 +95,7 @@ def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
         length = geometric(max(u / share, 1e-300), 1.0 / job["exposed_mean_iterations"]) if active else 0
         group[EXPOSED_UNTIL, g] = float(length)
         group[EXPOSED_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
-    onset = onset_rate(share, job["exposed_mean_iterations"])
+    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
     clock["exposed_next"] = geometric(uniform(key, EXPOSED, 0), onset) - 1
 
 
