@@ -43,6 +43,7 @@ class Ppo(Config):
     gae_lambda: float = Field(0.9, ge=0, le=1)
     ent_coef: float = Field(0.0, ge=0)
     log_std_init: float = -0.5
+    average_last: float = Field(0.3, ge=0, lt=1, description="the policy is the mean of the actor over this last share")
     net_arch: list[int] = Field([64, 64], min_length=1)
 
 

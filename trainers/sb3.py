@@ -35,10 +35,12 @@ class Trained:
 
 
 class _Curve(BaseCallback):
-    """Collects one row of the learning curve per rollout and reports progress."""
+    """Collects one row of the learning curve per rollout, averages the actor at the end, reports progress."""
 
-    def __init__(self, on_progress: Callable[[float], None]) -> None:
+    def __init__(self, average_from: float, on_progress: Callable[[float], None]) -> None:
         super().__init__()
+        self.layers: list[tuple[Any, Any]] = []
+        self._averaged, self._average_from = 0, average_from
         self.rows: list[dict[str, float]] = []
         self._rewards: list[float] = []
         self._on_progress = on_progress
@@ -51,6 +53,18 @@ class _Curve(BaseCallback):
         self.rows.append({"timesteps": self.num_timesteps, "reward": float(np.mean(self._rewards))})
         self._rewards.clear()
         self._on_progress(self.num_timesteps)
+        if self.num_timesteps >= self._average_from:
+            self._average()
+
+    def _average(self) -> None:
+        """Move the mean of the actor's weights towards the present ones."""
+        self._averaged += 1
+        new = _layers(self.model)  # type: ignore[arg-type]
+        if not self.layers:
+            self.layers = new
+        for mean, latest in zip(self.layers, new, strict=True):
+            for a, b in zip(mean, latest, strict=True):
+                a += (b - a) / self._averaged
 
 
 def make_env(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> PacingVectorEnv:
@@ -95,9 +109,9 @@ def train(
         seed=config.seed,
         device="cpu",
     )
-    curve = _Curve(on_progress)
+    curve = _Curve((1.0 - ppo.average_last) * ppo.total_timesteps, on_progress)
     model.learn(ppo.total_timesteps, callback=curve)
-    policy = Learned(_layers(model), config.environment.mechanisms)
+    policy = Learned(curve.layers or _layers(model), config.environment.mechanisms)
     record = {
         "paceenv": paceenv.__version__,
         "git_commit": git_commit(),
