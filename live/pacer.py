@@ -21,16 +21,26 @@ class RankPacer:
     policy : decides threshold and window of the mechanisms once per control interval, on this rank's own view
     cap_s : the longest delay, in seconds; no policy and no rule exceeds it
     has_barrier : whether the job ends its step with a barrier after the payload collective
+    barrier_alone_s : what that barrier takes when everybody is there, in seconds; waiting is what exceeds it
     interval_iterations : iterations of a control interval, as in training; the first one runs without pacing
     """
 
-    def __init__(self, policy: Policy, *, cap_s: float, has_barrier: bool, interval_iterations: int = 20) -> None:
-        if not cap_s >= 0.0:
-            raise ValueError(f"cap_s = {cap_s!r}; allowed: at least 0")
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        cap_s: float,
+        has_barrier: bool,
+        barrier_alone_s: float = 0.0,
+        interval_iterations: int = 20,
+    ) -> None:
+        for name, value in (("cap_s", cap_s), ("barrier_alone_s", barrier_alone_s)):
+            if not value >= 0.0:
+                raise ValueError(f"{name} = {value!r}; allowed: at least 0")
         if interval_iterations < 1:
             raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
         self._policy, self._cap_s, self._has_barrier = policy, cap_s, has_barrier
-        self._interval_iterations = interval_iterations
+        self._barrier_alone_s, self._interval_iterations = barrier_alone_s, interval_iterations
         self._rank, self._tick = timing.new_state()
         self._comm_R, self._wait_R = np.zeros(1), np.zeros(1)
         self._settings_M2, self._done = pacing.off(), 0
@@ -50,7 +60,7 @@ class RankPacer:
         """
         if self._done and self._done % self._interval_iterations == 0:
             signals.start_interval(self._tick)
-        self._comm_R[0], self._wait_R[0] = comm_s, barrier_s
+        self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self._barrier_alone_s, 0.0)
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it

@@ -96,6 +96,10 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
     if issue["type"] == "missing":
         return f"{where}: {place} is missing{more}"
     message = issue["msg"].removeprefix("Value error, ")
+    if (
+        issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
+    ):  # about several keys
+        return f"{where}: allowed: {f'{place}: ' if place else ''}{message}{more}"
     return f"{where}: {place} = {issue['input']!r}; allowed: {message[:1].lower()}{message[1:]}{more}"
 
 

@@ -47,7 +47,7 @@ SMOOTHING = 0.1
 SLOW_SMOOTHING = 0.002
 """The same for the slow mean of the own delay: whether pacing has been on for long."""
 CHANGE_MARGIN = 2.0
-"""Mean absolute changes from step to step that are taken off the recent slack; 2 are 2.3 standard deviations."""
+"""Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
 
 # rank[F, r]
 DELAY_S, COMM_LOW_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S = 0, 1, 2, 3, 4, 5
@@ -204,14 +204,17 @@ def slack_low_s(rank: NDArray[np.float64], r: int) -> float:
 
 
 def comm_low_s(rank: NDArray[np.float64], r: int) -> float:
-    """Low quantile of rank ``r``'s recent time in the collective, seconds: what contention adds to every iteration.
+    """Time in the collective that rank ``r`` must count on, seconds: the recent low less the same margin.
 
-    The low and not the mean: it rises only when contention persists, ignores waits for late peers, and falls at once
-    when a shift has worked, so that a job stops shifting where it stops colliding.
+    Never below its baseline; what it is above is what contention adds to every iteration. The low and not the mean: it
+    rises only when contention persists and falls at once when a shift has worked, so that a job stops shifting where it
+    stops colliding. Without the margin, waits for late peers would count as contention and feed on each other's delays.
     """
     now_s, before_s = rank[COMM_RECENT_S, r], rank[COMM_RECENT_BEFORE_S, r]
     low_s = now_s if now_s < before_s else before_s
-    return float(low_s if before_s < math.inf else rank[COMM_BASELINE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * rank[COMM_CHANGE_S, r]
+    baseline_s = rank[COMM_BASELINE_S, r]
+    return float(safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s)
 
 
 def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, cap_s: float) -> float:

@@ -150,7 +150,6 @@ def test_not_a_number_is_refused_everywhere(tmp_path: Path, assignment: str) -> 
     assert "allowed" in problem(written(tmp_path, GOOD), assignment)
 
 
-@pytest.mark.xfail(strict=True, reason="a rule about the whole config prints the whole config as the value")
 @pytest.mark.parametrize("assignment", ["noise.slow_ranks=9", "exposed.groups=2", "exposed.share=0.1"])
 def test_rules_over_several_sections_stay_short(tmp_path: Path, assignment: str) -> None:
     assert len(problem(written(tmp_path, GOOD), assignment)) < 200

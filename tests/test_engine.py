@@ -324,7 +324,6 @@ def test_settings_per_rank_equal_one_setting_for_all(simulator: Make) -> None:
     np.testing.assert_array_equal(common.run(settings, 60), own.run(np.repeat(settings, 8, axis=1), 60))
 
 
-@pytest.mark.xfail(strict=True, reason="simulators of one JobBatch write into its arrays")
 def test_simulators_of_one_batch_are_independent(simulator: Make) -> None:
     one = simulator([0, 1], ranks=2)
     other = Simulator(one.batch, one.keys_E)

@@ -248,14 +248,12 @@ def test_equal_slack_is_not_affected(simulator: Make, jitter_cv: float) -> None:
     assert paced.mean() == pytest.approx(passive.mean(), rel=0.002)
 
 
-@pytest.mark.xfail(strict=True, reason="the wait in a barrier counts the barrier's own time, which nobody can save")
 def test_a_barrier_s_own_time_is_not_slack(simulator: Make) -> None:
     job: dict[str, Any] = {"ranks": 4, "groups": 4, "transfer_alone_s": 0.1, "has_barrier": True, "barrier_s": 0.01}
     passive, paced = mean_steps(lambda: simulator([0], **job), pacing.one_mechanism("slack", 0.0, 0.6))
     assert paced.mean() == pytest.approx(passive.mean(), rel=0.002)
 
 
-@pytest.mark.xfail(strict=True, reason="waiting for late peers looks like contention, and a delay makes others wait")
 @pytest.mark.parametrize("window", [0.1, 0.3, 0.6])
 def test_slide_rests_where_nobody_shares_the_uplink(simulator: Make, window: float) -> None:
     job: dict[str, Any] = {"ranks": 8, "transfer_alone_s": 0.3, "jitter_cv": 0.02}

@@ -121,7 +121,7 @@ def replay(
             assert rank[timing.DELAY_S, 0] == recording.delay_ETR[e, t, r], (t, r)
             step_s = float(recording.step_ET[e, t])
             comm_s = recording.finish_ETG[e, t, r // per_group] - recording.entry_ETR[e, t, r]
-            wait_s = step_s - recording.ready_ETG[e, t, r // per_group]
+            wait_s = step_s - job["barrier_s"] - recording.ready_ETG[e, t, r // per_group]
             timing.observe_step(tick, step_s)
             timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), bool(job["has_barrier"]))
             timing.decide(rank, tick, 0, 1, own, float(job["cap_s"]))

@@ -67,7 +67,7 @@ def test_the_adapter_is_the_environment() -> None:
 
 def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs() -> None:
     def make() -> PacingVectorEnv:
-        return PacingVectorEnv(4, "null-jitter", mechanisms=("slide",), episode_intervals=3)
+        return PacingVectorEnv(4, "null-jitter", mechanisms=("paper",), episode_intervals=3)
 
     env = NativeVecEnv(make(), 0, make())
     env.reset()

@@ -137,7 +137,7 @@ class ClusterMix:
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
         share = np.ones(len(clusters)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if len(share) != len(clusters) or share.min() < 0 or share.sum() <= 0:
+        if len(share) != len(clusters) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
             raise InputError(
                 f"weights = {list(share)}; allowed: one non-negative number for each cluster, not all zero"
             )

@@ -113,7 +113,7 @@ class Job(Config):
     ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
     nodes_per_group: int | None = Field(None, ge=1, description="nodes of one process group; empty: all")
     barrier: bool = Field(False, description="whether a separate barrier ends the step, after the groups' collectives")
-    samples_per_node: float = Field(256, gt=0, description="samples a node processes in one step")
+    samples_per_node: float = Field(256, gt=0, allow_inf_nan=False, description="samples a node processes in one step")
     compute_s: Positive = Field(description="mean forward and backward time of a rank, s")
     gradient_bytes: NonNegative = Field(description="payload of a group's all-reduce, bytes")
 
@@ -200,7 +200,7 @@ class Pacing(Config):
     """Defaults of the ``static`` policy on this cluster, and the cap no delay exceeds."""
 
     mechanism: Literal["slack", "slide"] = "slack"
-    threshold: float = Field(0.0, ge=0)
+    threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
     window: float = Field(0.1, ge=0, le=1, description="delay window as a share of the baseline step")
     cap: float = Field(1.0, gt=0, le=1, description="the longest delay as a share of the ideal step")
 

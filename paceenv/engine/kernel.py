@@ -99,7 +99,7 @@ def observe_and_decide(
     per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
     comm_R = compute_R
     for g in range(groups):
-        barrier_s = step_s - ready_G[g]
+        barrier_s = step_s - job["barrier_s"] - ready_G[g]
         for r in range(g * per_group, (g + 1) * per_group):
             comm_R[r] = finish_G[g] - (delay_R[r] + compute_R[r])
             wait_R[r] = barrier_s

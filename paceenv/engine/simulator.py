@@ -98,6 +98,7 @@ class Simulator:
 
     def __post_init__(self) -> None:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
+        self.batch, self.keys_E = self.batch.take(np.arange(E)), self.keys_E.copy()  # both are written to by reset
         self.clocks = np.zeros(E, layout.CLOCK)
         self.noise_ENR = np.empty((E, layout.NOISE_FIELDS, R))
         self.group_ENG = np.empty((E, layout.GROUP_FIELDS, G))
@@ -119,6 +120,7 @@ class Simulator:
             self.batch.tenants_EK[which] = batch.tenants_EK
             self.batch.skewness_E[which] = batch.skewness_E
             self._tables()
+        self.keys_E[which] = keys
         self.clocks["key"][which] = keys
         compiled.reset(which, self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table())
 
