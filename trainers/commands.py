@@ -46,7 +46,7 @@ def train(
         trained = sb3.train(resolved, on_progress=done)
     configs.write_text(out / "config.yaml", configs.to_yaml(resolved.model_dump()))
     configs.write_text(out / "curve.json", json.dumps(trained.curve))
-    plots.learning_curve(trained.curve, out / "learning-curve.png")
+    plots.learning_curve(trained.curve, out / "learning-curve.png", paired=resolved.environment.paired)
     digest = save_policy(out / "policy.safetensors", trained.file)
     summary = {
         "policy": str(out / "policy.safetensors"),

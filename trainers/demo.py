@@ -91,7 +91,7 @@ def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path
     path = out / "learned.safetensors"
     digest = save_policy(path, trained.file)
     configs.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    plots.learning_curve(trained.curve, out / "learning-curve.png")
+    plots.learning_curve(trained.curve, out / "learning-curve.png", paired=config.environment.paired)
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 

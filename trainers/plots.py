@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from paceenv.calibration.scaling import Comparison as Published
 from trainers.evaluate import Comparison
+from trainers.report import label
 
 matplotlib.use("Agg")
 COLOURS = {
@@ -42,7 +43,7 @@ def colour(policy: str) -> str:
 
 def short(policy: str) -> str:
     """A policy's name as a legend has room for."""
-    return "best static" if policy.startswith("static:") else Path(policy).stem
+    return "best static" if policy.startswith("static:") else label(policy)
 
 
 def scaling_curve(rows: Sequence[Published], path: Path) -> None:
@@ -77,9 +78,10 @@ def step_distributions(comparison: Comparison, cluster: str, path: Path) -> None
     figure.savefig(path)
 
 
-def learning_curve(curve: Sequence[Mapping[str, float]], path: Path) -> None:
-    """Mean reward by decisions taken: each rollout, and a running mean."""
-    figure, axes = _axes("Learning curve", "decisions, thousands", "mean reward")
+def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: bool) -> None:
+    """Mean reward by decisions taken: each rollout, and a running mean; ``paired`` says what the reward is."""
+    reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
+    figure, axes = _axes("Learning curve", "decisions, thousands", reward)
     x = np.array([row["timesteps"] for row in curve]) / 1000.0
     y = np.array([row["reward"] for row in curve])
     axes.plot(x, y, color=colour("learned"), alpha=0.3, linewidth=0.8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from trainers.evaluate import NULL_LIMIT, Comparison, Score
@@ -19,11 +20,23 @@ def scores(comparison: Comparison) -> list[Score]:
     return rows
 
 
+def label(policy: str) -> str:
+    """A policy as a table names it: a file by its name alone."""
+    return Path(policy).stem if policy.endswith(".safetensors") else policy
+
+
 def cells(score: Score) -> tuple[str, ...]:
     """One row of the table as text."""
     interval = "" if score.policy == "passive" else f"{score.gain_ci95[0]:+.1%} to {score.gain_ci95[1]:+.1%}"
     where = f"{score.cluster} (null)" if score.null_case else score.cluster
-    return (score.policy, where, f"{score.gain:+.2%}", interval, f"{score.cv:.3f}", f"{score.mean_delay_share:.3f}")
+    return (
+        label(score.policy),
+        where,
+        f"{score.gain:+.2%}",
+        interval,
+        f"{score.cv:.3f}",
+        f"{score.mean_delay_share:.3f}",
+    )
 
 
 def as_json(comparison: Comparison) -> list[dict[str, Any]]:
@@ -63,10 +76,11 @@ def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
 def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
     """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
     total, beats = comparison.total(policy), comparison.total(policy, against=static)
-    sentences = [f"{policy} {_judge(total)} against no pacing: {_interval(total)}."]
+    name = label(policy)
+    sentences = [f"{name} {_judge(total)} against no pacing: {_interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"{policy} {word} the best single static setting ({static}): {_interval(beats)}.")
+    sentences.append(f"{name} {word} the best single static setting ({static}): {_interval(beats)}.")
     for case in comparison.suite.cases:
         score = comparison.score(policy, case)
         if case.null_case:
