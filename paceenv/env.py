@@ -20,6 +20,7 @@ from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import ClusterMix
 from paceenv.engine.simulator import Simulator, episode_keys
 from paceenv.errors import out_of_range
+from paceenv.registration import register_envs
 
 ClusterLike = str | os.PathLike[str] | Cluster
 
@@ -293,3 +294,6 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     def stagger(self) -> None:
         """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""
         self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.episode_intervals // self.num_envs
+
+
+register_envs()  # also where paceenv was imported before Gymnasium

@@ -38,6 +38,8 @@ SLIDE_GAIN = 2.0
 """Seconds of shift per second of inflation: more than one, so that a job leaves another behind at once."""
 SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
+NEGLIGIBLE_S = 1e-6
+"""A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
 MAX_THRESHOLD = (0.25, 1.0, 0.25)
 """Upper end of each mechanism's threshold, as a ratio (see the table above)."""
 MAX_WINDOW = 0.6
@@ -64,7 +66,8 @@ def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold:
     at once and relapses, over and over.
     """
     wanted_s = SLACK_GAIN * slack_low_s if slack_low_s > threshold * step_s else 0.0
-    return bounded(before_s + SLACK_STEP * (wanted_s - before_s), window_s)
+    delay_s = bounded(before_s + SLACK_STEP * (wanted_s - before_s), window_s)
+    return delay_s if wanted_s > 0.0 or delay_s > NEGLIGIBLE_S else 0.0
 
 
 def slide_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
@@ -107,7 +110,7 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     to ``OFF_BELOW``, then from 0 to ``MAX_WINDOW``. Both grow with the square, as small values want resolution. Values
     outside [-1, 1] are clipped, not-a-number is off.
     """
-    action = np.clip(np.nan_to_num(np.asarray(action_BA, dtype=np.float64), nan=-1.0), -1.0, 1.0)
+    action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
     settings = off(action.shape[0])
     for k, name in enumerate(mechanisms):
         m = MECHANISMS.index(name)

@@ -46,6 +46,9 @@ SMOOTHING = 0.1
 """Weight of the newest iteration in the exponential means."""
 SLOW_SMOOTHING = 0.002
 """The same for the slow mean of the own delay: whether pacing has been on for long."""
+TINY = 1e-100
+"""Added to what an exponential mean takes in, so that it cannot decay into subnormal numbers, where it would stay for
+ever and every operation costs a hundred; disappears in rounding beside anything that is not zero."""
 CHANGE_MARGIN = 2.0
 """Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
 
@@ -172,7 +175,7 @@ def start_window(recent_R: NDArray[np.float64], before_R: NDArray[np.float64]) -
 def smooth(mean_R: NDArray[np.float64], value_R: NDArray[np.float64], alpha: float) -> None:
     """Move exponential means towards the newest values."""
     for r in range(value_R.shape[0]):
-        mean_R[r] += alpha * (value_R[r] - mean_R[r])
+        mean_R[r] += alpha * ((value_R[r] + TINY) - mean_R[r])
 
 
 def follow(
@@ -180,7 +183,7 @@ def follow(
 ) -> None:
     """Move mean absolute changes from one iteration to the next towards the newest, and remember the values."""
     for r in range(value_R.shape[0]):
-        change_R[r] += alpha * (abs(value_R[r] - last_R[r]) - change_R[r])
+        change_R[r] += alpha * ((abs(value_R[r] - last_R[r]) + TINY) - change_R[r])
         last_R[r] = value_R[r]
 
 
@@ -236,27 +239,28 @@ def decide(
     mechanisms ask for a delay the largest counts, not the sum: they measure the same lost time from different sides.
     """
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
-    for r in range(low, high):
+    first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
+    for r in range(first, end):
         delay_R[r] = 0.0
     slack_s, slack_delay_R = window_s(settings_M2, SLACK, step_s, cap_s), rank[SLACK_DELAY_S]
     if slack_s > 0.0:
         threshold = settings_M2[SLACK, THRESHOLD]
-        for r in range(low, high):
+        for r in range(first, end):
             slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), slack_delay_R[r], step_s, threshold, slack_s)
             delay_R[r] = slack_delay_R[r]
     else:
-        for r in range(low, high):
+        for r in range(first, end):
             slack_delay_R[r] = 0.0
     slide_s = window_s(settings_M2, SLIDE, step_s, cap_s)
     if slide_s > 0.0:
         threshold = settings_M2[SLIDE, THRESHOLD]
-        for r in range(low, high):
+        for r in range(first, end):
             asked_s = slide_delay_s(comm_low_s(rank, r), rank[COMM_BASELINE_S, r], threshold, slide_s)
             delay_R[r] = max(delay_R[r], asked_s)
     paper_s = window_s(settings_M2, PAPER, step_s, cap_s)
     if paper_s > 0.0:
         threshold = settings_M2[PAPER, THRESHOLD]
-        for r in range(low, high):
+        for r in range(first, end):
             mean_s = rank[WAIT_MEAN_S, r]
             sd_s = spread_s(mean_s, rank[WAIT_SQUARE_S2, r])
             delay_R[r] = max(delay_R[r], paper_delay_s(rank[WAIT_S, r], mean_s, sd_s, step_s, threshold, paper_s))

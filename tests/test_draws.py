@@ -54,11 +54,9 @@ def normals(
     key: np.uint64, stream: int, iterations: int, table: NDArray[np.float64], ranks: int
 ) -> NDArray[np.float64]:
     """As the engine draws them: one key an iteration, one hash a rank."""
-    out, at_R = np.empty((iterations, ranks)), np.empty(ranks)
+    out, bits_R = np.empty((iterations, ranks)), np.empty(ranks, np.uint32)
     for t in range(iterations):
-        draws.positions(draws.key_of(key, stream, t), at_R)
-        for r in range(ranks):
-            out[t, r] = draws.look_up(table, at_R[r])
+        draws.quantiles(draws.key_of(key, stream, t), table, bits_R, out[t])
     return out
 
 
@@ -262,3 +260,13 @@ def test_geometric_at_its_ends(u: float, p: float, expected: int) -> None:
 
 def test_geometric_with_the_smallest_arguments_fits_64_bits() -> None:
     assert 1 << 61 < draws.geometric(1e-300, 1e-300) <= 1 << 62
+
+
+def test_hash_and_quantiles_are_the_same_interpreted_and_compiled() -> None:
+    table, bits_R, out_R = draws.gamma_table(1.0), np.empty(9, np.uint32), np.empty(9)
+    compiled_bits_R = rank_bits(np.array([KEY]), 9)[0]
+    with np.errstate(over="ignore"):
+        assert [int(draws.bits32(KEY, r)) for r in range(9)] == compiled_bits_R.tolist()
+        draws.quantiles(KEY, table, bits_R, out_R)
+    assert out_R.tolist() == quantiles(table, compiled_bits_R).tolist()
+    assert out_R.tolist() == [draws.quantile(table, b) for b in compiled_bits_R]

@@ -21,6 +21,7 @@ class _Draw:
 
     def __init__(self, keys_E: NDArray[np.uint64], nodes: int) -> None:
         self._keys_E, self._nodes, self._place = keys_E, nodes, 0
+        self.random = False
 
     def __call__(self, quantity: Quantity) -> NDArray[np.float64] | float:
         self._place += 1
@@ -41,6 +42,7 @@ class _Draw:
                 return float(quantity)
 
     def _uniform(self) -> NDArray[np.float64]:
+        self.random = True
         bits = episode_keys(self._keys_E, self._place) >> np.uint64(12)
         return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
@@ -51,8 +53,11 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
     ``keys_E`` are episode keys (:func:`paceenv.engine.simulator.episode_keys`) and decide what is drawn. ``tenants``
     is how many tenant places each record gets, at least as many as the cluster has; unused ones are absent.
     """
-    draw, job, fabric = _Draw(keys_E, cluster.job.nodes), cluster.job, cluster.fabric
-    E = len(keys_E)
+    return _derive(cluster, _Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+
+
+def _derive(cluster: Cluster, draw: _Draw, E: int, tenants: int | None) -> JobBatch:
+    job, fabric = cluster.job, cluster.fabric
     jobs = layout.default_job(E)
     jobs["compute_s"] = draw(job.compute_s)
     payload_bytes = draw(job.gradient_bytes)
@@ -144,6 +149,18 @@ class ClusterMix:
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
         self._edges = np.cumsum(share / share.sum())
         self._tenants = max(len(c.tenants) for c in clusters)
+        self._fixed: dict[int, JobBatch] = {}
+
+    def _derive(self, c: int, keys_E: NDArray[np.uint64]) -> JobBatch:
+        """As :func:`derive`, once and for all where a cluster has nothing to draw."""
+        fixed = self._fixed.get(c)
+        if fixed is not None:
+            return fixed.take(np.zeros(len(keys_E), np.int64))
+        draw = _Draw(keys_E, self.clusters[c].job.nodes)
+        batch = _derive(self.clusters[c], draw, len(keys_E), self._tenants)
+        if not draw.random and len(keys_E):
+            self._fixed[c] = batch.take(np.zeros(1, np.int64))
+        return batch
 
     def which(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Index of the cluster that each episode draws, ``(E,)``."""
@@ -152,14 +169,14 @@ class ClusterMix:
 
     def derive(self, keys_E: NDArray[np.uint64]) -> JobBatch:
         """Parameter records of E episodes."""
-        which = self.which(keys_E)
         if len(self.clusters) == 1:
-            return derive(self.clusters[0], keys_E, tenants=self._tenants)
+            return self._derive(0, keys_E)
+        which = self.which(keys_E)
         jobs = np.zeros(len(keys_E), layout.JOB)
         tenants_EK = np.zeros((len(keys_E), self._tenants), layout.TENANT)
         skewness_E = np.zeros(len(keys_E))
         for c in np.unique(which):
             at = np.flatnonzero(which == c)
-            part = derive(self.clusters[c], keys_E[at], tenants=self._tenants)
+            part = self._derive(c, keys_E[at])
             jobs[at], tenants_EK[at], skewness_E[at] = part.jobs, part.tenants_EK, part.skewness_E
         return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E)

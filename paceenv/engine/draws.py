@@ -101,10 +101,29 @@ def uniform_bits(u: float) -> np.uint32:
     return np.uint32(2147483648.0 + min((1.0 - u) * 4294967296.0, 2147483647.0))
 
 
-def positions(key: np.uint64, out_R: NDArray[np.float64]) -> None:
-    """The :func:`position` of every rank's draw under ``key``."""
-    for r in range(out_R.shape[0]):
-        out_R[r] = position(bits32(key, r))
+def bits_of_ranks(key: np.uint64, bits_R: NDArray[np.uint32]) -> None:
+    """The :func:`bits32` of every rank under ``key``; a loop of its own, so that it runs on 32-bit lanes."""
+    for r in range(bits_R.shape[0]):
+        bits_R[r] = bits32(key, r)
+
+
+def quantiles(
+    key: np.uint64, table: NDArray[np.float64], bits_R: NDArray[np.uint32], out_R: NDArray[np.float64]
+) -> None:
+    """The :func:`quantile` of every rank's draw under ``key``; ``bits_R`` is overwritten.
+
+    Three loops: the hash on 32-bit lanes, positions in vector registers, and only table loads one by one.
+    """
+    bits_of_ranks(key, bits_R)
+    for r in range(bits_R.shape[0]):
+        at = position(bits_R[r])
+        node = np.uint32(at)
+        bits_R[r] = node
+        out_R[r] = at - float(node)
+    for r in range(bits_R.shape[0]):
+        node = bits_R[r]
+        value = table[node]
+        out_R[r] = value + out_R[r] * (table[node + np.uint32(1)] - value)
 
 
 def _tail_nodes() -> NDArray[np.float64]:

@@ -45,15 +45,22 @@ def reset(
 
 
 def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float64], arrival_G: NDArray[np.float64]) -> None:
-    """A group's collective starts when the last of its ranks arrives, seconds from the last step's end."""
+    """A group's collective starts when the last of its ranks arrives, seconds from the last step's end.
+
+    Floats that are not negative are ordered as their bits, and a maximum of integers runs in vector registers. Here and
+    in :func:`observe_and_decide` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
+    test every access for counting from the end.
+    """
     groups, ranks = arrival_G.shape[0], compute_R.shape[0]
     per_group = ranks // groups
     delay_R = rank[timing.DELAY_S]
     for g in range(groups):
-        latest_s = 0.0
-        for r in range(g * per_group, (g + 1) * per_group):
-            latest_s = max(latest_s, delay_R[r] + compute_R[r])
-        arrival_G[g] = latest_s
+        latest = np.int64(0)
+        for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
+            at_s = np.float64(delay_R[r] + compute_R[r])
+            latest = max(latest, at_s.view(np.int64))
+        latest_bits = np.int64(latest)
+        arrival_G[g] = latest_bits.view(np.float64)
 
 
 def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
@@ -100,8 +107,9 @@ def observe_and_decide(
     comm_R = compute_R
     for g in range(groups):
         barrier_s = step_s - job["barrier_s"] - ready_G[g]
-        for r in range(g * per_group, (g + 1) * per_group):
-            comm_R[r] = finish_G[g] - (delay_R[r] + compute_R[r])
+        finish_s = finish_G[g]
+        for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
+            comm_R[r] = finish_s - (delay_R[r] + compute_R[r])
             wait_R[r] = barrier_s
     timing.observe_step(tick, step_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
@@ -152,36 +160,100 @@ def advance(
     exposed work per group.
     """
     ranks, groups = noise_ENR.shape[2], group_ENG.shape[2]
-    compute_R, wait_R, order_G = np.empty(ranks), np.empty(ranks), np.arange(groups)
-    arrival_G, finish_G, ready_G = np.empty(groups), np.empty(groups), np.empty(groups)
+    compute_R, wait_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
+    order_G, arrival_G = np.arange(groups), np.empty(groups)
+    finish_G, ready_G = np.empty(groups), np.empty(groups)
     for i in range(which.shape[0]):
         e = which[i]
-        job, clock, rank, tick = jobs[e], clocks[e], rank_EFR[e], tick_EK[e]
-        signals.start_interval(tick)
-        clock["delay_s"] = 0.0
-        for g in range(groups):
-            order_G[g] = g
-        for t in range(iterations):
-            draw_compute(job, clock, noise_ENR[e], normal, imbalance[job["imbalance_table"]], compute_R, wait_R)
-            arrive(compute_R, rank, arrival_G)
-            clock["delay_s"] += total(rank[timing.DELAY_S], ranks) / (ranks * iterations)
+        advance_job(
+            iterations,
+            jobs[e],
+            clocks[e],
+            borrowed(tenants_EK)[e],
+            borrowed(noise_ENR)[e],
+            borrowed(group_ENG)[e],
+            borrowed(tenant_ENK)[e],
+            borrowed(rank_EFR)[e],
+            borrowed(tick_EK)[e],
+            borrowed(normal),
+            borrowed(imbalance)[jobs[e]["imbalance_table"]],
+            borrowed(settings_ESM2)[e],
+            borrowed(step_ET)[e],
+            record,
+            borrowed(entry_ETR)[e],
+            borrowed(delay_ETR)[e],
+            borrowed(finish_ETG)[e],
+            borrowed(ready_ETG)[e],
+            borrowed(compute_R),
+            borrowed(wait_R),
+            borrowed(bits_R),
+            borrowed(order_G),
+            borrowed(arrival_G),
+            borrowed(finish_G),
+            borrowed(ready_G),
+        )
+
+
+def borrowed(array: Any) -> Any:
+    """The array itself; compiled, without the owner of its memory (see ``paceenv.engine.compiled``)."""
+    return array
+
+
+def advance_job(
+    iterations: int,
+    job: Any,
+    clock: Any,
+    tenants: Any,
+    noise: NDArray[np.float64],
+    group: NDArray[np.float64],
+    tenant: NDArray[np.float64],
+    rank: NDArray[np.float64],
+    tick: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    imbalance: NDArray[np.float64],
+    settings_SM2: NDArray[np.float64],
+    step_T: NDArray[np.float64],
+    record: bool,
+    entry_TR: NDArray[np.float64],
+    delay_TR: NDArray[np.float64],
+    finish_TG: NDArray[np.float64],
+    ready_TG: NDArray[np.float64],
+    compute_R: NDArray[np.float64],
+    wait_R: NDArray[np.float64],
+    bits_R: NDArray[np.uint32],
+    order_G: NDArray[np.int64],
+    arrival_G: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
+    ready_G: NDArray[np.float64],
+) -> None:
+    """:func:`advance` for one environment, in the scratch arrays given last."""
+    ranks, groups = compute_R.shape[0], arrival_G.shape[0]
+    signals.start_interval(tick)
+    clock["delay_s"] = 0.0
+    for g in range(groups):
+        order_G[g] = g
+    for t in range(iterations):
+        draw_compute(job, clock, noise, normal, imbalance, compute_R, wait_R, bits_R)
+        arrive(compute_R, rank, arrival_G)
+        clock["delay_s"] += total(rank[timing.DELAY_S], ranks) / (ranks * iterations)
+        if job["uplink_work_s"] > 0.0:
             sort_groups(arrival_G, order_G)
-            if job["exposed_share"] > 0.0:
-                start_exposed(job, clock, group_ENG[e])
-            share_uplink(job, clock, tenants_EK[e], tenant_ENK[e], normal, order_G, arrival_G, finish_G)
-            step_s = finish_step(job, clock["iteration"], group_ENG[e], finish_G, ready_G)
-            step_ET[e, t] = step_s
-            if record:
-                for r in range(ranks):
-                    delay_ETR[e, t, r] = rank[timing.DELAY_S, r]
-                    entry_ETR[e, t, r] = rank[timing.DELAY_S, r] + compute_R[r]
-                for g in range(groups):
-                    finish_ETG[e, t, g] = finish_G[g]
-                    ready_ETG[e, t, g] = ready_G[g]
-            observe_and_decide(job, rank, tick, settings_ESM2[e], compute_R, wait_R, finish_G, ready_G, step_s)
-            rewind(clock, tenant_ENK[e], step_s)
-            clock["iteration"] += 1
-        signals.close_step_interval(tick)
+        if job["exposed_share"] > 0.0:
+            start_exposed(job, clock, group)
+        share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
+        step_s = finish_step(job, clock["iteration"], group, finish_G, ready_G)
+        step_T[t] = step_s
+        if record:
+            for r in range(ranks):
+                delay_TR[t, r] = rank[timing.DELAY_S, r]
+                entry_TR[t, r] = rank[timing.DELAY_S, r] + compute_R[r]
+            for g in range(groups):
+                finish_TG[t, g] = finish_G[g]
+                ready_TG[t, g] = ready_G[g]
+        observe_and_decide(job, rank, tick, settings_SM2, compute_R, wait_R, finish_G, ready_G, step_s)
+        rewind(clock, tenant, step_s)
+        clock["iteration"] += 1
+    signals.close_step_interval(tick)
 
 
 def observe(

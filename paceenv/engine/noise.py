@@ -29,11 +29,11 @@ from paceenv.engine.draws import (
     SLOW_RANK,
     STALL,
     bits32,
+    bits_of_ranks,
     geometric,
     key_of,
-    look_up,
-    positions,
     quantile,
+    quantiles,
     uniform,
 )
 from paceenv.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S, SLOW_UNTIL
@@ -154,28 +154,30 @@ def draw_compute(
     imbalance: NDArray[np.float64],
     compute_R: NDArray[np.float64],
     scratch_R: NDArray[np.float64],
+    bits_R: NDArray[np.uint32],
 ) -> None:
-    """Write every rank's compute time of this iteration, seconds, into ``compute_R``; ``scratch_R`` is overwritten."""
+    """Write every rank's compute time of this iteration, seconds, into ``compute_R``; the scratch is overwritten."""
     ranks, key, t = compute_R.shape[0], clock["key"], clock["iteration"]
     jitter_cv, imbalance_cv = job["jitter_cv"], job["imbalance_cv"]
     if jitter_cv > 0.0:
-        positions(key_of(key, JITTER, t), compute_R)
+        quantiles(key_of(key, JITTER, t), normal, bits_R, compute_R)
         for r in range(ranks):
-            compute_R[r] = 1.0 + jitter_cv * look_up(normal, compute_R[r])
+            compute_R[r] = 1.0 + jitter_cv * compute_R[r]
     else:
         for r in range(ranks):
             compute_R[r] = 1.0
     if imbalance_cv > 0.0:
-        positions(key_of(key, IMBALANCE, t), scratch_R)
+        quantiles(key_of(key, IMBALANCE, t), imbalance, bits_R, scratch_R)
         for r in range(ranks):
-            compute_R[r] += imbalance_cv * look_up(imbalance, scratch_R[r])
+            compute_R[r] += imbalance_cv * scratch_R[r]
     if job["drift_cv"] > 0.0:
         # Ornstein-Uhlenbeck, one step an iteration; uniform innovations are normal after a few of many steps
         drift_key, keep = key_of(key, DRIFT, t), math.exp(-1.0 / job["drift_iterations"])
         innovation = job["drift_cv"] * math.sqrt(1.0 - keep * keep) * _UNIT_VARIANCE
         drift_R = noise[DRIFT_X]
+        bits_of_ranks(drift_key, bits_R)
         for r in range(ranks):
-            u = float(bits32(drift_key, r)) * 2.0**-32 - 0.5
+            u = float(bits_R[r]) * 2.0**-32 - 0.5
             drift_R[r] = keep * drift_R[r] + innovation * u
             compute_R[r] += drift_R[r]
     common = 1.0

@@ -116,10 +116,13 @@ class Simulator:
     def reset(self, which: NDArray[np.int64], keys: NDArray[np.uint64], batch: JobBatch | None = None) -> None:
         """Start new episodes in the environments ``which`` with ``keys``, and, if given, with new jobs ``batch``."""
         if batch is not None:
+            tables = self.batch.jobs["imbalance_table"][which]
             self.batch.jobs[which] = batch.jobs
+            self.batch.jobs["imbalance_table"][which] = tables
             self.batch.tenants_EK[which] = batch.tenants_EK
-            self.batch.skewness_E[which] = batch.skewness_E
-            self._tables()
+            if not np.array_equal(self.batch.skewness_E[which], batch.skewness_E):
+                self.batch.skewness_E[which] = batch.skewness_E
+                self._tables()
         self.keys_E[which] = keys
         self.clocks["key"][which] = keys
         compiled.reset(which, self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table())
