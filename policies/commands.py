@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import typer
 
 from paceenv import metrics, output
 from paceenv.cluster import load_cluster
+from paceenv.engine.traces import RecordingWriter
 from paceenv.errors import InputError, out_of_range
 from policies.base import Policy
 from policies.rollout import run, start
@@ -30,6 +32,7 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many runs with different noise.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the first seed's run as a trace (Parquet).")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run a job on a simulated cluster and print its step-time statistics.
@@ -52,7 +55,11 @@ def simulate(
     chosen = select_policy(policy, config)
     simulator = start(config, np.arange(seed, seed + seeds), threads=os.cpu_count() or 1)
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
-        result = run(chosen, simulator, iterations, on_interval=done)
+        if trace is None:
+            result = run(chosen, simulator, iterations, on_interval=done)
+        else:
+            with RecordingWriter(trace, simulator, config.name) as writer:
+                result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.append)
     statistics = metrics.step_statistics(result.step_ET)
     samples = config.job.samples_per_node * config.job.nodes
     throughput = metrics.bootstrap_interval(samples / result.step_ET.mean(axis=1))
@@ -85,7 +92,7 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         ("  coefficient of variation", f"{step['cv']:.3f}"),
         ("  p50 / p95 / p99, s", " / ".join(f"{step[p]:.4g}" for p in ("p50", "p95", "p99"))),
         ("ideal step time, s", f"{ideal:.4g}"),
-        ("  lost to noise and contention", f"{step['mean'] / ideal - 1:.1%}"),
+        ("  lost to noise, contention, waits", f"{step['mean'] / ideal - 1:.1%}"),
         ("mean pacing delay, s", f"{summary['mean_delay_s']:.4g}"),
     ]
     title = f"{summary['cluster']}: {summary['nodes']} nodes, {summary['ranks']} ranks, policy {summary['policy']}"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceenv import pacing
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import ClusterMix
-from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.simulator import Recording, Simulator, episode_keys
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
 
@@ -41,10 +41,11 @@ def run(
     *,
     interval_iterations: int = INTERVAL_ITERATIONS,
     on_interval: Callable[[int], None] = lambda done: None,
+    on_recording: Callable[[Recording], None] | None = None,
 ) -> Rollout:
-    """Run ``policy`` for ``iterations`` after one interval without pacing, deciding anew every interval.
+    """Run ``policy`` for ``iterations``, the first interval without pacing, deciding anew every interval.
 
-    ``on_interval`` is called with the iterations done, for progress bars.
+    ``on_interval`` is called with the iterations done, for progress bars; ``on_recording`` with every stamp.
     """
     E, R = len(simulator.batch), simulator.batch.ranks
     step_ET, delay_E = np.empty((E, iterations)), np.zeros(E)
@@ -63,7 +64,12 @@ def run(
             else:
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
-        step_ET[:, t : t + n] = simulator.run(settings, n)
+        if on_recording is None:
+            step_ET[:, t : t + n] = simulator.run(settings, n)
+        else:
+            recording = simulator.record(settings, n)
+            step_ET[:, t : t + n] = recording.step_ET
+            on_recording(recording)
         delay_E += simulator.mean_delay_s() * n
         on_interval(t + n)
     return Rollout(step_ET, delay_E / iterations, simulator.batch.jobs["ideal_step_s"].copy())

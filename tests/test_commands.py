@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from paceenv import cli
+from paceenv.cluster import load_cluster
 from paceenv.errors import InputError
+from paceenv.trace import read_trace
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -131,6 +133,32 @@ def test_calibrate_writes_a_cluster_that_simulates(tmp_path: Path, capsys: pytes
     ideal = float(str(summary["ideal_step_time_s"]))
     compute_s = 4.061
     assert (step["mean"] - ideal) / compute_s + 1.0 == pytest.approx(1.382, rel=0.02)
+
+
+def test_a_simulated_trace_is_one_the_calibration_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, out = tmp_path / "run.parquet", tmp_path / "again.yaml"
+    run = ["null-jitter", "--set", "noise.common_cv=0.02", "-i", "600", "--seeds", "1", "--trace", str(trace)]
+    _simulate(capsys, *run)
+    _run(capsys, "calibrate", str(trace), "-o", str(out))
+    fitted = load_cluster(str(out)).calibration["fitted"]
+    for key, true in (("noise.jitter_cv", 0.05), ("noise.common_cv", 0.02), ("mean_compute_s", 0.2)):
+        assert fitted[key]["value"] == pytest.approx(true, rel=0.1)
+
+
+def test_a_trace_of_a_paced_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.parquet"
+    arguments = ["unequal-slack", "--policy", "static", "-i", "100", "--seeds", "2", "--trace", str(path)]
+    summary = _simulate(capsys, *arguments)
+    trace = read_trace(path)
+    seconds = trace.column("end_s") - trace.column("start_s")
+    rank, iteration = trace.column("rank"), trace.column("iteration")
+    assert set(trace.column("op")) == {"pace", "compute", "all_reduce", "optimizer", "barrier"}
+    total_IR = np.zeros((100, 8))
+    np.add.at(total_IR, (iteration, rank), seconds)
+    np.testing.assert_allclose(total_IR, total_IR[:, :1] * np.ones(8), err_msg="every rank fills the whole step")
+    assert trace.column("end_s").max() == pytest.approx(total_IR[:, 0].sum())
+    delays = seconds[trace.isin("op", "pace")]
+    assert 0.0 < delays.mean() < 0.4 * float(str(summary["ideal_step_time_s"])) + 1e-9
 
 
 def test_validate_holds_table_1(capsys: pytest.CaptureFixture[str]) -> None:

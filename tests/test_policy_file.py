@@ -333,7 +333,7 @@ def test_tensors_of_a_type_that_numpy_may_lack(tmp_path: Path, dtype: str) -> No
             entry |= {"dtype": dtype, "data_offsets": [at, at + size * count]}
             at += size * count
     head = json.dumps(index).encode()
-    refused(tmp_path / "a.safetensors", len(head).to_bytes(8, "little") + head + data[:at])
+    assert refused(tmp_path / "a.safetensors", len(head).to_bytes(8, "little") + head + data[:at])
 
 
 def test_loading_imports_no_torch_and_never_unpickles(tmp_path: Path) -> None:
