@@ -9,7 +9,6 @@ import contextlib
 import difflib
 import importlib.resources
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from paceenv.errors import InputError
+from paceenv.files import write_whole
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -151,21 +151,8 @@ def _position(node: list[Any], part: str, assignment: str) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, then rename."""
-    target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Write a text file whole or not at all (:func:`paceenv.files.write_whole`)."""
+    write_whole(path, text.encode())
 
 
 def to_yaml(data: dict[str, Any]) -> str:

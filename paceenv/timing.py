@@ -69,10 +69,9 @@ def reset_rank(rank: NDArray[np.float64], r: int) -> None:
     """Forget everything about column ``r``."""
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
-    for field in (COMM_LOW_S, COMM_BASELINE_S, COMM_RECENT_S, COMM_RECENT_BEFORE_S):
-        rank[field, r] = math.inf
-    for field in (SLACK_RECENT_S, SLACK_RECENT_BEFORE_S):
-        rank[field, r] = math.inf
+    rank[COMM_LOW_S, r] = rank[COMM_BASELINE_S, r] = math.inf
+    rank[COMM_RECENT_S, r] = rank[COMM_RECENT_BEFORE_S, r] = math.inf
+    rank[SLACK_RECENT_S, r] = rank[SLACK_RECENT_BEFORE_S, r] = math.inf
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.numpy import save
 
 from paceenv import pacing, signals
 from paceenv.errors import InputError
+from paceenv.files import write_whole
 from policies.learned import Learned
 
 FORMAT = "paceenv.policy/1"
@@ -60,17 +60,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "provenance": dict(content.provenance),
     }
     blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(blob)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_whole(path, blob)
     return hashlib.sha256(blob).hexdigest()
 
 

@@ -52,50 +52,29 @@ class Comparison:
     policies: list[str]
     rollouts: dict[tuple[str, str], Rollout] = field(default_factory=dict)
 
-    def gain_E(self, policy: str, case: SuiteCase) -> NDArray[np.float64]:
-        """Pairs (step of the policy, step of passive) per seed, ``(E, 2)``, seconds."""
-        mean = [self.rollouts[name, case.cluster].step_ET.mean(axis=1) for name in (policy, "passive")]
-        return np.stack(mean, axis=-1)
+    def step_s_E(self, policy: str, case: SuiteCase) -> NDArray[np.float64]:
+        """Mean step time of a policy on a cluster by seed, ``(E,)``, seconds."""
+        return np.asarray(self.rollouts[policy, case.cluster].step_ET.mean(axis=1))
 
     def score(self, policy: str, case: SuiteCase) -> Score:
         """One policy on one cluster."""
-        rollout, pairs = self.rollouts[policy, case.cluster], self.gain_E(policy, case)
-        gain, low, high = metrics.bootstrap_interval(pairs, _throughput_gain)
+        rollout = self.rollouts[policy, case.cluster]
+        gain, *interval = metrics.paired_gain(self.step_s_E(policy, case), self.step_s_E("passive", case))
         cv = float((rollout.step_ET.std(axis=1) / rollout.step_ET.mean(axis=1)).mean())
         delay = float((rollout.mean_delay_E / rollout.ideal_step_E).mean())
-        return Score(policy, case.cluster, gain, (low, high), cv, delay, case.null_case)
+        return Score(policy, case.cluster, gain, (interval[0], interval[1]), cv, delay, case.null_case)
 
     def total(self, policy: str, against: str = "passive") -> Score:
         """One policy on the whole suite: the weighted mean of its gains, seeds resampled in every cluster at once."""
-        weights = np.array([case.weight for case in self.suite.cases])
+        cases = self.suite.cases
+        weights = np.array([case.weight for case in cases])
         weights = weights / weights.sum()
-        stacked = np.stack(
-            [
-                np.concatenate([self.gain_E(policy, c), self.gain_E(against, c)[:, :1]], axis=1)
-                for c in self.suite.cases
-            ],
-            axis=1,
-        )  # (E, cases, 3): the policy, passive, what it is held against
-
-        def statistic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-            reference = x[..., 1] if against == "passive" else x[..., 2]
-            return np.asarray(((reference / x[..., 0]).mean(axis=-2) - 1.0) @ weights)
-
-        flat = stacked.reshape(len(stacked), -1)
-
-        def of_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-            return statistic(rows.reshape(*rows.shape[:-1], len(weights), 3))
-
-        gain, low, high = metrics.bootstrap_interval(flat, of_rows)
-        scores = [self.score(policy, case) for case in self.suite.cases]
+        gain_EC = np.stack([self.step_s_E(against, c) / self.step_s_E(policy, c) - 1.0 for c in cases], axis=1)
+        gain, low, high = metrics.bootstrap_interval(gain_EC @ weights)
+        scores = [self.score(policy, case) for case in cases]
         cv = float(np.dot(weights, [s.cv for s in scores]))
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
         return Score(policy, self.suite.name, gain, (low, high), cv, delay)
-
-
-def _throughput_gain(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over seeds of passive step / policy step, minus 1; pairs are ``(..., E, 2)``."""
-    return np.asarray((pairs[..., 1] / pairs[..., 0]).mean(axis=-1) - 1.0)
 
 
 def evaluate(

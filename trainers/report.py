@@ -41,8 +41,7 @@ def cells(score: Score) -> tuple[str, ...]:
 
 def as_json(comparison: Comparison) -> list[dict[str, Any]]:
     """The table as plain data."""
-    case = comparison.suite.cases
-    known = {c.cluster: c for c in case}
+    known = {case.cluster for case in comparison.suite.cases}
     return [
         {
             "suite": comparison.suite.name,

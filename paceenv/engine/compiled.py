@@ -47,8 +47,8 @@ _REGISTERED = (
     (kernel.observer_rank, kernel.advance_job),
 )
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
-"""No not-a-number and no sign of zero, so that a maximum over ranks runs in vector registers; no re-association, no
-contraction and no approximation, so that compiled and interpreted arithmetic agree."""
+"""No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
+re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
 
 
 def cache_directory() -> Path:
@@ -56,6 +56,7 @@ def cache_directory() -> Path:
     digest = hashlib.sha256()
     for module in _MODULES:
         digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(Path(__file__).read_bytes())
     digest.update(f"{numba.__version__} {platform.python_version()}".encode())
     base = os.environ.get("PACEENV_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "paceenv"
