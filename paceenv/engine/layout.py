@@ -29,14 +29,34 @@ JOB = np.dtype(
         ("transfer_alone_s", "f8"),
         ("uplink_work_s", "f8"),
         ("latency_s", "f8"),
+        ("overlap_share", "f8"),
+        ("tail_s", "f8"),
         ("has_barrier", "?"),
         ("barrier_s", "f8"),
+        ("staleness", "i8"),
+        ("incast_kind", "i8"),
+        ("incast_flow_s", "f8"),
+        ("incast_fit", "f8"),
+        ("incast_timeout_s", "f8"),
         ("exposed_s", "f8"),
         ("exposed_groups", "i8"),
         ("exposed_share", "f8"),
         ("exposed_mean_iterations", "f8"),
         ("exposed_episode_s", "f8"),
         ("exposed_spread", "f8"),
+        ("compute_w", "f8"),
+        ("wait_w", "f8"),
+        ("delay_w", "f8"),
+        ("ranks_per_node", "i8"),
+        ("heat_slowdown", "f8"),
+        ("heat_iterations", "f8"),
+        ("checkpoint_iterations", "i8"),
+        ("checkpoint_s", "f8"),
+        ("failure_rate", "f8"),
+        ("failure_heat", "f8"),
+        ("restart_s", "f8"),
+        ("warmup_iterations", "i8"),
+        ("warmup_factor", "f8"),
         ("cap_s", "f8"),
         ("ideal_step_s", "f8"),
     ],
@@ -44,7 +64,26 @@ JOB = np.dtype(
 )
 """Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` what of it
 occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile tables.
-``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports."""
+``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports.
+
+``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the
+collective may start; ``tail_s`` is what the last gradients take alone, which is always after the compute.
+``staleness`` is by how many steps a rank may run ahead of the slowest (0: not at all; only without a barrier).
+
+``incast_kind`` (``NO_INCAST``, ``GATHER``: every member sends to its group's first, ``ALL_TO_ALL``) replaces the fluid
+uplink: a receiver's port takes ``incast_flow_s`` for one sender's message, its buffer holds the opening windows of
+``incast_fit`` senders, and a sender that loses the end of its window waits ``incast_timeout_s``.
+
+Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of
+``ranks_per_node`` ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then
+computes ``1 + heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes
+``checkpoint_s`` longer; the job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per
+iteration, then pays ``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor``
+times as long for ``warmup_iterations``."""
+
+NO_INCAST, GATHER, ALL_TO_ALL = 0, 1, 2
+"""Values of ``incast_kind``."""
+MAX_STALENESS = 8
 
 TENANT = np.dtype(
     [
@@ -54,12 +93,13 @@ TENANT = np.dtype(
         ("weight", "f8"),
         ("jitter_cv", "f8"),
         ("ranks", "f8"),
+        ("bursty", "?"),
     ],
     align=True,
 )
 """A co-tenant on the uplink: computes, then transfers ``uplink_work_s`` at no more than ``rate_cap`` of the uplink,
 then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
-groups; weight 0 means absent."""
+groups; weight 0 means absent. A ``bursty`` one draws lengths of both exponentially, as background traffic does."""
 
 CLOCK = np.dtype(
     [
@@ -99,4 +139,7 @@ def default_job(environments: int) -> NDArray[np.void]:
     jobs["fail_slow_mean_iterations"] = 1.0
     jobs["exposed_mean_iterations"] = 1.0
     jobs["drift_iterations"] = 1.0
+    jobs["ranks_per_node"] = 1
+    jobs["heat_iterations"] = 1.0
+    jobs["warmup_factor"] = 1.0
     return jobs
