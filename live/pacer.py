@@ -23,6 +23,7 @@ class RankPacer:
     has_barrier : whether the job ends its step with a barrier after the payload collective
     barrier_alone_s : what that barrier takes when everybody is there, in seconds; waiting is what exceeds it
     interval_iterations : iterations of a control interval, as in training; the first one runs without pacing
+    member, members : this rank's place in its process group and the group's size, for the stagger rule
     """
 
     def __init__(
@@ -33,16 +34,21 @@ class RankPacer:
         has_barrier: bool,
         barrier_alone_s: float = 0.0,
         interval_iterations: int = 20,
+        member: int = 0,
+        members: int = 1,
     ) -> None:
         for name, value in (("cap_s", cap_s), ("barrier_alone_s", barrier_alone_s)):
             if not value >= 0.0:
                 raise ValueError(f"{name} = {value!r}; allowed: at least 0")
         if interval_iterations < 1:
             raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
+        if not 0 <= member < members:
+            raise ValueError(f"member = {member!r}; allowed: from 0 to {members - 1} of {members} members")
+        self._member, self._members = member, members
         self._policy, self._cap_s, self._has_barrier = policy, cap_s, has_barrier
         self._barrier_alone_s, self._interval_iterations = barrier_alone_s, interval_iterations
         self._rank, self._tick = timing.new_state()
-        self._comm_R, self._wait_R = np.zeros(1), np.zeros(1)
+        self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._settings_M2, self._done = pacing.off(), 0
         policy.reset(1)
 
@@ -64,7 +70,7 @@ class RankPacer:
         timing.observe_step(self._tick, step_s)
         timing.observe_ranks(self._rank, self._tick, self._comm_R, self._wait_R, self._has_barrier)
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
-        timing.decide(self._rank, self._tick, 0, 1, self._settings_M2, self._cap_s)
+        timing.decide(self._rank, self._tick, 0, 1, self._settings_M2, self._cap_s, self._member, self._members)
         self._done += 1
         if self._done % self._interval_iterations == 0:
             signals.close_step_interval(self._tick)

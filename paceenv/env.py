@@ -176,7 +176,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"null-jitter"``)
     * ``weights``: with a list, how often each is drawn (default: equally)
-    * ``mechanisms``: which of ``slack``, ``slide``, ``paper`` the action sets (default ``("slack",)``)
+    * ``mechanisms``: which of ``slack``, ``slide``, ``paper``, ``stagger`` the action sets (default ``("slack",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
     * ``cv_weight``: weight of the variation in the reward (default 0.5)

@@ -4,7 +4,7 @@ Contract 1 of the house. The engine compiles these very functions and a live ran
 policy that was tuned on the simulator acts through the same arithmetic on a real job. Nothing here imports more than
 ``math`` and numpy, and the scalar rules use only what Numba compiles.
 
-Three mechanisms, each a pair (threshold, window):
+Mechanisms, each a pair (threshold, window):
 
 ======== ======================================= ======================================== =========================
 name     threshold compares                      delay                                    source
@@ -14,6 +14,8 @@ slide    own collective's inflation over its     ``SLIDE_GAIN`` x the inflation,
          uncontended baseline                                                             shift between two jobs
 paper    spread of own recent waits / step       mean of own recent waits, on ranks that  "When Scaling Fails",
                                                  were early in the last step              section 5.3
+stagger  mean step's inflation over its baseline the rank's place in its group, as a      paceenv; incast at shallow
+         while collectives collapse              share of the window                      buffers
 ======== ======================================= ======================================== =========================
 
 Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
@@ -26,9 +28,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MECHANISMS = ("slack", "slide", "paper")
+MECHANISMS = ("slack", "slide", "paper", "stagger")
 """Names of the mechanisms, in the order of the second-to-last axis of a settings array."""
-SLACK, SLIDE, PAPER = range(len(MECHANISMS))
+SLACK, SLIDE, PAPER, STAGGER = range(len(MECHANISMS))
 THRESHOLD, WINDOW = 0, 1
 """Index into the last axis of a settings array ``(..., M, 2)``."""
 
@@ -40,7 +42,7 @@ SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
 NEGLIGIBLE_S = 1e-6
 """A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
-MAX_THRESHOLD = (0.25, 1.0, 0.25)
+MAX_THRESHOLD = (0.25, 1.0, 0.25, 2.0)
 """Upper end of each mechanism's threshold, as a ratio (see the table above)."""
 MAX_WINDOW = 0.6
 """Upper end of a delay window, as a share of the job's own baseline step time."""
@@ -88,6 +90,16 @@ def paper_delay_s(
     if wait_sd_s > threshold * step_s and wait_s > wait_mean_s:
         return bounded(wait_mean_s, window_s)
     return 0.0
+
+
+def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: float) -> float:
+    """Delay of a rank that takes its place in a stagger while its job holds one, in seconds.
+
+    ``place`` runs from 0 for the first member of a process group to 1 for the last, ``inflation`` is the mean step
+    without stagger over the baseline step, less 1. Many senders that start at once overflow a shallow buffer; the
+    windows of a few fit. When to hold is ``paceenv.timing.watch_for_collapse``.
+    """
+    return bounded(place * window_s, window_s) if inflation > threshold else 0.0
 
 
 def off(*shape: int) -> NDArray[np.float64]:

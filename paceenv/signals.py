@@ -18,7 +18,7 @@ i  name                 what is squashed                                        
 7  wait_share           mean wait / mean step                                                        0.05
 8  wait_variation       standard deviation of waits / mean step                                      0.05
 9  slack_share          low quantile of recent slack / mean step                                     0.05
-10 delay_share          mean own delay / mean step                                                   0.05
+10 delay_share          own delay before the next step / mean step                                   0.05
 11 delay_share_slow     the same over about five hundred iterations                                  0.02
 == ==================== ============================================================================ =====
 """
@@ -34,7 +34,7 @@ from paceenv.timing import (
     COMM_BASELINE_S,
     COMM_CHANGE_S,
     COMM_MEAN_S,
-    DELAY_MEAN_S,
+    DELAY_S,
     DELAY_SLOW_S,
     INFLATION_SLOW,
     STEP_BASELINE_S,
@@ -43,12 +43,12 @@ from paceenv.timing import (
     SUM_STEP_S2,
     SUM_STEPS,
     WAIT_MEAN_S,
-    WAIT_SQUARE_S2,
+    WAIT_VARIANCE_S2,
     slack_low_s,
     spread_s,
 )
 
-SCHEMA = "paceenv.signals/1"
+SCHEMA = "paceenv.signals/2"
 """Name and version; a policy file carries it and is refused where it differs."""
 NAMES = (
     "step_inflation",
@@ -82,7 +82,7 @@ def close_step_interval(tick: NDArray[np.float64]) -> None:
         tick[INFLATION_SLOW] += SLOW_WEIGHT * (inflation - tick[INFLATION_SLOW])
 
 
-def write_signals(rank: NDArray[np.float64], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
+def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
     """Write rank ``r``'s observation ``(SIGNALS,)`` of the interval so far into ``out``; zero before a first step."""
     for i in range(SIGNALS):
         out[i] = 0.0
@@ -90,8 +90,8 @@ def write_signals(rank: NDArray[np.float64], r: int, tick: NDArray[np.float64], 
     if n == 0.0:
         return
     step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
-    comm_s, wait_s = max(rank[COMM_MEAN_S, r], _TINY_S), rank[WAIT_MEAN_S, r]
-    comm_baseline_s = max(rank[COMM_BASELINE_S, r], _TINY_S)
+    comm_s, wait_s = max(float(rank[COMM_MEAN_S, r]), _TINY_S), float(rank[WAIT_MEAN_S, r])
+    comm_baseline_s = max(float(rank[COMM_BASELINE_S, r]), _TINY_S)
     before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
     out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), 0.1)
     out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, 0.05)
@@ -99,12 +99,12 @@ def write_signals(rank: NDArray[np.float64], r: int, tick: NDArray[np.float64], 
     out[3] = squash(tick[INFLATION_SLOW], 0.1)
     out[4] = min(comm_s / step_s, 1.0)
     out[5] = squash(math.log(comm_s / comm_baseline_s), 0.2)
-    out[6] = squash(rank[COMM_CHANGE_S, r] / comm_baseline_s, 0.2)
+    out[6] = squash(float(rank[COMM_CHANGE_S, r]) / comm_baseline_s, 0.2)
     out[7] = squash(wait_s / step_s, 0.05)
-    out[8] = squash(spread_s(wait_s, rank[WAIT_SQUARE_S2, r]) / step_s, 0.05)
+    out[8] = squash(math.sqrt(float(rank[WAIT_VARIANCE_S2, r])) / step_s, 0.05)
     out[9] = squash(slack_low_s(rank, r) / step_s, 0.05)
-    out[10] = squash(rank[DELAY_MEAN_S, r] / step_s, 0.05)
-    out[11] = squash(rank[DELAY_SLOW_S, r] / step_s, 0.02)
+    out[10] = squash(float(rank[DELAY_S, r]) / step_s, 0.05)
+    out[11] = squash(float(rank[DELAY_SLOW_S, r]) / step_s, 0.02)
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:

@@ -22,7 +22,7 @@ INTERVAL, INTERVALS = 20, 12
 
 def _learned() -> Policy:
     random = np.random.default_rng(3)
-    layers = [(signals.SIGNALS, 32), (32, 6)]
+    layers = [(signals.SIGNALS, 32), (32, 2 * len(pacing.MECHANISMS))]
     return Learned(
         [(random.normal(0, 0.6, (b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in layers],
         pacing.MECHANISMS,
@@ -49,9 +49,10 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
     simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))
     cap_s, has_barrier = float(simulator.batch.jobs["cap_s"][0]), bool(simulator.batch.jobs["has_barrier"][0])
-    stamps = _record(simulator, policy())
+    stamps, per_group = _record(simulator, policy()), simulator.batch.ranks // simulator.batch.groups
     for rank in range(simulator.batch.ranks):
-        pacer = RankPacer(policy(), cap_s=cap_s, has_barrier=has_barrier, interval_iterations=INTERVAL)
+        place = {"member": rank % per_group, "members": per_group}
+        pacer = RankPacer(policy(), cap_s=cap_s, has_barrier=has_barrier, interval_iterations=INTERVAL, **place)
         decided = [pacer.iteration(comm[rank], barrier[rank], step[rank]) for step, comm, barrier, _ in stamps]
         assert decided[:-1] == [delay[rank] for *_, delay in stamps[1:]]
 

@@ -72,7 +72,7 @@ def test_passive_is_off() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("magic", 0.1, 0.1), "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper"),
+        (("magic", 0.1, 0.1), "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper, stagger"),
         (("slack", -0.1, 0.1), "policy static: threshold = -0.1; allowed: 0 to 1"),
         (("slack", 0.1, 1.5), "policy static: window = 1.5; allowed: 0 to 1"),
         (("slack", math.nan, 0.1), "policy static: threshold = nan; allowed: 0 to 1"),

@@ -58,8 +58,9 @@ def test_inflation_trend_and_slow_inflation() -> None:
     assert seen["step_inflation"] == pytest.approx(signals.squash(math.log(1.2), 0.1))
     assert seen["step_trend"] == pytest.approx(signals.squash(math.log(1.2), 0.05))
     assert seen["step_inflation_slow"] == pytest.approx(signals.squash(signals.SLOW_WEIGHT * math.log(1.2), 0.1))
-    comm_s = 0.4 - 0.2 * (1 - timing.SMOOTHING) ** 10
-    assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / 0.2), 0.2), rel=1e-5)
+    comm_s = 0.4 - 0.2 * (1 - float(timing.SMOOTHING)) ** 10
+    baseline_s = 0.4 - 0.2 * (1 - float(timing.BASELINE_RISE)) ** 5  # five pairs
+    assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / baseline_s), 0.2), rel=1e-5)
     assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
 
 
@@ -99,7 +100,7 @@ def test_observations_stay_in_the_box_for_any_history(
             signals.start_interval(tick)
         rank[timing.DELAY_S] = delay_s
         timing.observe_step(tick, step_s)
-        timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), barrier)
+        timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), barrier)
     signals.close_step_interval(tick)
     seen = written(rank, tick)
     assert all(-1.0 <= value <= 1.0 for value in seen.values()), seen
@@ -123,8 +124,8 @@ def replay(
             comm_s = recording.finish_ETG[e, t, r // per_group] - recording.entry_ETR[e, t, r]
             wait_s = step_s - job["barrier_s"] - recording.ready_ETG[e, t, r // per_group]
             timing.observe_step(tick, step_s)
-            timing.observe_ranks(rank, tick, np.array([comm_s]), np.array([wait_s]), bool(job["has_barrier"]))
-            timing.decide(rank, tick, 0, 1, own, float(job["cap_s"]))
+            timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), bool(job["has_barrier"]))
+            timing.decide(rank, tick, 0, 1, own, float(job["cap_s"]), r % per_group, per_group)
         signals.close_step_interval(tick)
     out = np.empty(signals.SIGNALS, np.float32)
     signals.write_signals(rank, 0, tick, out)

@@ -22,7 +22,7 @@ class Environment(Config):
     """What is trained on; see ``paceenv.env.PacingEnv``."""
 
     clusters: list[ClusterShare] = Field(min_length=1)
-    mechanisms: list[Literal["slack", "slide", "paper"]] = Field(min_length=1)
+    mechanisms: list[Literal["slack", "slide", "paper", "stagger"]] = Field(min_length=1)
     interval_iterations: int = Field(20, ge=1)
     episode_intervals: int = Field(64, ge=1)
     cv_weight: float = Field(0.5, ge=0)

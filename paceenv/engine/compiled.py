@@ -22,14 +22,14 @@ from numba.extending import intrinsic, overload, register_jitable
 from numba.np import arrayobj
 
 from paceenv import pacing, signals, timing
-from paceenv.engine import draws, fabric, kernel, layout, noise
+from paceenv.engine import coupling, draws, fabric, incast, kernel, layout, noise
 
-_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabric, kernel, layout)
+_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabric, incast, coupling, kernel, layout)
 _REGISTERED = (
-    (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s),
-    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.block_ends, timing.window_ends),
-    (timing.observe_ranks, timing.smooth, timing.follow, timing.spread_s, timing.start_window, timing.slack_low_s),
-    (timing.comm_low_s, timing.window_s, timing.decide),
+    (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
+    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.block_ends),
+    (timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
+    (timing.window_s, timing.decide),
     (signals.squash, signals.close_step_interval, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
     (draws.position, draws.look_up, draws.quantile, draws.uniform_bits, draws.bits_of_ranks, draws.quantiles),
@@ -39,11 +39,15 @@ _REGISTERED = (
         noise.reset_noise,
         noise.reset_exposed,
         noise.start_exposed,
-        noise.start_fail_slow,
+        noise.change_fail_slow,
     ),
     (noise.add_stalls, noise.draw_compute, noise.episode_s),
     (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric.share_uplink, fabric.rewind),
-    (kernel.arrive, kernel.sort_groups, kernel.finish_step, kernel.observe_and_decide),
+    (incast.receive_all, incast._receive),
+    (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
+    (coupling.interrupt, coupling.run_ahead),
+    (kernel.arrive, kernel.start_early, kernel.finish_late, kernel.sort_groups, kernel.finish_step),
+    (kernel.observe_and_decide,),
     (kernel.observer_rank, kernel.advance_job),
 )
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}

@@ -111,21 +111,38 @@ CLOCK = np.dtype(
         ("stall_count", "i8"),
         ("fail_slow_next", "i8"),
         ("fail_slow_count", "i8"),
+        ("recovery_next", "i8"),
+        ("recovery_count", "i8"),
         ("exposed_next", "i8"),
         ("exposed_count", "i8"),
+        ("energy_j", "f8"),
+        ("time_s", "f8"),
+        ("failures", "i8"),
+        ("kept", "i8"),
+        ("saved", "i8"),
+        ("warm_at", "i8"),
+        ("hazard_left", "f8"),
+        ("steps_s", "f8", (MAX_STALENESS,)),
     ],
     align=True,
 )
 """Per-environment state. Times are relative to the end of the last step, so precision never decays. ``*_next`` is the
 flattened index ``iteration * R + rank`` (or group) of the next rare event, ``*_count`` how many were drawn; ``delay_s``
-is the mean delay of all ranks over the last run."""
+is the mean delay of all ranks over the last run. ``energy_j`` and ``time_s`` are spent since the start of the episode,
+``kept`` the iterations that no failure has undone, ``saved`` those in the last checkpoint, ``warm_at`` the iteration at
+which a restarted job is warm again, ``hazard_left`` what is left of an exponential threshold until the next failure,
+``steps_s`` the last steps, for bounded staleness."""
 
-# noise[N, R]
-FACTOR, DRIFT_X, SLOW_UNTIL = 0, 1, 2
-NOISE_FIELDS = 3
+# noise[N, R], float32
+FACTOR, DRIFT_X = 0, 1
+NOISE_FIELDS = 2
+"""``FACTOR`` is a rank's persistent factor, negative while it is in a fail-slow episode."""
 # group[N, G]
 EXPOSED_UNTIL, EXPOSED_NOW_S, FIXED_EXPOSED_S = 0, 1, 2
 GROUP_FIELDS = 3
+# heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
+HEAT, COMPUTED_S = 0, 1
+HEAT_FIELDS = 2
 # tenant[N, K]
 NEXT_S, LEFT_S, CYCLES = 0, 1, 2
 TENANT_FIELDS = 3

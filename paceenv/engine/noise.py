@@ -5,9 +5,9 @@ Scalar loops that the kernel compiles. Compute time of rank r in iteration t is
     compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t])
         * fail_slow[r, t] + stall[r, t]
 
-Rare events (fail-slow onsets, stalls, exposed-work episodes) are found by geometric skips over the flattened index
-``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on time or on
-pacing: two policies see the same noise.
+Rare events (fail-slow onsets and recoveries, stalls, exposed-work episodes) are found by geometric skips over the
+flattened index ``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on
+time or on pacing: two policies see the same noise.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from paceenv.engine.draws import (
     IMBALANCE,
     JITTER,
     PERSISTENT,
+    RECOVERY,
     SLOW_RANK,
     STALL,
     bits32,
@@ -36,11 +37,13 @@ from paceenv.engine.draws import (
     quantiles,
     uniform,
 )
-from paceenv.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S, SLOW_UNTIL
+from paceenv.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S
 
 _START = 1 << 62
 """Iteration number of draws made once, at the start of an episode."""
 _UNIT_VARIANCE = math.sqrt(12.0)
+_LEAST_FACTOR = 1e-6
+"""A factor keeps its sign, which says whether the rank is in a fail-slow episode."""
 
 
 def onset_rate(share: float, mean_iterations: float) -> float:
@@ -57,25 +60,26 @@ def running_share(share: float, mean_iterations: float) -> float:
     return share * (1.0 - 1.0 / mean_iterations)
 
 
-def reset_noise(job: Any, clock: Any, noise: NDArray[np.float64], group: NDArray[np.float64], normal: Any) -> None:
+def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray[np.float64], normal: Any) -> None:
     """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
     ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
     persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
     first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
-    fail_key, length = key_of(key, FAIL_SLOW, _START), 1.0 / job["fail_slow_mean_iterations"]
+    fail_key = key_of(key, FAIL_SLOW, _START)
+    share = running_share(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     for r in range(ranks):
         factor = 1.0 + job["persistent_cv"] * quantile(normal, bits32(persistent_key, r))
         is_slow = (r - first_slow) % ranks < job["slow_ranks"]
-        noise[FACTOR, r] = max(factor, 0.0) * (job["slow_factor"] if is_slow else 1.0)
+        factor = max(factor, _LEAST_FACTOR) * (job["slow_factor"] if is_slow else 1.0)
+        noise[FACTOR, r] = -factor if uniform(fail_key, FAIL_SLOW, r) < share else factor
         noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
-        u = uniform(fail_key, FAIL_SLOW, r)
-        share = running_share(job["fail_slow_share"], job["fail_slow_mean_iterations"])
-        noise[SLOW_UNTIL, r] = float(geometric(max(u / share, 1e-300), length)) if u < share else 0.0
     clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     clock["fail_slow_next"] = geometric(uniform(key, FAIL_SLOW, 0), onset) - 1
+    clock["recovery_next"] = ranks + geometric(uniform(key, RECOVERY, 0), 1.0 / job["fail_slow_mean_iterations"]) - 1
     reset_exposed(job, clock, group)
     clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["exposed_count"] = 0, 0, 0, 0
+    clock["recovery_count"] = 0
     clock["link_s"] = 0.0
     for g in range(groups):
         group[FIXED_EXPOSED_S, g] = 0.0
@@ -120,19 +124,25 @@ def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
         clock["exposed_next"] += geometric(uniform(episode_key, EXPOSED, 3), onset)
 
 
-def start_fail_slow(job: Any, clock: Any, noise: NDArray[np.float64]) -> None:
-    """Start the fail-slow episodes that begin in this iteration; a rank already in one keeps it."""
-    ranks, t = noise.shape[1], clock["iteration"]
+def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> None:
+    """End and start the fail-slow episodes that do so in this iteration.
+
+    Lengths are geometric, so an episode needs no memory of its end: recoveries come at a constant rate to every rank,
+    and those that hit a healthy one mean nothing.
+    """
+    ranks, t = factor_R.shape[0], clock["iteration"]
+    recovery = 1.0 / job["fail_slow_mean_iterations"]
+    while clock["recovery_next"] < (t + 1) * ranks:
+        r = clock["recovery_next"] - t * ranks
+        clock["recovery_count"] += 1
+        factor_R[r] = abs(factor_R[r])
+        clock["recovery_next"] += geometric(uniform(clock["key"], RECOVERY, clock["recovery_count"]), recovery)
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     while clock["fail_slow_next"] < (t + 1) * ranks:
         r = clock["fail_slow_next"] - t * ranks
-        n = clock["fail_slow_count"] + 1
-        clock["fail_slow_count"] = n
-        episode_key = key_of(clock["key"], FAIL_SLOW, n)
-        if noise[SLOW_UNTIL, r] <= t:
-            length = geometric(uniform(episode_key, FAIL_SLOW, 1), 1.0 / job["fail_slow_mean_iterations"])
-            noise[SLOW_UNTIL, r] = float(t + length)
-        clock["fail_slow_next"] += geometric(uniform(episode_key, FAIL_SLOW, 2), onset)
+        clock["fail_slow_count"] += 1
+        factor_R[r] = -abs(factor_R[r])
+        clock["fail_slow_next"] += geometric(uniform(clock["key"], FAIL_SLOW, clock["fail_slow_count"]), onset)
 
 
 def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
@@ -149,7 +159,7 @@ def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
 def draw_compute(
     job: Any,
     clock: Any,
-    noise: NDArray[np.float64],
+    noise: NDArray[np.float32],
     normal: NDArray[np.float64],
     imbalance: NDArray[np.float64],
     compute_R: NDArray[np.float64],
@@ -178,18 +188,20 @@ def draw_compute(
         bits_of_ranks(drift_key, bits_R)
         for r in range(ranks):
             u = float(bits_R[r]) * 2.0**-32 - 0.5
-            drift_R[r] = keep * drift_R[r] + innovation * u
-            compute_R[r] += drift_R[r]
+            x = keep * float(drift_R[r]) + innovation * u
+            drift_R[r] = x
+            compute_R[r] += x
     common = 1.0
     if job["common_cv"] > 0.0:
         common += job["common_cv"] * quantile(normal, np.uint32(key_of(key, COMMON, t) >> np.uint64(32)))
     scale_s = job["compute_s"] * max(common, 0.0)
-    factor_R, until_R, slow = noise[FACTOR], noise[SLOW_UNTIL], 1.0
+    factor_R, slow = noise[FACTOR], 1.0
     if job["fail_slow_share"] > 0.0:
-        start_fail_slow(job, clock, noise)
+        change_fail_slow(job, clock, factor_R)
         slow = job["fail_slow_factor"]
     for r in range(ranks):
         relative = compute_R[r] if compute_R[r] > 0.0 else 0.0
-        compute_R[r] = scale_s * factor_R[r] * (slow if until_R[r] > t else 1.0) * relative
+        factor = float(factor_R[r])
+        compute_R[r] = scale_s * (factor if factor > 0.0 else -slow * factor) * relative
     if job["stall_rate"] > 0.0:
         add_stalls(job, clock, compute_R)

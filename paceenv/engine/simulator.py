@@ -19,9 +19,10 @@ from paceenv.engine import compiled, layout
 from paceenv.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.signals import SIGNALS
 
-_ROW_PADDING = 40
-"""Unused columns of ``rank_EFR``: rows a power of two of bytes apart would fall into the same cache sets."""
-_STATE = ("clocks", "noise_ENR", "group_ENG", "tenant_ENK", "rank_EFR", "tick_EK")
+_CACHE_WAYS_BYTES = 4096
+_PADDING = 16
+"""Unused columns of ``rank_EFR`` where rows a power of two of bytes apart would fall into the same cache sets."""
+_STATE = ("clocks", "noise_ENR", "heat_EHN", "start_ER", "group_ENG", "tenant_ENK", "rank_EFR", "tick_EK")
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,21 @@ class Recording:
     ready_ETG: NDArray[np.float64]
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What episodes came to since their start, each ``(E,)``.
+
+    Re-run iterations are those that failures undid, useful ones those that count; energy is in joules, 0 for a job
+    without power figures.
+    """
+
+    time_s: NDArray[np.float64]
+    energy_j: NDArray[np.float64]
+    failures: NDArray[np.int64]
+    rerun_iterations: NDArray[np.float64]
+    useful_iterations: NDArray[np.float64]
+
+
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
     """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number."""
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -90,23 +106,41 @@ class Simulator:
     keys_E: NDArray[np.uint64]
     threads: int = 1
     clocks: NDArray[np.void] = field(init=False)
-    noise_ENR: NDArray[np.float64] = field(init=False)
+    noise_ENR: NDArray[np.float32] = field(init=False)
+    heat_EHN: NDArray[np.float32] = field(init=False)
+    start_ER: NDArray[np.float32] = field(init=False)
     group_ENG: NDArray[np.float64] = field(init=False)
     tenant_ENK: NDArray[np.float64] = field(init=False)
-    rank_EFR: NDArray[np.float64] = field(init=False)
+    rank_EFR: NDArray[np.float32] = field(init=False)
     tick_EK: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
         self.batch, self.keys_E = self.batch.take(np.arange(E)), self.keys_E.copy()  # both are written to by reset
         self.clocks = np.zeros(E, layout.CLOCK)
-        self.noise_ENR = np.empty((E, layout.NOISE_FIELDS, R))
+        self.noise_ENR = np.empty((E, layout.NOISE_FIELDS, R), np.float32)
+        self.heat_EHN = np.zeros((E, layout.HEAT_FIELDS, 0), np.float32)
+        self.start_ER = np.zeros((E, 0), np.float32)
+        self._make_room()
         self.group_ENG = np.empty((E, layout.GROUP_FIELDS, G))
         self.tenant_ENK = np.empty((E, layout.TENANT_FIELDS, self.batch.tenants_EK.shape[1]))
-        self.rank_EFR = np.zeros((E, timing.RANK_FIELDS, R + _ROW_PADDING))
+        padding = 0 if R * 4 % _CACHE_WAYS_BYTES else _PADDING
+        self.rank_EFR = np.zeros((E, timing.RANK_FIELDS, R + padding), np.float32)
         self.tick_EK = np.empty((E, timing.TICK_FIELDS))
         self._tables()
         self.reset(np.arange(E), self.keys_E)
+
+    def _make_room(self) -> None:
+        """Widen the state of what few jobs have, heat and staleness; it has no columns where none has it."""
+        jobs, E, R = self.batch.jobs, len(self.batch), self.batch.ranks
+        is_warm = (jobs["compute_w"] > 0.0) & ((jobs["heat_slowdown"] > 0.0) | (jobs["failure_heat"] > 0.0))
+        nodes = R // int(jobs["ranks_per_node"][is_warm].min()) if is_warm.any() else 0
+        ahead = R if (jobs["staleness"] > 0).any() else 0
+        if nodes > self.heat_EHN.shape[2]:
+            before, self.heat_EHN = self.heat_EHN, np.zeros((E, layout.HEAT_FIELDS, nodes), np.float32)
+            self.heat_EHN[:, :, : before.shape[2]] = before
+        if ahead > self.start_ER.shape[1]:
+            self.start_ER = np.zeros((E, ahead), np.float32)
 
     def _tables(self) -> None:
         skewness, index = np.unique(self.batch.skewness_E, return_inverse=True)
@@ -120,6 +154,7 @@ class Simulator:
             self.batch.jobs[which] = batch.jobs
             self.batch.jobs["imbalance_table"][which] = tables
             self.batch.tenants_EK[which] = batch.tenants_EK
+            self._make_room()
             if not np.array_equal(self.batch.skewness_E[which], batch.skewness_E):
                 self.batch.skewness_E[which] = batch.skewness_E
                 self._tables()
@@ -151,6 +186,14 @@ class Simulator:
     def mean_delay_s(self) -> NDArray[np.float64]:
         """Mean delay over ranks and iterations of the last :meth:`run`, ``(E,)``, seconds."""
         return self.clocks["delay_s"].copy()
+
+    def outcome(self) -> Outcome:
+        """What the episodes came to so far."""
+        c = self.clocks
+        iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
+        can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_rate"] > 0.0)
+        useful = np.where(can_stop, kept, iterations)
+        return Outcome(c["time_s"].copy(), c["energy_j"].copy(), c["failures"].copy(), iterations - useful, useful)
 
     def fork(self, which: NDArray[np.int64]) -> Simulator:
         """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment."""
