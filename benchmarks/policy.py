@@ -47,7 +47,7 @@ def repeated(function: Callable[[], object]) -> Callable[[], None]:
 
 def estimator() -> Callable[[], None]:
     """A call that takes in one iteration of one rank and decides its next delay, in plain Python."""
-    (rank, tick), comm_R, wait_R = timing.new_state(), np.float32([0.05]), np.zeros(1, np.float32)
+    (rank, tick), comm_R, wait_R = timing.new_state(), np.full(1, 0.05, np.float32), np.zeros(1, np.float32)
     settings_M2 = pacing.one_mechanism("slack", 0.02, 0.1)
 
     def run() -> None:
