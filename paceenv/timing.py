@@ -63,7 +63,7 @@ COLLAPSE_RATIO = 1.25
 COLLAPSE_SMOOTHING = 0.25
 COLLAPSE_SHARE = 0.4
 """Share of recent steps, so weighted, from which on it is a state and not an accident: two in a row."""
-MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS = 16, 512
+MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
 _ONE = np.float32(1.0)
@@ -78,8 +78,9 @@ RANK_FIELDS = 13
 # tick[K]
 ITERATIONS, STEP_LOW_S, STEP_BASELINE_S = 0, 1, 2
 SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S, INFLATION_SLOW = 3, 4, 5, 6, 7
-STAGGER_LEFT, STAGGER_HOLD, STAGGER_SUM_S, STAGGER_FREE_S, STAGGER_COLLAPSED, STAGGER_WATCHED = 8, 9, 10, 11, 12, 13
-TICK_FIELDS = 14
+STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 8, 9, 10, 11, 12
+STAGGER_COLLAPSED, STAGGER_WATCHED = 13, 14
+TICK_FIELDS = 15
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -95,7 +96,7 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
         tick[field] = 0.0
     tick[STEP_LOW_S] = math.inf
     tick[STEP_BASELINE_S] = math.inf
-    tick[STAGGER_HOLD] = MIN_HOLD_ITERATIONS
+    tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -126,15 +127,15 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
 
     While ``STAGGER_LEFT`` is positive they hold (those whose settings ask for it); then they let go and watch. A
     collapse within a few iterations is a relapse and doubles the hold. A hold in which the mean step was no shorter
-    than before it did not help: as long a time without (``STAGGER_LEFT`` negative), twice as long the next time.
+    than before it did not help: they back off (``STAGGER_LEFT`` negative), twice as long each time, and only then try
+    a short hold again.
     """
     left = tick[STAGGER_LEFT]
     if left > 0.0:
         tick[STAGGER_SUM_S] += step_s
         tick[STAGGER_LEFT] = left - 1.0
-        if left == 1.0 and tick[STAGGER_SUM_S] >= tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
-            tick[STAGGER_LEFT] = -tick[STAGGER_HOLD]
-            tick[STAGGER_HOLD] = min(2.0 * tick[STAGGER_HOLD], MAX_HOLD_ITERATIONS)
+        if left == 1.0:
+            judge_hold(tick)
     elif left < 0.0:
         tick[STAGGER_LEFT] = left + 1.0
     else:
@@ -144,11 +145,21 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
         tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
         tick[STAGGER_WATCHED] += 1.0
         if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
-            relapsed = tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
+            helped = tick[STAGGER_BACKOFF] == MIN_HOLD_ITERATIONS
+            relapsed = helped and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
             longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
             tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
             tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
             tick[STAGGER_SUM_S] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
+
+
+def judge_hold(tick: NDArray[np.float64]) -> None:
+    """Back off after a hold that did not shorten the mean step."""
+    if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
+        tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
+    else:
+        tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
+        tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:

@@ -138,6 +138,16 @@ def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
     assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
 
 
+def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: Make) -> None:
+    tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, "bursty": True}
+    sim = simulator(range(600), uplink_work_s=1e-9, tenants=[tenant])
+    sim.run(sim.off(), 400)
+    cycles_E = sim.tenant_ENK[:, layout.CYCLES, 0]
+    mean_s, variance_s2 = 0.6 + 0.4, 0.6**2 + 0.4**2  # bursts last 0.4 s at half the uplink
+    assert cycles_E.mean() == pytest.approx(400 / mean_s, rel=0.01)
+    assert cycles_E.var() == pytest.approx(400 * variance_s2 / mean_s**3, rel=0.25)
+
+
 def test_tenants_start_anywhere_in_their_period(simulator: Make) -> None:
     sim = simulator(
         range(1000), uplink_work_s=0.1, tenants=[{"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5}] * 2

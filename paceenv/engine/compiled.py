@@ -27,8 +27,8 @@ from paceenv.engine import coupling, draws, fabric, incast, kernel, layout, nois
 _MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabric, incast, coupling, kernel, layout)
 _REGISTERED = (
     (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
-    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.block_ends),
-    (timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
+    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
+    (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (timing.window_s, timing.decide),
     (signals.squash, signals.close_step_interval, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
@@ -42,7 +42,8 @@ _REGISTERED = (
         noise.change_fail_slow,
     ),
     (noise.add_stalls, noise.draw_compute, noise.episode_s),
-    (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric.share_uplink, fabric.rewind),
+    (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric._transfer_work_s),
+    (fabric.share_uplink, fabric.rewind),
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),

@@ -71,8 +71,19 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
     key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
     # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
     u = uniform(key, TENANT_STREAM, k) ** (1.0 / tenants[k]["ranks"])
+    if tenants[k]["bursty"]:
+        return float(-tenants[k]["compute_s"] * math.log(u))
     slowest = quantile(normal, uniform_bits(u))
     return float(tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0))
+
+
+def _transfer_work_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int) -> float:
+    """How much tenant ``k`` transfers now, seconds of the whole uplink; exponential for a bursty one."""
+    work_s = tenants[k]["uplink_work_s"]
+    if tenants[k]["bursty"]:
+        key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
+        work_s *= -math.log(uniform(key, TENANT_STREAM, tenants.shape[0] + k))
+    return float(work_s)
 
 
 def share_uplink(
@@ -126,7 +137,7 @@ def share_uplink(
                     tenant[NEXT_S, k] = now_s + _next_compute_s(clock, tenants, tenant, k, normal)
                 tenant[LEFT_S, k] = left
             elif tenant[NEXT_S, k] <= now_s:
-                tenant[LEFT_S, k] = tenants[k]["uplink_work_s"]
+                tenant[LEFT_S, k] = _transfer_work_s(clock, tenants, tenant, k)
         while head < tail and target_G[order_G[head]] <= served * (1.0 + 1e-13):
             finish_G[order_G[head]] = now_s
             head += 1

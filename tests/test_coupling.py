@@ -1,0 +1,188 @@
+"""What couples steps: energy, heat, checkpoints, failures, bounded staleness, overlap; each with its null."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv import pacing
+from paceenv.engine.simulator import Simulator
+
+Make = Callable[..., Simulator]
+POWER: dict[str, Any] = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}
+
+
+def slack(environments: int, window: float = 0.5) -> Any:
+    return pacing.one_mechanism("slack", 0.01, window)[None, None].repeat(environments, axis=0)
+
+
+# Energy
+
+
+def test_energy_is_power_times_time_by_what_ranks_do(simulator: Make) -> None:
+    sim = simulator(ranks=2, transfer_alone_s=0.5, slow_ranks=1, slow_factor=2.0, **POWER)
+    sim.run(sim.off(), 10)
+    # the slow rank computes 2 s, the other 1 s and waits 1 s, both communicate 0.5 s
+    assert sim.outcome().energy_j == pytest.approx(10 * (400 * 3.0 + 300 * (1.0 + 2 * 0.5)))
+    assert sim.outcome().time_s == pytest.approx(10 * 2.5)
+
+
+@pytest.mark.parametrize("wait_w", [100.0, 300.0])
+def test_energy_of_a_delay_differs_from_that_of_a_wait_only_by_their_powers(simulator: Make, wait_w: float) -> None:
+    job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "exposed_groups": 1, "exposed_s": 0.3}
+    job |= POWER | {"wait_w": wait_w}
+    passive, paced = (simulator(**job) for _ in range(2))
+    before_s, after_s = passive.run(passive.off(), 500).sum(), paced.run(slack(1), 500).sum()
+    delayed_s = simulator(**job).record(slack(1), 500).delay_ETR.sum()
+    saved_j = passive.outcome().energy_j[0] - paced.outcome().energy_j[0]
+    assert delayed_s > 10.0
+    assert saved_j == pytest.approx(8 * wait_w * (before_s - after_s) + (wait_w - 100.0) * delayed_s, rel=1e-6)
+
+
+def test_a_job_without_power_figures_spends_nothing(simulator: Make) -> None:
+    sim = simulator(ranks=4, jitter_cv=0.1)
+    sim.run(sim.off(), 50)
+    assert sim.outcome().energy_j == 0.0
+
+
+# Heat
+
+HOT: dict[str, Any] = POWER | {"ranks_per_node": 4, "heat_slowdown": 0.2, "heat_iterations": 20.0}
+
+
+def test_a_node_that_always_computes_ends_at_full_heat(simulator: Make) -> None:
+    sim = simulator(ranks=4, **HOT)
+    step = sim.run(sim.off(), 400)[0]
+    assert step[0] == pytest.approx(1.0)
+    assert step[-1] == pytest.approx(1.2, rel=1e-5)
+    np.testing.assert_allclose(step[:5], 1.0 + 0.2 * (1.0 - (1.0 - 1.0 / 20.0) ** np.arange(5)), rtol=1e-5)
+
+
+def heat_gain(simulator: Make, **changes: Any) -> float:
+    """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
+    job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "exposed_groups": 1, "exposed_s": 1.0} | changes
+    passive, paced = (simulator(range(4), **job) for _ in range(2))
+    return float(paced.run(slack(4), 600).mean() / passive.run(passive.off(), 600).mean())
+
+
+def test_delaying_spinning_ranks_cools_the_rank_they_wait_for(simulator: Make) -> None:
+    # one node for all, so that the early group's waiting warms the late one
+    assert heat_gain(simulator, ranks_per_node=8) < 0.995
+
+
+def test_heat_is_neutral_where_waiting_costs_no_more_than_standing_still(simulator: Make) -> None:
+    assert heat_gain(simulator, ranks_per_node=8, wait_w=100.0) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_heat_is_neutral_without_a_slowdown(simulator: Make) -> None:
+    assert heat_gain(simulator, ranks_per_node=8, heat_slowdown=0.0) == 1.0
+
+
+def test_heat_is_neutral_where_the_early_ranks_are_on_other_nodes(simulator: Make) -> None:
+    assert heat_gain(simulator, ranks_per_node=4) == pytest.approx(1.0, abs=1e-6)
+
+
+# Checkpoints, failures, restarts
+
+
+def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
+    sim = simulator(checkpoint_iterations=10, checkpoint_s=0.5)
+    step = sim.run(sim.off(), 30)[0]
+    np.testing.assert_allclose(step, np.where(np.arange(1, 31) % 10 == 0, 1.5, 1.0))
+    assert sim.outcome().useful_iterations == 30
+
+
+def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make) -> None:
+    sim = simulator(
+        range(200), checkpoint_iterations=10, failure_rate=0.01, restart_s=5.0, warmup_iterations=3, warmup_factor=2.0
+    )
+    step = sim.run(sim.off(), 1000)
+    outcome = sim.outcome()
+    assert outcome.failures.mean() == pytest.approx(10.0, abs=4.5 * math.sqrt(10.0 / 200))
+    # a failure finds from 1 to 10 iterations since the last checkpoint undone; one that falls on it, none
+    assert outcome.rerun_iterations.mean() == pytest.approx(10.0 * 4.5, rel=0.1)
+    assert np.all(outcome.useful_iterations + outcome.rerun_iterations == 1000)
+    assert np.all((step > 5.0).sum(axis=1) == outcome.failures)
+    after = np.roll(step > 5.0, 1, axis=1)
+    after[:, 0] = False
+    assert np.all(step[after] >= 2.0), "a restarted job is cold"
+
+
+def test_without_a_checkpoint_a_failure_undoes_everything(simulator: Make) -> None:
+    sim = simulator(range(50), failure_rate=0.01, restart_s=5.0)
+    step = sim.run(sim.off(), 400)
+    since = 399 - np.array([np.flatnonzero(row > 5.0)[-1] if (row > 5.0).any() else -1 for row in step])
+    np.testing.assert_array_equal(sim.outcome().useful_iterations, since)
+
+
+def test_heat_brings_failures_forward(simulator: Make) -> None:
+    job = HOT | {"ranks": 4, "failure_rate": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0}
+    cool, hot = (simulator(range(100), **job | {"failure_heat": k}) for k in (0.0, 3.0))
+    for sim in (cool, hot):
+        sim.run(sim.off(), 1000)
+    ratio = hot.outcome().failures.mean() / cool.outcome().failures.mean()
+    assert ratio == pytest.approx(4.0, rel=0.1), "at full heat the hazard is 1 + failure_heat times as high"
+
+
+def test_steps_without_any_of_it_are_untouched(simulator: Make) -> None:
+    plain, counted = simulator([7], ranks=6, jitter_cv=0.1), simulator([7], ranks=6, jitter_cv=0.1, **POWER)
+    np.testing.assert_array_equal(plain.run(plain.off(), 50), counted.run(counted.off(), 50))
+
+
+def test_mixed_batches_make_room_when_a_later_episode_needs_it(simulator: Make) -> None:
+    sim, warm = simulator([1, 2], ranks=4), simulator([1, 2], ranks=4, **HOT)
+    sim.reset(np.array([1]), warm.keys_E[1:], warm.batch.take(np.array([1])))
+    step = sim.run(sim.off(), 100)
+    np.testing.assert_array_equal(step[0], 1.0)
+    np.testing.assert_array_equal(step[1], warm.run(warm.off(), 100)[1])
+
+
+# Bounded staleness
+
+
+@settings(max_examples=25)
+@given(staleness=st.integers(1, 8), seed=st.integers(0, 1000), transfer_s=st.floats(0.0, 0.3))
+def test_bounded_staleness_follows_its_recurrence(
+    simulator: Make, staleness: int, seed: int, transfer_s: float
+) -> None:
+    """Against absolute times: start[t+1] = max(own arrival[t], collective[t - s]); collectives one after the other."""
+    job = {"ranks": 5, "jitter_cv": 0.3, "transfer_alone_s": transfer_s}
+    plain, ahead = simulator([seed], **job), simulator([seed], **job, staleness=staleness)
+    compute_TR = plain.record(plain.off(), 40).entry_ETR[0]
+    free_R, done_T = np.zeros(5), []
+    for t in range(40):
+        bound_s = done_T[t - 1 - staleness] if t > staleness else 0.0
+        arrival_R = np.maximum(free_R, bound_s) + compute_TR[t]
+        done_T.append(max(arrival_R.max(), done_T[-1] if done_T else 0.0) + transfer_s)
+        free_R = arrival_R
+    np.testing.assert_allclose(np.cumsum(ahead.run(ahead.off(), 40)[0]), done_T, rtol=1e-5)
+
+
+def test_staleness_hides_memoryless_jitter_and_not_a_slow_rank(simulator: Make) -> None:
+    def gain(**noise: Any) -> float:
+        plain, ahead = (simulator(range(8), ranks=16, staleness=s, **noise) for s in (0, 4))
+        return float(plain.run(plain.off(), 500).mean() / ahead.run(ahead.off(), 500).mean())
+
+    assert gain(jitter_cv=0.1) > 1.08
+    assert gain(slow_ranks=1, slow_factor=1.5) == pytest.approx(1.0, rel=0.01)
+
+
+# Overlap
+
+
+@pytest.mark.parametrize("transfer_s", [0.1, 0.4, 0.9])
+def test_overlap_hides_what_fits_behind_the_compute(simulator: Make, transfer_s: float) -> None:
+    sim = simulator(ranks=4, transfer_alone_s=transfer_s, overlap_share=0.5, tail_s=0.05)
+    assert sim.run(sim.off(), 3) == pytest.approx(max(0.5 + transfer_s, 1.05))
+
+
+def test_overlapped_groups_share_the_uplink(simulator: Make) -> None:
+    job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True}
+    sim = simulator(**job, overlap_share=0.2, tail_s=0.1)
+    assert sim.run(sim.off(), 3) == pytest.approx(max(0.8 + 4 * 0.1, 1.1))
