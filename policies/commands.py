@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from paceenv import metrics, output
-from paceenv.cluster import load_cluster
+from paceenv import figures, metrics, output
+from paceenv.cluster import Cluster, load_cluster
 from paceenv.engine.traces import RecordingWriter
 from paceenv.errors import InputError, out_of_range
+from policies import scaling
 from policies.base import Policy
 from policies.rollout import run, start
 from policies.select import POLICY_HELP, select_policy
@@ -22,7 +23,10 @@ MAX_RANK_ITERATIONS = 10**11
 
 def simulate(
     cluster: Annotated[str, typer.Argument(help="A cluster config: a file, or a name in configs/clusters.")],
-    nodes: Annotated[int | None, typer.Option(help="Nodes of the job, instead of the config's.")] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Nodes of the job, instead of the config's; several (4,8,16) give a scaling curve."),
+    ] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help=POLICY_HELP)] = "passive",
     threshold: Annotated[float | None, typer.Option(help="Threshold of the static policy.")] = None,
     window: Annotated[
@@ -32,50 +36,130 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many runs with different noise.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(help="Also draw the curve with this changed: fabric.nic_gbps=10 (several, with commas between)."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the scaling curve, without and with pacing, to this file (png, svg, pdf).")
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first seed's run as a trace (Parquet).")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Run a job on a simulated cluster and print its step-time statistics.
+    """Run a job on a simulated cluster and print its step-time statistics, or its scaling curve.
 
     The same seeds give every policy the same noise, so two runs with different policies can be compared directly.
+    Several --nodes, a --what-if or a --plot give a curve: each size without pacing and with the policy (static, unless
+    --policy names another).
 
     Examples: paceenv simulate null-jitter -- paceenv simulate when-scaling-fails --nodes 32 --policy static --json -
+    -- paceenv simulate when-scaling-fails --nodes 4,8,16,32,64 --plot scaling.png
     """
-    config = load_cluster(cluster).changed(
-        [*([f"job.nodes={nodes}"] if nodes is not None else []), *(set_ or [])], cluster
-    )
     options = [f"{k}={v!r}" for k, v in (("threshold", threshold), ("window", window)) if v is not None]
     if options and policy.partition(":")[0] != "static":
         raise InputError(f"--threshold and --window belong to the static policy; the policy is {policy}")
     if options:
         policy = f"{policy}{',' if ':' in policy else ':'}{','.join(options)}"
-    if iterations * seeds * config.job.ranks > MAX_RANK_ITERATIONS:
-        asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
+    config, sizes = load_cluster(cluster).changed(set_ or [], cluster), _sizes(nodes)
+    is_curve = len(sizes) > 1 or plot is not None or bool(what_if)
+    if is_curve and trace is not None:
+        raise InputError("--trace: is of one run; allowed: one number of nodes, without --plot and --what-if")
+    sized = [config.with_nodes(n) for n in sizes] or [config]
+    work = iterations * seeds * max(one.job.ranks for one in sized)
+    if work > MAX_RANK_ITERATIONS:
+        asked = f"{iterations} x {seeds} seeds x {max(one.job.ranks for one in sized)} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", "simulate")
+    run_seeds = range(seed, seed + seeds)
+    if is_curve:
+        paced = "static" if policy == "passive" else policy
+        _curve(config, sizes or [config.job.nodes], paced, what_if or [], run_seeds, iterations, plot, json_)
+    else:
+        _one(sized[0], policy, run_seeds, iterations, trace, json_)
+
+
+def _sizes(nodes: str | None) -> list[int]:
+    found = [] if nodes is None else [part.strip() for part in nodes.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in found):
+        raise out_of_range("--nodes", nodes, "a number of at least 1, or several with commas between", "simulate")
+    return sorted({int(part) for part in found})
+
+
+def _curve(
+    config: Cluster,
+    sizes: list[int],
+    policy: str,
+    what_ifs: list[str],
+    seeds: range,
+    iterations: int,
+    plot: Path | None,
+    json_: str | None,
+) -> None:
+    if plot is not None:
+        figures.check_path(plot)
+    total = 2 * len(sizes) * (1 + len(what_ifs))
+    with output.progress(f"{config.name}, {len(sizes)} sizes", total) as done:
+        points = scaling.curves(
+            config,
+            sizes,
+            ["passive", policy],
+            what_ifs,
+            seeds=seeds,
+            iterations=iterations,
+            threads=os.cpu_count() or 1,
+            on_point=done,
+        )
+    if plot is not None:
+        scaling.draw(points, f"{config.name}: simulated, {len(seeds)} seeds x {iterations} iterations", plot)
+    if json_ is not None:
+        output.write_json([point.as_dict() for point in points], json_)
+    if json_ != "-":
+        rows = [
+            (
+                f"{p.nodes}",
+                p.what_if or "as configured",
+                p.policy,
+                f"{p.throughput_samples_per_s:.4g}",
+                f"{p.throughput_ci95[0]:.4g} to {p.throughput_ci95[1]:.4g}",
+                f"{p.cv:.3f}",
+                f"{p.step_time_s:.4g}",
+                f"{p.efficiency:.0%}",
+            )
+            for p in points
+        ]
+        columns = ("nodes", "what if", "policy", "samples/s", "95 % interval", "CV", "step, s", "compute / step")
+        output.print_table(f"{config.name}: scaling", columns, rows, f"drawn in {plot}" if plot else "")
+
+
+def _one(config: Cluster, policy: str, seeds: range, iterations: int, trace: Path | None, json_: str | None) -> None:
     chosen = select_policy(policy, config)
-    simulator = start(config, np.arange(seed, seed + seeds), threads=os.cpu_count() or 1)
+    simulator = start(config, np.asarray(seeds), threads=os.cpu_count() or 1)
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
         if trace is None:
             result = run(chosen, simulator, iterations, on_interval=done)
         else:
             with RecordingWriter(trace, simulator, config.name) as writer:
                 result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.append)
-    statistics = metrics.step_statistics(result.step_ET)
-    samples = config.job.samples_per_node * config.job.nodes
+    statistics, outcome = metrics.step_statistics(result.step_ET), result.outcome
+    samples = config.samples_per_step
     throughput = metrics.bootstrap_interval(samples / result.step_ET.mean(axis=1))
+    useful = samples * outcome.useful_iterations
     summary: dict[str, Any] = {
         "cluster": config.name,
         "nodes": config.job.nodes,
         "ranks": config.job.ranks,
         "policy": policy,
         "iterations": iterations,
-        "seeds": seeds,
-        "seed": seed,
+        "seeds": len(seeds),
+        "seed": seeds[0],
         "throughput_samples_per_s": samples / statistics["mean"],
         "throughput_ci95": list(throughput[1:]),
         "step_time_s": statistics,
         "ideal_step_time_s": float(result.ideal_step_E.mean()),
         "mean_delay_s": float(result.mean_delay_E.mean()),
+        "goodput_samples_per_s": float((useful / outcome.time_s).mean()),
+        "failures": float(outcome.failures.mean()),
+        "rerun_share": float((outcome.rerun_iterations / iterations).mean()),
+        "energy_j_per_sample": float((outcome.energy_j / np.maximum(useful, samples)).mean()),
     }
     if json_ is not None:
         output.write_json(summary, json_)
@@ -95,6 +179,14 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         ("  lost to noise, contention, waits", f"{step['mean'] / ideal - 1:.1%}"),
         ("mean pacing delay, s", f"{summary['mean_delay_s']:.4g}"),
     ]
+    if summary["energy_j_per_sample"] > 0.0:
+        rows.append(("energy, J/sample", f"{summary['energy_j_per_sample']:.4g}"))
+    if summary["failures"] > 0.0:
+        rows += [
+            ("failures in a run", f"{summary['failures']:.1f}"),
+            ("  iterations run again", f"{summary['rerun_share']:.1%}"),
+            ("goodput, samples/s", f"{summary['goodput_samples_per_s']:.4g}"),
+        ]
     title = f"{summary['cluster']}: {summary['nodes']} nodes, {summary['ranks']} ranks, policy {summary['policy']}"
     note = f"{summary['seeds']} seeds x {summary['iterations']} iterations"
     if is_bound:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceenv import pacing
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import ClusterMix
-from paceenv.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.engine.simulator import Outcome, Recording, Simulator, episode_keys
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
 
@@ -20,11 +20,15 @@ INTERVAL_ITERATIONS = 20
 
 @dataclass(frozen=True)
 class Rollout:
-    """Step times ``(E, T)`` in seconds, mean delay of all ranks ``(E,)``, ideal steps ``(E,)``, one row a seed."""
+    """Step times ``(E, T)`` in seconds, mean delay of all ranks ``(E,)``, ideal steps ``(E,)``, one row a seed.
+
+    ``outcome`` is what the episodes came to since their start: energy, failures, re-runs.
+    """
 
     step_ET: NDArray[np.float64]
     mean_delay_E: NDArray[np.float64]
     ideal_step_E: NDArray[np.float64]
+    outcome: Outcome
 
 
 def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
@@ -72,4 +76,4 @@ def run(
             on_recording(recording)
         delay_E += simulator.mean_delay_s() * n
         on_interval(t + n)
-    return Rollout(step_ET, delay_E / iterations, simulator.batch.jobs["ideal_step_s"].copy())
+    return Rollout(step_ET, delay_E / iterations, simulator.batch.jobs["ideal_step_s"].copy(), simulator.outcome())

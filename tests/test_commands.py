@@ -69,6 +69,23 @@ def test_simulate_pacing_pays_with_unequal_slack_and_only_there(capsys: pytest.C
     assert mean_s("null-jitter", "paper") > mean_s("null-jitter", "passive")
 
 
+def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture, what_if = tmp_path / "curve.png", "fabric.uplink_gbps=8000"
+    arguments = ["when-scaling-fails", "--nodes", "16,4", "-i", "400", "--seeds", "3", "--what-if", what_if]
+    points = json.loads(_run(capsys, "simulate", *arguments, "--plot", str(picture), "--json", "-"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    cases = [(p["what_if"], p["nodes"], p["policy"]) for p in points]
+    assert cases == [(w, n, p) for w in ("", what_if) for n in (4, 16) for p in ("passive", "static")]
+    step_s = {case: p["step_time_s"] for case, p in zip(cases, points, strict=True)}
+    assert step_s[what_if, 16, "passive"] < step_s["", 16, "passive"], "a faster uplink cannot lengthen the step"
+    for p in points:
+        low, high = p["throughput_ci95"]
+        assert low <= p["throughput_samples_per_s"] <= high
+        assert p["ideal_step_time_s"] <= p["step_time_s"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -78,7 +95,12 @@ def test_simulate_pacing_pays_with_unequal_slack_and_only_there(capsys: pytest.C
         (["simulate", "null-jitter", "--set", "noise.jiter_cv=0.1"], "did you mean jitter_cv"),
         (["simulate", "null-jitter", "--set", "fabric.nic_gbps=-1"], "allowed: greater than 0"),
         (["simulate", "null-jitter", "--set", "noise"], "expected key=value"),
-        (["simulate", "null-jitter", "--nodes", "0"], "job.nodes = 0"),
+        (["simulate", "null-jitter", "--nodes", "0"], "--nodes = '0'"),
+        (["simulate", "null-jitter", "--nodes", "4,x"], "several with commas between"),
+        (["simulate", "null-jitter", "--plot", "curve.txt"], ".png"),
+        (["simulate", "null-jitter", "--plot", "no/such/curve.png"], "folder does not exist"),
+        (["simulate", "null-jitter", "--what-if", "noise.jiter_cv=1"], "did you mean jitter_cv"),
+        (["simulate", "null-jitter", "--nodes", "4,8", "--trace", "run.parquet"], "of one run"),
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),
         (["simulate", "null-jitter", "--policy", "pasive"], "did you mean passive"),
         (["simulate", "null-jitter", "--policy", "static:window=7"], "allowed: 0 to 1"),

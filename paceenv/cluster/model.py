@@ -228,6 +228,11 @@ class Cluster(Config):
             raise ValueError("job.barrier: true where a group has exposed work")
         return self
 
+    @property
+    def samples_per_step(self) -> float:
+        """Samples that the whole job processes in one step."""
+        return self.job.samples_per_node * self.job.nodes
+
     def changed(self, assignments: list[str], where: str = "--set") -> Cluster:
         """This cluster with ``key=value`` assignments applied and checked anew."""
         data = self.model_dump()
