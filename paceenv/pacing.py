@@ -97,9 +97,9 @@ def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: 
 
     ``place`` runs from 0 for the first member of a process group to 1 for the last, ``inflation`` is the mean step
     without stagger over the baseline step, less 1. Many senders that start at once overflow a shallow buffer; the
-    windows of a few fit. When to hold is ``paceenv.timing.watch_for_collapse``.
+    windows of a few fit. When to hold is ``paceenv.timing.watch_for_collapse``; with threshold 0 the places are fixed.
     """
-    return bounded(place * window_s, window_s) if inflation > threshold else 0.0
+    return bounded(place * window_s, window_s) if threshold == 0.0 or inflation > threshold else 0.0
 
 
 def off(*shape: int) -> NDArray[np.float64]:

@@ -90,8 +90,8 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
     if n == 0.0:
         return
     step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
-    comm_s, wait_s = max(float(rank[COMM_MEAN_S, r]), _TINY_S), float(rank[WAIT_MEAN_S, r])
-    comm_baseline_s = max(float(rank[COMM_BASELINE_S, r]), _TINY_S)
+    comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), np.float64(rank[WAIT_MEAN_S, r])
+    comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), _TINY_S)
     before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
     out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), 0.1)
     out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, 0.05)
@@ -99,12 +99,12 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
     out[3] = squash(tick[INFLATION_SLOW], 0.1)
     out[4] = min(comm_s / step_s, 1.0)
     out[5] = squash(math.log(comm_s / comm_baseline_s), 0.2)
-    out[6] = squash(float(rank[COMM_CHANGE_S, r]) / comm_baseline_s, 0.2)
+    out[6] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, 0.2)
     out[7] = squash(wait_s / step_s, 0.05)
-    out[8] = squash(math.sqrt(float(rank[WAIT_VARIANCE_S2, r])) / step_s, 0.05)
+    out[8] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, 0.05)
     out[9] = squash(slack_low_s(rank, r) / step_s, 0.05)
-    out[10] = squash(float(rank[DELAY_S, r]) / step_s, 0.05)
-    out[11] = squash(float(rank[DELAY_SLOW_S, r]) / step_s, 0.02)
+    out[10] = squash(np.float64(rank[DELAY_S, r]) / step_s, 0.05)
+    out[11] = squash(np.float64(rank[DELAY_SLOW_S, r]) / step_s, 0.02)
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:

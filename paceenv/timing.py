@@ -8,7 +8,8 @@ step's last collective is a common clock tick, so step time is the same on every
 State is two arrays: ``rank[F, r]`` of float32 (one column a rank) and ``tick[K]`` of float64 (what all ranks of a job
 see alike). Every function works on all columns at once, one short loop per quantity, which is what lets the compiler
 use vector registers; a live rank calls the same functions with one column. What a loop keeps, it computes in float32,
-with constants of that type, so that interpreted and compiled code round alike; the rules compute in float64.
+with constants of that type, so that interpreted and compiled code round alike; the rules compute in float64, to which
+``np.float64`` and not ``float`` converts, as the latter leaves a float32 what it is when compiled.
 
 *Wait* is measured in the step's last collective: its duration minus the time it takes when everybody is there, which
 is nothing for a barrier and the rank's own low-quantile baseline for a payload collective. *Slack* is the wait plus
@@ -232,9 +233,9 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     would grow by a multiple of it because each rank's delay is another's slack. Changes from one step to the next and
     not the spread, which a persistent episode's start would widen as well. Zero until a first pair is complete.
     """
-    now_s, before_s = float(rank[SLACK_S, r]), float(rank[SLACK_PAIR_LOW_S, r])
+    now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * float(rank[SLACK_CHANGE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[SLACK_CHANGE_S, r])
     return safe_s if before_s < math.inf and safe_s > 0.0 else 0.0
 
 
@@ -245,10 +246,10 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     rises only when contention persists and falls at once when a shift has worked, so that a job stops shifting where it
     stops colliding. Without the margin, waits for late peers would count as contention and feed on each other's delays.
     """
-    now_s, before_s = float(rank[COMM_S, r]), float(rank[COMM_PAIR_LOW_S, r])
+    now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
-    safe_s = low_s - CHANGE_MARGIN * float(rank[COMM_CHANGE_S, r])
-    baseline_s = float(rank[COMM_BASELINE_S, r])
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[COMM_CHANGE_S, r])
+    baseline_s = np.float64(rank[COMM_BASELINE_S, r])
     return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
 
 
@@ -282,8 +283,8 @@ def decide(
     if paper_s > 0.0:
         threshold = settings_M2[PAPER, THRESHOLD]
         for r in range(first, end):
-            mean_s, sd_s = float(rank[WAIT_MEAN_S, r]), math.sqrt(float(rank[WAIT_VARIANCE_S2, r]))
-            wait_s = float(rank[SLACK_S, r]) - float(delay_R[r])  # the delay that this iteration started with
+            mean_s, sd_s = np.float64(rank[WAIT_MEAN_S, r]), math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r]))
+            wait_s = np.float64(rank[SLACK_S, r]) - np.float64(delay_R[r])  # the delay that this iteration started with
             delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, paper_s)
     else:
         for r in range(first, end):
@@ -292,7 +293,7 @@ def decide(
     if slack_s > 0.0:
         threshold = settings_M2[SLACK, THRESHOLD]
         for r in range(first, end):
-            before_s = float(slack_delay_R[r])
+            before_s = np.float64(slack_delay_R[r])
             slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, slack_s)
         for r in range(first, end):
             delay_R[r] = max(delay_R[r], slack_delay_R[r])
@@ -303,12 +304,12 @@ def decide(
     if slide_s > 0.0:
         threshold = settings_M2[SLIDE, THRESHOLD]
         for r in range(first, end):
-            asked_s = slide_delay_s(comm_low_s(rank, r), float(rank[COMM_BASELINE_S, r]), threshold, slide_s)
-            delay_R[r] = max(float(delay_R[r]), asked_s)
+            asked_s = slide_delay_s(comm_low_s(rank, r), np.float64(rank[COMM_BASELINE_S, r]), threshold, slide_s)
+            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
-    if stagger_s > 0.0 and tick[STAGGER_LEFT] > 0.0:
-        inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
+    inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
+    if stagger_s > 0.0 and (tick[STAGGER_LEFT] > 0.0 or threshold == 0.0):
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
-            delay_R[r] = max(float(delay_R[r]), asked_s)
+            delay_R[r] = max(np.float64(delay_R[r]), asked_s)

@@ -271,6 +271,13 @@ def test_ranks_take_their_places_while_a_job_collapses() -> None:
     assert not rank[timing.DELAY_S].any(), "the inflation is below this threshold"
 
 
+def test_with_threshold_zero_the_places_are_fixed() -> None:
+    rank, tick = timing.new_state(3)
+    feed(rank, tick, 0.1, step_s=2.0)
+    timing.decide(rank, tick, 0, 3, pacing.one_mechanism("stagger", 0.0, 0.1), 10.0, 0, 3)
+    np.testing.assert_allclose(rank[timing.DELAY_S], [0.0, 0.1, 0.2], rtol=1e-6)
+
+
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:
     _, held = collapsing(2.5, 1.2, 3000)
     assert np.mean(held[-1000:]) > 0.98

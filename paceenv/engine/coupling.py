@@ -42,7 +42,7 @@ def slow_down(job: Any, clock: Any, heat: NDArray[np.float32], compute_R: NDArra
             compute_R[r] *= job["warmup_factor"]
     per_node = job["ranks_per_node"]
     for n in range(warm_nodes(job, heat, compute_R.shape[0])):
-        stretch, sum_s = 1.0 + job["heat_slowdown"] * float(heat[HEAT, n]), 0.0
+        stretch, sum_s = 1.0 + job["heat_slowdown"] * np.float64(heat[HEAT, n]), 0.0
         for r in range(n * per_node, (n + 1) * per_node):
             compute_R[r] *= stretch
             sum_s += compute_R[r]
@@ -59,19 +59,19 @@ def spend(
     """
     ranks, delay_s = delay_R.shape[0], 0.0
     for r in range(ranks):
-        delay_s += float(delay_R[r])
+        delay_s += np.float64(delay_R[r])
     waited_s = ranks * step_s - compute_s - delay_s
     clock["energy_j"] += job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s
     per_node = job["ranks_per_node"]
     for n in range(warm_nodes(job, heat, ranks)):
         delayed_s = 0.0
         for r in range(n * per_node, (n + 1) * per_node):
-            delayed_s += float(delay_R[r])
-        computed_s = float(heat[COMPUTED_S, n])
+            delayed_s += np.float64(delay_R[r])
+        computed_s = np.float64(heat[COMPUTED_S, n])
         spun_s = per_node * step_s - computed_s - delayed_s
         joules = job["compute_w"] * computed_s + job["wait_w"] * spun_s + job["delay_w"] * delayed_s
         power = joules / (job["compute_w"] * per_node * step_s)
-        heat[HEAT, n] += (power - float(heat[HEAT, n])) / job["heat_iterations"]
+        heat[HEAT, n] += (power - np.float64(heat[HEAT, n])) / job["heat_iterations"]
 
 
 def interrupt(job: Any, clock: Any, heat: NDArray[np.float32], ranks: int) -> float:
@@ -88,7 +88,7 @@ def interrupt(job: Any, clock: Any, heat: NDArray[np.float32], ranks: int) -> fl
     if job["failure_rate"] > 0.0:
         mean_heat, nodes = 0.0, warm_nodes(job, heat, ranks)
         for n in range(nodes):
-            mean_heat += float(heat[HEAT, n]) / nodes
+            mean_heat += np.float64(heat[HEAT, n]) / nodes
         clock["hazard_left"] -= job["failure_rate"] * (1.0 + job["failure_heat"] * mean_heat)
         if clock["hazard_left"] <= 0.0:
             clock["failures"] += 1
@@ -119,7 +119,7 @@ def run_ahead(
     for i in range(job["staleness"]):
         lead_s += clock["steps_s"][i]
     for r in range(start_R.shape[0]):
-        free_s = float(delay_R[r]) + compute_R[r] - step_s
+        free_s = np.float64(delay_R[r]) + compute_R[r] - step_s
         start_s = max(free_s, -lead_s) if free_s < 0.0 else 0.0
         comm_R[r] = max(start_s - free_s, 0.0)
         start_R[r] = start_s

@@ -39,11 +39,11 @@ def receive_all(
     for g in range(groups):
         first, finish_s = g * per_group, 0.0
         for receiver in range(first, first + receivers):
-            receiver_s = float(delay_R[receiver]) + compute_R[receiver]
+            receiver_s = np.float64(delay_R[receiver]) + compute_R[receiver]
             senders = 0
             for r in range(first, first + per_group):
                 if r != receiver:
-                    start_s, i = max(float(delay_R[r]) + compute_R[r], receiver_s), senders
+                    start_s, i = max(np.float64(delay_R[r]) + compute_R[r], receiver_s), senders
                     while i > 0 and start_S[i - 1] > start_s:
                         start_S[i], order_S[i] = start_S[i - 1], order_S[i - 1]
                         i -= 1

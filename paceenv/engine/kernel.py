@@ -64,7 +64,7 @@ def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float32], arrival_G:
     for g in range(groups):
         latest = np.int64(0)
         for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
-            at_s = np.float64(float(delay_R[r]) + compute_R[r])
+            at_s = np.float64(np.float64(delay_R[r]) + compute_R[r])
             latest = max(latest, at_s.view(np.int64))
         latest_bits = np.int64(latest)
         arrival_G[g] = latest_bits.view(np.float64)
@@ -83,7 +83,7 @@ def start_early(
     for g in range(arrival_G.shape[0]):
         complete_G[g], latest_s = arrival_G[g], 0.0
         for r in range(g * per_group, (g + 1) * per_group):
-            latest_s = max(latest_s, float(delay_R[r]) + before * compute_R[r])
+            latest_s = max(latest_s, np.float64(delay_R[r]) + before * compute_R[r])
         arrival_G[g] = latest_s
 
 
@@ -148,7 +148,7 @@ def observe_and_decide(
         barrier_s = np.float32(step_s - job["barrier_s"] - ready_G[g])
         finish_s = finish_G[g]
         for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
-            comm_R[r] = finish_s - (float(delay_R[r]) + compute_R[r])
+            comm_R[r] = finish_s - (np.float64(delay_R[r]) + compute_R[r])
             wait_R[r] = barrier_s
     if job["staleness"] > 0:
         run_ahead(job, clock, start_R, delay_R, compute_R, comm_R, step_s)
@@ -319,7 +319,7 @@ def advance_job(
         if record:
             for r in range(ranks):
                 delay_TR[t, r] = delay_R[r]
-                entry_TR[t, r] = float(delay_R[r]) + compute_R[r]
+                entry_TR[t, r] = np.float64(delay_R[r]) + compute_R[r]
             for g in range(groups):
                 finish_TG[t, g] = finish_G[g]
                 ready_TG[t, g] = ready_G[g]

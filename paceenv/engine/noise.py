@@ -188,7 +188,7 @@ def draw_compute(
         bits_of_ranks(drift_key, bits_R)
         for r in range(ranks):
             u = float(bits_R[r]) * 2.0**-32 - 0.5
-            x = keep * float(drift_R[r]) + innovation * u
+            x = keep * np.float64(drift_R[r]) + innovation * u
             drift_R[r] = x
             compute_R[r] += x
     common = 1.0
@@ -201,7 +201,7 @@ def draw_compute(
         slow = job["fail_slow_factor"]
     for r in range(ranks):
         relative = compute_R[r] if compute_R[r] > 0.0 else 0.0
-        factor = float(factor_R[r])
+        factor = np.float64(factor_R[r])
         compute_R[r] = scale_s * (factor if factor > 0.0 else -slow * factor) * relative
     if job["stall_rate"] > 0.0:
         add_stalls(job, clock, compute_R)
