@@ -1,0 +1,35 @@
+"""Synchronisation amplification in closed form: what the slowest of many does to a step. Dimensionless."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import integrate
+
+
+def probability_any(probability: float, ranks: int) -> float:
+    """Probability that at least one of ``ranks`` is slow in a step, each with ``probability``: ``1 - (1 - p)**n``."""
+    return float(-np.expm1(ranks * np.log1p(-probability))) if probability < 1.0 else 1.0
+
+
+def exponential_maximum(ranks: int) -> float:
+    """Expected maximum of n exponentials over their mean: the harmonic number ``1 + 1/2 + ... + 1/n``."""
+    return float(np.sum(1.0 / np.arange(1, ranks + 1)))
+
+
+def expected_maximum(survival: Callable[[float], float], ranks: int, low: float, high: float) -> float:
+    """Expected maximum of n draws by quadrature of ``1 - F(x)**n`` over the support ``[low, high]``.
+
+    ``survival`` is ``1 - F``, so that no digits are lost in the tail.
+    """
+
+    def above(x: float) -> float:
+        return -float(np.expm1(ranks * np.log1p(-survival(x))))
+
+    edges: NDArray[np.float64] = np.linspace(low, high, 65)
+    return low + sum(
+        integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in itertools.pairwise(edges)
+    )

@@ -1,0 +1,99 @@
+"""One expected number beside what the model gives: the row that every validation target yields."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from paceenv.configs import Config
+
+Kind = Literal["fitted", "predicted", "closed form"]
+
+
+class Expected(Config):
+    """A number with a tolerance, or a range; ``absolute`` tolerances are in the quantity's own unit."""
+
+    value: float | None = None
+    tolerance: float | None = None
+    absolute: bool = False
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Expected:
+        if (self.value is None) != (self.tolerance is None):
+            raise ValueError("value and tolerance together")
+        if self.value is None and not (math.isfinite(self.at_least) or math.isfinite(self.at_most)):
+            raise ValueError("value and tolerance, or at_least, or at_most")
+        return self
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was expected (``source`` says where that comes from), what came out, and whether that is within bounds."""
+
+    target: str
+    row: str
+    quantity: str
+    expected: Expected
+    found: float
+    kind: Kind
+    remark: str = ""
+
+    @property
+    def error(self) -> float:
+        """How far off: relative unless the tolerance is absolute; of a range the distance to it, 0 inside."""
+        e = self.expected
+        if e.value is None:
+            return max(e.at_least - self.found, 0.0) - max(self.found - e.at_most, 0.0)
+        off = self.found - e.value
+        return off if e.absolute else off / abs(e.value)
+
+    @property
+    def within(self) -> bool:
+        e = self.expected
+        in_range = e.at_least <= self.found <= e.at_most
+        return in_range and (e.tolerance is None or abs(self.error) <= e.tolerance)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "target": self.target,
+            "row": self.row,
+            "quantity": self.quantity,
+            "expected": self.expected_text,
+            "found": self.found,
+            "error": self.error,
+            "kind": self.kind,
+            "within": self.within,
+            "remark": self.remark,
+        }
+
+    @property
+    def expected_text(self) -> str:
+        """The expectation as a person writes it."""
+        e = self.expected
+        parts = [] if e.value is None else [f"{e.value:.5g}"]
+        if math.isfinite(e.at_least) and math.isfinite(e.at_most):
+            parts.append(f"{e.at_least:g} to {e.at_most:g}")
+        elif math.isfinite(e.at_least):
+            parts.append(f"at least {e.at_least:g}")
+        elif math.isfinite(e.at_most):
+            parts.append(f"at most {e.at_most:g}")
+        return ", ".join(parts)
+
+    @property
+    def tolerance_text(self) -> str:
+        e = self.expected
+        if e.tolerance is None:
+            return ""
+        return f"{e.tolerance:g}" if e.absolute else f"{e.tolerance:.1%}".replace(".0%", "%")
+
+    @property
+    def error_text(self) -> str:
+        e = self.expected
+        if e.value is None:
+            return "" if self.error == 0.0 else f"{self.error:+.3g} outside"
+        return f"{self.error:+.3f}" if e.absolute else f"{self.error:+.1%}"

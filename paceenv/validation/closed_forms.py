@@ -1,0 +1,109 @@
+"""Targets about arithmetic: closed forms of collectives, amplification and topology with given arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from scipy import stats
+
+from paceenv.cluster import load_cluster
+from paceenv.cluster.amplification import expected_maximum, exponential_maximum, probability_any
+from paceenv.cluster.collectives import Law, volume
+from paceenv.configs import Config
+from paceenv.errors import InputError
+from paceenv.validation.checks import Check, Expected
+
+
+class Row(Config):
+    """One number: a form of this module, its arguments, and what it should give."""
+
+    row: str
+    form: str
+    arguments: dict[str, Any] = {}
+    expected: Expected
+    remark: str = ""
+
+
+class ClosedFormTarget(Config):
+    """Rows about closed forms, and where their numbers come from."""
+
+    name: str
+    kind: Literal["closed_form"]
+    source: str
+    rows: list[Row]
+
+
+def collective_s(
+    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, hop_us: float = 0.0
+) -> float:
+    """Seconds of one collective on links of a rate."""
+    return float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(volume(op, algorithm, members, payload_bytes)))
+
+
+def repeated_ms(
+    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, launch_us: float, times: int
+) -> float:
+    """Milliseconds of so many collectives one after the other, each with a launch."""
+    once_s = collective_s(op, algorithm, members, payload_bytes, link_GBps) + launch_us * 1e-6
+    return 1e3 * times * once_s
+
+
+def bus_bandwidth_GBps(members: int, payload_bytes: float, link_GBps: float, hop_us: float) -> float:
+    """Bus bandwidth as ``nccl-tests`` defines it, of a ring all-reduce: ``2 (n-1)/n S`` over its time."""
+    sent = volume("all_reduce", "ring", members, payload_bytes)
+    return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
+
+
+def normal_maximum(ranks: int, cv: float) -> float:
+    """Expected maximum over mean of compute times that vary normally."""
+    return 1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0)
+
+
+def lost_throughput(ranks: int, cv: float) -> float:
+    """Share of throughput that waiting for the slowest of so many costs."""
+    return 1.0 - 1.0 / normal_maximum(ranks, cv)
+
+
+def bisection_ratio(torus: str, against: str, nodes: int) -> float:
+    """Bisection bandwidth of a torus over that of another fabric with as many nodes."""
+    return _bisection_gbps(torus, None) / _bisection_gbps(against, nodes)
+
+
+def _bisection_gbps(name: str, nodes: int | None) -> float:
+    """Gb/s in one direction between two halves: links that a cut of the longest dimension severs, or leaf uplinks."""
+    cluster = load_cluster(name)
+    torus = getattr(cluster.fabric, "torus", None)
+    if torus is not None:
+        return 2.0 * math.prod(torus.dims) / max(torus.dims) * float(torus.link_gbps)
+    count = nodes or cluster.job.nodes
+    per_node = float(cluster.fabric.nic_gbps) * cluster.fabric.nics_per_node  # type: ignore[arg-type]
+    return count / 2 * per_node / float(getattr(cluster.fabric, "oversubscription", None) or 1.0)
+
+
+_FORMS: dict[str, Callable[..., float]] = {
+    f.__name__: f
+    for f in (
+        collective_s,
+        repeated_ms,
+        bus_bandwidth_GBps,
+        normal_maximum,
+        lost_throughput,
+        bisection_ratio,
+        probability_any,
+        exponential_maximum,
+    )
+}
+
+
+def checks(target: ClosedFormTarget) -> Iterator[Check]:
+    """Every row of the target beside its closed form."""
+    for row in target.rows:
+        if row.form not in _FORMS:
+            raise InputError(f"{target.name}: form {row.form}; allowed: {', '.join(_FORMS)}")
+        try:
+            found = _FORMS[row.form](**row.arguments)
+        except TypeError as error:
+            raise InputError(f"{target.name}, {row.row}: arguments {row.arguments}: {error}") from None
+        yield Check(target.name, row.row, row.form, row.expected, found, "closed form", row.remark)
