@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import integrate
 
 
@@ -27,9 +27,8 @@ def expected_maximum(survival: Callable[[float], float], ranks: int, low: float,
     """
 
     def above(x: float) -> float:
-        return -float(np.expm1(ranks * np.log1p(-survival(x))))
+        tail = survival(x)
+        return 1.0 if tail >= 1.0 else -math.expm1(ranks * math.log1p(-tail))
 
-    edges: NDArray[np.float64] = np.linspace(low, high, 65)
-    return low + sum(
-        integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in itertools.pairwise(edges)
-    )
+    edges = itertools.pairwise(np.linspace(low, high, 65))
+    return float(low + sum(integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in edges))

@@ -89,7 +89,8 @@ class Check:
         e = self.expected
         if e.tolerance is None:
             return ""
-        return f"{e.tolerance:g}" if e.absolute else f"{e.tolerance:.1%}".replace(".0%", "%")
+        is_percentage = not e.absolute and e.tolerance >= 1e-3
+        return f"{e.tolerance:.1%}".replace(".0%", "%") if is_percentage else f"{e.tolerance:g}"
 
     @property
     def error_text(self) -> str:

@@ -76,10 +76,10 @@ def _bisection_gbps(name: str, nodes: int | None) -> float:
     cluster = load_cluster(name)
     torus = getattr(cluster.fabric, "torus", None)
     if torus is not None:
-        return 2.0 * math.prod(torus.dims) / max(torus.dims) * float(torus.link_gbps)
+        return float(2.0 * math.prod(torus.dims) / max(torus.dims) * float(torus.link_gbps))
     count = nodes or cluster.job.nodes
-    per_node = float(cluster.fabric.nic_gbps) * cluster.fabric.nics_per_node  # type: ignore[arg-type]
-    return count / 2 * per_node / float(getattr(cluster.fabric, "oversubscription", None) or 1.0)
+    per_node: float = float(cluster.fabric.nic_gbps) * cluster.fabric.nics_per_node  # type: ignore[arg-type]
+    return float(count / 2 * per_node) / float(getattr(cluster.fabric, "oversubscription", None) or 1.0)
 
 
 _FORMS: dict[str, Callable[..., float]] = {
