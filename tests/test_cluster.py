@@ -12,7 +12,7 @@ from scipy import stats
 
 from paceenv import configs, pacing
 from paceenv.cluster import Cluster, load_cluster
-from paceenv.cluster.allreduce import BYTES_PER_GBIT, crossing_hops, ring_bytes, ring_latency_s
+from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_hops
 from paceenv.cluster.derive import ClusterMix, derive
 from paceenv.engine.simulator import Simulator, episode_keys
 from paceenv.errors import InputError
@@ -35,24 +35,6 @@ def jobs_of(some: Cluster, seeds: range = range(1)) -> Any:
 
 
 # The ring
-
-
-@pytest.mark.parametrize("members", [2, 3, 8, 1000])
-def test_ring_bytes_equal_a_ring_executed_chunk_by_chunk(members: int) -> None:
-    chunk = 12.0 / members
-    sent = sum(chunk for _phase in ("reduce-scatter", "all-gather") for _hop in range(members - 1))
-    assert ring_bytes(members, 12.0) == pytest.approx(sent)
-    assert ring_bytes(members, 12.0) < 2 * 12.0
-
-
-def test_ring_of_one_sends_nothing() -> None:
-    assert ring_bytes(1, 1e9) == 0.0
-    assert ring_latency_s(1, 1e-5) == 0.0
-
-
-def test_large_rings_approach_twice_the_payload() -> None:
-    assert ring_bytes(10**6, 1e9) == pytest.approx(2e9, rel=1e-5)
-    assert ring_latency_s(5, 2e-6) == pytest.approx(16e-6)
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 64])

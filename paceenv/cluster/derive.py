@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from paceenv.cluster.allreduce import BYTES_PER_GBIT, crossing_hops, ring_bytes, ring_latency_s
+from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_hops, volume
 from paceenv.cluster.model import Cluster, LogUniform, Normal, Quantity, Scaled, Uniform
 from paceenv.engine import layout
 from paceenv.engine.simulator import JobBatch, episode_keys
@@ -66,12 +66,13 @@ def _derive(cluster: Cluster, draw: _Draw, E: int, tenants: int | None) -> JobBa
     uplink_Bps = np.asarray(draw(fabric.uplink_gbps)) * BYTES_PER_GBIT
     members, nodes = job.group_nodes * job.ranks_per_node, job.group_nodes
     # each of a node's ranks reduces its share of the payload across nodes (hierarchical), after reducing inside
-    inside_s = ring_bytes(job.ranks_per_node, payload_bytes) / inside_Bps
-    across_bytes = ring_bytes(nodes, payload_bytes)
+    inside_s = volume("all_reduce", "ring", job.ranks_per_node, payload_bytes).sent_bytes / inside_Bps
+    across_bytes = volume("all_reduce", "ring", nodes, payload_bytes).sent_bytes
     jobs["transfer_alone_s"] = across_bytes / job.ranks_per_node / nic_Bps
     hops = crossing_hops(nodes, job.nodes, fabric.nodes_per_leaf, fabric.placement)
     jobs["uplink_work_s"] = hops * across_bytes / uplink_Bps
-    jobs["latency_s"] = inside_s + ring_latency_s(members, np.asarray(draw(fabric.latency_us)) * 1e-6)
+    rounds = volume("all_reduce", "ring", members, payload_bytes).rounds
+    jobs["latency_s"] = inside_s + rounds * np.asarray(draw(fabric.latency_us)) * 1e-6
     jobs["has_barrier"] = job.barrier
     jobs["barrier_s"] = np.asarray(draw(fabric.barrier_us)) * 1e-6
     for name in _NOISE:
