@@ -185,13 +185,14 @@ def test_a_trace_of_a_paced_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_validate_holds_table_1(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(_run(capsys, "validate", "when-scaling-fails", "--json", "-"))
-    assert {(row["row"], row["quantity"]) for row in rows if row["fit"] and "coordination" in row["quantity"]} == {
+    fitted = {(row["row"], row["quantity"]) for row in rows if row["kind"] == "fitted"}
+    assert {row for row in fitted if "coordination" in row[1]} == {
         ("16 nodes", "coordination throughput"),
         ("16 nodes", "coordination cv"),
     }
     assert len(rows) == 20
     assert all(row["within"] for row in rows)
-    found = {(row["row"], row["quantity"]): row["simulated"] for row in rows}
+    found = {(row["row"], row["quantity"]): row["found"] for row in rows}
     gain = found["64 nodes", "coordination throughput"] / found["64 nodes", "baseline throughput"] - 1.0
     assert 0.08 <= gain <= 0.14
     assert np.isfinite([row["error"] for row in rows]).all()

@@ -1,0 +1,97 @@
+"""Validation targets: what an expectation means, that every committed one is read, and that bad ones are refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from paceenv import cli, configs
+from paceenv.errors import InputError
+from paceenv.validation import closed_forms, simulated
+from paceenv.validation.checks import Check, Expected
+
+
+def _kind(name: str) -> str:
+    return str(configs.read_yaml(configs.find("targets", name)).get("kind", "scaling"))
+
+
+def check(found: float, **expected: float | bool) -> Check:
+    return Check("t", "r", "q", Expected(**expected), found, "predicted")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "error", "within"),
+    [
+        (1.05, {"value": 1.0, "tolerance": 0.1}, 0.05, True),
+        (2.3, {"value": 2.0, "tolerance": 0.1}, 0.15, False),
+        (-2.3, {"value": -2.0, "tolerance": 0.1}, -0.15, False),
+        (0.13, {"value": 0.1, "tolerance": 0.02, "absolute": True}, 0.03, False),
+        (5.0, {"at_least": 4.0}, 0.0, True),
+        (3.0, {"at_least": 4.0}, 1.0, False),
+        (9.0, {"at_least": 4.0, "at_most": 8.0}, -1.0, False),
+        (0.97, {"value": 1.0, "tolerance": 0.1, "at_most": 0.95}, -0.03, False),
+        (math.nan, {"value": 1.0, "tolerance": 0.1}, math.nan, False),
+    ],
+)
+def test_an_expectation_is_a_number_with_a_tolerance_a_range_or_both(
+    found: float, expected: dict[str, float | bool], error: float, within: bool
+) -> None:
+    one = check(found, **expected)
+    assert one.error == pytest.approx(error, nan_ok=True)
+    assert one.within is within
+
+
+@pytest.mark.parametrize("expected", [{}, {"value": 1.0}, {"tolerance": 0.1}])
+def test_an_expectation_that_could_not_fail_is_refused(expected: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="allowed"):
+        configs.parse(Expected, expected, "test")
+
+
+@pytest.mark.parametrize("name", [n for n in configs.names("targets") if _kind(n) == "closed_form"])
+def test_closed_forms_hold(name: str) -> None:
+    target = configs.load(closed_forms.ClosedFormTarget, "targets", name)
+    for one in closed_forms.checks(target):
+        assert one.within, (one.row, one.found)
+
+
+def _target(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "target.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: other", "scaling, simulated, closed_form"),
+        ("{name: t, kind: simulated, source: s, rows: [{row: r, cluster: nul-jitter, quantity: cv, "
+         "expected: {at_least: 0}}]}", "did you mean null-jitter"),
+        ("{name: t, kind: simulated, source: s, rows: [{row: r, cluster: null-jitter, quantity: speed, "
+         "expected: {at_least: 0}}]}", "quantity"),
+        ("{name: t, kind: closed_form, source: s, rows: [{row: r, form: x, expected: {at_least: 0}}]}", "form x"),
+        ("{name: t, kind: closed_form, source: s, rows: [{row: r, form: probability_any, arguments: {p: 1}, "
+         "expected: {at_least: 0}}]}", "unexpected keyword"),
+    ],
+)  # fmt: skip
+def test_bad_targets_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cli.run(["validate", _target(tmp_path, text)])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ratio_is_to_the_same_run_without_pacing(tmp_path: Path) -> None:
+    text = (
+        "{name: t, kind: simulated, source: s, rows: ["
+        "{row: a, cluster: unequal-slack, pace: {mechanism: slack, window: 0.25}, quantity: step_s,"
+        " expected: {at_least: 0}},"
+        "{row: b, cluster: unequal-slack, quantity: step_s, expected: {at_least: 0}},"
+        "{row: c, cluster: unequal-slack, pace: {mechanism: slack, window: 0.25}, quantity: step_s, over: [],"
+        " expected: {at_most: 0.9}}]}"
+    )
+    target = configs.load(simulated.SimulatedTarget, "targets", _target(tmp_path, text))
+    paced, passive, ratio = simulated.checks(target, seeds=2, iterations=300)
+    assert ratio.found == paced.found / passive.found
+    assert ratio.within
