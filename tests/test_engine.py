@@ -351,3 +351,22 @@ def test_ranks_that_do_not_divide_into_groups_are_refused(simulator: Make) -> No
     batch = simulator([0], ranks=4).batch
     with pytest.raises(ValueError, match="5 ranks cannot form 2 equal groups"):
         JobBatch(batch.jobs, batch.tenants_EK, 5, 2, batch.skewness_E)
+
+
+# Memory
+
+
+def state_bytes(sim: Simulator) -> int:
+    """Everything the simulator remembers between calls."""
+    names = ("clocks", "noise_ENR", "heat_EHN", "start_ER", "group_ENG", "tenant_ENK", "rank_EFR", "tick_EK")
+    return sum(getattr(sim, name).nbytes for name in names)
+
+
+@pytest.mark.parametrize("ranks", [512, 1024, 4096, 5000])
+def test_a_rank_takes_at_most_64_bytes_of_state(simulator: Make, ranks: int) -> None:
+    one, two = simulator(range(1), ranks=ranks, **EVERY_NOISE), simulator(range(2), ranks=ranks, **EVERY_NOISE)
+    twice = simulator(range(1), ranks=2 * ranks, **EVERY_NOISE)
+    fixed = state_bytes(simulator(range(1), ranks=1, **EVERY_NOISE))
+    assert (state_bytes(one) - fixed) / ranks <= 64
+    assert state_bytes(two) == 2 * state_bytes(one), "linear in environments"
+    assert state_bytes(twice) - fixed <= 2.05 * (state_bytes(one) - fixed), "linear in ranks"
