@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format-check format typecheck bench scores commit-checks clean
+.PHONY: help setup demo test lint format-check format typecheck bench-setup bench scores commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,10 @@ format: $(STAMP) ## format, and repair what ruff can repair
 
 typecheck: $(STAMP) ## mypy, strict
 	@$(BIN)/python -m mypy
+
+bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid with apt-get (as root)
+	@$(PIP) install -qq -c constraints.txt -e '.[bench]'
+	@$(BIN)/python -m benchmarks.simgrid --install
 
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks

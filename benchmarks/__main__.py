@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import engine, env, policy, ppo
+from benchmarks import engine, env, policy, ppo, simgrid
 from benchmarks._common import Report, Table, machine, show
 from paceenv import output
 from paceenv.configs import write_text
 
-BENCHMARKS = {"engine": engine.run, "env": env.run, "ppo": ppo.run, "policy": policy.run}
+BENCHMARKS = {"engine": engine.run, "simgrid": simgrid.run, "env": env.run, "ppo": ppo.run, "policy": policy.run}
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
@@ -57,7 +57,7 @@ def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
     write: Annotated[bool, typer.Option("--write", help="Rebuild docs/benchmarks.md from this run.")] = False,
 ) -> None:
-    """Run every benchmark and print its tables; takes about two minutes."""
+    """Run every benchmark and print its tables; takes about four minutes."""
     reports = {}
     for name, run in BENCHMARKS.items():
         start = time.perf_counter()

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +22,32 @@ import typer
 from numpy.typing import NDArray
 
 from paceenv import output
+from paceenv.cluster.model import Noise
 from paceenv.errors import InputError
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
+OPTIONAL_LIBRARIES = ("simpy",)
+
+NOISE = Noise(
+    jitter_cv=0.05,
+    common_cv=0.01,
+    persistent_cv=0.02,
+    imbalance_cv=0.03,
+    fail_slow_share=0.01,
+    fail_slow_factor=1.5,
+    drift_cv=0.02,
+    stall_rate=1e-4,
+    stall_mean_s=0.1,
+)
+"""Every kind of noise at once; ``imbalance_skew`` stays 1, a gamma."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a contestant that works in another process returns: its result, and the CPU seconds it took there."""
+
+    result: float
+    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -79,29 +103,33 @@ def measure(
     *,
     turns: int = 5,
     least_s: float = 0.04,
+    clock: Callable[[], float] = time.process_time,
 ) -> Times:
     """Time contestants in turn; each is called twice beforehand, then so often in a turn that it takes ``least_s``.
 
     With ``least_s`` 0 there is neither warm-up nor repetition, for what takes seconds and does not compile.
-    ``units`` is how many units of work a call of each does (default: a call is the unit).
+    ``units`` is how many units of work a call of each does (default: a call is the unit). ``clock`` is another one than
+    that of CPU seconds only where threads share the work.
     """
     calls: dict[str, int] = {}
     for name, function in contestants.items():
         if least_s > 0.0:
             function()
-        calls[name] = max(1, round(least_s / max(_cpu_s(function, 1), 1e-9))) if least_s > 0.0 else 1
+        calls[name] = max(1, round(least_s / max(_seconds(function, 1, clock), 1e-9))) if least_s > 0.0 else 1
     seconds = {name: np.empty(turns) for name in contestants}
     for turn in range(turns):
         for name, function in contestants.items():
-            seconds[name][turn] = _cpu_s(function, calls[name]) / (calls[name] * (units[name] if units else 1))
+            seconds[name][turn] = _seconds(function, calls[name], clock) / (calls[name] * (units[name] if units else 1))
     return Times(seconds)
 
 
-def _cpu_s(function: Callable[[], object], calls: int) -> float:
-    start = time.process_time()
+def _seconds(function: Callable[[], object], calls: int, clock: Callable[[], float]) -> float:
+    start, elsewhere_s = clock(), []
     for _ in range(calls):
-        function()
-    return time.process_time() - start
+        returned = function()
+        if isinstance(returned, Elsewhere):
+            elsewhere_s.append(returned.cpu_s)
+    return sum(elsewhere_s) if elsewhere_s else clock() - start
 
 
 def machine() -> dict[str, str]:
@@ -114,7 +142,8 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
-    return facts | {name: importlib.metadata.version(name) for name in LIBRARIES}
+    here = (*LIBRARIES, *(name for name in OPTIONAL_LIBRARIES if find_spec(name)))
+    return facts | {name: importlib.metadata.version(name) for name in here}
 
 
 def _first(pattern: str, path: str) -> str:
