@@ -229,11 +229,11 @@ def run() -> Report:
         )
     ]
     text = (
-        f"The same jobs in SimGrid {version()}, with the engine's own compute times, exposed work and tenants, unpaced. "
-        "*One flow* is the engine's own model in other hands: any error is one of arithmetic. *Messages* is a ring of 2 (n - 1) "
-        "rounds through every rank's port, so that early ranks start before the last one arrives and latencies lie "
-        "between the rounds: the error is the price of simulating phases, and grows with how far apart the ranks of a "
-        "group arrive. *Worst* is the largest difference of one step, relative to the mean step."
+        f"The same jobs in SimGrid {version()}, unpaced, with the engine's own compute times, exposed work and tenants. "
+        "*One flow* is the engine's own model in other hands: any error is one of arithmetic. *Messages* is a ring of "
+        "2 (n - 1) rounds through every rank's port, so that early ranks start before the last one arrives and "
+        "latencies lie between the rounds: the error is the price of simulating phases, and grows with how far apart "
+        "the ranks of a group arrive. *Worst* is the largest difference of one step, relative to the mean step."
     )
     data = {
         "error": [
