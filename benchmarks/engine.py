@@ -287,7 +287,7 @@ def _targets(data: dict[str, Any]) -> tuple[Target, ...]:
             f"at least {THREADS_TARGET:g} times",
             f"{threads:.2f} times",
             threads >= THREADS_TARGET,
-            f"Not CPU time: other work counts. In the same turns a second thread speeds hashing up {hashing:.2f} times.",
+            f"Not CPU time: other work counts. In these turns a second thread speeds up hashing {hashing:.2f} times.",
         ),
         Target(
             "state of a rank in an environment",

@@ -4,7 +4,8 @@
 //   ranks, groups      groups of consecutive ranks
 //   compute_s          [T][R] compute times, or {mean_s, cv, seed, iterations} to draw normal ones here
 //   flow               {bytes, Bps, after_s}: a group's collective is one transfer, then a latency; or
-//   ring               {bytes, Bps, hop_s}: a ring all-reduce of messages over full-duplex ports of every rank
+//   ring               {bytes, Bps, hop_s, together}: a ring all-reduce of messages over full-duplex ports of every rank,
+//                      which starts, if together, when all of its ranks are there
 //   uplink_Bps         the link that all of that traffic shares; 0: none
 //   exposed_s          [T][G] work after a group's collective; may be missing
 //   barrier_s          the barrier itself
@@ -47,7 +48,7 @@ struct Compute { // given compute times, or normal ones
 
 struct Job {
     int ranks, groups, per_group;
-    bool is_ring;
+    bool is_ring, is_together;
     double bytes, hop_s, after_s, barrier_s;
     Compute compute;
     std::vector<std::vector<double>> exposed_TG;
@@ -61,6 +62,7 @@ struct Job {
 
     explicit Job(const json& said)
         : ranks(said.at("ranks")), groups(said.at("groups")), per_group(ranks / groups), is_ring(said.contains("ring")),
+          is_together(is_ring && said.at("ring").at("together").get<bool>()),
           bytes(said.at(is_ring ? "ring" : "flow").at("bytes")),
           hop_s(is_ring ? said.at("ring").at("hop_s").get<double>() : 0.0),
           after_s(is_ring ? 0.0 : said.at("flow").at("after_s").get<double>()),
@@ -124,6 +126,8 @@ void run_rank(Job& job, int rank) {
     double before_s = 0.0, cpu_s = 0.0;
     for (int t = 0; t < job.compute.iterations; t++) {
         sg::this_actor::execute(job.compute.seconds(t, rank) * FLOPS);
+        if (job.is_together)
+            job.arrived_G[g]->wait();
         if (job.is_ring)
             reduce_in_ring(job, rank);
         else
