@@ -22,7 +22,7 @@ import typer
 from numpy.typing import NDArray
 
 from paceenv import output
-from paceenv.cluster.model import Noise
+from paceenv.cluster.surroundings import Noise
 from paceenv.errors import InputError
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")

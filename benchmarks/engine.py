@@ -18,7 +18,9 @@ from benchmarks.contestants import COMPUTE_S, JITTER_CV
 from paceenv import pacing
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import derive
-from paceenv.cluster.model import Fabric, Job, Noise, Tenant
+from paceenv.cluster.fabric import Fabric
+from paceenv.cluster.model import Job
+from paceenv.cluster.surroundings import Noise, Tenant
 from paceenv.engine.simulator import Simulator, episode_keys
 
 RANKS = (8, 64, 512, 4096, 100_000)

@@ -20,7 +20,9 @@ from benchmarks._simgrid import FLOW_BPS, ask, install, missing, program, versio
 from paceenv import output
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import derive
-from paceenv.cluster.model import Exposed, Fabric, Job, Noise, Tenant
+from paceenv.cluster.fabric import Fabric
+from paceenv.cluster.model import Job
+from paceenv.cluster.surroundings import Exposed, Noise, Tenant
 from paceenv.engine import fabric, layout
 from paceenv.engine.draws import normal_table
 from paceenv.engine.simulator import Recording, Simulator, episode_keys
@@ -62,7 +64,7 @@ def described(config: Cluster, network: Network, before: Simulator, recording: R
         told |= {"flow": flow, "uplink_Bps": uplink_Bps}
     else:
         net, Bps = config.fabric, 1e9 / 8.0
-        crosses = net.nodes_per_leaf < config.job.nodes
+        crosses = (net.nodes_per_leaf or 1) < config.job.nodes
         if config.job.ranks_per_node != 1 or (crosses and net.nodes_per_leaf != 1):
             raise ValueError("a ring of messages wants one rank a node, and one or all nodes under a leaf")
         ring = {

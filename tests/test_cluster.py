@@ -87,7 +87,7 @@ def test_derived_times_of_a_small_cluster_by_hand() -> None:
     assert jobs["transfer_alone_s"][0] == pytest.approx(across_bytes / (4 * 80 * BYTES_PER_GBIT))
     assert jobs["uplink_work_s"][0] == pytest.approx(2 * across_bytes / (160 * BYTES_PER_GBIT))
     inside_s = 1e9 / (800 * BYTES_PER_GBIT)  # a ring of two: 2 * 1/2 of the payload
-    assert jobs["latency_s"][0] == pytest.approx(inside_s + 2 * 7 * 5e-6)
+    assert jobs["latency_s"][0] == pytest.approx(inside_s + (2 * 1 + 2 * 3) * 5e-6)
     assert jobs["barrier_s"][0] == pytest.approx(20e-6)
     ideal_s = 0.5 + jobs["uplink_work_s"][0] + jobs["latency_s"][0] + 20e-6
     assert jobs["ideal_step_s"][0] == pytest.approx(ideal_s)

@@ -124,7 +124,10 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         ("tenants.0.rate_share=0", "tenants.0.rate_share = 0; allowed: greater than 0, at most 1"),
         ("tenants=[{comm_share: 0.1}]", "tenants.0.period_ratio is missing"),
         ("fabric.placement=random", "fabric.placement = 'random'; allowed: input should be 'packed' or 'spread'"),
-        ("pacing.mechanism=paper", "pacing.mechanism = 'paper'; allowed: input should be 'slack' or 'slide'"),
+        (
+            "pacing.mechanism=paper",
+            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'slide' or 'stagger'",
+        ),
         ("job=5", "job = 5; allowed: input should be a valid dictionary"),
         ("job.nodes_per_group=3", "nodes to be a multiple of nodes_per_group (4 and 3)"),
         ("job.nodes_per_group=2", "barrier: true for several groups"),

@@ -79,7 +79,7 @@ def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: in
         settings = pacing.one_mechanism(cluster.pacing.mechanism, cluster.pacing.threshold, cluster.pacing.window)
     step = simulator.run(np.broadcast_to(settings, (seeds, 1, *settings.shape)), iterations)
     statistics = metrics.step_statistics(step)
-    return cluster.job.samples_per_node * cluster.job.nodes / statistics["mean"], statistics["cv"]
+    return cluster.samples_per_step / statistics["mean"], statistics["cv"]
 
 
 def compare(

@@ -195,3 +195,54 @@ def crossing_hops(members: int, total_nodes: int, nodes_per_leaf: int, placement
         leaves = -(-members // nodes_per_leaf)
         return float(leaves) if leaves > 1 else 0.0
     return members * (total_nodes - nodes_per_leaf) / (total_nodes - 1)
+
+
+def crossing_bytes(
+    op: Literal["all_reduce", "gather", "all_to_all"],
+    algorithm: Algorithm,
+    nodes: int,
+    total_nodes: int,
+    nodes_per_leaf: int,
+    placement: Literal["packed", "spread"],
+    payload_bytes: Bytes,
+) -> Bytes:
+    """Bytes of one collective among ``nodes`` that leave a leaf switch, all nodes together.
+
+    Packed placement is counted message by message, with the trees in NCCL's order and halving/doubling exchanging most
+    with its nearest; for spread nodes the expectation is returned, as every message crosses with the same probability.
+    A gather's payload is what each sender sends.
+    """
+    n, S = nodes, payload_bytes
+    if n < 2 or total_nodes <= nodes_per_leaf:
+        return 0.0 * S
+    if op == "all_reduce" and algorithm not in ("tree", "halving_doubling"):
+        return crossing_hops(n, total_nodes, nodes_per_leaf, placement) * volume("all_reduce", "ring", n, S).sent_bytes
+    source, target, share = (np.array(column) for column in zip(*_messages(op, algorithm, n), strict=True))
+    if placement == "spread":
+        return float(share.sum()) * (total_nodes - nodes_per_leaf) / (total_nodes - 1) * S
+    return float(share[source // nodes_per_leaf != target // nodes_per_leaf].sum()) * S
+
+
+def _messages(op: str, algorithm: Algorithm, n: int) -> list[tuple[int, int, float]]:
+    """Who sends whom how much in all, as a share of the payload."""
+    if op == "gather":
+        return [(i, 0, 1.0) for i in range(1, n)]
+    if op == "all_to_all":
+        return [(i, j, 1.0 / n) for i in range(n) for j in range(n) if i != j]
+    if algorithm == "tree":
+        edges = list(tree_parents(n).items())
+        other = [((i + 1) % n, (j + 1) % n) if n % 2 else (n - 1 - i, n - 1 - j) for i, j in edges]
+        return [(a, b, 0.5) for i, j in edges + other for a, b in ((i, j), (j, i))]
+    p = 2 ** math.floor(math.log2(n))
+    folded = [(a, b, 1.0) for i in range(p, n) for a, b in ((i, i - p), (i - p, i))]
+    return folded + [(i, i ^ 2**k, 2.0**-k) for k in range(p.bit_length() - 1) for i in range(p)]
+
+
+def tree_parents(n: int) -> dict[int, int]:
+    """An in-order binary tree over 0 to n - 1 as NCCL builds it: who is whose parent; member 0 is the root."""
+    parents = {}
+    for i in range(1, n):
+        low = i & -i
+        up = (i ^ low) | (low << 1)
+        parents[i] = up if up < n else i ^ low
+    return parents

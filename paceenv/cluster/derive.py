@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
-from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_hops, volume
-from paceenv.cluster.model import Cluster, LogUniform, Normal, Quantity, Scaled, Uniform
+from paceenv.cluster import transfers
+from paceenv.cluster.collectives import volume
+from paceenv.cluster.draw import Draw
+from paceenv.cluster.model import Cluster
 from paceenv.engine import layout
 from paceenv.engine.simulator import JobBatch, episode_keys
 from paceenv.errors import InputError
-
-
-class _Draw:
-    """Values of quantities for many episodes: each quantity, by its place in the config, draws its own uniforms."""
-
-    def __init__(self, keys_E: NDArray[np.uint64], nodes: int) -> None:
-        self._keys_E, self._nodes, self._place = keys_E, nodes, 0
-        self.random = False
-
-    def __call__(self, quantity: Quantity) -> NDArray[np.float64] | float:
-        self._place += 1
-        match quantity:
-            case Uniform():
-                low, high = quantity.uniform
-                return np.asarray(low + (high - low) * self._uniform())
-            case LogUniform():
-                low, high = quantity.loguniform
-                return np.asarray(low * (high / low) ** self._uniform())
-            case Normal():
-                mean, sd = quantity.normal
-                return np.asarray(np.clip(mean + sd * ndtri(self._uniform()), *quantity.within))
-            case Scaled():
-                law = quantity.power_law
-                return float(law.value * (self._nodes / law.at_nodes) ** law.exponent)
-            case _:
-                return float(quantity)
-
-    def _uniform(self) -> NDArray[np.float64]:
-        self.random = True
-        bits = episode_keys(self._keys_E, self._place) >> np.uint64(12)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-52
 
 
 def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None = None) -> JobBatch:
@@ -53,42 +24,36 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
     ``keys_E`` are episode keys (:func:`paceenv.engine.simulator.episode_keys`) and decide what is drawn. ``tenants``
     is how many tenant places each record gets, at least as many as the cluster has; unused ones are absent.
     """
-    return _derive(cluster, _Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+    return _derive(cluster, Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
 
 
-def _derive(cluster: Cluster, draw: _Draw, E: int, tenants: int | None) -> JobBatch:
-    job, fabric = cluster.job, cluster.fabric
+def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBatch:
+    # the order of the draws below is part of every config's results
     jobs = layout.default_job(E)
-    jobs["compute_s"] = draw(job.compute_s)
-    payload_bytes = draw(job.gradient_bytes)
-    nic_Bps = np.asarray(draw(fabric.nic_gbps)) * fabric.nics_per_node / job.ranks_per_node * BYTES_PER_GBIT
-    inside_Bps = np.asarray(draw(fabric.intra_node_gbps)) * BYTES_PER_GBIT
-    uplink_Bps = np.asarray(draw(fabric.uplink_gbps)) * BYTES_PER_GBIT
-    members, nodes = job.group_nodes * job.ranks_per_node, job.group_nodes
-    # each of a node's ranks reduces its share of the payload across nodes (hierarchical), after reducing inside
-    inside_s = volume("all_reduce", "ring", job.ranks_per_node, payload_bytes).sent_bytes / inside_Bps
-    across_bytes = volume("all_reduce", "ring", nodes, payload_bytes).sent_bytes
-    jobs["transfer_alone_s"] = across_bytes / job.ranks_per_node / nic_Bps
-    hops = crossing_hops(nodes, job.nodes, fabric.nodes_per_leaf, fabric.placement)
-    jobs["uplink_work_s"] = hops * across_bytes / uplink_Bps
-    rounds = volume("all_reduce", "ring", members, payload_bytes).rounds
-    jobs["latency_s"] = inside_s + rounds * np.asarray(draw(fabric.latency_us)) * 1e-6
-    jobs["has_barrier"] = job.barrier
-    jobs["barrier_s"] = np.asarray(draw(fabric.barrier_us)) * 1e-6
+    jobs["compute_s"] = draw(cluster.job.compute_s)
+    payload_bytes = draw(cluster.job.gradient_bytes)
+    _communicate(cluster, draw, jobs, payload_bytes)
+    jobs["barrier_s"] = np.asarray(draw(cluster.fabric.barrier_us)) * 1e-6
     for name in _NOISE:
         value = getattr(cluster.noise, name)
         jobs[name] = value if isinstance(value, int) else draw(value)
-    skewness_E = np.broadcast_to(np.round(draw(cluster.noise.imbalance_skew), 2), E).astype(np.float64)
-    jobs["exposed_groups"], jobs["exposed_s"] = cluster.exposed.groups, draw(cluster.exposed.work_s)
-    jobs["exposed_share"], jobs["exposed_mean_iterations"] = (
-        draw(cluster.exposed.share),
-        draw(cluster.exposed.mean_iterations),
-    )
-    jobs["exposed_episode_s"] = draw(cluster.exposed.episode_s)
-    jobs["exposed_spread"] = draw(cluster.exposed.episode_spread)
+    skewness = draw(cluster.noise.imbalance_skew)
+    exposed = cluster.exposed
+    jobs["exposed_groups"], jobs["exposed_s"] = exposed.groups, draw(exposed.work_s)
+    jobs["exposed_share"], jobs["exposed_mean_iterations"] = draw(exposed.share), draw(exposed.mean_iterations)
+    jobs["exposed_episode_s"] = draw(exposed.episode_s)
+    jobs["exposed_spread"] = draw(exposed.episode_spread)
+    if cluster.power.compute_w != 0.0:
+        for name in ("compute_w", "wait_w", "delay_w", "heat_slowdown", "heat_iterations"):
+            jobs[name] = draw.named(f"power.{name}", getattr(cluster.power, name))
+    jobs["ranks_per_node"] = cluster.job.ranks_per_node
+    jobs["staleness"] = cluster.synchronization.staleness
+    skewness = _synchronize(jobs, skewness, cluster.synchronization.every)
     jobs["ideal_step_s"] = ideal_step_s(jobs)
     jobs["cap_s"] = cluster.pacing.cap * jobs["ideal_step_s"]
-    return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), job.ranks, job.groups, skewness_E)
+    _fail(cluster, draw, jobs)
+    skewness_E = np.broadcast_to(np.round(skewness, 2), E).astype(np.float64)
+    return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), cluster.ranks, cluster.groups, skewness_E)
 
 
 _NOISE = (
@@ -108,13 +73,92 @@ _NOISE = (
 )
 
 
+def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
+    """What a group's collective costs, into the records."""
+    job, fabric = cluster.job, cluster.fabric
+    place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
+    step = None if cluster.workload is None else transfers.plan_step(cluster)
+    if step is not None:
+        place = transfers.described_place(cluster, step)
+    links = transfers.draw_links(fabric, place, draw)
+    jobs["has_barrier"] = cluster.barrier
+    if step is not None:
+        jobs["compute_s"] = step.compute_s
+        times = transfers.described_times(cluster, step, place, links)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
+        jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
+        return
+    if job.collective == "all_reduce":
+        times = transfers.all_reduce_times(job.algorithm, fabric, place, links, payload_bytes)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
+        jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
+        tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
+        tail = transfers.all_reduce_times(job.algorithm, fabric, place, links, tail_bytes)
+        jobs["tail_s"] = np.where(tail_bytes > 0.0, np.maximum(tail.alone_s, tail.uplink_work_s), 0.0)
+        return
+    members = place.nodes * place.per_node
+    if fabric.torus is not None:
+        found = volume("all_to_all", "torus", members, np.asarray(payload_bytes), dims=fabric.torus.dims)
+        jobs["transfer_alone_s"], jobs["latency_s"] = found.sent_bytes / links.rank_Bps, found.rounds * links.hop_s
+        return
+    jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL
+    jobs["incast_flow_s"] = transfers.message_s(job.collective, fabric, place, links, payload_bytes)
+    jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
+    jobs["latency_s"] = links.hop_s
+    burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
+    lossy = fabric.buffer_kb is not None
+    jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb if lossy else math.inf
+    jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
+
+
+def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
+    """Local SGD: one engine step becomes the K steps between two synchronizations; returns the imbalance's skewness.
+
+    Exact for noise that is independent from step to step: K times the mean, 1/sqrt(K) of the relative spread and of the
+    skewness, K times as many stalls. What lasts for iterations lasts for K times fewer. Only the last of the K steps
+    can overlap with the collective.
+    """
+    if every == 1:
+        return skewness
+    jobs["compute_s"] *= every
+    jobs["overlap_share"] /= every
+    for name in ("jitter_cv", "common_cv", "imbalance_cv"):
+        jobs[name] /= math.sqrt(every)
+    jobs["stall_rate"] = np.minimum(jobs["stall_rate"] * every, 1.0)
+    for name in ("fail_slow_mean_iterations", "drift_iterations", "exposed_mean_iterations", "heat_iterations"):
+        jobs[name] = np.maximum(jobs[name] / every, 1.0)
+    return np.asarray(skewness) / math.sqrt(every)
+
+
+def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
+    """Checkpoints and failures, in units of engine steps: K iterations each under local SGD."""
+    rules, every = cluster.reliability, cluster.synchronization.every
+    jobs["checkpoint_iterations"] = rules.checkpoint_iterations // every
+    jobs["warmup_iterations"] = -(-rules.warmup_iterations // every)
+    for name in ("checkpoint_s", "failure_heat", "restart_s", "warmup_factor"):
+        jobs[name] = draw.named(f"reliability.{name}", getattr(rules, name))
+    nodes = cluster.job.nodes
+    if rules.mtbf_iterations is not None:
+        jobs["failure_rate"] = nodes * every / np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations))
+    if rules.mtbf_hours is not None:
+        hours = np.asarray(draw.named("reliability.mtbf", rules.mtbf_hours))
+        jobs["failure_rate"] = nodes * jobs["ideal_step_s"] / (hours * 3600.0)
+
+
 def ideal_step_s(jobs: NDArray[np.void]) -> Any:
-    """Step time with every rank equal and every link free, seconds: compute, one collective alone, latency, barrier."""
+    """Step time with every rank equal and every link free, seconds: compute, one collective alone, latency, barrier.
+
+    A collective that overlaps starts with the first gradients and ends no earlier than the last ones alone let it.
+    """
     alone_s = np.maximum(jobs["transfer_alone_s"], jobs["uplink_work_s"])
-    return jobs["compute_s"] + alone_s + jobs["latency_s"] + jobs["barrier_s"]
+    early_s, late_s = (1.0 - jobs["overlap_share"]) * jobs["compute_s"] + alone_s, jobs["compute_s"] + jobs["tail_s"]
+    step_s = np.maximum(early_s, late_s) + jobs["latency_s"] + jobs["barrier_s"]
+    # running ahead hides the collective, up to as many steps as it may take
+    ahead_s = np.maximum(np.maximum(jobs["compute_s"], alone_s), step_s / (jobs["staleness"] + 1.0))
+    return np.where(jobs["staleness"] > 0, ahead_s, step_s)
 
 
-def _tenants(cluster: Cluster, draw: _Draw, jobs: NDArray[np.void], places: int | None) -> NDArray[np.void]:
+def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int | None) -> NDArray[np.void]:
     places = len(cluster.tenants) if places is None else places
     records = np.zeros((len(jobs), places), layout.TENANT)
     for k, tenant in enumerate(cluster.tenants):
@@ -125,6 +169,7 @@ def _tenants(cluster: Cluster, draw: _Draw, jobs: NDArray[np.void], places: int 
         records["rate_cap"][:, k] = rate
         records["weight"][:, k] = np.where(share > 0.0, draw(tenant.weight), 0.0)
         records["ranks"][:, k] = tenant.ranks
+        records["bursty"][:, k] = tenant.bursty
         records["jitter_cv"][:, k] = jobs["jitter_cv"] if tenant.jitter_cv is None else draw(tenant.jitter_cv)
     return records
 
@@ -135,11 +180,11 @@ class ClusterMix:
     def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
         if not clusters:
             raise InputError("clusters: none given; allowed: at least one")
-        first = clusters[0].job
+        first = clusters[0]
         for other in clusters[1:]:
-            if (other.job.ranks, other.job.groups) != (first.ranks, first.groups):
+            if (other.ranks, other.groups) != (first.ranks, first.groups):
                 raise InputError(
-                    f"{other.name} has {other.job.ranks} ranks in {other.job.groups} groups, {clusters[0].name} has "
+                    f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
         share = np.ones(len(clusters)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -157,7 +202,7 @@ class ClusterMix:
         fixed = self._fixed.get(c)
         if fixed is not None:
             return fixed.take(np.zeros(len(keys_E), np.int64))
-        draw = _Draw(keys_E, self.clusters[c].job.nodes)
+        draw = Draw(keys_E, self.clusters[c].job.nodes)
         batch = _derive(self.clusters[c], draw, len(keys_E), self._tenants)
         if not draw.random and len(keys_E):
             self._fixed[c] = batch.take(np.zeros(1, np.int64))

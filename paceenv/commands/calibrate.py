@@ -1,4 +1,4 @@
-"""``paceenv calibrate``: a cluster config from a trace, packaged measurements, or a published scaling table."""
+"""``paceenv calibrate``: a cluster config from a trace, measurements or a scaling table; a link from nccl-tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceenv import configs, output
+from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth, is_table, read_table
 from paceenv.calibration.noise import NoiseFit, calibrate_noise
 from paceenv.calibration.scaling import ScalingTarget, fit_scaling
 from paceenv.cluster import Cluster, load_cluster
@@ -20,15 +21,22 @@ def calibrate(
     source: Annotated[
         str,
         typer.Argument(
-            help="A trace (Parquet), a measurements file, or a scaling table such as configs/targets/*.yaml."
+            help="A trace (Parquet), a measurements file, a scaling table such as configs/targets/*.yaml, "
+            "or the text output of a program of nccl-tests."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The cluster config to write (YAML).")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The cluster config to write (YAML); optional for nccl-tests output."),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(help=f"Take what the source does not tell from this cluster. Default: {BASE}.")
     ] = None,
     stage: Annotated[int, typer.Option(min=0, help="Pipeline stage whose compute is fitted.")] = 0,
     generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
+    inside: Annotated[
+        bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
+    ] = True,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
@@ -37,8 +45,16 @@ def calibrate(
     plain barrier job of as many nodes as the trace has workers; --base gives it another fabric or other tenants.
 
     From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
+
+    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
+    a cluster's fabric.
     """
     path = _find(source)
+    if is_table(path):
+        _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
+        return
+    if out is None:
+        raise InputError("--out is missing; allowed: the file to write the cluster config to")
     if path.suffix in {".yaml", ".yml"} and "rows" in configs.read_yaml(path):
         target = configs.load(ScalingTarget, "targets", str(path))
         start = load_cluster(base or target.cluster)
@@ -53,6 +69,44 @@ def calibrate(
         output.write_json(cluster.model_dump(exclude_defaults=True), json_)
     if json_ != "-":
         _print(cluster, fit)
+        output.say(f"wrote {out}")
+
+
+def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, inside: bool) -> None:
+    table, law = fit.table, fit.law
+    if out is not None:
+        configs.write_text(out, configs.to_yaml({"fabric": fit.to_config(inside)}))
+    if json_ is not None:
+        sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
+        result = {
+            "op": table.op,
+            "members": table.members,
+            "hop_s": {"value": law.hop_s, "se": fit.hop_se},
+            "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
+            "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
+            "misfit": fit.misfit,
+            "misfit_without_sqrt": fit.plain_misfit,
+            "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
+            "fabric": fit.to_config(inside),
+        }
+        output.write_json(result, json_)
+    if json_ == "-":
+        return
+    rows = [
+        ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
+        ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
+        ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
+    ]
+    title = f"{table.op} among {table.members}: fitted to {table.source}"
+    output.print_table(title, ("term", "value", "standard error"), rows)
+    lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
+    output.print_table(
+        "Residuals",
+        ("bytes", "measured us", "law", "without square root"),
+        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
+        f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
+    )
+    if out is not None:
         output.say(f"wrote {out}")
 
 

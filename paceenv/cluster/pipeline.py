@@ -1,0 +1,61 @@
+"""One-forward-one-backward pipeline schedule (Narayanan et al. 2019, PipeDream-flush), executed operation by operation.
+
+Equal stages, m micro-batches, free transfers: ``(m + p - 1)(f + b)``. Unequal stages (an output layer, a slow worker)
+and transfers between stages have no closed form, but the recurrence is short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
+    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain."""
+    warm_up = min(stages - 1 - stage, micro_batches)
+    operations = [(False, i) for i in range(warm_up)]
+    for i in range(micro_batches - warm_up):
+        operations += [(False, warm_up + i), (True, i)]
+    return operations + [(True, i) for i in range(micro_batches - warm_up, micro_batches)]
+
+
+def pipeline_s(
+    stage_forward_s: Sequence[float],
+    stage_backward_s: Sequence[float],
+    micro_batches: int,
+    transfer_s: float | Sequence[float] = 0.0,
+) -> float:
+    """Time from the first forward to the last backward of any stage, seconds.
+
+    ``stage_forward_s`` and ``stage_backward_s`` are the times of one micro-batch on each of the p stages.
+    ``transfer_s`` is what it takes from a stage to its neighbour, one number or one for each of the p - 1 borders; each
+    direction of a border carries one transfer at a time, in order, and computing goes on meanwhile.
+    """
+    p = len(stage_forward_s)
+    transfers = [transfer_s] * (p - 1) if isinstance(transfer_s, int | float) else list(transfer_s)
+    if len(stage_backward_s) != p or len(transfers) != p - 1 or p < 1 or micro_batches < 1:
+        raise ValueError(f"{p} forward times, {len(stage_backward_s)} backward times, {len(transfers)} transfers")
+    orders = [schedule(s, p, micro_batches) for s in range(p)]
+    next_operation = [0] * p
+    free_s = [0.0] * p
+    # when a micro-batch's input is there, by direction, stage and micro-batch
+    there: list[list[dict[int, float]]] = [[{} for _ in range(p)] for _direction in range(2)]
+    there[False][0] = dict.fromkeys(range(micro_batches), 0.0)
+    there[True][-1] = dict.fromkeys(range(micro_batches), 0.0)
+    link_free_s = [[0.0] * p for _direction in range(2)]
+    remaining = 2 * p * micro_batches
+    while remaining:
+        for s in range(p):
+            while next_operation[s] < len(orders[s]):
+                backward, i = orders[s][next_operation[s]]
+                start = there[backward][s].get(i)
+                if start is None:
+                    break
+                free_s[s] = max(free_s[s], start) + (stage_backward_s if backward else stage_forward_s)[s]
+                to = s - 1 if backward else s + 1
+                if 0 <= to < p:
+                    border = min(s, to)
+                    done = max(free_s[s], link_free_s[backward][border]) + transfers[border]
+                    link_free_s[backward][border] = there[backward][to][i] = done
+                next_operation[s] += 1
+                remaining -= 1
+    return max(free_s)

@@ -1,0 +1,177 @@
+"""The law of a link from nccl-tests output: reading its tables, recovering known terms, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from paceenv import cli
+from paceenv.calibration.bandwidth import fit_bandwidth, is_table, read_table
+from paceenv.cluster.collectives import Law, Op, volume
+from paceenv.errors import InputError
+
+HEADER = """\
+# nThread 1 nGpus {n} minBytes 1024 maxBytes 4294967296 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1
+#
+# Using devices
+{ranks}
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+SIZES = 4.0 ** np.arange(5, 17)
+
+EIGHT_GPUS = """\
+#                                                       out-of-place                       in-place
+#       size         count      type   redop     time   algbw   busbw  error     time   algbw   busbw  error
+     1048576        262144     float     sum    54.00   19.42   33.98  4e-07    53.80   19.49   34.11  4e-07
+     4194304       1048576     float     sum    79.90   52.49   91.87  4e-07    79.60   52.69   92.21  4e-07
+    16777216       4194304     float     sum   163.00  102.93  180.12  4e-07   162.10  103.50  181.12  4e-07
+    67108864      16777216     float     sum   525.00  127.83  223.70  4e-07   524.00  128.07  224.12  4e-07
+   268435456      67108864     float     sum  2012.00  133.42  233.48  4e-07  2010.00  133.55  233.71  4e-07
+  1073741824     268435456     float     sum  7995.00  134.30  235.03  4e-07  7990.00  134.39  235.18  4e-07
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 166.5
+"""
+"""In the format of the older programs, without the column root. Rounded figures as 8 x A100 on NVSwitch are reported to
+reach, from memory: good for the shape of a real curve, not a measurement."""
+
+CHUNKED = """\
+# Collective test starting: all_reduce_perf
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+"""
+"""A program's first line names it; the rows of a pipeline in whole chunks are added by the test."""
+
+
+def printed(law: Law, op: Op = "all_reduce", n: int = 8, noise: float = 0.0, program: str = "") -> str:
+    """nccl-tests output of links that obey ``law``, with relative noise, in microseconds to two places."""
+    rng = np.random.default_rng(1)
+    ranks = "\n".join(f"#  Rank {i:2d} Group  0 Pid 4{i} on node device {i:2d} [0x{i:02x}] A GPU" for i in range(n))
+    text = (f"# Collective test starting: {program}\n" if program else "") + HEADER.format(n=n, ranks=ranks)
+    for size in SIZES:
+        time_us = law.time_s(volume(op, "ring", n, float(size))) * 1e6 * (1 + noise * rng.normal(size=2))
+        bus = (2 if op == "all_reduce" else 1) * (n - 1) / n
+        ways = "".join(f" {t:10.2f} {size / t / 1e3:8.2f} {bus * size / t / 1e3:8.2f}      0" for t in time_us)
+        text += f"{size:12.0f} {size / 4:13.0f}     float     sum      -1 {ways}\n"
+    return text + "# Out of bounds values : 0 OK\n#\n"
+
+
+def written(folder: Path, text: str, name: str = "all_reduce_perf.txt") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("law", [Law(5e-6, 230e9, 2e-8), Law(12e-6, 20e9, 3e-7), Law(2e-5, 1.2e8, 0.0)])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_known_terms_are_recovered(tmp_path: Path, law: Law, op: Op) -> None:
+    table = read_table(written(tmp_path, printed(law, op), f"{op}_perf.txt"))
+    assert (table.op, table.members) == (op, 8)
+    fit = fit_bandwidth(table)
+    assert fit.law.hop_s == pytest.approx(law.hop_s, rel=2e-3)
+    assert fit.law.bandwidth_Bps == pytest.approx(law.bandwidth_Bps, rel=2e-3)
+    assert fit.law.sqrt_s == pytest.approx(law.sqrt_s, rel=5e-3, abs=1e-3 * law.hop_s / 32)
+    assert fit.misfit < 1e-3
+
+
+def test_standard_errors_cover_the_truth_under_noise(tmp_path: Path) -> None:
+    law = Law(5e-6, 230e9, 2e-8)
+    fit = fit_bandwidth(read_table(written(tmp_path, printed(law, noise=0.03))))
+    for found, error, truth in (
+        (fit.law.hop_s, fit.hop_se, law.hop_s),
+        (fit.law.bandwidth_Bps, fit.bandwidth_se, law.bandwidth_Bps),
+        (fit.law.sqrt_s, fit.sqrt_se, law.sqrt_s),
+    ):
+        assert 0 < error < truth
+        assert found == pytest.approx(truth, abs=4 * error)
+    assert 0.01 < fit.misfit < 0.05
+    assert fit.misfit < 0.5 * fit.plain_misfit
+
+
+def test_the_square_root_lowers_the_misfit_of_a_pipeline_in_chunks(tmp_path: Path) -> None:
+    """Messages cut into the best whole number of chunks: a mechanism, not the law itself."""
+    hop, B, depth = 8e-6, 20e9, 14
+    rows = ""
+    for size in SIZES:
+        best = min((depth + c) * (hop + size / c / B) for c in map(int, np.unique(np.geomspace(1, 1e5, 400).round())))
+        way = f" {best * 1e6:10.2f} {size / best / 1e9:8.2f} {1.75 * size / best / 1e9:8.2f} 0"
+        rows += f"{size:.0f} {size / 4:.0f} float sum -1 {way} {way}\n"
+    fit = fit_bandwidth(read_table(written(tmp_path, CHUNKED + rows, "log.txt")))
+    assert fit.plain_misfit > 0.05
+    assert fit.misfit < 0.3 * fit.plain_misfit
+    assert fit.law.sqrt_s > 3 * fit.sqrt_se
+
+
+def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
+    path = written(tmp_path, EIGHT_GPUS, "log.txt")
+    out, inside = read_table(path), read_table(path, in_place=True)
+    assert (out.op, out.members) == ("all_reduce", 8), "from bus bandwidth over algorithm bandwidth, 2 * 7/8"
+    assert out.size_bytes[0] == 1048576
+    assert (out.time_s[0], inside.time_s[0]) == pytest.approx((54e-6, 53.8e-6))
+    fit = fit_bandwidth(out)
+    assert 225e9 < fit.law.bandwidth_Bps < 300e9
+    assert fit.misfit <= fit.plain_misfit
+
+
+def test_the_law_of_a_table_predicts_its_times(tmp_path: Path) -> None:
+    fit = fit_bandwidth(read_table(written(tmp_path, EIGHT_GPUS, "log.txt")))
+    predicted = fit.law.time_s(volume("all_reduce", "ring", 8, fit.table.size_bytes))
+    np.testing.assert_allclose(predicted, fit.table.time_s * (1 + fit.residual))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("size 1 2 3\n", "no table of nccl-tests; allowed: a header with size, count, type, time and algbw"),
+        (CHUNKED, "0 sizes; allowed: at least 4"),
+        (CHUNKED + "1024 256 float 10 1 1 0\n", "line 3: 7 columns; allowed"),
+        (CHUNKED + "1024 256 float sum -1 x 1 1 0 10 1 1 0\n", "allowed: numbers for size, time and bandwidth"),
+        (CHUNKED + "1024 256 float sum -1 0 1 1 0 10 1 1 0\n", "line 3: time 0 us; allowed: greater than 0"),
+        (CHUNKED + "".join(f"{2**k} 1 float sum -1 9 0 0 0 9 0 0 0\n" for k in range(6)), "0 ranks; allowed: at least"),
+    ],
+)
+def test_what_is_no_table_is_refused_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = written(tmp_path, text, "log.txt")
+    with pytest.raises(InputError) as caught:
+        fit_bandwidth(read_table(path))
+    assert str(caught.value).startswith(str(path))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_time_that_does_not_grow_is_refused(tmp_path: Path) -> None:
+    rows = "".join(f"{2**k} 1 float sum -1 9 1 1.75 0 9 1 1.75 0\n" for k in range(6))
+    with pytest.raises(InputError, match="time does not grow with size"):
+        fit_bandwidth(read_table(written(tmp_path, CHUNKED + rows)))
+
+
+def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    law = Law(12e-6, 25e9, 1e-7)
+    path, out = written(tmp_path, printed(law)), tmp_path / "fabric.yaml"
+    assert is_table(path)
+    assert not is_table(written(tmp_path, "name: x", "x.yaml"))
+    assert cli.run(["calibrate", str(path), "--across", "-o", str(out), "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["bandwidth_Bps"]["value"] == pytest.approx(25e9, rel=1e-3)
+    assert len(result["residuals"]) == len(SIZES)
+    fabric = yaml.safe_load(out.read_text())["fabric"]
+    assert fabric == result["fabric"]
+    assert fabric["nic_gbps"] == pytest.approx(200, rel=1e-3)
+    assert fabric["latency_us"] == pytest.approx(12, rel=1e-2)
+    assert fabric["sqrt_us_per_sqrt_mb"] == pytest.approx(100, rel=1e-2)
+    assert cli.run(["calibrate", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "root mean square" in text
+    assert "latency of a round" in text
+
+
+def test_only_a_table_of_links_needs_no_file_to_write() -> None:
+    with pytest.raises(InputError, match="--out is missing"):
+        cli.run(["calibrate", "straggler-se"])

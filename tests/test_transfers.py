@@ -1,0 +1,410 @@
+"""What a collective costs on a cluster's fabric: algorithms, sockets, leaves, hashed paths, torus, incast, and time."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cluster import cluster, jobs_of
+
+from paceenv import configs
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, volume
+from paceenv.cluster.derive import derive, ideal_step_s
+from paceenv.cluster.transfers import plan_step
+from paceenv.engine import layout
+from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.errors import InputError
+
+S, GBPS = 1e9, BYTES_PER_GBIT
+EIGHT = {"nodes": 4, "ranks_per_node": 2, "compute_s": 0.5, "gradient_bytes": S}
+NO_LATENCY = {"latency_us": 0.0, "intra_node_gbps": 1600.0, "uplink_gbps": 1e6}
+
+
+def refused(**sections: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        cluster(**sections)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Algorithms
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "alone_s", "inside_s"),
+    [
+        ("hierarchical", 1.5 * S / (80 * GBPS), S / (1600 * GBPS)),
+        ("halving_doubling", 1.5 * S / (80 * GBPS), S / (1600 * GBPS)),
+        ("ring", 2 * 7 / 8 * S / (80 * GBPS), 0.0),
+        ("tree", 2 * S / (80 * GBPS), 0.0),
+    ],
+)
+def test_all_reduce_of_four_nodes_with_two_gpus_by_hand(algorithm: str, alone_s: float, inside_s: float) -> None:
+    jobs = jobs_of(cluster(job=EIGHT | {"algorithm": algorithm}, fabric=NO_LATENCY))
+    assert jobs["transfer_alone_s"][0] == pytest.approx(alone_s, rel=1e-9)
+    assert jobs["latency_s"][0] == pytest.approx(inside_s, rel=1e-9)
+
+
+def test_a_slow_link_inside_holds_a_flat_ring_up() -> None:
+    jobs = jobs_of(cluster(job=EIGHT | {"algorithm": "ring"}, fabric=NO_LATENCY | {"intra_node_gbps": 40.0}))
+    assert jobs["transfer_alone_s"][0] == pytest.approx(2 * 7 / 8 * S / (40 * GBPS))
+
+
+@pytest.mark.parametrize(("payload", "like"), [(20e6, "tree"), (30e6, "ring")])
+def test_auto_is_a_tree_for_small_and_a_ring_for_large_messages(payload: float, like: str) -> None:
+    def alone_s(algorithm: str) -> float:
+        return float(jobs_of(cluster(job=EIGHT | {"gradient_bytes": payload, "algorithm": algorithm}))["latency_s"][0])
+
+    assert alone_s("auto") == alone_s(like)
+    assert alone_s("tree") != alone_s("ring")
+
+
+def test_two_nodes_of_two_gpus_cross_with_S_as_a_tree_and_one_and_a_half_S_as_a_ring() -> None:
+    job = {"nodes": 2, "ranks_per_node": 2, "gradient_bytes": S}
+    for algorithm, crossing in (("tree", 1.0), ("ring", 1.5)):
+        jobs = jobs_of(cluster(job=job | {"algorithm": algorithm}, fabric=NO_LATENCY))
+        assert jobs["transfer_alone_s"][0] == pytest.approx(crossing * S / (80 * GBPS))
+
+
+def test_latency_and_square_root_by_hand() -> None:
+    fabric = {"latency_us": 5.0, "intra_node_latency_us": 2.0, "sqrt_us_per_sqrt_mb": 50.0, "intra_node_gbps": 1e9}
+    jobs = jobs_of(cluster(job=EIGHT, fabric=fabric))
+    expected_s = 6 * 5e-6 + 2 * 2e-6 + 50e-6 * math.sqrt(1.5e9 / 2 / 1e6)
+    assert jobs["latency_s"][0] == pytest.approx(expected_s, rel=1e-5)
+
+
+@pytest.mark.parametrize("placement", ["packed", "spread"])
+def test_crossing_bytes_by_hand(placement: Any) -> None:
+    packed = placement == "packed"
+    # two leaves of two: of two trees over four nodes, 0-2, 2-1, 2-3 and its mirror image, two edges each cross
+    assert crossing_bytes("all_reduce", "tree", 4, 4, 2, placement, S) == pytest.approx(
+        (4 if packed else 6 * 2 / 3) * S
+    )
+    # pairs inside a leaf halve the vector first, so only quarters cross
+    half = 4 * 2 * S / 4
+    total = 4 * volume("all_reduce", "halving_doubling", 4, S).sent_bytes
+    expected = half if packed else total * 2 / 3
+    assert crossing_bytes("all_reduce", "halving_doubling", 4, 4, 2, placement, S) == pytest.approx(expected)
+    assert crossing_bytes("gather", "ring", 4, 4, 2, placement, S) == pytest.approx(2 * S)
+    assert crossing_bytes("all_to_all", "ring", 4, 4, 2, placement, S) == pytest.approx(4 * 2 * S / 4)
+    assert crossing_bytes("all_to_all", "ring", 4, 4, 4, placement, S) == 0.0
+
+
+# Leaves, paths, sockets, torus
+
+
+def test_oversubscription_is_what_nodes_send_over_what_their_leaf_carries() -> None:
+    job = {"nodes": 8, "gradient_bytes": S}
+    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": None, "latency_us": 0.0}
+    alone_s = 2 * 7 / 8 * S / (100 * GBPS)
+    for ratio, slower in ((1.0, 1.0), (4.0, 1.0), (8.0, 2.0)):  # one hop of a packed ring leaves each leaf
+        jobs = jobs_of(cluster(job=job, fabric=fabric | {"oversubscription": ratio}))
+        assert jobs["transfer_alone_s"][0] == pytest.approx(slower * alone_s)
+        assert jobs["uplink_work_s"][0] == pytest.approx(alone_s * ratio / 4)
+
+
+def test_a_group_on_few_leaves_cannot_use_the_uplinks_of_the_others() -> None:
+    job = {"nodes": 16, "nodes_per_group": 4, "barrier": True, "gradient_bytes": S}
+    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 4.0}
+    jobs = jobs_of(cluster(job=job, fabric=fabric))
+    leaf_Bps = 2 * 100 * GBPS / 4
+    assert jobs["transfer_alone_s"][0] == pytest.approx(1.5 * S / leaf_Bps)
+    assert jobs["uplink_work_s"][0] == pytest.approx(2 * 1.5 * S / (8 * leaf_Bps))
+
+
+def test_hashed_paths_slow_by_their_most_loaded_and_no_flow_exceeds_one() -> None:
+    job = {"nodes": 8, "gradient_bytes": S}
+    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": None, "oversubscription": 4.0, "latency_us": 0.0}
+    even = jobs_of(cluster(job=job, fabric=fabric))["transfer_alone_s"][0]
+    one = jobs_of(cluster(job=job, fabric=fabric | {"ecmp_paths": 4}), range(50))["transfer_alone_s"]
+    np.testing.assert_allclose(one, 4 * even, err_msg="a leaf's only flow gets one path of four")
+    four = {"nic_gbps": 25.0, "nics_per_node": 4, "ecmp_paths": 2}
+    drawn = jobs_of(cluster(job=job, fabric=fabric | four), range(4000))["transfer_alone_s"] / even
+    assert set(np.unique(drawn.round(9))) == {1.0, 1.5, 2.0}
+    # the larger load of four flows on two paths, worse of two leaves: never 2-2 on both with probability (6/16)^2
+    assert np.mean(drawn < 1.25) == pytest.approx((6 / 16) ** 2, abs=0.025)
+    assert np.mean(drawn > 1.75) == pytest.approx(1 - (14 / 16) ** 2, abs=0.03)
+    again = jobs_of(cluster(job=job, fabric=fabric | four), range(4000))["transfer_alone_s"] / even
+    np.testing.assert_array_equal(again, drawn)
+
+
+@pytest.mark.parametrize(
+    ("nic_numa", "gpu_gbps"),
+    [
+        ([0, 0, 1, 1], 100.0),  # two GPUs a NIC
+        ([0, 0, 0, 1], 50.0),  # four GPUs on the second socket share one
+        ([0, 0, 0, 0], 30.0),  # four GPUs behind a link of 120 between the sockets
+    ],
+)
+def test_the_gpu_with_the_worst_way_out_sets_the_pace(nic_numa: list[int], gpu_gbps: float) -> None:
+    job = {"nodes": 2, "ranks_per_node": 8, "gradient_bytes": S}
+    fabric = {"nic_gbps": 200.0, "nics_per_node": 4, "numa_nodes": 2, "inter_socket_gbps": 120.0}
+    jobs = jobs_of(cluster(job=job, fabric=fabric | NO_LATENCY | {"nic_numa": nic_numa}))
+    assert jobs["transfer_alone_s"][0] == pytest.approx(S / 8 / (gpu_gbps * GBPS))
+
+
+def test_a_torus_by_hand() -> None:
+    job = {"nodes": 16, "gradient_bytes": S, "algorithm": "torus"}
+    fabric = {"torus": {"dims": [4, 4], "link_gbps": 400}, "latency_us": 1.0}
+    jobs = jobs_of(cluster_from(job, fabric))
+    assert jobs["transfer_alone_s"][0] == pytest.approx(2 * 15 / 16 * S / 4 / (400 * GBPS))
+    assert jobs["latency_s"][0] == pytest.approx(12e-6)
+    assert jobs["uplink_work_s"][0] == 0.0
+
+
+def cluster_from(job: dict[str, Any], fabric: dict[str, Any]) -> Cluster:
+    return Cluster.model_validate({"name": "x", "job": {"compute_s": 0.5} | job, "fabric": fabric})
+
+
+# Incast
+
+
+def test_gather_and_all_to_all_by_hand() -> None:
+    fabric = {"buffer_kb": 32.0, "timeout_ms": 100.0, "nodes_per_leaf": 4}
+    gather = jobs_of(cluster(job={"collective": "gather", "gradient_bytes": 8e6}, fabric=fabric))[0]
+    assert (gather["incast_kind"], gather["uplink_work_s"]) == (layout.GATHER, 0.0)
+    assert gather["incast_flow_s"] == pytest.approx(8e6 / (80 * GBPS))
+    assert gather["incast_fit"] == pytest.approx(32 / 14.48)
+    assert gather["incast_timeout_s"] == pytest.approx(0.1)
+    assert gather["ideal_step_s"] == pytest.approx(0.5 + 3 * gather["incast_flow_s"] + 1e-5)
+    exchange = jobs_of(cluster(job={"collective": "all_to_all", "gradient_bytes": 8e6}, fabric=fabric))[0]
+    assert exchange["incast_kind"] == layout.ALL_TO_ALL
+    assert exchange["incast_flow_s"] == pytest.approx(2e6 / (80 * GBPS))
+    lossless = jobs_of(cluster(job={"collective": "gather"}))[0]
+    assert lossless["incast_fit"] == math.inf
+
+
+def test_an_exchange_through_a_thin_uplink_takes_as_long_as_the_uplink() -> None:
+    job = {"collective": "all_to_all", "gradient_bytes": 8e6}
+    jobs = jobs_of(cluster(job=job, fabric={"uplink_gbps": 20.0}))
+    crossing = 4 * 2 * 2e6
+    assert jobs["transfer_alone_s"][0] == pytest.approx(crossing / (20 * GBPS))
+
+
+@pytest.mark.parametrize(
+    ("name", "measured_s", "slots_s"),
+    [("incast-shallow", 0.240, 0.117), ("incast-deep", 0.104, 0.1125), ("all-to-all-shallow", 0.334, 0.384)],
+)
+def test_incast_scenarios_within_a_tenth_of_what_sockets_measured(name: str, measured_s: float, slots_s: float) -> None:
+    """Unpaced and with fixed slots of 6 ms a rank; the deep buffer's numbers set compute and message size."""
+    keys = episode_keys(list(range(16)))
+    sim = Simulator(derive(load_cluster(name), keys), keys)
+    settings = sim.off()
+    assert sim.run(settings, 300).mean() == pytest.approx(measured_s, rel=0.1)
+    settings[:, :, 3, 1] = 7 * 0.006 / sim.batch.jobs["ideal_step_s"][0]
+    assert sim.run(settings, 300).mean() == pytest.approx(slots_s, rel=0.1)
+
+
+# Overlap, synchronization, power, failures
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.3, 1.0])
+def test_overlap_hides_a_collective_but_for_its_tail(overlap: float) -> None:
+    some = cluster(job={"overlap": overlap, "tail_bytes": 1e8}, fabric={"uplink_gbps": 1e6, "latency_us": 0.0})
+    job = jobs_of(some)[0]
+    alone_s = 1.5 * 1e9 / (80 * GBPS)
+    assert job["tail_s"] == pytest.approx(alone_s / 10)
+    expected_s = max(0.5 * (1 - overlap) + alone_s, 0.5 + alone_s / 10)
+    assert job["ideal_step_s"] == pytest.approx(expected_s)
+    keys = episode_keys([0])
+    sim = Simulator(derive(some, keys), keys)
+    np.testing.assert_allclose(sim.run(sim.off(), 5), expected_s, rtol=1e-6)
+
+
+def test_local_sgd_equals_k_steps_with_one_collective() -> None:
+    """Mean and spread of a rank's compute between two synchronizations, against the sum of K steps of it."""
+    noise = {"jitter_cv": 0.04, "common_cv": 0.02, "imbalance_cv": 0.06, "imbalance_skew": 1.0, "stall_rate": 0.01,
+             "stall_mean_s": 0.2, "drift_iterations": 90.0, "drift_cv": 0.01}  # fmt: skip
+    keys = episode_keys([0])
+    one, four = (derive(cluster(noise=noise, synchronization={"every": k}), keys) for k in (1, 4))
+    a, b = one.jobs[0], four.jobs[0]
+    assert b["compute_s"] == 4 * a["compute_s"]
+    for name in ("jitter_cv", "common_cv", "imbalance_cv"):
+        assert b["compute_s"] * b[name] == pytest.approx(math.sqrt(4) * a["compute_s"] * a[name]), name
+    assert (b["stall_rate"], b["drift_iterations"]) == (4 * a["stall_rate"], a["drift_iterations"] / 4)
+    assert (one.skewness_E[0], four.skewness_E[0]) == (1.0, 0.5)
+    assert b["transfer_alone_s"] == a["transfer_alone_s"]
+    some = cluster(synchronization={"every": 4})
+    assert some.samples_per_step == 4 * cluster().samples_per_step
+
+
+def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> None:
+    alone = {"job": {"nodes": 1}, "noise": {"jitter_cv": 0.05, "imbalance_cv": 0.08, "imbalance_skew": 1.2}}
+    keys = episode_keys(list(range(40)))
+    single, period = (
+        Simulator(derive(cluster(**alone, synchronization={"every": k}), keys), keys).run(np.zeros((40, 1, 4, 2)), n)
+        for k, n in ((1, 800), (4, 200))
+    )
+    summed = single.reshape(40, 200, 4).sum(axis=2)
+    assert period.mean() == pytest.approx(summed.mean(), rel=2e-3)
+    assert period.std() == pytest.approx(summed.std(), rel=0.05)
+
+
+def test_staleness_reaches_the_engine_and_its_ideal_hides_the_collective() -> None:
+    job = jobs_of(cluster(synchronization={"staleness": 3}))[0]
+    assert job["staleness"] == 3
+    assert job["ideal_step_s"] == pytest.approx(0.5)
+
+
+def test_power_and_failures_reach_the_engine() -> None:
+    power = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0, "heat_slowdown": 0.1, "heat_iterations": 60.0}
+    rules = {"checkpoint_iterations": 100, "checkpoint_s": 9.0, "failure_heat": 0.5, "restart_s": 60.0,
+             "warmup_iterations": 20, "warmup_factor": 1.5}  # fmt: skip
+    some = {"job": EIGHT, "power": power}
+    job = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}))[0]
+    for name, value in (power | rules | {"ranks_per_node": 2, "failure_rate": 4 / 4000}).items():
+        assert job[name] == value, name
+    hourly = jobs_of(cluster(**some, reliability=rules | {"mtbf_hours": 10.0}))[0]
+    assert hourly["failure_rate"] == pytest.approx(4 * hourly["ideal_step_s"] / 36000)
+    local = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"every": 4}))[0]
+    assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
+    assert local["failure_rate"] == pytest.approx(4 * job["failure_rate"])
+
+
+def test_everything_new_is_off_by_default() -> None:
+    job = jobs_of(cluster())[0]
+    plain = layout.default_job(1)[0]
+    for name in ("overlap_share", "tail_s", "staleness", "incast_kind", "compute_w", "wait_w", "delay_w",
+                 "heat_slowdown", "checkpoint_iterations", "checkpoint_s", "failure_rate"):  # fmt: skip
+        assert job[name] == plain[name], name
+    assert ideal_step_s(jobs_of(cluster())) == job["ideal_step_s"]
+
+
+def test_bursty_tenants_reach_the_engine() -> None:
+    tenants = [{"period_ratio": 1.0, "comm_share": 0.3, "bursty": True}, {"period_ratio": 1.0, "comm_share": 0.3}]
+    assert derive(cluster(tenants=tenants), episode_keys([0])).tenants_EK["bursty"].tolist() == [[True, False]]
+
+
+# Structural coupling, as ratios against its null
+
+
+def test_structural_coupling_reruns_varies_and_burns_more_than_its_null() -> None:
+    keys, found = episode_keys(list(range(2))), {}
+    for name in ("structural-coupling", "structural-coupling-null"):
+        sim = Simulator(derive(load_cluster(name), keys), keys)
+        step_ET = sim.run(sim.off(), 3000)
+        outcome = sim.outcome()
+        joules = outcome.energy_j.sum() / outcome.useful_iterations.sum()
+        found[name] = (outcome.rerun_iterations.mean(), step_ET.std() / step_ET.mean(), joules, step_ET.mean())
+    coupled, null = found.values()
+    assert null[0] == 0.0
+    assert coupled[0] > 30, "iterations run again"
+    for index in (1, 2, 3):
+        assert coupled[index] > 1.1 * null[index]
+
+
+# A workload instead of measured numbers
+
+
+A100 = {"peak_tflops": 312, "achievable_tflops": 140, "memory_gb": 80}
+TEN_BILLION = {"model": "gpt-10b", "batch": 2, "zero_stage": 1, "recompute": "full"}
+SLOW_NET = {"nic_gbps": 200, "nodes_per_leaf": 16, "oversubscription": 1, "intra_node_gbps": 2240}
+
+
+def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fabric: Any) -> Cluster:
+    data = {"name": "x", "gpu": A100, "workload": workload, "fabric": SLOW_NET | fabric}
+    return configs.parse(Cluster, data | {"job": {"nodes": 8, "ranks_per_node": 8} | (job or {})}, "test")
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{}, {"tensor_parallel": 8, "zero_stage": 0}, {"tensor_parallel": 4, "pipeline_parallel": 2, "micro_batches": 2}],
+)
+def test_a_described_job_takes_the_step_of_its_workload(cut: dict[str, Any]) -> None:
+    some = described(TEN_BILLION | cut)
+    step, batch = plan_step(some), derive(some, episode_keys([0]))
+    job = batch.jobs[0]
+    assert (batch.ranks, batch.groups) == (64, step.groups)
+    assert job["has_barrier"] == (step.groups > 1)
+    assert job["compute_s"] == step.compute_s
+    assert job["transfer_alone_s"] >= step.reduce_s
+    assert job["ideal_step_s"] == pytest.approx(step.step_s, rel=0.02), "buckets against one collective and its tail"
+    assert some.samples_per_step == step.samples
+    sim = Simulator(batch, episode_keys([0]))
+    np.testing.assert_allclose(sim.run(sim.off(), 5), job["ideal_step_s"], rtol=1e-6)
+
+
+def test_a_described_job_grows_with_its_nodes() -> None:
+    some = described(TEN_BILLION)
+    assert (some.with_nodes(64).ranks, some.with_nodes(64).samples_per_step) == (512, 1024)
+
+
+@pytest.mark.parametrize(
+    ("workload", "job", "rule"),
+    [
+        ({"zero_stage": 0}, {}, "GB on the fullest of 64 x 1 x 1 GPUs"),
+        ({"tensor_parallel": 3}, {}, "tensor_parallel to divide the 32 heads"),
+        ({"data_parallel": 5}, {}, "data_parallel"),
+        ({}, {"compute_s": 1.0}, "job.compute_s or a workload, not both"),
+        ({}, {"nodes_per_group": 2, "barrier": True}, "job.nodes_per_group or a workload, not both"),
+        ({}, {"collective": "gather"}, "job.collective all_reduce"),
+    ],
+)
+def test_impossible_workloads_are_refused(workload: dict[str, Any], job: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InputError) as caught:
+        described(TEN_BILLION | workload, job)
+    assert rule in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
+    with pytest.raises(InputError, match="workload and gpu together"):
+        described(TEN_BILLION).changed(["gpu="])
+    with pytest.raises(InputError, match=r"fabric\.nic_gbps fixed, not drawn"):
+        described(TEN_BILLION, nic_gbps={"uniform": [100, 200]})
+
+
+# Impossible clusters
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        ({"fabric": {"nics_per_node": 0}}, "fabric.nics_per_node = 0; allowed: input should be greater than or equal"),
+        ({"fabric": {"nic_gbps": None}}, "nic_gbps given, or a torus"),
+        ({"fabric": {"oversubscription": 2.0}}, "one of uplink_gbps and oversubscription"),
+        ({"fabric": {"uplink_gbps": None}}, "one of uplink_gbps and oversubscription"),
+        ({"fabric": {"oversubscription": 0.0, "uplink_gbps": None}}, "oversubscription = 0.0; allowed: greater than 0"),
+        ({"fabric": {"ecmp_paths": 0}}, "ecmp_paths = 0"),
+        ({"fabric": {"nic_numa": [0, 1]}}, "nic_numa with one socket for each of the 1 NICs"),
+        ({"fabric": {"nic_numa": [1]}}, "nic_numa from 0 to 0"),
+        ({"fabric": {"numa_nodes": 2}}, "inter_socket_gbps where a socket has no NIC of its own"),
+        ({"fabric": {"torus": {"dims": [2, 2], "link_gbps": 1}}}, "torus or nic_gbps, not both"),
+        ({"fabric": {"intra_node": "ethernet"}}, "'nvswitch', 'nvlink' or 'pcie'"),
+        ({"fabric": {"buffer_kb": 0}}, "fabric.buffer_kb = 0; allowed: greater than 0"),
+        ({"job": {"algorithm": "torus"}}, "job.algorithm torus with a fabric.torus, and only there"),
+        ({"job": {"algorithm": "butterfly"}}, "job.algorithm = 'butterfly'"),
+        ({"job": {"overlap": 1.5}}, "job.overlap = 1.5; allowed: at least 0, at most 1"),
+        ({"job": {"collective": "gather", "overlap": 0.5}}, "job.overlap and job.tail_bytes 0 for a gather"),
+        ({"job": {"compute_s": None}}, "job.compute_s"),
+        ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),
+        ({"job": {"barrier": True}, "synchronization": {"staleness": 1}}, "synchronization.staleness 0 with a barrier"),
+        ({"synchronization": {"staleness": 9}}, "synchronization.staleness = 9; allowed: input should be less than"),
+        ({"synchronization": {"staleness": 1, "every": 2}}, "one of synchronization.every and synchronization.stale"),
+        ({"synchronization": {"every": 3}, "reliability": {"checkpoint_iterations": 100}}, "a multiple of synchroniz"),
+        ({"synchronization": {"every": 0}}, "synchronization.every = 0"),
+        ({"power": {"heat_slowdown": 0.1}}, "power.compute_w greater than 0 where"),
+        ({"reliability": {"mtbf_hours": 1.0, "mtbf_iterations": 5.0}}, "one of mtbf_iterations and mtbf_hours"),
+        ({"reliability": {"mtbf_hours": 0.0}}, "reliability.mtbf_hours = 0.0; allowed: greater than 0"),
+    ],
+)
+def test_impossible_clusters_are_refused_by_the_rule_they_break(sections: dict[str, Any], rule: str) -> None:
+    assert rule in refused(**sections)
+
+
+@pytest.mark.parametrize(
+    ("job", "rule"),
+    [
+        ({"nodes": 8}, "fabric.torus.dims that multiply to the 8 nodes (4 x 4 = 16)"),
+        ({"nodes": 16, "ranks_per_node": 4}, "one rank per node and one group on a torus"),
+        ({"nodes": 16, "collective": "gather"}, "job.collective all_reduce or all_to_all on a torus"),
+        ({"nodes": 16, "algorithm": "ring"}, "job.algorithm torus with a fabric.torus"),
+    ],
+)
+def test_impossible_tori_are_refused(job: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        cluster_from({"algorithm": "torus", "gradient_bytes": S} | job, {"torus": {"dims": [4, 4], "link_gbps": 400}})
