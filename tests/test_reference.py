@@ -1,0 +1,476 @@
+"""The message-level engine: closed forms on its network, and agreement with the fast engine on the same noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv import pacing, trace
+from paceenv.cluster.derive import derive
+from paceenv.cluster.model import Cluster
+from paceenv.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.engine.traces import RecordingWriter
+from paceenv.errors import InputError
+from paceenv.reference import Reference, Setup, run
+from paceenv.reference.network import Flow, Network, Resource, share
+from paceenv.reference.setup import leaves
+
+NIC_GBPS, NIC_BPS = 100.0, 12.5e9
+WIDE_GBPS = 1e6
+
+
+def cluster(nodes: int = 4, payload_bytes: float = 1e9, *, job: dict[str, Any] | None = None, **rest: Any) -> Cluster:
+    """A job that computes 1 s on 100 Gb/s NICs under one leaf, without noise, unless told otherwise."""
+    fabric = {"nic_gbps": NIC_GBPS, "nodes_per_leaf": nodes, "uplink_gbps": WIDE_GBPS, "latency_us": 0.0}
+    data = {
+        "name": "test",
+        "job": {"nodes": nodes, "compute_s": 1.0, "gradient_bytes": payload_bytes} | (job or {}),
+        "fabric": fabric | rest.pop("fabric", {}),
+    }
+    return Cluster.model_validate(data | rest)
+
+
+def both(
+    config: Cluster,
+    seed: int,
+    iterations: int,
+    settings_M2: Any = None,
+    record: dict[str, Any] | None = None,
+    **setup: Any,
+) -> tuple[Recording, Recording]:
+    """Recordings of the reference and of the fast engine; ``setup`` and ``record`` tell them what no config says."""
+    batch = derive(config, episode_keys([seed]))
+    for name, value in (record or {}).items():
+        batch.jobs[name] = value
+    fast = Simulator(batch, episode_keys([seed]))
+    slow = Reference(config, seed, replace(Setup.of(config), **setup))
+    given_settings = fast.off() if settings_M2 is None else settings_M2[None, None]
+    return slow.record(given_settings, iterations), fast.record(given_settings, iterations)
+
+
+def errors(slow: Recording, fast: Recording) -> tuple[float, float]:
+    """Relative error of the mean step, and difference of the coefficients of variation."""
+    a_T, b_T = slow.step_ET[0], fast.step_ET[0]
+    return a_T.mean() / b_T.mean() - 1.0, a_T.std() / a_T.mean() - b_T.std() / b_T.mean()
+
+
+# The network
+
+
+def flows_on(*rows: tuple[list[Resource], float, float]) -> list[Flow]:
+    flows = [Flow(1.0, tuple(resources), lambda: None, weight, cap) for resources, weight, cap in rows]
+    for flow in flows:
+        for resource in flow.resources:
+            resource.flows[flow] = None
+    share(flows)
+    return flows
+
+
+def test_max_min_of_a_line_of_two_links() -> None:
+    # Bertsekas and Gallager: the long flow is held by the link it shares with two others, what it leaves is taken
+    thin, wide = Resource("thin", 3.0), Resource("wide", 10.0)
+    rates = [f.rate_Bps for f in flows_on(([thin, wide], 1, math.inf), ([thin], 2, math.inf), ([wide], 1, math.inf))]
+    assert rates == pytest.approx([1.0, 2.0, 9.0], rel=1e-12)
+
+
+def test_a_cap_leaves_its_rest_to_the_others() -> None:
+    link = Resource("link", 1.0)
+    rates = [f.rate_Bps for f in flows_on(([link], 1, 0.1), ([link], 1, math.inf), ([link], 2, math.inf))]
+    assert rates == pytest.approx([0.1, 0.3, 0.6], rel=1e-12)
+
+
+@settings(max_examples=100, derandomize=True)
+@given(data=st.data())
+def test_nothing_can_be_given_to_a_flow_without_taking_it_from_a_poorer_one(data: st.DataObject) -> None:
+    links = [Resource(str(i), data.draw(st.floats(0.1, 10.0))) for i in range(4)]
+    row = st.tuples(
+        st.lists(st.sampled_from(links), min_size=1, max_size=3, unique=True),
+        st.floats(0.1, 5.0),
+        st.one_of(st.just(math.inf), st.floats(0.1, 5.0)),
+    )
+    flows = flows_on(*data.draw(st.lists(row, min_size=1, max_size=8)))
+    for link in links:
+        assert sum(f.rate_Bps for f in link.flows) <= link.capacity_Bps * (1 + 1e-12)
+    for flow in flows:
+        is_full = [math.isclose(sum(f.rate_Bps for f in r.flows), r.capacity_Bps, rel_tol=1e-9) for r in flow.resources]
+        held = [
+            full and all(f.rate_Bps / f.weight <= flow.rate_Bps / flow.weight * (1 + 1e-9) for f in r.flows)
+            for full, r in zip(is_full, flow.resources, strict=True)
+        ]
+        assert any(held) or flow.rate_Bps == pytest.approx(flow.cap_Bps, rel=1e-12)
+
+
+def test_two_transfers_share_a_link_while_they_overlap() -> None:
+    network, link, ends = Network(), Resource("link", 2.0), []
+    network.send(4.0, [link], lambda: ends.append(network.now_s))
+    network.at(1.0, lambda: network.send(1.0, [link], lambda: ends.append(network.now_s)))
+    network.run_until(lambda: len(ends) == 2)
+    assert ends == pytest.approx([2.0, 2.5], rel=1e-12)  # the short one from 1 to 2 at half of the link
+
+
+def test_a_member_that_waits_for_ever_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="waits for ever"):
+        Network().run_until(lambda: False)
+
+
+# One collective alone
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("per_node", [1, 4])
+def test_a_ring_alone_takes_what_its_links_say(nodes: int, per_node: int) -> None:
+    config = cluster(nodes, job={"ranks_per_node": per_node}, fabric={"latency_us": 20.0, "intra_node_gbps": 800.0})
+    step_T = run(config, 0, 3).step_ET[0]
+    across_s = 2 * (nodes - 1) / nodes * 1e9 / NIC_BPS
+    inside_s = 2 * (per_node - 1) / per_node * 1e9 / 100e9
+    assert step_T == pytest.approx(1.0 + across_s + inside_s + 20e-6 * 2 * (nodes - 1 + per_node - 1), rel=1e-9)
+
+
+def test_a_flat_ring_is_as_slow_as_its_slowest_hop() -> None:
+    config = cluster(3, job={"ranks_per_node": 4}, fabric={"intra_node_gbps": 800.0})
+    reference = Reference(config, 0, replace(Setup.of(config), algorithm="ring"))
+    assert reference.ideal_step_s == pytest.approx(1.0 + 2 * 11 / 12 * 1e9 / NIC_BPS, rel=1e-9)
+
+
+@pytest.mark.parametrize(("nodes_per_leaf", "crossing"), [(1, 6), (2, 3), (3, 2), (4, 2), (6, 0)])
+def test_a_ring_is_as_slow_as_the_hops_between_leaves(nodes_per_leaf: int, crossing: int) -> None:
+    config = cluster(6, fabric={"nodes_per_leaf": nodes_per_leaf, "uplink_gbps": NIC_GBPS})
+    alone_s = 2 * 5 / 6 * 1e9 / NIC_BPS
+    assert run(config, 0, 2).step_ET[0] == pytest.approx(1.0 + alone_s * max(crossing, 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 12, 16])
+def test_halving_and_doubling_moves_what_its_formula_says(members: int) -> None:
+    config = cluster(members)
+    reference = Reference(config, 0, replace(Setup.of(config), algorithm="halving_doubling"))
+    paired = 2 ** int(math.log2(members))
+    sent = 2 * (paired - 1) / paired + (0 if paired == members else 2)
+    assert reference.ideal_step_s == pytest.approx(1.0 + sent * 1e9 / NIC_BPS, rel=1e-9)
+
+
+@pytest.mark.parametrize("members", [2, 3, 4, 7, 8])
+def test_two_trees_keep_the_busiest_link_full_but_for_their_first_pieces(members: int) -> None:
+    config, pieces = cluster(members), 64
+    reference = Reference(config, 0, replace(Setup.of(config), algorithm="tree", pieces=pieces))
+    busiest = min(members, 4) / 2 * 1e9 / NIC_BPS
+    fill = 2 * math.ceil(math.log2(members)) / pieces
+    assert busiest <= (reference.ideal_step_s - 1.0) * (1 + 1e-9) <= busiest * (1 + fill)
+
+
+@pytest.mark.parametrize(("kind", "message_bytes"), [("gather", 1e9), ("all_to_all", 1e9 / 5)])
+def test_a_port_takes_one_message_after_the_other(kind: Any, message_bytes: float) -> None:
+    config = cluster(5)
+    reference = Reference(config, 0, replace(Setup.of(config), collective=kind))
+    assert reference.ideal_step_s == pytest.approx(1.0 + 4 * message_bytes / NIC_BPS, rel=1e-9)
+
+
+def test_packed_groups_share_a_leaf_only_where_they_fit() -> None:
+    assert leaves(6, 2, 4, "packed", 0) == [0, 0, 0, 0, 1, 1]
+    assert leaves(6, 3, 4, "packed", 0) == [0, 0, 0, 1, 1, 1]
+    assert leaves(10, 5, 4, "packed", 0) == [0, 0, 0, 0, 1, 2, 2, 2, 2, 3]
+    assert sorted(leaves(6, 2, 2, "spread", 0)) == [0, 0, 1, 1, 2, 2]
+
+
+# Sharing the upper tier
+
+
+def test_two_groups_of_which_one_is_late_share_the_upper_tier() -> None:
+    config = cluster(
+        4, job={"nodes_per_group": 2, "barrier": True}, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS},
+        noise={"slow_ranks": 1, "slow_factor": 1.125},
+    )  # fmt: skip
+    finish_G = np.sort(run(config, 0, 1).finish_ETG[0, 0])
+    work_s = 2 * 1e9 / NIC_BPS  # two hops of a pair, 2 (n-1)/n S each
+    # the first alone for 0.125 s, both at half of it until the first is through, then the other alone
+    assert finish_G == pytest.approx([1.125 + 2 * (work_s - 0.125), 1.0 + 2 * work_s], rel=1e-9)
+
+
+def tenant(**changes: Any) -> dict[str, Any]:
+    return {"period_ratio": 1.0, "comm_share": 0.4, "rate_share": 0.5, "jitter_cv": 0.0} | changes
+
+
+def test_a_tenant_alone_keeps_its_period() -> None:
+    reference = Reference(cluster(1, tenants=[tenant(period_ratio=0.7)]), 3)
+    network, upper = reference.network, reference.links.upper
+    edges: list[float] = []
+    while network.now_s < 5.0:
+        before = len(upper.flows)
+        network.step()
+        if len(upper.flows) != before:
+            edges.append(network.now_s)
+    lengths = np.diff(edges)
+    assert np.diff(edges[::2]) == pytest.approx(0.7, rel=1e-9)
+    assert sorted({round(x, 9) for x in lengths}) == pytest.approx([0.28, 0.42], rel=1e-9)
+
+
+@pytest.mark.parametrize("crossing_leaves", [2, 4])
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_a_group_weighs_the_same_however_many_of_its_hops_cross(crossing_leaves: int, weight: float) -> None:
+    # a tenant that all but never pauses takes its weight's share of every one of our transfers
+    config = cluster(
+        8,
+        fabric={"nodes_per_leaf": 8 // crossing_leaves, "uplink_gbps": NIC_GBPS},
+        tenants=[tenant(period_ratio=1e4, comm_share=0.99, rate_share=1.0, weight=weight)],
+    )
+    step_T = run(config, 1, 3).step_ET[0]
+    work_s = crossing_leaves * 2 * 7 / 8 * 1e9 / NIC_BPS
+    assert step_T == pytest.approx(1.0 + work_s * (1.0 + weight), rel=1e-9)
+
+
+# Against the fast engine
+
+
+noises = st.fixed_dictionaries(
+    {
+        "jitter_cv": st.sampled_from([0.0, 0.005, 0.02, 0.05]),
+        "common_cv": st.sampled_from([0.0, 0.01]),
+        "imbalance_cv": st.sampled_from([0.0, 0.05]),
+        "persistent_cv": st.sampled_from([0.0, 0.02]),
+        "slow_ranks": st.integers(0, 1),
+        "slow_factor": st.floats(1.0, 1.3),
+        "fail_slow_share": st.sampled_from([0.0, 0.05]),
+        "fail_slow_mean_iterations": st.just(10.0),
+        "fail_slow_factor": st.just(1.3),
+        "drift_cv": st.sampled_from([0.0, 0.02]),
+        "drift_iterations": st.just(20.0),
+        "stall_rate": st.sampled_from([0.0, 0.01]),
+        "stall_mean_s": st.just(0.05),
+    }
+)
+tenants = st.fixed_dictionaries(
+    {
+        "period_ratio": st.floats(0.6, 1.5),
+        "comm_share": st.floats(0.1, 0.5),
+        "rate_share": st.floats(0.3, 1.0),
+        "weight": st.sampled_from([1.0, 2.0]),
+        "ranks": st.integers(1, 4),
+    }
+)
+paces = st.sampled_from(
+    [None, ("slack", 0.0, 0.3), ("slack", 0.05, 0.1), ("slide", 0.0, 0.3), ("paper", 0.0, 0.3), ("stagger", 0.1, 0.3)]
+)
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> Cluster:
+    """Two to sixteen nodes in groups on leaves of all sizes, the upper tier from half a NIC to eight."""
+    groups = 1 if one_group else draw(st.sampled_from([1, 1, 2, 4]))
+    group_nodes = draw(st.integers(1 if groups > 1 else 2, 16 // groups))
+    barrier = groups > 1 or (not one_group and draw(st.booleans()))
+    compute_s = draw(st.floats(0.5, 2.0))
+    exposed: dict[str, Any] = {}
+    if barrier and draw(st.booleans()):
+        exposed = {"groups": 1, "work_s": draw(st.floats(0.0, 0.1)), "share": 0.1, "episode_s": 0.05}
+    return Cluster.model_validate(
+        {
+            "name": "random",
+            "job": {
+                "nodes": groups * group_nodes,
+                "nodes_per_group": group_nodes,
+                "ranks_per_node": draw(st.integers(1, per_node)) if group_nodes < 9 else 1,
+                "barrier": barrier,
+                "compute_s": compute_s,
+                # from 5 to 50 % of the compute on the group's own links
+                "gradient_bytes": draw(st.floats(0.05, 0.5)) * compute_s * NIC_BPS / 2,
+            },
+            "fabric": {
+                "nic_gbps": NIC_GBPS,
+                "nodes_per_leaf": draw(st.sampled_from([1, 2, 3, 4, 8])),
+                "uplink_gbps": NIC_GBPS * draw(st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0])),
+                "latency_us": draw(st.sampled_from([0.0, 10.0, 50.0])),
+                "barrier_us": 100.0 if barrier else 0.0,
+            },
+            "noise": draw(noises),
+            "exposed": exposed,
+            "tenants": draw(st.lists(tenants, max_size=0 if one_group else 2)),
+            "pacing": {"cap": 0.5},
+        }
+    )
+
+
+@settings(max_examples=30, derandomize=True)
+@given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
+def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, seed: int) -> None:
+    settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
+    mean, cv = errors(*both(config, seed, 40, settings_M2))
+    assert abs(mean) < 0.01
+    assert abs(cv) < 0.01
+
+
+@settings(max_examples=15, derandomize=True)
+@given(config=clusters(per_node=1), seed=st.integers(0, 1000), share_=st.floats(0.1, 0.9))
+def test_overlap_agrees_with_the_fast_engine(config: Cluster, seed: int, share_: float) -> None:
+    config = config.model_copy(update={"tenants": []})  # whose period is relative to the step without overlap
+    tail_bytes = 0.1 * float(config.job.gradient_bytes)  # type: ignore[arg-type]
+    job = derive(config, episode_keys([seed])).jobs[0]
+    tail_s = 0.1 * max(job["transfer_alone_s"], job["uplink_work_s"])
+    record = {"overlap_share": share_, "tail_s": tail_s}
+    mean, cv = errors(*both(config, seed, 30, None, record, overlap_share=share_, tail_bytes=tail_bytes))
+    assert abs(mean) < 0.01
+    assert abs(cv) < 0.01
+
+
+@settings(max_examples=15, derandomize=True)
+@given(config=clusters(one_group=True), seed=st.integers(0, 1000), staleness=st.integers(1, 4))
+def test_ranks_that_run_ahead_agree_with_the_fast_engine(config: Cluster, seed: int, staleness: int) -> None:
+    mean, cv = errors(*both(config, seed, 30, None, {"staleness": staleness}, staleness=staleness))
+    assert abs(mean) < 0.01
+    assert abs(cv) < 0.01
+
+
+def incast(config: Cluster, kind: Any, fit: float) -> tuple[Cluster, dict[str, Any], dict[str, Any]]:
+    """The config with nothing in the way but ports, and what to tell either engine."""
+    config = config.changed([f"fabric.uplink_gbps={WIDE_GBPS}", "fabric.latency_us=0"])
+    setup = Setup.of(config)
+    message_bytes = setup.payload_bytes / setup.members
+    record = {
+        "incast_kind": GATHER if kind == "gather" else ALL_TO_ALL,
+        "incast_flow_s": message_bytes / NIC_BPS,
+        "incast_fit": fit,
+        "incast_timeout_s": 0.2,
+    }
+    payload_bytes = message_bytes if kind == "gather" else setup.payload_bytes
+    changes = {"collective": kind, "payload_bytes": payload_bytes, "incast_fit": fit, "timeout_s": 0.2}
+    return config, record, changes
+
+
+@settings(max_examples=20, derandomize=True)
+@given(
+    config=clusters(per_node=1),
+    seed=st.integers(0, 1000),
+    port=st.sampled_from([("gather", 1.0), ("gather", 2.0), ("gather", 4.0), ("all_to_all", math.inf)]),
+    pace=paces,
+)
+def test_incast_agrees_with_the_fast_engine(config: Cluster, seed: int, port: Any, pace: Any) -> None:
+    config, record, changes = incast(config.model_copy(update={"tenants": []}), *port)
+    settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
+    mean, cv = errors(*both(config, seed, 40, settings_M2, record, **changes))
+    assert abs(mean) < 0.01
+    assert abs(cv) < 0.01
+
+
+def test_in_an_all_to_all_senders_ports_add_to_the_incast() -> None:
+    """A limit of the phase level: it knows the receivers' ports only.
+
+    A late sender's messages to all others share its own port, last longer, and so meet more of those that come after.
+    """
+    config, record, changes = incast(cluster(8, 2e9, noise={"jitter_cv": 0.02}), "all_to_all", 2.0)
+    means = [errors(*both(config, seed, 40, None, record, **changes))[0] for seed in range(5)]
+    assert 0.001 < np.mean(means) < 0.03
+
+
+@pytest.mark.parametrize("algorithm", ["halving_doubling", "tree"])
+@pytest.mark.parametrize("members", [4, 6])
+def test_other_algorithms_too_wait_for_their_last_member(algorithm: Any, members: int) -> None:
+    config = cluster(members, fabric={"latency_us": 50.0}, noise={"jitter_cv": 0.05})
+    alone_s = Reference(config, 0, replace(Setup.of(config), algorithm=algorithm)).ideal_step_s - 1.0
+    slow, fast = both(config, 0, 30, None, {"transfer_alone_s": alone_s, "latency_s": 0.0}, algorithm=algorithm)
+    mean, cv = errors(slow, fast)
+    assert abs(mean) < 0.005
+    assert abs(cv) < 0.005
+
+
+NOISY: dict[str, Any] = {"noise": {"jitter_cv": 0.03}}
+SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        cluster(6, job={"overlap": 0.4, "tail_bytes": 5e6}, fabric=SHARED, tenants=[tenant()], **NOISY),
+        cluster(6, synchronization={"staleness": 2}, fabric=SHARED, tenants=[tenant()], **NOISY),
+        cluster(6, synchronization={"every": 4}, fabric=SHARED, tenants=[tenant()], **NOISY),
+        cluster(6, tenants=[tenant(bursty=True)], fabric=SHARED, **NOISY),
+        cluster(6, 1e8, job={"collective": "gather"}, fabric={"buffer_kb": 32.0, "latency_us": 20.0}, **NOISY),
+        cluster(6, job={"collective": "all_to_all"}, fabric={"latency_us": 20.0}, **NOISY),
+        cluster(6, job={"algorithm": "ring"}, fabric=SHARED, tenants=[tenant()], **NOISY),
+        cluster(6, job={"algorithm": "halving_doubling"}, fabric={"latency_us": 20.0}, **NOISY),
+        cluster(6, job={"algorithm": "tree"}, fabric=SHARED, **NOISY),
+        cluster(6, 1e6, job={"algorithm": "auto"}, fabric=SHARED, **NOISY),
+        cluster(6, job={"ranks_per_node": 3}, fabric=SHARED | {"intra_node_latency_us": 3.0}, **NOISY),
+    ],
+)
+def test_both_engines_read_the_config_alike(config: Cluster) -> None:
+    mean, cv = errors(*both(config, 0, 40))
+    assert abs(mean) < 0.01
+    assert abs(cv) < 0.01
+
+
+@pytest.mark.parametrize("change", ["fabric.ecmp_paths=4", "fabric.numa_nodes=2", "reliability.mtbf_iterations=100"])
+def test_what_it_does_not_know_is_refused(change: str) -> None:
+    with pytest.raises(InputError, match="allowed in the reference engine: not set"):
+        Reference(cluster(2, fabric={"nics_per_node": 2}).changed([change]), 0)
+
+
+def test_in_one_bucket_early_members_work_ahead_of_a_late_one() -> None:
+    """Where the phase level ends: what early members can send before the last one is there, it does not count.
+
+    Never slower than the phase level, and the gain goes with the first bucket.
+    """
+    config = cluster(
+        12, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS / 2}, noise={"slow_ranks": 1, "slow_factor": 2.0}
+    )
+    gains = [-errors(*both(config, 0, 3, first_bucket_bytes=share_ * 1e9))[0] for share_ in (1.0, 1 / 4, 1 / 16)]
+    assert 0.1 < gains[0] < 0.5
+    assert gains[1:] == pytest.approx([gains[0] / 4, gains[0] / 16], rel=0.05)
+
+
+def test_bursty_tenants_draw_as_in_the_fast_engine() -> None:
+    config = cluster(
+        4, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS}, noise={"jitter_cv": 0.01},
+        tenants=[tenant(), tenant(period_ratio=0.3)],
+    )  # fmt: skip
+    fast = Simulator(derive(config, episode_keys([0])), episode_keys([0]))
+    fast.batch.tenants_EK["bursty"] = True
+    fast.reset(np.arange(1), episode_keys([0]))
+    setup = Setup.of(config)
+    setup = replace(setup, tenants=tuple(replace(t, is_bursty=True) for t in setup.tenants))
+    setup = replace(setup, first_bucket_bytes=1.0)  # so that nobody works ahead
+    step_T = Reference(config, 0, setup).run(fast.off(), 40)
+    np.testing.assert_allclose(step_T, fast.run(fast.off(), 40), rtol=1e-6)
+
+
+# How it is run
+
+
+def test_runs_are_reproducible_and_may_be_cut() -> None:
+    config = cluster(
+        4, job={"nodes_per_group": 2, "barrier": True}, fabric={"nodes_per_leaf": 1, "uplink_gbps": 150.0},
+        noise={"jitter_cv": 0.05}, tenants=[tenant()],
+    )  # fmt: skip
+    settings_ = pacing.one_mechanism("slack", 0.0, 0.3)[None, None]
+    whole, parts, own = (Reference(config, 5) for _ in range(3))
+    step_T = whole.run(settings_, 30)
+    np.testing.assert_array_equal(np.concatenate([parts.run(settings_, n) for n in (1, 20, 9)], axis=1), step_T)
+    np.testing.assert_array_equal(own.run(np.repeat(settings_, 4, axis=1), 30), step_T)
+    assert whole.mean_delay_s()[0] > 0.0
+
+
+def test_traces_of_both_engines_are_the_same_table(tmp_path: Path) -> None:
+    config = cluster(4, job={"nodes_per_group": 2, "barrier": True}, exposed={"groups": 1, "work_s": 0.1})
+    tables = []
+    for name, engine in (
+        ("slow", Reference(config, 0)),
+        ("fast", Simulator(derive(config, episode_keys([0])), episode_keys([0]))),
+    ):
+        with RecordingWriter(tmp_path / name, engine, "job") as writer:  # type: ignore[arg-type]
+            writer.append(engine.record(engine.off(), 5))
+        tables.append(trace.read_trace(tmp_path / name))
+    slow, fast = tables
+    for column in ("op", "rank", "iteration", "group"):
+        assert slow.column(column).tolist() == fast.column(column).tolist()
+    for column in ("start_s", "end_s"):
+        np.testing.assert_allclose(slow.column(column), fast.column(column), rtol=1e-9)
+
+
+def test_quantities_that_are_drawn_are_refused() -> None:
+    with pytest.raises(InputError, match="draws no quantities; allowed: a number"):
+        Reference(cluster(2).changed(["fabric.nic_gbps={uniform: [1, 2]}"]), 0)
