@@ -88,8 +88,8 @@ def test_derived_times_of_a_small_cluster_by_hand() -> None:
     assert jobs["uplink_work_s"][0] == pytest.approx(2 * across_bytes / (160 * BYTES_PER_GBIT))
     inside_s = 1e9 / (800 * BYTES_PER_GBIT)  # a ring of two: 2 * 1/2 of the payload
     assert jobs["latency_s"][0] == pytest.approx(inside_s + (2 * 1 + 2 * 3) * 5e-6)
-    assert jobs["barrier_s"][0] == pytest.approx(20e-6)
-    ideal_s = 0.5 + jobs["uplink_work_s"][0] + jobs["latency_s"][0] + 20e-6
+    assert jobs["barrier_s"][0] == 0.0, "without a barrier its time is not charged"
+    ideal_s = 0.5 + jobs["uplink_work_s"][0] + jobs["latency_s"][0]
     assert jobs["ideal_step_s"][0] == pytest.approx(ideal_s)
     assert jobs["cap_s"][0] == pytest.approx(some.pacing.cap * ideal_s)
 
@@ -102,7 +102,10 @@ def test_more_nics_and_faster_links_never_slow_a_job_down() -> None:
 
 def test_groups_halve_the_ring_and_multiply_the_flows() -> None:
     whole = derive(cluster(), episode_keys([0]))
-    halves = derive(cluster(job={"nodes_per_group": 2, "barrier": True}), episode_keys([0]))
+    halves = derive(
+        cluster(job={"nodes_per_group": 2, "barrier": True}, fabric={"barrier_us": 20.0}), episode_keys([0])
+    )
+    assert halves.jobs["barrier_s"][0] == pytest.approx(20e-6)
     assert (whole.groups, halves.groups, halves.ranks) == (1, 2, 4)
     assert halves.jobs["transfer_alone_s"][0] == pytest.approx(whole.jobs["transfer_alone_s"][0] * 1.0 / 1.5)
     assert halves.jobs["uplink_work_s"][0] == 0.0, "a packed group of two stays on its leaf of two"

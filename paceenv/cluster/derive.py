@@ -33,7 +33,7 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     jobs["compute_s"] = draw(cluster.job.compute_s)
     payload_bytes = draw(cluster.job.gradient_bytes)
     _communicate(cluster, draw, jobs, payload_bytes)
-    jobs["barrier_s"] = np.asarray(draw(cluster.fabric.barrier_us)) * 1e-6
+    jobs["barrier_s"] = np.asarray(draw(cluster.fabric.barrier_us)) * 1e-6 * cluster.barrier
     for name in _NOISE:
         value = getattr(cluster.noise, name)
         jobs[name] = value if isinstance(value, int) else draw(value)
@@ -94,7 +94,8 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
         tail = transfers.all_reduce_times(job.algorithm, fabric, place, links, tail_bytes)
-        jobs["tail_s"] = np.where(tail_bytes > 0.0, np.maximum(tail.alone_s, tail.uplink_work_s), 0.0)
+        tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
+        jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
         return
     members = place.nodes * place.per_node
     if fabric.torus is not None:
@@ -151,8 +152,9 @@ def ideal_step_s(jobs: NDArray[np.void]) -> Any:
     A collective that overlaps starts with the first gradients and ends no earlier than the last ones alone let it.
     """
     alone_s = np.maximum(jobs["transfer_alone_s"], jobs["uplink_work_s"])
-    early_s, late_s = (1.0 - jobs["overlap_share"]) * jobs["compute_s"] + alone_s, jobs["compute_s"] + jobs["tail_s"]
-    step_s = np.maximum(early_s, late_s) + jobs["latency_s"] + jobs["barrier_s"]
+    early_s = (1.0 - jobs["overlap_share"]) * jobs["compute_s"] + alone_s + jobs["latency_s"]
+    late_s = np.where(jobs["overlap_share"] > 0.0, jobs["compute_s"] + jobs["tail_s"], 0.0)
+    step_s = np.maximum(early_s, late_s) + jobs["barrier_s"]
     # running ahead hides the collective, up to as many steps as it may take
     ahead_s = np.maximum(np.maximum(jobs["compute_s"], alone_s), step_s / (jobs["staleness"] + 1.0))
     return np.where(jobs["staleness"] > 0, ahead_s, step_s)

@@ -47,7 +47,7 @@ _REGISTERED = (
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),
-    (kernel.arrive, kernel.start_early, kernel.finish_late, kernel.sort_groups, kernel.finish_step),
+    (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.observe_and_decide,),
     (kernel.observer_rank, kernel.advance_job),
 )

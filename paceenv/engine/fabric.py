@@ -69,11 +69,11 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
     """How long tenant ``k`` computes before its next transfer, seconds."""
     tenant[CYCLES, k] += 1.0
     key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
-    # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
-    u = uniform(key, TENANT_STREAM, k) ** (1.0 / tenants[k]["ranks"])
+    u = uniform(key, TENANT_STREAM, k)
     if tenants[k]["bursty"]:
         return float(-tenants[k]["compute_s"] * math.log(u))
-    slowest = quantile(normal, uniform_bits(u))
+    # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
+    slowest = quantile(normal, uniform_bits(u ** (1.0 / tenants[k]["ranks"])))
     return float(tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0))
 
 

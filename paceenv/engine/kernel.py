@@ -87,12 +87,6 @@ def start_early(
         arrival_G[g] = latest_s
 
 
-def finish_late(job: Any, complete_G: NDArray[np.float64], finish_G: NDArray[np.float64]) -> None:
-    """The last gradients are reduced after the compute, however early the collective started."""
-    for g in range(finish_G.shape[0]):
-        finish_G[g] = max(finish_G[g], complete_G[g] + job["tail_s"])
-
-
 def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
     """Order the groups by arrival, ties by number; insertion sort where the groups are few."""
     if order_G.shape[0] > 32:
@@ -109,12 +103,22 @@ def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> N
 
 
 def finish_step(
-    job: Any, iteration: int, group: NDArray[np.float64], finish_G: NDArray[np.float64], ready_G: NDArray[np.float64]
+    job: Any,
+    iteration: int,
+    group: NDArray[np.float64],
+    complete_G: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
+    ready_G: NDArray[np.float64],
 ) -> float:
-    """Write when each group is ready for the end of the step; return when the step ends, the common clock tick."""
+    """Write when each group is ready for the end of the step; return when the step ends, the common clock tick.
+
+    Where collectives overlap with compute, the last gradients are reduced after it, however early the first ones went.
+    """
     end_s = 0.0
     for g in range(finish_G.shape[0]):
         finish_G[g] += job["latency_s"]
+        if job["overlap_share"] > 0.0:
+            finish_G[g] = max(finish_G[g], complete_G[g] + job["tail_s"])
         exposed_s = group[FIXED_EXPOSED_S, g]
         if group[EXPOSED_UNTIL, g] > iteration:
             exposed_s += group[EXPOSED_NOW_S, g]
@@ -306,11 +310,9 @@ def advance_job(
             if job["uplink_work_s"] > 0.0:
                 sort_groups(arrival_G, order_G)
             share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
-            if job["overlap_share"] > 0.0:
-                finish_late(job, complete_G, finish_G)
         if job["exposed_share"] > 0.0:
             start_exposed(job, clock, group)
-        step_s = finish_step(job, clock["iteration"], group, finish_G, ready_G)
+        step_s = finish_step(job, clock["iteration"], group, complete_G, finish_G, ready_G)
         if has_power:
             spend(job, clock, heat, delay_R, compute_s, step_s)
         extra_s = interrupt(job, clock, heat, ranks) if can_stop else 0.0

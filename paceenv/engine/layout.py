@@ -67,7 +67,7 @@ occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` 
 ``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports.
 
 ``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the
-collective may start; ``tail_s`` is what the last gradients take alone, which is always after the compute.
+collective may start; ``tail_s`` is what the last gradients take alone, latency included, always after the compute.
 ``staleness`` is by how many steps a rank may run ahead of the slowest (0: not at all; only without a barrier).
 
 ``incast_kind`` (``NO_INCAST``, ``GATHER``: every member sends to its group's first, ``ALL_TO_ALL``) replaces the fluid
