@@ -11,6 +11,7 @@ from scipy import stats
 from paceenv.cluster import load_cluster
 from paceenv.cluster.amplification import expected_maximum, exponential_maximum, probability_any
 from paceenv.cluster.collectives import Law, volume
+from paceenv.cluster.pipeline import pipeline_s
 from paceenv.configs import Config
 from paceenv.errors import InputError
 from paceenv.validation.checks import Check, Expected
@@ -66,6 +67,24 @@ def lost_throughput(ranks: int, cv: float) -> float:
     return 1.0 - 1.0 / normal_maximum(ranks, cv)
 
 
+def pipeline_slowdown(
+    forward_s: list[float],
+    backward_s: list[float],
+    micro_batches: int,
+    slowest: list[float],
+    mean: list[float],
+) -> float:
+    """Step of the slowest pipeline over that in which every operation takes the mean of its type over all stages.
+
+    ``forward_s`` and ``backward_s`` are a healthy stage's times of one micro-batch, ``slowest`` by what factor each
+    stage of the slowest replica takes longer, ``mean`` the same of the mean over all replicas.
+    """
+    stages, times = len(forward_s), (forward_s, backward_s)
+    slow = [[t * k for t, k in zip(part, slowest, strict=True)] for part in times]
+    equal = [[sum(t * k for t, k in zip(part, mean, strict=True)) / stages] * stages for part in times]
+    return pipeline_s(slow[0], slow[1], micro_batches) / pipeline_s(equal[0], equal[1], micro_batches)
+
+
 def bisection_ratio(torus: str, against: str, nodes: int) -> float:
     """Bisection bandwidth of a torus over that of another fabric with as many nodes."""
     return _bisection_gbps(torus, None) / _bisection_gbps(against, nodes)
@@ -91,6 +110,7 @@ _FORMS: dict[str, Callable[..., float]] = {
         normal_maximum,
         lost_throughput,
         bisection_ratio,
+        pipeline_slowdown,
         probability_any,
         exponential_maximum,
     )
