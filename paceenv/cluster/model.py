@@ -16,6 +16,7 @@ from paceenv.cluster.collectives import Algorithm
 from paceenv.cluster.fabric import Fabric
 from paceenv.cluster.quantity import LogUniform, NonNegative, Normal, Part, Positive, Uniform
 from paceenv.cluster.surroundings import Exposed, Noise, Pacing, Power, Reliability, Synchronization, Tenant
+from paceenv.cluster.transfers import plan_step
 from paceenv.cluster.workload import Gpu, Workload
 from paceenv.configs import Config
 
@@ -115,8 +116,6 @@ class Cluster(Config):
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
-        from paceenv.cluster.transfers import plan_step
-
         plan_step(self)
 
     def _check_collective(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceenv.cluster.collectives import Algorithm, Law
 from paceenv.cluster.pipeline import pipeline_s
 from paceenv.cluster.placement import Cost, Group, Links
-from paceenv.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Memory, Transformer, Workload
+from paceenv.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Memory, Tensor, Transformer, Workload
 from paceenv.errors import InputError
 
 
@@ -72,6 +72,14 @@ class Step:
     def efficiency(self) -> float:
         """Kernel time as a share of the step."""
         return self.kernel_s / self.step_s
+
+    @property
+    def gpus(self) -> int:
+        return self.group.members * self.groups
+
+    def utilization(self, gpu: Gpu) -> float:
+        """FLOPs of the model, without recomputation, as a share of what the GPUs' peak allows in a step."""
+        return self.flops / (self.gpus * self.step_s * gpu.peak_tflops * 1e12)
 
     @property
     def samples_per_s(self) -> float:
@@ -165,13 +173,9 @@ class _Stage(NamedTuple):
 
     forward_s: float
     backward_s: float
-    before_gradients_s: float
-    """Of the backward: the output layer, whose weights, if tied, are only complete with the embedding at the end."""
     kernel_flops: float
     tensor: Cost
     gradient_bytes: float
-    whole_bytes: float
-    """Of these: the token embedding, one tensor, ready last."""
     weight_bytes: float
 
 
@@ -186,8 +190,8 @@ def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
         gradient, weight = BYTES[workload.gradient_dtype], BYTES[workload.parameter_dtype]
         if isinstance(model, Generic):
             forward = mb * model.flops / (1.0 + BACKWARD)
-            head = again = 0.0
-            forward_calls = backward_calls = whole = 0.0
+            again = 0.0
+            forward_calls = backward_calls = 0.0
         else:
             again = mb * layers * _recomputed(workload, model) / t
             head = mb * model.head_flops / t if s == p - 1 else 0.0
@@ -195,16 +199,13 @@ def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
             # two per layer and direction, again when a whole layer is computed anew; embedding forward, head backward
             forward_calls = 2.0 * layers + (s == 0)
             backward_calls = 2.0 * layers * (2 if workload.recompute == "full" else 1) + (s == p - 1)
-            whole = model.embedding_parameters / t * gradient if s == 0 else 0.0
         stages.append(
             _Stage(
                 forward_s=forward / rate + host_s + forward_calls * all_reduce.time_s,
                 backward_s=(BACKWARD * forward + again) / rate + BACKWARD * host_s + backward_calls * all_reduce.time_s,
-                before_gradients_s=BACKWARD * head / rate,
                 kernel_flops=(1.0 + BACKWARD) * forward + again,
                 tensor=all_reduce.times(forward_calls + backward_calls),
                 gradient_bytes=n * gradient,
-                whole_bytes=whole,
                 weight_bytes=n * weight,
             )
         )
@@ -259,16 +260,27 @@ class _Reduction(NamedTuple):
     nic_bytes: float
 
 
-def bucket_bytes(divisible: float, whole: float, first: float, cap: float) -> list[float]:
-    """Gradients in the order in which they are ready, cut into buckets of ``first``, then ``cap`` bytes.
+class Bucket(NamedTuple):
+    """Gradients that are reduced together."""
 
-    What is left over goes with ``whole``, a tensor that cannot be cut and is ready last.
+    payload_bytes: float
+    ready: float
+    """Share of backward after which its last tensor is complete."""
+
+
+def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, cap_bytes: float) -> list[Bucket]:
+    """Whole tensors in the order in which they are ready; a bucket that has reached its cap is closed.
+
+    PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``); the first cap is smaller.
     """
-    buckets, limit, left = [], first, divisible
-    while left > limit or (left == limit and whole == 0.0):
-        buckets.append(limit)
-        left, limit = left - limit, cap
-    return [*buckets, left + whole] if left + whole > 0.0 else buckets
+    total = sum(t.flops for t in gradients)
+    found, payload, flops, limit = [], 0.0, 0.0, first_bytes
+    for i, tensor in enumerate(gradients):
+        payload, flops = payload + tensor.parameters * bytes_each, flops + tensor.flops
+        if payload >= limit or i == len(gradients) - 1:
+            found.append(Bucket(payload, min(flops / total, 1.0)))
+            payload, limit = 0.0, cap_bytes
+    return found
 
 
 def last_finish_s(ready_s: Sequence[float], collective_s: Sequence[float]) -> float:
@@ -282,20 +294,16 @@ def last_finish_s(ready_s: Sequence[float], collective_s: Sequence[float]) -> fl
 def _bucketed(workload: Workload, links: Links, group: Group, stage: _Stage, compute_s: float) -> _Reduction:
     """Plain data parallelism, ZeRO-1 and ZeRO-2: the last micro-batch's backward hides what it can.
 
-    Buckets become ready evenly over the backward of the layers; the first stage, which ends last, has the most.
+    The first stage ends last and has the most to reduce.
     """
     if group.members == 1:
         return _Reduction(compute_s, 0.0, 0.0, 0.0, 0.0, 0.0, compute_s, 0.0)
     sharded = workload.zero_stage > 0
-    divisible = stage.gradient_bytes - stage.whole_bytes
-    buckets = bucket_bytes(divisible, stage.whole_bytes, workload.first_bucket_bytes, workload.bucket_bytes)
-    costs = [links.collective("reduce_scatter" if sharded else "all_reduce", group, b) for b in buckets]
-    window_s = stage.backward_s - stage.before_gradients_s if workload.overlap else 0.0
-    before_end_s, done = [], 0.0
-    for b in buckets[:-1]:
-        done += b
-        before_end_s.append(window_s * (1.0 - done / divisible))
-    before_end_s.append(0.0)
+    each = BYTES[workload.gradient_dtype]
+    cut = buckets(workload.gradients(0), each, workload.first_bucket_bytes, workload.bucket_bytes)
+    costs = [links.collective("reduce_scatter" if sharded else "all_reduce", group, b.payload_bytes) for b in cut]
+    before_end_s = [(1.0 - b.ready) * stage.backward_s * workload.overlap for b in cut]
+    payload = sum(b.payload_bytes for b in cut)
     durations_s = [c.time_s for c in costs]
     gather, weights = Cost(0.0, 0.0), 0.0
     if sharded:  # the updated weights, after the optimizer
@@ -311,8 +319,8 @@ def _bucketed(workload: Workload, links: Links, group: Group, stage: _Stage, com
     return _Reduction(
         compute_s,
         before_end_s[0],
-        half * (sum(buckets) + weights),
-        half * (buckets[-1] + weights) if workload.overlap else half * (sum(buckets) + weights),
+        half * (payload + weights),
+        half * ((cut[-1].payload_bytes if workload.overlap else payload) + weights),
         sum(durations_s) + gather.time_s,
         (durations_s[-1] if workload.overlap else sum(durations_s)) + gather.time_s,
         max(compute_s, end_s) + gather.time_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from paceenv.cluster.collectives import BYTES_PER_GBIT, Algorithm, Law, crossing_bytes, crossing_hops, volume
 from paceenv.cluster.draw import Draw
 from paceenv.cluster.fabric import INTRA_NODE_GBPS, Fabric
-from paceenv.cluster.model import Cluster
 from paceenv.cluster.step import Step, plan
+
+if TYPE_CHECKING:
+    from paceenv.cluster.model import Cluster  # which checks its workload with what is here
 
 Values = float | NDArray[np.float64]
 

@@ -48,6 +48,14 @@ class Gpu(Config):
         return self
 
 
+class Tensor(NamedTuple):
+    """Weights whose gradients are ready together."""
+
+    parameters: float
+    flops: float
+    """Forward and backward of one sample."""
+
+
 class Transformer(Config):
     """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
 
@@ -121,6 +129,16 @@ class Transformer(Config):
         """Forward and backward of one sample, FLOPs: ``6 N s + 12 L h s^2``, N without embeddings only looked up."""
         return (1.0 + BACKWARD) * (self.layers * self.layer_flops + self.head_flops)
 
+    def layer_tensors(self) -> list[Tensor]:
+        """Of one layer, from output to input; norms and biases go with their matrices."""
+        h, m, per_weight = self.hidden, self.mlp, 2.0 * (1.0 + BACKWARD) * self.sequence
+        return [
+            Tensor(h * m + h, per_weight * h * m),
+            Tensor(h * m + m + 2 * h, per_weight * h * m),
+            Tensor(h * h + h, per_weight * h * h),
+            Tensor(3 * h * h + 5 * h, per_weight * 3 * h * h + (1.0 + BACKWARD) * self.attention_flops),
+        ]
+
 
 class Generic(Config):
     """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
@@ -132,6 +150,17 @@ class Generic(Config):
     parameters: float = Field(gt=0, allow_inf_nan=False)
     flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
     activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
+    tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Generic:
+        for index, key in enumerate(("parameters", "flops")):
+            total, found = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
+            if self.tensors and abs(found / total - 1.0) > TOTAL_TOLERANCE:
+                raise ValueError(
+                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({found:.4g})"
+                )
+        return self
 
 
 Model = Transformer | Generic
@@ -235,6 +264,26 @@ class Workload(Config):
                 total += model.embedding_parameters
         return total / self.tensor_parallel
 
+    def gradients(self, stage: int) -> list[Tensor]:
+        """Gradients of one GPU of a stage as backward makes them ready, from output to input.
+
+        Flops are of the whole stage. A tied embedding is only complete at the end.
+        """
+        model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
+        if isinstance(model, Generic):
+            even = [Tensor(model.parameters / model.layers, model.flops / model.layers)] * model.layers
+            return model.tensors[::-1] or even
+        tensors = [Tensor(n / t, flops) for n, flops in model.layer_tensors()] * (model.layers // p)
+        if stage == p - 1:
+            norm = 2 * model.hidden / t
+            head = Tensor(norm, (1.0 + BACKWARD) * model.head_flops)
+            if p > 1 or not model.tied_embeddings:
+                head = Tensor(norm + model.embedding_parameters / t, head.flops)
+            tensors.insert(0, head)
+        if stage == 0:
+            tensors.append(Tensor((model.embedding_parameters + model.position_parameters) / t, 0.0))
+        return tensors
+
     def memory(self, replicas: int) -> Memory:
         """Bytes on the fullest GPU with that many data-parallel replicas."""
         return max((self._stage_memory(s, replicas) for s in range(self.pipeline_parallel)), key=lambda m: m.total)
@@ -265,6 +314,6 @@ class Workload(Config):
             kept = layers * scale * tokens * h * 2.0
         in_flight = min(self.micro_batches, p - stage)
         total = in_flight * kept + (whole if self.recompute == "full" else 0.0)
-        if stage == p - 1:  # logits, and their fp32 copy for the loss
-            total += tokens * model.vocab / t * (BYTES[self.activation_dtype] + 4.0)
+        if stage == p - 1:  # logits, their fp32 copy for the loss, and its gradient
+            total += tokens * model.vocab / t * (BYTES[self.activation_dtype] + 8.0)
         return total

@@ -11,6 +11,7 @@ from paceenv import configs, output
 from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth, is_table, read_table
 from paceenv.calibration.noise import NoiseFit, calibrate_noise
 from paceenv.calibration.scaling import ScalingTarget, fit_scaling
+from paceenv.calibration.throughput import ThroughputTarget, fit_throughput
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.errors import InputError
 
@@ -46,6 +47,8 @@ def calibrate(
 
     From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
 
+    From a table of throughputs of a described workload: the hardware parameters that it frees, likewise.
+
     From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
     a cluster's fabric.
     """
@@ -55,7 +58,10 @@ def calibrate(
         return
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
-    if path.suffix in {".yaml", ".yml"} and "rows" in configs.read_yaml(path):
+    if path.suffix in {".yaml", ".yml"} and configs.read_yaml(path).get("kind") == "throughput":
+        throughputs = configs.load(ThroughputTarget, "targets", str(path))
+        cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
+    elif path.suffix in {".yaml", ".yml"} and "rows" in configs.read_yaml(path):
         target = configs.load(ScalingTarget, "targets", str(path))
         start = load_cluster(base or target.cluster)
         with output.progress(f"fit {target.name}", generations) as done:

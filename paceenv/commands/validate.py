@@ -9,11 +9,13 @@ import typer
 
 from paceenv import configs, output
 from paceenv.calibration.scaling import ScalingTarget, compare
+from paceenv.calibration.throughput import ThroughputTarget
 from paceenv.cluster import load_cluster
 from paceenv.errors import InputError
-from paceenv.validation import closed_forms, simulated
+from paceenv.validation import closed_forms, described, simulated, throughput
 from paceenv.validation.checks import Check, Expected, Kind
 from paceenv.validation.closed_forms import ClosedFormTarget
+from paceenv.validation.described import DescribedTarget
 from paceenv.validation.simulated import SimulatedTarget
 
 TOLERANCE = {"baseline throughput": 0.03, "coordination throughput": 0.04, "baseline cv": 0.03, "coordination cv": 0.03}
@@ -69,8 +71,13 @@ def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list
             return list(simulated.checks(target, seeds=seeds, iterations=iterations))
         case "closed_form":
             return list(closed_forms.checks(configs.parse(ClosedFormTarget, data, str(path))))
+        case "throughput":
+            return list(throughput.checks(configs.parse(ThroughputTarget, data, str(path)), cluster))
+        case "described":
+            return list(described.checks(configs.parse(DescribedTarget, data, str(path))))
         case _:
-            raise InputError(f"{path}: kind = {kind!r}; allowed: scaling, simulated, closed_form")
+            kinds = "scaling, simulated, closed_form, throughput, described"
+            raise InputError(f"{path}: kind = {kind!r}; allowed: {kinds}")
 
 
 def _scaling(target: ScalingTarget, cluster: str | None, seeds: int, iterations: int) -> Iterator[Check]:

@@ -1,0 +1,76 @@
+"""Targets about described clusters: what follows from workload, GPU and fabric alone, without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from paceenv.calibration.throughput import Set, efficiency, step_of
+from paceenv.cluster import load_cluster
+from paceenv.cluster.model import Cluster
+from paceenv.configs import Config
+from paceenv.errors import InputError
+from paceenv.validation.checks import Check, Expected, Kind
+
+Quantity = Literal[
+    "efficiency", "samples_per_s", "samples_per_s_and_gpu", "tflops_per_gpu", "share_of_peak", "volume_GB"
+]
+
+
+class Row(Config):
+    """One number of one cluster under some settings, or its ratio to the same number under others."""
+
+    row: str
+    quantity: Quantity = Field(
+        description="efficiency: kernel time over step; tflops_per_gpu, share_of_peak: of kernels, also recomputed "
+        "ones; volume_GB: payload a node sends and receives in a run"
+    )
+    cluster: str
+    set: Set = {}
+    against: Set | None = Field(None, description="settings of the denominator; empty: no ratio")
+    run_samples: float = Field(0.0, ge=0, description="samples of a run, for volume_GB")
+    kind: Kind = "predicted"
+    expected: Expected
+    remark: str = ""
+
+
+class DescribedTarget(Config):
+    """Rows about described clusters, and where their numbers come from."""
+
+    name: str
+    kind: Literal["described"]
+    source: str
+    rows: list[Row]
+
+
+def checks(target: DescribedTarget) -> Iterator[Check]:
+    """Every row of the target beside what the description gives."""
+    for row in target.rows:
+        cluster = load_cluster(row.cluster)
+        found = _value(row, cluster, row.set)
+        if row.against is not None:
+            found /= _value(row, cluster, row.against)
+        quantity = row.quantity + (" ratio" if row.against is not None else "")
+        yield Check(target.name, row.row, quantity, row.expected, found, row.kind, row.remark)
+
+
+def _value(row: Row, cluster: Cluster, settings: Set) -> float:
+    changed = cluster.changed([f"{key}={value}" for key, value in settings.items()])
+    step, gpu = step_of(changed), changed.gpu
+    if gpu is None:
+        raise InputError(f"{cluster.name}: no gpu; allowed: a cluster that describes its workload and GPU")
+    match row.quantity:
+        case "efficiency":
+            return efficiency(changed)
+        case "samples_per_s":
+            return step.samples_per_s
+        case "samples_per_s_and_gpu":
+            return step.samples_per_s / step.gpus
+        case "tflops_per_gpu":
+            return efficiency(changed) * gpu.achievable_tflops
+        case "share_of_peak":
+            return efficiency(changed) * gpu.achievable_tflops / gpu.peak_tflops
+        case "volume_GB":
+            return 2e-9 * step.traffic.total * row.run_samples / step.samples

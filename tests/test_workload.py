@@ -1,0 +1,396 @@
+"""Described workloads: parameters, memory, buckets, pipeline, ZeRO, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceenv import configs
+from paceenv.cluster.collectives import Algorithm, Law
+from paceenv.cluster.pipeline import pipeline_s, schedule
+from paceenv.cluster.placement import Group, Links
+from paceenv.cluster.step import Step, buckets, last_finish_s, plan
+from paceenv.cluster.workload import Generic, Gpu, Tensor, Transformer, Workload
+from paceenv.errors import InputError
+
+A100 = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=80)
+BIG = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=1e6)
+FREE = Law(0.0, 1e18)
+SMALL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 1000, "sequence": 32}
+
+
+def workload(**changes: Any) -> Workload:
+    data: dict[str, Any] = {"model": SMALL, "batch": 8}
+    return configs.parse(Workload, data | changes, "test")
+
+
+def step(gpus: int, per_node: int, *, across: Law = FREE, algorithm: Algorithm = "auto", **changes: Any) -> Step:
+    return plan(workload(**changes), BIG, gpus, per_node, FREE, across, algorithm=algorithm)
+
+
+# Models
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("gpt2-small", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+        ("gpt3-175b", pytest.approx(174.6e9, rel=1e-3)),
+        ("gpt-1t", pytest.approx(1008e9, rel=1e-3)),
+        ("resnet18-cifar", 11_173_962),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, parameters: float) -> None:
+    model = workload(model=name).model
+    assert model.parameters == parameters
+    # what backward makes ready is all of it, once
+    assert sum(t.parameters for t in workload(model=name).gradients(0)) == pytest.approx(parameters)
+    assert sum(t.flops for t in workload(model=name).gradients(0)) == pytest.approx(model.flops, rel=1e-3)
+
+
+def test_every_packaged_model_loads() -> None:
+    for name in configs.names("workloads"):
+        assert workload(model=name).model.name == name
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_stages_have_all_parameters_and_a_tied_embedding_twice(stages: int) -> None:
+    cut = workload(model="gpt2-small", pipeline_parallel=stages, tensor_parallel=2)
+    total = 2 * sum(cut.stage_parameters(s) for s in range(stages))
+    model = cut.model
+    assert isinstance(model, Transformer)
+    assert total == pytest.approx(model.parameters + (stages > 1) * model.embedding_parameters)
+    for s in range(stages):
+        assert sum(t.parameters for t in cut.gradients(s)) == pytest.approx(cut.stage_parameters(s))
+
+
+def test_recomputed_flops_are_narayanan_2021_equation_3() -> None:
+    opt = plan(workload(model="opt-175b", recompute="full", tensor_parallel=8), BIG, 8, 8, FREE, FREE)
+    layers, h, s, vocab, batch = 96, 12288, 2048, 50272, 8
+    expected = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab / (16 * layers * h))
+    assert opt.kernel_s * 8 * 200e12 == pytest.approx(expected, rel=1e-6)
+    assert opt.efficiency == pytest.approx(1.0)
+
+
+# Memory
+
+
+@pytest.mark.parametrize(("zero_stage", "gb"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_zero_memory_is_that_of_the_paper(zero_stage: int, gb: float) -> None:
+    """7.5 B parameters on 64 GPUs: Rajbhandari et al. 2020, figure 1; many layers make what is gathered small."""
+    model = {"kind": "generic", "layers": 10**5, "parameters": 7.5e9, "flops": 1.0}
+    assert workload(model=model, zero_stage=zero_stage).memory(64).total / 1e9 == pytest.approx(gb, rel=0.02)
+
+
+def test_activation_memory_is_korthikanti_2022() -> None:
+    """Per layer ``s b h (10 + 24/t + 5 a s/(h t))`` bytes in 16 bit; all recomputed: ``2 s b h`` and one layer."""
+    for t in (1, 4):
+        some = workload(tensor_parallel=t, batch=3)
+        layer = 32 * 3 * 64 * (10 + 24 / t + 5 * 4 * 32 / 64 / t)
+        logits = 32 * 3 * 1000 / t * 10
+        assert some.memory(1).activations == pytest.approx(4 * layer + logits)
+        full = workload(tensor_parallel=t, batch=3, recompute="full")
+        assert full.memory(1).activations == pytest.approx(4 * 2 * 32 * 3 * 64 + layer + logits)
+
+
+def test_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
+    deep = workload(model=SMALL | {"vocab": 1}, pipeline_parallel=4, micro_batches=8).memory(1)
+    few = workload(model=SMALL | {"vocab": 1}, pipeline_parallel=4, micro_batches=8, batch=16).memory(1)
+    flat = workload(model=SMALL | {"vocab": 1}, batch=4).memory(1)  # 4 in flight of a quarter of the layers
+    assert deep.activations == pytest.approx(flat.activations / 4, rel=1e-2)
+    assert few.activations == pytest.approx(2 * deep.activations)
+
+
+def test_memory_holds_what_was_measured_to_fit() -> None:
+    """Two-node cluster of 48 GB GPUs: 16 sequences fit and 32 do not; the largest model does not fit on one GPU."""
+
+    def fits(model: str, batch: int, gpus: int = 1, **changes: Any) -> bool:
+        data = {"model": model, "batch": batch, "parameter_dtype": "fp32", "gradient_dtype": "fp32"} | changes
+        a40 = Gpu(peak_tflops=150, achievable_tflops=30, memory_gb=48)
+        try:
+            plan(workload(**data), a40, gpus, gpus, FREE, FREE)
+        except InputError as error:
+            return "allowed: at most gpu.memory_gb = 48" not in str(error)
+        return True
+
+    assert fits("gpt2-small", 16)
+    assert not fits("gpt2-small", 32)
+    assert fits("gpt2-large", 4)
+    assert not fits("gpt2-xl", 4)
+    assert fits("gpt2-xl", 16, 2, pipeline_parallel=2, micro_batches=16)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": "gpt2-smal"}, "did you mean gpt2-small"),
+        ({"model": SMALL | {"heads": 5}}, "heads to divide hidden (5 and 64)"),
+        ({"model": SMALL | {"parameters_total": 1e9}}, "parameters_total within 2% of the"),
+        ({"model": SMALL | {"depth": 4}}, "unknown key"),
+        ({"pipeline_parallel": 3}, "pipeline_parallel to divide the 4 layers (3)"),
+        ({"tensor_parallel": 3}, "tensor_parallel to divide the 4 heads"),
+        ({"micro_batches": 3}, "micro_batches to divide the batch (3 and 8)"),
+        ({"pipeline_parallel": 2, "zero_stage": 2}, "zero_stage at most 1"),
+        ({"zero_stage": 3, "overlap": False}, "overlap: true"),
+        ({"model": "resnet18-cifar", "tensor_parallel": 2}, "tensor_parallel 1"),
+        ({"zero_stage": 4}, "zero_stage = 4; allowed: "),
+    ],
+)
+def test_impossible_workloads_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        workload(**changes)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_generic_tensors_must_add_up() -> None:
+    model = {"kind": "generic", "layers": 1, "parameters": 10.0, "flops": 5.0, "tensors": [[4, 5], [5, 0]]}
+    with pytest.raises(InputError, match=r"tensors whose parameters add up to 10 within 2% \(9\)"):
+        workload(model=model)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "changes", "expected"),
+    [
+        (6, 4, {}, "6 GPUs on nodes of 4; allowed: whole nodes"),
+        (8, 8, {"data_parallel": 3}, "3 x 1 x 1 on 8 GPUs; allowed: a product of exactly that many"),
+        (8, 4, {"tensor_parallel": 4, "pipeline_parallel": 4}, "4 x 4 on 8 GPUs; allowed: a product that divides"),
+        (6, 6, {"tensor_parallel": 4}, "tensor_parallel = 4; allowed: a divisor or a multiple of the 6 GPUs"),
+    ],
+)
+def test_impossible_placements_are_refused(gpus: int, per_node: int, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        step(gpus, per_node, **changes)
+    assert expected in str(caught.value)
+
+
+def test_a_model_that_does_not_fit_says_what_takes_the_space() -> None:
+    with pytest.raises(InputError, match=r"GB on the fullest of 64 x 1 x 1 GPUs \(weights 20.6, gradients 20.6, opt"):
+        plan(workload(model="gpt-10b"), A100, 64, 8, FREE, FREE)
+
+
+# Buckets
+
+
+def test_buckets_close_when_full_and_keep_tensors_whole() -> None:
+    tensors = [Tensor(n, f) for n, f in [(5, 1), (40, 2), (70, 3), (30, 2), (3, 2), (200, 0)]]
+    found = buckets(tensors, 1, first_bytes=4, cap_bytes=100)
+    assert found == [(5, 0.1), (110, 0.6), (233, 1.0)]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 50.0), st.floats(0.0, 10.0)), min_size=1, max_size=30),
+    st.floats(0.1, 100.0),
+    st.floats(0.1, 100.0),
+)
+def test_buckets_hold_everything_once_and_all_but_the_last_are_full(
+    tensors: list[tuple[float, float]], first: float, cap: float
+) -> None:
+    some = [Tensor(n, f) for n, f in tensors] + [Tensor(1.0, 1.0)]
+    found = buckets(some, 2, first, cap)
+    assert sum(b.payload_bytes for b in found) == pytest.approx(2 * sum(t.parameters for t in some))
+    assert all(b.payload_bytes >= (cap if i else first) for i, b in enumerate(found[:-1]))
+    assert [b.ready for b in found] == sorted(b.ready for b in found)
+    assert found[-1].ready == pytest.approx(1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), min_size=1, max_size=12))
+def test_last_finish_is_a_queue_run_tick_by_tick(jobs: list[tuple[int, int]]) -> None:
+    ready, lengths = sorted(r for r, _ in jobs), [t for _, t in jobs]
+    tick, i, left = 0, 0, lengths[0]
+    while i < len(jobs):
+        if ready[i] <= tick:
+            left -= 1
+            if left == 0:
+                i += 1
+                left = lengths[i] if i < len(jobs) else 0
+        tick += 1
+    assert last_finish_s(ready, lengths) == tick
+
+
+@given(
+    st.floats(1e6, 1e12),
+    st.sampled_from([0, 1]),
+    st.booleans(),
+    st.sampled_from([1, 2, 4]),
+    st.floats(1e3, 1e7),
+)
+def test_what_the_engine_is_told_is_a_lower_bound_of_the_recurrence(
+    bandwidth_Bps: float, zero_stage: int, overlap: bool, micro_batches: int, bucket: float
+) -> None:
+    """One payload that starts with the first bucket, and a tail: exact where compute or the link is always busy."""
+    some = step(
+        4,
+        1,
+        across=Law(0.0, bandwidth_Bps),
+        zero_stage=zero_stage,
+        overlap=overlap,
+        micro_batches=micro_batches,
+        bucket_bytes=bucket,
+        first_bucket_bytes=bucket,
+    )
+    engine_s = max(some.compute_s + some.tail_s, some.compute_s - some.overlap_s + some.reduce_s)
+    assert engine_s <= some.step_s * (1 + 1e-9)
+    assert some.step_s <= (some.compute_s + some.reduce_s) * (1 + 1e-9)
+    if not overlap:
+        assert engine_s == pytest.approx(some.step_s)
+
+
+def test_accumulation_hides_all_but_the_last_reduction() -> None:
+    slow = Law(0.0, 1e6)
+    once = step(4, 1, across=slow, micro_batches=4)
+    always = step(4, 1, across=slow, micro_batches=4, accumulate=False)
+    assert always.traffic.data == pytest.approx(4 * once.traffic.data)
+    assert always.step_s == pytest.approx(4 * once.step_s, rel=0.05)  # all but pure communication
+
+
+# Pipeline
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 1), (4, 4), (4, 32), (7, 3), (8, 100)])
+def test_equal_stages_have_the_closed_form(stages: int, micro_batches: int) -> None:
+    expected = (micro_batches + stages - 1) * (1.5 + 2.5)
+    assert pipeline_s([1.5] * stages, [2.5] * stages, micro_batches) == pytest.approx(expected)
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 8))
+def test_pipeline_is_the_longest_path_through_its_operations(data: st.DataObject, p: int, m: int) -> None:
+    seconds = st.floats(0.01, 10.0)
+    f = data.draw(st.lists(seconds, min_size=p, max_size=p))
+    b = data.draw(st.lists(seconds, min_size=p, max_size=p))
+    x = data.draw(st.lists(st.floats(0.0, 10.0), min_size=p - 1, max_size=p - 1))
+    orders = [schedule(s, p, m) for s in range(p)]
+
+    @functools.cache
+    def done(s: int, backward: bool, i: int) -> float:
+        place = orders[s].index((backward, i))
+        before = done(s, *orders[s][place - 1]) if place else 0.0
+        return max(before, arrived(s, backward, i)) + (b if backward else f)[s]
+
+    @functools.cache
+    def arrived(s: int, backward: bool, i: int) -> float:
+        source = s + 1 if backward else s - 1
+        if not 0 <= source < p:
+            return 0.0
+        link_free = arrived(s, backward, i - 1) if i else 0.0
+        return max(done(source, backward, i), link_free) + x[min(s, source)]
+
+    found = pipeline_s(f, b, m, x)
+    assert found == pytest.approx(max(done(s, True, m - 1) for s in range(p)))
+    assert found >= max(m * (f[s] + b[s]) for s in range(p)) - 1e-9
+    assert found >= sum(f) + sum(b) + 2 * sum(x) - 1e-9
+
+
+def test_one_slow_worker_slows_a_production_pipeline_as_its_trace_says() -> None:
+    """Trace AR: 4 replicas of 4 stages, 32 micro-batches, one worker of stage 0 slow.
+
+    Mean compute times from the trace. Ideal, as in its definition: every operation lasts the mean of its kind over all
+    workers.
+    """
+    forward, backward = [0.2178, 0.2178, 0.2173, 0.2320], [0.3832, 0.3831, 0.3818, 0.3956]
+    slow_forward, slow_backward = [0.5461, *forward[1:]], [0.8692, *backward[1:]]
+    mean_forward, mean_backward = (
+        (3 * sum(forward) + sum(slow_forward)) / 16,
+        (3 * sum(backward) + sum(slow_backward)) / 16,
+    )
+    slow_s = pipeline_s(slow_forward, slow_backward, 32)
+    assert slow_s / pipeline_s([mean_forward] * 4, [mean_backward] * 4, 32) == pytest.approx(1.973, rel=0.02)
+    assert slow_s == pytest.approx(46.65, rel=0.05)  # the step also has collectives
+
+
+def test_bubble_and_transfers_are_exposed_as_scheduled() -> None:
+    whole, cut = step(1, 1, micro_batches=8), step(4, 4, pipeline_parallel=4, micro_batches=8)
+    assert cut.kernel_s == pytest.approx(whole.kernel_s / 4)
+    assert cut.step_s > whole.step_s / 4 * (8 + 3) / 8  # the last stage has the output layer on top
+    slow = step(4, 1, pipeline_parallel=4, micro_batches=8, across=Law(0.0, 1e6))
+    sent = 32 * 64 * 2 * 8
+    assert slow.traffic.pipeline == 2 * sent  # a node in the middle: activations on, gradients back
+    assert slow.traffic.embedding == 64 * 1000 * 2
+    assert slow.step_s == pytest.approx(2 * (3 + 7) * sent / 8 / 1e6 + slow.traffic.embedding / 1e6, rel=0.35)
+
+
+# Volumes
+
+
+@given(st.sampled_from([2, 3, 8]), st.sampled_from([0, 1, 2, 3]), st.sampled_from([1, 2]))
+def test_zero_volumes(nodes: int, zero_stage: int, micro_batches: int) -> None:
+    """Rajbhandari et al. 2020, section 7: stages 0 to 2 move twice the weights, stage 3 three times, 16 bit each."""
+    some = step(nodes, 1, algorithm="ring", zero_stage=zero_stage, micro_batches=micro_batches, accumulate=True)
+    size = 2.0 * workload().model.parameters
+    passes = 3.0 * micro_batches if zero_stage == 3 else 2.0
+    assert some.traffic.data == pytest.approx(passes * (nodes - 1) / nodes * size)
+    assert some.payload_bytes == pytest.approx(size)
+
+
+def test_zero_3_is_hidden_while_gathers_are_shorter_than_layers() -> None:
+    model = "opt-175b"
+    inside = Law(0.0, 280e9)
+
+    def run(node_Bps: float) -> Step:
+        some = workload(model=model, tensor_parallel=8, zero_stage=3, recompute="full")
+        return plan(some, A100, 128, 8, inside, Law(0.0, node_Bps))
+
+    layer_bytes = 2 * 174.6e9 / 8 / 96 * 15 / 16
+    fast, slow = run(200e9), run(2e9)
+    hidden_s = layer_bytes / 25e9
+    assert fast.step_s - fast.compute_s == pytest.approx(hidden_s, rel=0.01)  # the last layer's gradients
+    assert fast.compute_s == pytest.approx(fast.kernel_s + fast.tensor_s + hidden_s, rel=0.01)  # the first gather
+    assert slow.step_s == pytest.approx(3 * 96 * layer_bytes / 0.25e9, rel=0.02)
+
+
+def test_tensor_parallelism_reduces_activations_four_times_per_layer() -> None:
+    some = step(4, 1, tensor_parallel=4, algorithm="ring")
+    message = 8 * 32 * 64 * 2
+    assert some.traffic.tensor == pytest.approx((4 * 4 + 2) * message * 2 * 3 / 4)
+    again = step(4, 1, tensor_parallel=4, algorithm="ring", recompute="full")
+    assert again.traffic.tensor == pytest.approx((6 * 4 + 2) * message * 2 * 3 / 4)
+
+
+def test_tensor_parallelism_of_96_layers_takes_192_to_384_ms() -> None:
+    """Two all-reduces of 200 MB per layer among 8 GPUs whose links reach 280 of 300 GB/s in each direction."""
+    links = Links(Law(3.4e-6, 280e9), FREE, 8)
+    one = links.collective("all_reduce", links.tensor_group(8), 200e6)
+    assert 1e-3 < one.time_s < 2e-3
+    assert 0.192 < 96 * 2 * one.time_s < 0.384
+
+
+def test_what_a_node_sends_depends_on_the_way_through_it() -> None:
+    """2 nodes of 2: a ring of four crosses with 1.5 S, a tree and a hierarchy with S; groups side by side share it."""
+    across = Law(0.0, 1e9)
+    sent = {}
+    for algorithm in ("ring", "tree", "hierarchical", "halving_doubling"):
+        links = Links(FREE, across, 2, algorithm)
+        cost = links.collective("all_reduce", Group(4, 2), 100e6)
+        sent[algorithm] = cost.nic_bytes
+        assert cost.time_s == pytest.approx(cost.nic_bytes / 1e9)
+    assert sent == pytest.approx({"ring": 150e6, "tree": 100e6, "hierarchical": 100e6, "halving_doubling": 100e6})
+    links = Links(FREE, across, 2, "ring")
+    assert links.data_group(2, tensor=2) == Group(2, 1, 2)
+    assert links.collective("all_reduce", Group(2, 1, 2), 100e6) == pytest.approx((0.2, 200e6))
+    auto = Links(FREE, across, 2)
+    assert auto.collective("all_reduce", Group(4, 2), 26e6).nic_bytes == 26e6
+    assert auto.collective("all_reduce", Group(4, 2), 27e6).nic_bytes == 40.5e6
+
+
+def test_a_torus_carries_the_whole_job_over_all_its_links() -> None:
+    link = Law(0.0, 50e9)
+    some = plan(workload(zero_stage=0), BIG, 4096, 1, FREE, link, algorithm="torus", torus_dims=(16, 16, 16))
+    assert some.reduce_s == pytest.approx(2 * 4095 / 4096 * some.payload_bytes / 6 / 50e9)
+
+
+def test_generic_models_are_reduced_as_they_are() -> None:
+    model = workload(model="resnet18-cifar").model
+    assert isinstance(model, Generic)
+    some = step(2, 1, model="resnet18-cifar", gradient_dtype="fp32", batch=64)
+    assert some.payload_bytes == pytest.approx(4 * model.parameters)
+    assert some.compute_s == pytest.approx(64 * model.flops / 200e12)
