@@ -96,6 +96,8 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
     if issue["type"] == "missing":
         return f"{where}: {place} is missing{more}"
     message = issue["msg"].removeprefix("Value error, ")
+    if "allowed: " in message:  # which says itself what of
+        return f"{where}: {message}{more}"
     if (
         issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
     ):  # about several keys
