@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from paceenv import pacing
 from paceenv.engine.simulator import Simulator
 
-_THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,)}
+_THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 
 
-def candidates(mechanisms: Sequence[str] = ("slack", "slide")) -> NDArray[np.float64]:
+def candidates(mechanisms: Sequence[str] = ("slack", "slide", "stagger")) -> NDArray[np.float64]:
     """Settings ``(C, M, 2)`` to try: off, and every mechanism at a few thresholds and windows."""
     rows = [pacing.off()]
     for name in mechanisms:

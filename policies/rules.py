@@ -50,13 +50,15 @@ class Adaptive(Policy):
     A rank alternates between trials. Off, it measures the inflation of step time over the baseline; when its own slack
     or its own collective's inflation has been over the trigger it switches the matching mechanism on for a hold. The
     step time is common to all ranks, so a rank can judge alone: the mean inflation of the hold against that of the off
-    phase before. Success doubles the next hold, failure doubles the next back-off.
+    phase before. Success doubles the next hold, failure doubles the next back-off. The stagger rule holds and probes by
+    itself and is always armed.
     """
 
     SLACK_TRIGGER, SLIDE_TRIGGER = 0.04, 0.05
     """Share of the step that is repeatedly slack; logarithm of the collective's inflation."""
     SLACK_SETTING, SLIDE_SETTING = (0.02, 0.4), (0.05, 0.4)
     """(threshold, window) while on."""
+    STAGGER_SETTING = (0.5, 0.4)
     LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 2, 4, 32
     MARGIN = 0.005
     """A hold must lower step time by this share to count as a success."""
@@ -83,6 +85,7 @@ class Adaptive(Policy):
         if len(due):
             self._switch(due, signals_BO[due])
         settings = pacing.off(len(signals_BO))
+        settings[:, pacing.STAGGER] = self.STAGGER_SETTING
         for m, setting in ((pacing.SLACK, self.SLACK_SETTING), (pacing.SLIDE, self.SLIDE_SETTING)):
             settings[self._mechanism_B == m, m] = setting
         return settings

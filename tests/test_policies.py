@@ -92,7 +92,9 @@ def slack_is_on(policy: rules.Adaptive, view: np.ndarray[Any, np.dtype[np.float3
 def test_adaptive_rests_without_a_trigger_and_acts_on_one() -> None:
     policy = rules.Adaptive()
     policy.reset(1)
-    assert not any(policy.act(seen()).any() for _ in range(100))
+    resting = np.stack([policy.act(seen())[0] for _ in range(100)])
+    assert not resting[:, [pacing.SLACK, pacing.SLIDE, pacing.PAPER]].any()
+    assert (resting[:, pacing.STAGGER] == rules.Adaptive.STAGGER_SETTING).all(), "armed: it holds and probes by itself"
     assert any(slack_is_on(policy, seen(slack_share=0.8)) for _ in range(4))
     policy.reset(1)
     slid = [policy.act(seen(comm_inflation=0.8))[0, pacing.SLIDE, pacing.WINDOW] > 0 for _ in range(4)]

@@ -79,8 +79,8 @@ def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs
 
 
 def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
-    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200})
-    static = best_static(suite, mechanisms=("slide",))
+    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["slide"]})
+    static = best_static(suite)
     comparison = evaluate([static, "paper", "clairvoyant"], suite)
     total = comparison.total("clairvoyant")
     assert total.gain_ci95[0] <= total.gain <= total.gain_ci95[1]

@@ -71,6 +71,9 @@ class Suite(Config):
     name: str
     description: str = ""
     cases: list[SuiteCase] = Field(min_length=1)
+    mechanisms: list[Literal["slack", "slide", "stagger"]] = Field(
+        ["slack", "slide"], min_length=1, description="those whose settings the search for the best static one tries"
+    )
     iterations: int = Field(1280, ge=40)
     seeds: int = Field(64, ge=2)
     first_seed: int = Field(1_000_000, ge=0, description="far from the seeds that training uses")

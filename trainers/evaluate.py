@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from paceenv import metrics
 from paceenv.cluster import Cluster, load_cluster
-from paceenv.errors import InputError
 from policies.rollout import Rollout, run, start
 from policies.rules import Static
 from policies.select import select_policy
@@ -25,6 +24,7 @@ from trainers.config import Suite, SuiteCase
 STATIC_GRID = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.3)),
     "slide": ((0.05, 0.1, 0.15, 0.2, 0.3, 0.5), (0.02, 0.05, 0.1, 0.3)),
+    "stagger": ((0.0, 0.25, 0.5), (0.1, 0.2, 0.3, 0.4, 0.5)),
 }
 """Thresholds and windows that the search for the best single static setting tries, by mechanism."""
 NULL_LIMIT = 0.005
@@ -100,15 +100,14 @@ def _seeds(suite: Suite) -> NDArray[np.int64]:
     return np.arange(suite.first_seed, suite.first_seed + suite.seeds)
 
 
-def search_size(suite: Suite, mechanisms: Sequence[str] = ("slack", "slide")) -> int:
+def search_size(suite: Suite) -> int:
     """How many runs :func:`best_static` makes, for progress bars."""
-    return len(suite.cases) * sum(len(STATIC_GRID[m][0]) * len(STATIC_GRID[m][1]) for m in mechanisms)
+    return len(suite.cases) * sum(len(STATIC_GRID[m][0]) * len(STATIC_GRID[m][1]) for m in suite.mechanisms)
 
 
 def best_static(
     suite: Suite,
     clusters: Mapping[str, Cluster] | None = None,
-    mechanisms: Sequence[str] = ("slack", "slide"),
     on_done: Callable[[float], None] = lambda done: None,
 ) -> str:
     """The single static setting with the highest mean gain on a suite, as a policy's name.
@@ -117,9 +116,7 @@ def best_static(
     """
     search = suite.model_copy(update={"first_seed": suite.first_seed + 10 * suite.seeds})
     loaded = {c.cluster: (clusters or {}).get(c.cluster) or load_cluster(c.cluster) for c in suite.cases}
-    settings = [(m, t, w) for m in mechanisms for t, w in itertools.product(*STATIC_GRID[m])]
-    if not settings:
-        raise InputError(f"mechanisms = {list(mechanisms)}; allowed: some of {', '.join(STATIC_GRID)}")
+    settings = [(m, t, w) for m in suite.mechanisms for t, w in itertools.product(*STATIC_GRID[m])]
     weights = np.array([case.weight for case in suite.cases])
     gains = np.zeros((len(settings), len(suite.cases)))
     for c, case in enumerate(suite.cases):
