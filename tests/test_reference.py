@@ -388,7 +388,8 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
         cluster(6, job={"overlap": 0.4, "tail_bytes": 5e6}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(6, synchronization={"staleness": 2}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(6, synchronization={"every": 4}, fabric=SHARED, tenants=[tenant()], **NOISY),
-        cluster(6, tenants=[tenant(bursty=True)], fabric=SHARED, **NOISY),
+        cluster(6, fabric={"barrier_us": 1e5}, **NOISY),
+        cluster(6, tenants=[tenant(bursty=True, ranks=8)], fabric=SHARED, **NOISY),
         cluster(6, 1e8, job={"collective": "gather"}, fabric={"buffer_kb": 32.0, "latency_us": 20.0}, **NOISY),
         cluster(6, job={"collective": "all_to_all"}, fabric={"latency_us": 20.0}, **NOISY),
         cluster(6, job={"algorithm": "ring"}, fabric=SHARED, tenants=[tenant()], **NOISY),
@@ -399,6 +400,8 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
     ],
 )
 def test_both_engines_read_the_config_alike(config: Cluster) -> None:
+    batch = derive(config, episode_keys([0]))
+    assert Reference(config, 0).ideal_step_s == pytest.approx(batch.jobs["ideal_step_s"][0], rel=0.01)
     mean, cv = errors(*both(config, 0, 40))
     assert abs(mean) < 0.01
     assert abs(cv) < 0.01

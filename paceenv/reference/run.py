@@ -212,16 +212,27 @@ class Reference:
         return self.setup.timeout_s if is_lost else 0.0
 
     def _ideal_step_s(self) -> float:
-        """A step in which nobody is late and one group has the network to itself."""
+        """A step in which nobody is late and one group has the network to itself.
+
+        Ranks that may run ahead hide their collective behind the computing of as many steps as they may be ahead, as
+        long as neither that nor the collectives themselves, one after the other, take longer.
+        """
+        setup = self.setup
+        step_s = self._alone_s(setup.compute_s) + setup.barrier_s
+        if setup.staleness == 0:
+            return step_s
+        return max(setup.compute_s, self._alone_s(0.0), step_s / (setup.staleness + 1))
+
+    def _alone_s(self, compute_s: float) -> float:
+        """When one group's collective alone is over, after computing that starts at 0."""
         setup, network = self.setup, Network()
         ends: list[float] = []
         collective = Collective(network, self._wirings[0], lambda: ends.append(network.now_s))
         for member in range(setup.members):
-            network.at((1.0 - setup.overlap_share) * setup.compute_s, partial(collective.enter, member))
-            network.at(setup.compute_s, partial(collective.complete, member))
+            network.at((1.0 - setup.overlap_share) * compute_s, partial(collective.enter, member))
+            network.at(compute_s, partial(collective.complete, member))
         network.run_until(lambda: bool(ends))
-        return ends[0] + setup.barrier_s
-
+        return ends[0]
 
 def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.float64] | None = None) -> Recording:
     """Every stamp of one job under static pacing, ``None`` for none."""

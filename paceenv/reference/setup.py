@@ -40,6 +40,7 @@ def _refuse_what_is_unknown(cluster: Cluster) -> None:
     """What the fast engine knows and this one does not, one line for the first that the config uses."""
     fabric, power, reliability = cluster.fabric, cluster.power, cluster.reliability
     unknown = {
+        "workload": cluster.workload is not None,
         "fabric.torus": fabric.torus is not None,
         "fabric.oversubscription": fabric.oversubscription is not None,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
@@ -140,7 +141,7 @@ class Setup:
             nodes=job.nodes,
             ranks_per_node=job.ranks_per_node,
             group_nodes=job.group_nodes,
-            has_barrier=job.barrier,
+            has_barrier=cluster.barrier,
             compute_s=value(job.compute_s) * every,
             payload_bytes=payload_bytes,
             nic_Bps=value(fabric.nic_gbps) * fabric.nics_per_node * BYTES_PER_GBIT,
@@ -150,7 +151,7 @@ class Setup:
             placement=fabric.placement,
             hop_s=value(fabric.latency_us) * 1e-6,
             inside_hop_s=value(inside_us) * 1e-6,
-            barrier_s=value(fabric.barrier_us) * 1e-6,
+            barrier_s=value(fabric.barrier_us) * 1e-6 if cluster.barrier else 0.0,
             cap=cluster.pacing.cap,
             tenants=tenants,
             collective=job.collective,
