@@ -12,7 +12,7 @@ from test_cluster import cluster, jobs_of
 
 from paceenv import configs
 from paceenv.cluster import Cluster, load_cluster
-from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, volume
+from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
 from paceenv.cluster.derive import derive, ideal_step_s
 from paceenv.cluster.transfers import plan_step
 from paceenv.engine import layout
@@ -92,6 +92,35 @@ def test_crossing_bytes_by_hand(placement: Any) -> None:
     assert crossing_bytes("gather", "ring", 4, 4, 2, placement, S) == pytest.approx(2 * S)
     assert crossing_bytes("all_to_all", "ring", 4, 4, 2, placement, S) == pytest.approx(4 * 2 * S / 4)
     assert crossing_bytes("all_to_all", "ring", 4, 4, 4, placement, S) == 0.0
+
+
+def test_a_flat_ring_over_ranks_crosses_with_its_smaller_parts() -> None:
+    job = {"nodes": 4, "ranks_per_node": 3, "gradient_bytes": S, "algorithm": "ring"}
+    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 1, "uplink_gbps": 100.0}
+    jobs = jobs_of(cluster(job=job, fabric=NO_LATENCY | fabric))
+    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 11 / 12 * S / (100 * GBPS))
+    jobs = jobs_of(cluster(job=job | {"algorithm": "hierarchical"}, fabric=NO_LATENCY | fabric))
+    assert jobs["uplink_work_s"][0] == pytest.approx(4 * 2 * 3 / 4 * S / (100 * GBPS))
+
+
+@pytest.mark.parametrize(("uplink_gbps", "crossing_round"), [(100.0, 1.0), (50.0, 2.0), (1e4, 0.125)])
+def test_halving_and_doubling_uses_nics_and_uplink_in_turns(uplink_gbps: float, crossing_round: float) -> None:
+    job = {"nodes": 8, "gradient_bytes": S, "algorithm": "halving_doubling"}
+    fabric = {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": uplink_gbps}
+    jobs = jobs_of(cluster(job=job, fabric=NO_LATENCY | fabric))
+    # two exchanges inside a leaf, 1/2 and 1/4 of the payload, then all eight nodes send 1/8 across; and back
+    assert jobs["transfer_alone_s"][0] == pytest.approx(2 * (1 / 2 + 1 / 4 + crossing_round) * S / (100 * GBPS))
+    assert jobs["uplink_work_s"][0] == pytest.approx(2 * S / (uplink_gbps * GBPS))
+
+
+@pytest.mark.parametrize("placement", ["packed", "spread"])
+@pytest.mark.parametrize(("nodes", "per_leaf"), [(2, 1), (5, 2), (8, 8), (12, 4), (16, 3)])
+def test_rounds_of_halving_and_doubling_add_up(nodes: int, per_leaf: int, placement: Any) -> None:
+    where = (nodes, nodes, per_leaf, placement)
+    sent, crossing = np.array(halving_doubling_rounds(*where)).T
+    found = volume("all_reduce", "halving_doubling", nodes, S)
+    assert (len(sent), sent.sum() * S) == (found.rounds, pytest.approx(found.sent_bytes))
+    assert crossing.sum() * S == pytest.approx(crossing_bytes("all_reduce", "halving_doubling", *where, S))
 
 
 # Leaves, paths, sockets, torus

@@ -205,22 +205,52 @@ def crossing_bytes(
     nodes_per_leaf: int,
     placement: Literal["packed", "spread"],
     payload_bytes: Bytes,
+    *,
+    per_node: int = 1,
 ) -> Bytes:
     """Bytes of one collective among ``nodes`` that leave a leaf switch, all nodes together.
 
     Packed placement is counted message by message, with the trees in NCCL's order and halving/doubling exchanging most
     with its nearest; for spread nodes the expectation is returned, as every message crosses with the same probability.
-    A gather's payload is what each sender sends.
+    A gather's payload is what each sender sends. A flat ``ring`` passes all ``per_node`` members of a node one after
+    the other, so that it crosses as often as one of nodes but cuts its payload into more parts.
     """
     n, S = nodes, payload_bytes
     if n < 2 or total_nodes <= nodes_per_leaf:
         return 0.0 * S
     if op == "all_reduce" and algorithm not in ("tree", "halving_doubling"):
-        return crossing_hops(n, total_nodes, nodes_per_leaf, placement) * volume("all_reduce", "ring", n, S).sent_bytes
+        members = n * per_node if algorithm == "ring" else n
+        passed = volume("all_reduce", "ring", members, S).sent_bytes
+        return crossing_hops(n, total_nodes, nodes_per_leaf, placement) * passed
     source, target, share = (np.array(column) for column in zip(*_messages(op, algorithm, n), strict=True))
     if placement == "spread":
         return float(share.sum()) * (total_nodes - nodes_per_leaf) / (total_nodes - 1) * S
     return float(share[source // nodes_per_leaf != target // nodes_per_leaf].sum()) * S
+
+
+def halving_doubling_rounds(
+    nodes: int, total_nodes: int, nodes_per_leaf: int, placement: Literal["packed", "spread"]
+) -> list[tuple[float, float]]:
+    """What an all-reduce by halving and doubling does round by round, as shares of the payload.
+
+    What a node sends, and what of all nodes' bytes leaves a leaf. Near partners keep the NICs busy and far ones the
+    tier above the leaves, in turns, so that neither works while the other is what a round waits for. The sums are
+    :func:`volume` and :func:`crossing_bytes`.
+    """
+    p = 2 ** math.floor(math.log2(nodes))
+
+    def one_round(pairs: list[tuple[int, int]], share: float) -> tuple[float, float]:
+        if total_nodes <= nodes_per_leaf:
+            crossing = 0.0
+        elif placement == "spread":
+            crossing = len(pairs) * (total_nodes - nodes_per_leaf) / (total_nodes - 1)
+        else:
+            crossing = float(sum(a // nodes_per_leaf != b // nodes_per_leaf for a, b in pairs))
+        return share, crossing * share
+
+    fold = [one_round([(i, i - p) for i in range(p, nodes)], 1.0)] if nodes > p else []
+    halving = [one_round([(i, i ^ 2**k) for i in range(p)], 0.5 ** (k + 1)) for k in range(p.bit_length() - 1)]
+    return fold + halving + halving[::-1] + fold
 
 
 def _messages(op: str, algorithm: Algorithm, n: int) -> list[tuple[int, int, float]]:

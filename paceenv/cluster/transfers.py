@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.cluster.collectives import BYTES_PER_GBIT, Algorithm, Law, crossing_bytes, crossing_hops, volume
+from paceenv.cluster.collectives import (
+    BYTES_PER_GBIT,
+    Algorithm,
+    Law,
+    crossing_bytes,
+    crossing_hops,
+    halving_doubling_rounds,
+    volume,
+)
 from paceenv.cluster.draw import Draw
 from paceenv.cluster.fabric import INTRA_NODE_GBPS, Fabric
 from paceenv.cluster.step import Step, plan
@@ -188,7 +196,23 @@ def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links:
         latency_s = inside_s + (across.rounds * links.hop_s + inside.rounds * links.inside_hop_s)
         sqrt_s = links.inside_sqrt_s * inside.sent_bytes**0.5 + links.sqrt_s * (across.sent_bytes / k) ** 0.5
     work_s, own_s = _uplink_times(algorithm, fabric, place, links, S)
+    if algorithm == "halving_doubling" and nodes > 1:
+        alone_s = _taking_turns_s(fabric, place, alone_s, np.maximum(work_s, own_s))
     return Times(np.maximum(alone_s, own_s), work_s, latency_s + sqrt_s)
+
+
+def _taking_turns_s(fabric: Fabric, place: Layout, port_s: Values, above_s: Values) -> Values:
+    """Halving and doubling alone: every round lasts as long as the slower of its NICs and the tier above them.
+
+    ``port_s`` and ``above_s`` are what all rounds together take on either.
+    """
+    assert fabric.nodes_per_leaf is not None
+    rounds = halving_doubling_rounds(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
+    sent, crossing = (np.array(column) for column in zip(*rounds, strict=True))
+    if crossing.sum() == 0.0:
+        return port_s
+    times = zip(sent / sent.sum(), crossing / crossing.sum(), strict=True)
+    return np.asarray(sum(np.maximum(a * port_s, b * above_s) for a, b in times))
 
 
 def message_s(
@@ -228,7 +252,7 @@ def _uplink_times(
     """Seconds of the whole uplink that a group's collective takes, and how long its own leaves or paths make it."""
     assert fabric.nodes_per_leaf is not None
     where = (place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
-    crossing = crossing_bytes("all_reduce", algorithm, *where, S)
+    crossing = crossing_bytes("all_reduce", algorithm, *where, S, per_node=place.per_node)
     work_s = crossing / links.uplink_Bps
     if fabric.ecmp_paths is None and fabric.oversubscription is None:
         return work_s, 0.0
