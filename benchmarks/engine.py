@@ -19,7 +19,7 @@ from paceenv import pacing
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import derive
 from paceenv.cluster.fabric import Fabric
-from paceenv.cluster.model import Job
+from paceenv.cluster.job import Job
 from paceenv.cluster.surroundings import Noise, Tenant
 from paceenv.engine.simulator import Simulator, episode_keys
 

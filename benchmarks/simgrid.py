@@ -21,7 +21,7 @@ from paceenv import output
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import derive
 from paceenv.cluster.fabric import Fabric
-from paceenv.cluster.model import Job
+from paceenv.cluster.job import Job
 from paceenv.cluster.surroundings import Exposed, Noise, Tenant
 from paceenv.engine import fabric, layout
 from paceenv.engine.draws import normal_table

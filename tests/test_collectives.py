@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from paceenv.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, hierarchical, volume
+from paceenv.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, hierarchical, tree_parents, volume
 
 S = 12.0e6
 
@@ -105,23 +105,13 @@ def test_halving_doubling_equals_its_rounds_executed(n: int) -> None:
     assert found.sent_bytes == pytest.approx(wire.serial_bytes, rel=1e-6)
 
 
-def _parents(n: int) -> dict[int, int]:
-    """An in-order binary tree over 0..n-1 as NCCL builds it: who is whose parent; member 0 is the root."""
-    parents = {}
-    for i in range(1, n):
-        low = i & -i
-        up = (i ^ low) | (low << 1)
-        parents[i] = up if up < n else i ^ low
-    return parents
-
-
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 12, 31, 64, 100])
 def test_double_tree_equals_two_trees_counted_edge_by_edge(n: int) -> None:
     sent: defaultdict[int, float] = defaultdict(float)
     depth = 0
     for mirrored in (False, True):
         name = (lambda i: i) if not mirrored else (lambda i: n - 1 - i) if n % 2 == 0 else (lambda i: (i + 1) % n)
-        parents = _parents(n)
+        parents = tree_parents(n)
         for child, parent in parents.items():
             sent[name(child)] += S / 2  # its sum goes up
             sent[name(parent)] += S / 2  # the result comes down

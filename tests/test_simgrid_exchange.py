@@ -10,7 +10,8 @@ import pytest
 from benchmarks import simgrid
 from benchmarks.simgrid import Network
 from paceenv.cluster.derive import derive
-from paceenv.cluster.model import Cluster, Tenant
+from paceenv.cluster.model import Cluster
+from paceenv.cluster.surroundings import Tenant
 from paceenv.engine import layout
 from paceenv.engine.simulator import Recording, Simulator, episode_keys
 

@@ -14,7 +14,6 @@ from paceenv import configs
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
 from paceenv.cluster.derive import derive, ideal_step_s
-from paceenv.cluster.transfers import plan_step
 from paceenv.engine import layout
 from paceenv.engine.simulator import Simulator, episode_keys
 from paceenv.errors import InputError
@@ -345,7 +344,8 @@ def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fab
 )
 def test_a_described_job_takes_the_step_of_its_workload(cut: dict[str, Any]) -> None:
     some = described(TEN_BILLION | cut)
-    step, batch = plan_step(some), derive(some, episode_keys([0]))
+    step, batch = some.step(), derive(some, episode_keys([0]))
+    assert step is not None
     job = batch.jobs[0]
     assert (batch.ranks, batch.groups) == (64, step.groups)
     assert job["has_barrier"] == (step.groups > 1)

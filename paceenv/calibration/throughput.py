@@ -21,7 +21,6 @@ from paceenv import configs
 from paceenv.cluster.derive import derive
 from paceenv.cluster.model import Cluster
 from paceenv.cluster.step import Step
-from paceenv.cluster.transfers import plan_step
 from paceenv.configs import Config
 from paceenv.engine.simulator import episode_keys
 from paceenv.errors import InputError
@@ -97,9 +96,10 @@ class Prediction:
 def step_of(cluster: Cluster, *settings: Set) -> Step:
     """The ideal step of a described cluster with ``key.sub: value`` settings applied."""
     changed = cluster.changed([f"{key}={value}" for setting in settings for key, value in setting.items()])
-    if changed.workload is None:
+    step = changed.step()
+    if step is None:
         raise InputError(f"{cluster.name}: no workload; allowed: a cluster that describes its workload and GPU")
-    return plan_step(changed)
+    return step
 
 
 def efficiency(cluster: Cluster) -> float:

@@ -77,14 +77,14 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     """What a group's collective costs, into the records."""
     job, fabric = cluster.job, cluster.fabric
     place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
-    step = None if cluster.workload is None else transfers.plan_step(cluster)
+    step = cluster.step()
     if step is not None:
-        place = transfers.described_place(cluster, step)
+        place = transfers.described_place(job, step)
     links = transfers.draw_links(fabric, place, draw)
     jobs["has_barrier"] = cluster.barrier
     if step is not None:
         jobs["compute_s"] = step.compute_s
-        times = transfers.described_times(cluster, step, place, links)
+        times = transfers.described_times(job.algorithm, fabric, step, place, links)
         jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
         jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
         return

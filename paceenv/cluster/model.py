@@ -7,62 +7,19 @@ Frozen and validated; units are in the names. A quantity is a number, or says ho
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from paceenv import configs
-from paceenv.cluster.collectives import Algorithm
 from paceenv.cluster.fabric import Fabric
-from paceenv.cluster.quantity import LogUniform, NonNegative, Normal, Part, Positive, Uniform
+from paceenv.cluster.job import Job
+from paceenv.cluster.quantity import LogUniform, Normal, Uniform
+from paceenv.cluster.step import Step
 from paceenv.cluster.surroundings import Exposed, Noise, Pacing, Power, Reliability, Synchronization, Tenant
 from paceenv.cluster.transfers import plan_step
 from paceenv.cluster.workload import Gpu, Workload
 from paceenv.configs import Config
-
-
-class Job(Config):
-    """The training job: who takes part, how long it computes, what it reduces."""
-
-    nodes: int = Field(ge=1, description="number of nodes")
-    ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
-    nodes_per_group: int | None = Field(None, ge=1, description="nodes of one process group; empty: all")
-    barrier: bool = Field(False, description="whether a separate barrier ends the step, after the groups' collectives")
-    samples_per_node: float = Field(
-        256, gt=0, allow_inf_nan=False, description="samples a node processes in one step; not read with a workload"
-    )
-    compute_s: Positive | None = Field(
-        None, description="mean forward and backward time of a rank, s; empty: from workload"
-    )
-    gradient_bytes: NonNegative | None = Field(
-        None, description="payload, bytes: of a group's all-reduce, of a sender to a gather, of a member of all-to-all"
-    )
-    collective: Literal["all_reduce", "gather", "all_to_all"] = Field(
-        "all_reduce", description="what ends a step's communication; gather: every member sends to its group's first"
-    )
-    algorithm: Algorithm = Field("hierarchical", description="of the all-reduce; auto: tree or ring by size, as NCCL")
-    overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")
-    tail_bytes: NonNegative = Field(0.0, description="the last gradients, which can only go after the compute, bytes")
-
-    @model_validator(mode="after")
-    def _groups_divide(self) -> Job:
-        if self.nodes % self.group_nodes:
-            raise ValueError(f"nodes to be a multiple of nodes_per_group ({self.nodes} and {self.group_nodes})")
-        if self.nodes > self.group_nodes and not self.barrier:
-            raise ValueError("barrier: true for several groups, as nothing else ends their common step")
-        return self
-
-    @property
-    def group_nodes(self) -> int:
-        return min(self.nodes_per_group or self.nodes, self.nodes)
-
-    @property
-    def groups(self) -> int:
-        return self.nodes // self.group_nodes
-
-    @property
-    def ranks(self) -> int:
-        return self.nodes * self.ranks_per_node
 
 
 class Cluster(Config):
@@ -116,7 +73,7 @@ class Cluster(Config):
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
-        plan_step(self)
+        self.step()  # refuses what cannot be
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
@@ -167,6 +124,12 @@ class Cluster(Config):
         if self.workload is not None:
             samples = float(self.workload.batch * (self.workload.data_parallel or self.ranks // self.groups))
         return samples * self.synchronization.every
+
+    def step(self) -> Step | None:
+        """The step of the workload when nobody is late and nothing is shared; None for a job described by its times."""
+        if self.workload is None or self.gpu is None:
+            return None
+        return plan_step(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set") -> Cluster:
         """This cluster with ``key=value`` assignments applied and checked anew."""

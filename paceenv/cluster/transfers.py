@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,9 @@ from paceenv.cluster.collectives import (
 )
 from paceenv.cluster.draw import Draw
 from paceenv.cluster.fabric import INTRA_NODE_GBPS, Fabric
+from paceenv.cluster.job import Job
 from paceenv.cluster.step import Step, plan
-
-if TYPE_CHECKING:
-    from paceenv.cluster.model import Cluster  # which checks its workload with what is here
+from paceenv.cluster.workload import Gpu, Workload
 
 Values = float | NDArray[np.float64]
 
@@ -126,17 +125,14 @@ def slowest_gpu_gbps(fabric: Fabric, gpus: int, nic_gbps: Values, inter_socket_g
     return np.minimum(slowest, np.asarray(inter_socket_gbps) / remote) if remote else slowest
 
 
-def plan_step(cluster: Cluster) -> Step:
-    """The step of a cluster's workload on its GPUs, over the laws of its fabric."""
-    assert cluster.workload is not None
-    assert cluster.gpu is not None
-    fabric, job = cluster.fabric, cluster.job
+def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
+    """The step of a workload on the GPUs of a job, over the laws of its fabric."""
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
     return plan(
-        cluster.workload,
-        cluster.gpu,
+        workload,
+        gpu,
         job.ranks,
         job.ranks_per_node,
         Law(float(links.inside_hop_s), float(links.inside_Bps), float(links.inside_sqrt_s)),
@@ -146,18 +142,18 @@ def plan_step(cluster: Cluster) -> Step:
     )
 
 
-def described_place(cluster: Cluster, step: Step) -> Layout:
+def described_place(job: Job, step: Step) -> Layout:
     """Where a workload's data-parallel groups sit."""
-    group, job = step.group, cluster.job
+    group = step.group
     nodes = max(group.members // group.per_node, 1)
     return Layout(nodes, group.per_node, step.groups, job.nodes, job.ranks_per_node, group.sharing)
 
 
-def described_times(cluster: Cluster, step: Step, place: Layout, links: Links) -> Times:
+def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Layout, links: Links) -> Times:
     """A workload's data-parallel collectives: alone as its step says, on the uplink by what crosses leaves."""
-    if cluster.fabric.torus is not None or place.nodes < 2:
+    if fabric.torus is not None or place.nodes < 2:
         return Times(step.reduce_s, 0.0, 0.0)
-    work_s, own_s = _uplink_times(cluster.job.algorithm, cluster.fabric, place, links, np.asarray(step.payload_bytes))
+    work_s, own_s = _uplink_times(algorithm, fabric, place, links, np.asarray(step.payload_bytes))
     return Times(np.maximum(step.reduce_s, own_s), work_s, 0.0)
 
 

@@ -234,6 +234,7 @@ class Reference:
         network.run_until(lambda: bool(ends))
         return ends[0]
 
+
 def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.float64] | None = None) -> Recording:
     """Every stamp of one job under static pacing, ``None`` for none."""
     reference = Reference(cluster, seed)
