@@ -47,11 +47,12 @@ def paper() -> Static:
 class Adaptive(Policy):
     """Hold and probe: tries pacing where its trigger fires, keeps it while it pays; backs off longer at each failure.
 
-    A rank alternates between trials. Off, it measures the inflation of step time over the baseline; when its own slack
-    or its own collective's inflation has been over the trigger it switches the matching mechanism on for a hold. The
-    step time is common to all ranks, so a rank can judge alone: the mean inflation of the hold against that of the off
-    phase before. Success doubles the next hold, failure doubles the next back-off. The stagger rule holds and probes by
-    itself and is always armed.
+    A rank alternates between trials. Off, it measures the level of step time; when its own slack or its own
+    collective's inflation has been over the trigger it switches the matching mechanism on for a hold. The step time is
+    common to all ranks, so a rank can judge alone: the mean level of the hold against that of the off phase before. The
+    level is the sum of its trends and not the inflation over the baseline, which itself moves meanwhile. Success
+    doubles the next hold, failure doubles the next back-off. The stagger rule holds and probes by itself and is always
+    armed.
     """
 
     SLACK_TRIGGER, SLIDE_TRIGGER = 0.04, 0.05
@@ -62,6 +63,8 @@ class Adaptive(Policy):
     LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 2, 4, 32
     MARGIN = 0.005
     """A hold must lower step time by this share to count as a success."""
+    HOPELESS = 0.03
+    """A hold that has raised it by this share so far ends at once."""
 
     name = "adaptive"
 
@@ -74,13 +77,16 @@ class Adaptive(Policy):
         self._hold_B = np.full(rows, self.HOLD_INTERVALS)
         self._back_off_B = np.full(rows, self.LOOK_INTERVALS)
         self._sum_B, self._count_B = np.zeros(rows), np.zeros(rows, np.int64)
-        self._off_inflation_B = np.full(rows, np.inf)
+        self._off_level_B = np.full(rows, np.inf)
+        self._level_B = np.zeros(rows)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        step_inflation_B = _unsquash(signals_BO[:, signals.NAMES.index("step_inflation")], 0.1)
-        self._sum_B += step_inflation_B
+        self._level_B += _unsquash(signals_BO[:, signals.NAMES.index("step_trend")], 0.05)
+        self._sum_B += self._level_B
         self._count_B += 1
         self._left_B -= 1
+        on_B = self._mechanism_B >= 0
+        self._left_B[on_B & (self._sum_B / self._count_B > self._off_level_B + self.HOPELESS)] = 0
         due = np.flatnonzero(self._left_B <= 0)
         if len(due):
             self._switch(due, signals_BO[due])
@@ -94,9 +100,9 @@ class Adaptive(Policy):
         """End the phase of the rows ``due`` and start their next one."""
         mean_D = self._sum_B[due] / self._count_B[due]
         was_on = self._mechanism_B[due] >= 0
-        paid = was_on & (mean_D < self._off_inflation_B[due] - self.MARGIN)
+        paid = was_on & (mean_D < self._off_level_B[due] - self.MARGIN)
         failed = was_on & ~paid
-        self._off_inflation_B[due[~was_on]] = mean_D[~was_on]
+        self._off_level_B[due[~was_on]] = mean_D[~was_on]
         longer = np.minimum(2 * self._hold_B[due], self.LONGEST_INTERVALS)
         self._hold_B[due] = np.where(paid, longer, np.where(failed, self.HOLD_INTERVALS, self._hold_B[due]))
         back_off = np.minimum(2 * self._back_off_B[due], self.LONGEST_INTERVALS)

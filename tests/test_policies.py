@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -101,28 +102,38 @@ def test_adaptive_rests_without_a_trigger_and_acts_on_one() -> None:
     assert any(slid)
 
 
-def test_adaptive_holds_what_pays_and_backs_off_from_what_does_not() -> None:
-    def share_on(paying: bool) -> float:
-        policy, on, history = rules.Adaptive(), False, []
-        policy.reset(1)
-        for _ in range(400):
-            inflation = 0.6 if on and not paying else (0.2 if on else 0.5)
-            on = slack_is_on(policy, seen(slack_share=0.8, step_inflation=inflation))
-            history.append(on)
-        return float(np.mean(history[100:]))
+def adapting(step_s: Callable[[int, bool], float], intervals: int) -> list[bool]:
+    """Whether an adaptive policy paces in each interval of a job with slack and a mean step of ``step_s(t, paced)``."""
+    policy, on, history, before_s = rules.Adaptive(), False, [], 0.0
+    policy.reset(1)
+    for t in range(intervals):
+        mean_s = step_s(t, on)
+        trend = np.log(mean_s / before_s) if before_s else 0.0
+        on = slack_is_on(policy, seen(slack_share=0.8, step_trend=signals.squash(trend, 0.05)))
+        history.append(on)
+        before_s = mean_s
+    return history
 
-    assert share_on(paying=True) > 0.9
-    assert share_on(paying=False) < 0.2
+
+def test_adaptive_holds_what_pays_and_backs_off_from_what_does_not() -> None:
+    assert np.mean(adapting(lambda t, on: 0.9 if on else 1.0, 400)[100:]) > 0.9
+    assert np.mean(adapting(lambda t, on: 1.02 if on else 1.0, 400)[100:]) < 0.2
+
+
+def test_adaptive_ends_a_hopeless_hold_at_once() -> None:
+    history = adapting(lambda t, on: 1.3 if on else 1.0, 400)
+    assert any(history)
+    assert not any(a and b for a, b in itertools.pairwise(history)), "one interval is enough"
+
+
+def test_adaptive_is_not_misled_by_a_drifting_baseline() -> None:
+    """Steps grow all the time, so that the last phase is always the longer one; pacing still pays."""
+    assert np.mean(adapting(lambda t, on: (0.9 if on else 1.0) * 1.0002**t, 400)[100:]) > 0.9
 
 
 def test_adaptive_probes_again_after_backing_off() -> None:
-    policy, on, history = rules.Adaptive(), False, []
-    policy.reset(1)
-    for t in range(600):
-        pays = t > 300  # the regime changes: what failed begins to pay
-        inflation = (0.2 if pays else 0.6) if on else 0.5
-        on = slack_is_on(policy, seen(slack_share=0.8, step_inflation=inflation))
-        history.append(on)
+    # the regime changes: what failed begins to pay
+    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on else 1.0, 600)
     assert np.mean(history[100:300]) < 0.2
     assert np.mean(history[450:]) > 0.9
 
