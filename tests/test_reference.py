@@ -397,6 +397,13 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
         cluster(8, job={"algorithm": "halving_doubling"}, fabric=SHARED | {"nodes_per_leaf": 4}, **NOISY),
         cluster(4, job={"algorithm": "ring", "ranks_per_node": 3}, fabric=SHARED | {"nodes_per_leaf": 1}, **NOISY),
         cluster(6, job={"algorithm": "tree"}, fabric=SHARED, **NOISY),
+        cluster(
+            12,
+            job={"algorithm": "tree"},
+            fabric=SHARED | {"nodes_per_leaf": 1},
+            tenants=[tenant(weight=2.0, rate_share=1.0)],
+            **NOISY,
+        ),
         cluster(6, 1e6, job={"algorithm": "auto"}, fabric=SHARED, **NOISY),
         cluster(6, job={"ranks_per_node": 3}, fabric=SHARED | {"intra_node_latency_us": 3.0}, **NOISY),
     ],

@@ -6,8 +6,6 @@ Where the two part, and why:
   about half of that bucket's time, and all of the payload where it goes in one bucket;
 - for ``placement: spread`` the fast engine takes the expected number of hops between leaves, here nodes are shuffled:
   for small groups the two differ by tens of per cent; compare with packed placement or one node per leaf;
-- recursive halving alternates between near and far partners, so that NICs and upper tier take turns; the fast engine
-  lets them work side by side;
 - in a lossy all-to-all the senders' ports prolong messages and so add to the incast; the fast engine knows the
   receivers' ports only;
 - with two tenants that fill the upper tier, or under a rule with a threshold, small differences grow from step to step.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceenv.engine import draws
-from paceenv.reference.network import Network, Resource
+from paceenv.reference.network import Bundle, Network, Resource
 from paceenv.reference.schedules import Schedule
 from paceenv.reference.setup import Links, TenantSetup
 
@@ -29,17 +29,14 @@ class Wiring:
         self.early_of: list[list[int]] = [[] for _ in range(n)]
         self.late_of: list[list[int]] = [[] for _ in range(n)]
         self.followers: list[list[int]] = [[] for _ in messages]
-        crossing: list[set[tuple[int, int]]] = [set() for _ in range(schedule.rounds)]
         for i, m in enumerate(messages):
             of = self.late_of if m.is_tail else self.early_of
             of[m.sender].append(i)
             of[m.receiver].append(i)
             for j in m.after:
                 self.followers[j].append(i)
-            if links.crosses(*ranks[i]):
-                crossing[m.round].add(ranks[i])
         # a group weighs 1 on the upper tier, however many of its members send across it at a time
-        self.weight = [1.0 / max(len(crossing[m.round]), 1) for m in messages]
+        self.bundle = Bundle(links.upper)
 
 
 class Collective:
@@ -85,7 +82,7 @@ class Collective:
             first = wiring.first_rank
             nth = len(path[-1].flows) + 1
             later_s += self._loss(first + message.sender, first + message.receiver, nth)
-        self._network.send(message.size_bytes, path, lambda: self._sent(i, later_s), weight=wiring.weight[i])
+        self._network.send(message.size_bytes, path, lambda: self._sent(i, later_s), bundle=wiring.bundle)
 
     def _sent(self, i: int, later_s: float) -> None:
         if later_s > 0.0:

@@ -29,14 +29,26 @@ class Resource:
 
 
 @dataclass(eq=False)
+class Bundle:
+    """Flows that together weigh as one where they are most likely to meet others: ``flows`` of them pass ``tier``."""
+
+    tier: Resource
+    flows: int = 0
+
+
+@dataclass(eq=False)
 class Flow:
-    """Bytes on their way through every one of ``resources`` at once, never faster than ``cap_Bps``."""
+    """Bytes on their way through every one of ``resources`` at once, never faster than ``cap_Bps``.
+
+    Flows of a bundle share a weight of 1 among those of them that pass its tier.
+    """
 
     bytes_left: float
     resources: tuple[Resource, ...]
     on_end: Action
     weight: float = 1.0
     cap_Bps: float = math.inf
+    bundle: Bundle | None = None
     rate_Bps: float = 0.0
     spent_bytes: float = 0.0
 
@@ -67,15 +79,17 @@ class Network:
         *,
         weight: float = 1.0,
         cap_Bps: float = math.inf,
+        bundle: Bundle | None = None,
     ) -> None:
         """Start a flow now; ``on_end`` is called when its last byte has left. Of no bytes, it is through at once."""
         if size_bytes <= 0.0:
             self.after(0.0, on_end)
             return
-        flow = Flow(size_bytes, tuple(resources), on_end, weight, cap_Bps, spent_bytes=SPENT * size_bytes)
+        flow = Flow(size_bytes, tuple(resources), on_end, weight, cap_Bps, bundle, spent_bytes=SPENT * size_bytes)
         self.flows[flow] = None
         for resource in flow.resources:
             resource.flows[flow] = None
+        self._count(flow, 1)
         self._stale = True
 
     def step(self) -> None:
@@ -99,11 +113,16 @@ class Network:
             del self.flows[flow]
             for resource in flow.resources:
                 del resource.flows[flow]
+            self._count(flow, -1)
             self._stale = True
         for flow in through:
             flow.on_end()
         while self._timed and self._timed[0][0] <= self.now_s + SAME_TIME_S:
             heapq.heappop(self._timed)[2]()
+
+    def _count(self, flow: Flow, change: int) -> None:
+        if flow.bundle is not None and flow.bundle.tier in flow.resources:
+            flow.bundle.flows += change
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """Step until ``done()``."""
@@ -122,6 +141,7 @@ def share(flows: Iterable[Flow]) -> None:
     stays, the others rise on. A resource that one flow has to itself is but a cap on that flow.
     """
     cap_of: dict[Flow, float] = {}
+    weight_of: dict[Flow, float] = {}
     shared: dict[Resource, None] = {}
     for flow in flows:
         cap_Bps = flow.cap_Bps
@@ -131,25 +151,26 @@ def share(flows: Iterable[Flow]) -> None:
             else:
                 shared[resource] = None
         cap_of[flow] = cap_Bps
+        weight_of[flow] = flow.weight / max(flow.bundle.flows, 1) if flow.bundle is not None else flow.weight
     free = {resource: resource.capacity_Bps for resource in shared}
     rising = dict.fromkeys(cap_of)
-    weight_on = {resource: sum(f.weight for f in resource.flows) for resource in shared}
+    weight_on = {resource: sum(weight_of[f] for f in resource.flows) for resource in shared}
     while rising:
-        level = min(cap_of[f] / f.weight for f in rising)
+        level = min(cap_of[f] / weight_of[f] for f in rising)
         full = None
         for resource, weight in weight_on.items():
             if free[resource] / weight < level:
                 full, level = resource, free[resource] / weight
         if full is None:
-            held = [f for f in rising if cap_of[f] / f.weight <= level]
+            held = [f for f in rising if cap_of[f] / weight_of[f] <= level]
         else:
             held = [f for f in rising if full in f.resources]
         for flow in held:
-            flow.rate_Bps = min(cap_of[flow], level * flow.weight)
+            flow.rate_Bps = min(cap_of[flow], level * weight_of[flow])
             del rising[flow]
             for resource in flow.resources:
                 if resource in free:
                     free[resource] = max(free[resource] - flow.rate_Bps, 0.0)
-                    weight_on[resource] -= flow.weight
+                    weight_on[resource] -= weight_of[flow]
         for resource in [r for r in weight_on if not any(f in rising for f in r.flows)]:
             del weight_on[resource], free[resource]
