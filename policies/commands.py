@@ -11,11 +11,14 @@ import typer
 
 from paceenv import figures, metrics, output
 from paceenv.cluster import Cluster, load_cluster
+from paceenv.cluster.derive import drawn
+from paceenv.engine.simulator import episode_keys
 from paceenv.engine.traces import RecordingWriter
 from paceenv.errors import InputError, out_of_range
+from paceenv.reference import Setup, check_size
 from policies import scaling
 from policies.base import Policy
-from policies.rollout import run, start
+from policies.rollout import Engine, run, start_engine
 from policies.select import POLICY_HELP, select_policy
 
 MAX_RANK_ITERATIONS = 10**11
@@ -35,6 +38,9 @@ def simulate(
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=1, help="Iterations of each run.")] = 5000,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs with different noise.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    engine: Annotated[
+        Engine, typer.Option(help="reference: every message by itself, slow, to check the fast one by.")
+    ] = "fast",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
     what_if: Annotated[
         list[str] | None,
@@ -70,11 +76,14 @@ def simulate(
         asked = f"{iterations} x {seeds} seeds x {max(one.job.ranks for one in sized)} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", "simulate")
     run_seeds = range(seed, seed + seeds)
+    if engine == "reference":
+        for one in sized:
+            check_size(Setup.of(drawn(one, episode_keys([seed])[0])), iterations, seeds)
     if is_curve:
         paced = "static" if policy == "passive" else policy
-        _curve(config, sizes or [config.job.nodes], paced, what_if or [], run_seeds, iterations, plot, json_)
+        _curve(config, sizes or [config.job.nodes], paced, what_if or [], run_seeds, iterations, engine, plot, json_)
     else:
-        _one(sized[0], policy, run_seeds, iterations, trace, json_)
+        _one(sized[0], policy, run_seeds, iterations, engine, trace, json_)
 
 
 def _sizes(nodes: str | None) -> list[int]:
@@ -91,6 +100,7 @@ def _curve(
     what_ifs: list[str],
     seeds: range,
     iterations: int,
+    engine: Engine,
     plot: Path | None,
     json_: str | None,
 ) -> None:
@@ -106,6 +116,7 @@ def _curve(
             seeds=seeds,
             iterations=iterations,
             threads=os.cpu_count() or 1,
+            engine=engine,
             on_point=done,
         )
     if plot is not None:
@@ -130,9 +141,17 @@ def _curve(
         output.print_table(f"{config.name}: scaling", columns, rows, f"drawn in {plot}" if plot else "")
 
 
-def _one(config: Cluster, policy: str, seeds: range, iterations: int, trace: Path | None, json_: str | None) -> None:
+def _one(
+    config: Cluster,
+    policy: str,
+    seeds: range,
+    iterations: int,
+    engine: Engine,
+    trace: Path | None,
+    json_: str | None,
+) -> None:
     chosen = select_policy(policy, config)
-    simulator = start(config, np.asarray(seeds), threads=os.cpu_count() or 1)
+    simulator = start_engine(engine, config, np.asarray(seeds), threads=os.cpu_count() or 1)
     with output.progress(f"{config.name}, {config.job.nodes} nodes, {policy}", iterations) as done:
         if trace is None:
             result = run(chosen, simulator, iterations, on_interval=done)
@@ -148,6 +167,7 @@ def _one(config: Cluster, policy: str, seeds: range, iterations: int, trace: Pat
         "nodes": config.job.nodes,
         "ranks": config.job.ranks,
         "policy": policy,
+        "engine": engine,
         "iterations": iterations,
         "seeds": len(seeds),
         "seed": seeds[0],

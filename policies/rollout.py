@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,32 @@ from numpy.typing import NDArray
 from paceenv import pacing
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import ClusterMix
-from paceenv.engine.simulator import Outcome, Recording, Simulator, episode_keys
+from paceenv.engine.simulator import JobBatch, Outcome, Recording, Simulator, episode_keys
+from paceenv.errors import InputError
+from paceenv.reference import References
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
 
 INTERVAL_ITERATIONS = 20
+Engine = Literal["fast", "reference"]
+
+
+class Runner(Protocol):
+    """What a rollout asks of an engine; axes as in ``paceenv.engine.simulator``."""
+
+    batch: JobBatch
+
+    def off(self) -> NDArray[np.float64]: ...
+
+    def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]: ...
+
+    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording: ...
+
+    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]: ...
+
+    def mean_delay_s(self) -> NDArray[np.float64]: ...
+
+    def outcome(self) -> Outcome: ...
 
 
 @dataclass(frozen=True)
@@ -38,9 +60,14 @@ def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int
     return Simulator(mix.derive(keys), keys, threads)
 
 
+def start_engine(engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Runner:
+    """As :func:`start`, on either engine; the reference runs its seeds one after the other, on one thread."""
+    return start(cluster, seeds, threads) if engine == "fast" else References(cluster, seeds.tolist())
+
+
 def run(
     policy: Policy | Clairvoyant,
-    simulator: Simulator,
+    simulator: Runner,
     iterations: int,
     *,
     interval_iterations: int = INTERVAL_ITERATIONS,
@@ -51,6 +78,8 @@ def run(
 
     ``on_interval`` is called with the iterations done, for progress bars; ``on_recording`` with every stamp.
     """
+    if isinstance(policy, Clairvoyant) and not isinstance(simulator, Simulator):
+        raise InputError("policy = clairvoyant; allowed in the reference engine, which cannot look ahead: any other")
     E, R = len(simulator.batch), simulator.batch.ranks
     step_ET, delay_E = np.empty((E, iterations)), np.zeros(E)
     fixed = None
@@ -62,6 +91,7 @@ def run(
         n = min(interval_iterations, iterations - t)
         if t:
             if isinstance(policy, Clairvoyant):
+                assert isinstance(simulator, Simulator)  # checked above
                 settings = policy.plan(simulator, interval_iterations)
             elif fixed is not None:
                 settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))

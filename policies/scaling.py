@@ -11,7 +11,7 @@ import numpy as np
 
 from paceenv import figures, metrics
 from paceenv.cluster import Cluster
-from policies.rollout import run, start
+from policies.rollout import Engine, run, start_engine
 from policies.select import select_policy
 
 
@@ -36,10 +36,17 @@ class Point:
 
 
 def measure(
-    config: Cluster, policy: str, what_if: str, *, seeds: Sequence[int], iterations: int, threads: int = 1
+    config: Cluster,
+    policy: str,
+    what_if: str,
+    *,
+    seeds: Sequence[int],
+    iterations: int,
+    threads: int = 1,
+    engine: Engine = "fast",
 ) -> Point:
     """One point; ``efficiency`` is the compute time over the step time, both means."""
-    simulator = start(config, np.asarray(seeds), threads)
+    simulator = start_engine(engine, config, np.asarray(seeds), threads)
     found = run(select_policy(policy, config), simulator, iterations)
     mean_E, sd_E = found.step_ET.mean(axis=1), found.step_ET.std(axis=1)
     throughput = metrics.bootstrap_interval(config.samples_per_step / mean_E)
@@ -68,6 +75,7 @@ def curves(
     seeds: Sequence[int],
     iterations: int,
     threads: int = 1,
+    engine: Engine = "fast",
     on_point: Callable[[int], None] = lambda done: None,
 ) -> list[Point]:
     """Points of every size, policy and what-if (``key=value`` assignments with commas between), as is first.
@@ -79,7 +87,10 @@ def curves(
     points = []
     for what_if, sized_config in sized:
         for policy in policies:
-            points.append(measure(sized_config, policy, what_if, seeds=seeds, iterations=iterations, threads=threads))
+            point = measure(
+                sized_config, policy, what_if, seeds=seeds, iterations=iterations, threads=threads, engine=engine
+            )
+            points.append(point)
             on_point(len(points))
     return points
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from paceenv.cluster import transfers
 from paceenv.cluster.collectives import volume
@@ -25,6 +26,25 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
     is how many tenant places each record gets, at least as many as the cluster has; unused ones are absent.
     """
     return _derive(cluster, Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+
+
+def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
+    """The cluster with the numbers that :func:`derive` draws for one episode in place of what is drawn.
+
+    With the same key it derives to the same records, bit for bit.
+    """
+    apart = Cluster.model_validate(cluster.model_dump())  # so that no two places share one quantity
+    draw = Draw(np.array([key], np.uint64), apart.job.nodes)
+    _derive(apart, draw, 1, None)
+
+    def fixed(value: Any) -> Any:
+        if id(value) in draw.drawn:
+            return float(draw.drawn[id(value)][0])
+        if isinstance(value, BaseModel):
+            return {name: fixed(part) for name, part in value}
+        return [fixed(part) for part in value] if isinstance(value, list) else value
+
+    return Cluster.model_validate(fixed(apart))
 
 
 def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBatch:

@@ -22,6 +22,8 @@ class Draw:
     def __init__(self, keys_E: NDArray[np.uint64], nodes: int) -> None:
         self._keys_E, self._nodes, self._place = keys_E, nodes, 0
         self.random = False
+        self.drawn: dict[int, NDArray[np.float64]] = {}
+        """``(E,)`` values of what was drawn so far, by the identity of the quantity."""
 
     def __call__(self, quantity: Quantity | None) -> NDArray[np.float64] | float:
         """The next quantity in the fixed order that makes up its place."""
@@ -41,6 +43,12 @@ class Draw:
         return np.asarray(bits % np.uint64(below)).astype(np.int64).reshape(E, count)
 
     def _value(self, quantity: Quantity | None, place: int) -> NDArray[np.float64] | float:
+        value = self._draw(quantity, place)
+        if isinstance(value, np.ndarray):
+            self.drawn[id(quantity)] = value
+        return value
+
+    def _draw(self, quantity: Quantity | None, place: int) -> NDArray[np.float64] | float:
         match quantity:
             case None:
                 return math.nan

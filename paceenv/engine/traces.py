@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.engine.simulator import Recording, Simulator
+from paceenv.engine.simulator import JobBatch, Recording
 from paceenv.trace import TraceMetadata, TraceWriter
 
 _ORDER = ("pace", "compute", "all_reduce", "optimizer", "barrier")
 """Operations of an iteration in their order; work exposed after the collective counts as ``optimizer``."""
 
 
+class Recorded(Protocol):
+    """An engine whose recordings can be written: any that tells its jobs."""
+
+    batch: JobBatch
+
+
 class RecordingWriter:
-    """Writes consecutive recordings of one environment of a simulator to a trace file; whole or not at all.
+    """Writes consecutive recordings of one environment of an engine to a trace file; whole or not at all.
 
     Times run from the start of the first recording, in seconds. Delays and exposed work of no length have no row.
     """
 
-    def __init__(self, path: str | Path, simulator: Simulator, name: str, environment: int = 0) -> None:
+    def __init__(self, path: str | Path, simulator: Recorded, name: str, environment: int = 0) -> None:
         batch = simulator.batch
         self._per_group, self._environment, self._name = batch.ranks // batch.groups, environment, name
         self._has_barrier = bool(batch.jobs["has_barrier"][environment])

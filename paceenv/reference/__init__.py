@@ -11,7 +11,8 @@ Where the two part, and why:
 - with two tenants that fill the upper tier, or under a rule with a threshold, small differences grow from step to step.
 """
 
+from paceenv.reference.batch import References, check_size
 from paceenv.reference.run import Reference, run
 from paceenv.reference.setup import Setup
 
-__all__ = ["Reference", "Setup", "run"]
+__all__ = ["Reference", "References", "Setup", "check_size", "run"]

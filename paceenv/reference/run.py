@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv import pacing, signals, timing
-from paceenv.cluster.derive import derive
+from paceenv.cluster.derive import derive, drawn
 from paceenv.cluster.model import Cluster
 from paceenv.engine import draws, layout, noise
-from paceenv.engine.simulator import JobBatch, Recording, episode_keys
+from paceenv.engine.kernel import observer_rank
+from paceenv.engine.simulator import JobBatch, Outcome, Recording, episode_keys
 from paceenv.reference.jobs import Collective, TenantJob, Wiring
 from paceenv.reference.network import Network
 from paceenv.reference.setup import Links, Setup
@@ -39,14 +40,14 @@ class Reference:
 
     Parameters
     ----------
-    cluster : the config; its quantities must be numbers, or follow the number of nodes
-    seed : as for the fast engine: the same seed gives the same noise
+    cluster : the config
+    seed : as for the fast engine: the same seed draws the same quantities and gives the same noise
     setup : what the config means in links and messages; for physics that the config does not name
     """
 
     def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None) -> None:
-        self.setup = Setup.of(cluster) if setup is None else setup
         keys_E = episode_keys([seed])
+        self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
         self.batch: JobBatch = derive(cluster, keys_E)
         self._drawn_as = self.batch.jobs[0]  # noise and exposed work are drawn from this record, as in the fast engine
         self._imbalance = draws.gamma_table(float(self.batch.skewness_E[0]))
@@ -54,6 +55,7 @@ class Reference:
         self.links, schedule = Links(self.setup, seed), self.setup.schedule()
         self._wirings = [Wiring(self.links, schedule, g * self.setup.members) for g in range(self.setup.groups)]
         self.ideal_step_s = self._ideal_step_s()
+        self.batch.jobs["ideal_step_s"] = self.ideal_step_s
         self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
         self._start_noise(keys_E[0])
         for k, tenant in enumerate(self.setup.tenants):
@@ -65,7 +67,7 @@ class Reference:
         self._steps: list[_Step] = []
         self._end_T: list[float] = []
         self._next_R, self._is_busy_R = [0] * self.setup.ranks, [False] * self.setup.ranks
-        self._mean_delay_s = 0.0
+        self._mean_delay_s = self._energy_j = 0.0
         for r in range(self.setup.ranks):
             self._start(r)
 
@@ -102,6 +104,22 @@ class Reference:
         """Mean delay over ranks and iterations of the last run, ``(1,)``, seconds."""
         return np.array([self._mean_delay_s])
 
+    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
+        """Observations of the last run: ``(1, O)`` of the observer rank, or ``(1, R, O)`` of every rank."""
+        ranks = self.setup.ranks
+        out_RO = np.empty((ranks, signals.SIGNALS), np.float32)
+        for r in range(ranks):
+            signals.write_signals(self._rank, r, self._tick, out_RO[r])
+        with np.errstate(over="ignore"):
+            observer = observer_rank(self._clocks["key"][0], ranks)
+        return out_RO[None] if every_rank else out_RO[None, observer]
+
+    def outcome(self) -> Outcome:
+        """What the episode came to so far; nothing fails here."""
+        iterations, none = np.array([float(len(self._end_T))]), np.zeros(1)
+        time_s = np.array([self._end_T[-1] if self._end_T else 0.0])
+        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations)
+
     # a step
 
     def _step(self, t: int) -> _Step:
@@ -134,7 +152,7 @@ class Reference:
         """Rank ``r`` has its first gradients; collectives of one rank follow one another in order."""
         g, member = divmod(r, self.setup.members)
         enter = partial(self._steps[t].collectives[g].enter, member)
-        if t > 0 and self.setup.staleness > 0:
+        if self.setup.staleness > 0 and len(self._end_T) < t:
             self._steps[t - 1].collectives[g].when_through(member, enter)
         else:
             enter()
@@ -164,6 +182,8 @@ class Reference:
         """The step is over for all: every rank takes in its timing, decides, and goes on."""
         step, begin_s = self._steps[t], self._end_T[-1] if self._end_T else 0.0
         self._end_T.append(end_s)
+        step.collectives.clear()  # all their messages are through
+        self._spend(step, end_s - begin_s)
         setup, members = self.setup, self.setup.members
         comm_R = (np.repeat(step.finish_G, members) - step.entry_R).astype(np.float32)
         wait_R = (end_s - setup.barrier_s - np.repeat(step.ready_G, members)).astype(np.float32)
@@ -178,6 +198,12 @@ class Reference:
                 timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
         for r in range(setup.ranks):
             self._start(r)
+
+    def _spend(self, step: _Step, step_s: float) -> None:
+        """A rank that neither computes nor is delayed spins."""
+        job, compute_s, delay_s = self._drawn_as, float(step.compute_R.sum()), float(step.delay_R.sum())
+        waited_s = self.setup.ranks * step_s - compute_s - delay_s
+        self._energy_j += float(job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s)
 
     # draws, the fast engine's own
 

@@ -33,7 +33,9 @@ def number(quantity: Quantity | None, nodes: int) -> float:
             law = quantity.power_law
             return float(law.value * (nodes / law.at_nodes) ** law.exponent)
         case _:
-            raise InputError(f"{quantity}: the reference engine draws no quantities; allowed: a number (use --set)")
+            raise InputError(
+                f"{quantity}: a setup draws no quantities; allowed: a number, or a cluster as drawn for a seed"
+            )
 
 
 def _refuse_what_is_unknown(cluster: Cluster) -> None:
@@ -136,6 +138,7 @@ class Setup:
             algorithm = "tree" if payload_bytes < fabric.tree_below_bytes else "ring"
         if algorithm == "torus":
             raise InputError(f"{cluster.name}: job.algorithm torus; allowed in the reference engine: any other")
+        is_all_reduce = job.collective == "all_reduce"
         return cls(
             name=cluster.name,
             nodes=job.nodes,
@@ -159,8 +162,9 @@ class Setup:
             overlap_share=value(job.overlap) / every,
             tail_bytes=min(value(job.tail_bytes), payload_bytes),
             staleness=cluster.synchronization.staleness,
-            incast_fit=value(fabric.buffer_kb) / value(fabric.burst_kb),
-            timeout_s=value(fabric.timeout_ms) * 1e-3,
+            # of an all-reduce they have no meaning, and are not drawn
+            incast_fit=math.inf if is_all_reduce else value(fabric.buffer_kb) / value(fabric.burst_kb),
+            timeout_s=0.0 if is_all_reduce else value(fabric.timeout_ms) * 1e-3,
         )
 
     @property
@@ -175,6 +179,22 @@ class Setup:
     @property
     def groups(self) -> int:
         return self.nodes // self.group_nodes
+
+    @property
+    def messages(self) -> int:
+        """Messages of a step, all groups together: as many as :meth:`schedule` has, without making them."""
+        n, nodes, k = self.members, self.group_nodes, self.ranks_per_node
+        if self.collective != "all_reduce":
+            return self.groups * (n - 1) * (1 if self.collective == "gather" else n)
+        paired = 1 << (nodes.bit_length() - 1)
+        each = {
+            "ring": 2 * n * (n - 1),
+            "hierarchical": 2 * n * (k - 1 + nodes - 1),
+            "halving_doubling": 2 * (nodes - paired) + 2 * paired * (paired.bit_length() - 1),
+            "tree": 4 * self.pieces * (n - 1),
+        }
+        parts_bytes = schedules.buckets(self.payload_bytes, self.first_bucket_bytes, self.tail_bytes)
+        return self.groups * each[self.algorithm] * sum(part_bytes > 0.0 for part_bytes in parts_bytes)
 
     def schedule(self) -> Schedule:
         """The messages of one group's collective."""
