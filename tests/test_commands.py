@@ -69,6 +69,19 @@ def test_simulate_pacing_pays_with_unequal_slack_and_only_there(capsys: pytest.C
     assert mean_s("null-jitter", "paper") > mean_s("null-jitter", "passive")
 
 
+def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mean_s, rows = [], []
+    for engine in ("fast", "reference"):
+        path = tmp_path / engine
+        run = ["two-jobs", "-i", "60", "--seeds", "2", "--engine", engine, "--trace", str(path)]
+        step = _simulate(capsys, *run)["step_time_s"]
+        assert isinstance(step, dict)
+        mean_s.append(step["mean"])
+        rows.append([read_trace(path).column(name).tolist() for name in ("op", "rank", "iteration", "group")])
+    assert mean_s[1] == pytest.approx(mean_s[0], rel=0.01)
+    assert rows[0] == rows[1]
+
+
 def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -107,6 +120,9 @@ def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
         (["simulate", "null-jitter", "--policy", "static:size=1"], "unknown option size"),
         (["simulate", "null-jitter", "--window", "0.1"], "belong to the static policy"),
         (["simulate", "null-jitter", "--iterations", "1000000000", "--seeds", "1000"], "at most"),
+        (["simulate", "h100-ndr", "--engine", "reference"], "allowed in the reference engine: not set"),
+        (["simulate", "null-jitter-64", "--engine", "reference"], "x seeds = 16128 x 64 x 5000 x 8; allowed"),
+        (["simulate", "two-jobs", "--engine", "reference", "-p", "clairvoyant", "-i", "40"], "allowed in the ref"),
         (["evaluate", "passive", "--suite", "dem"], "did you mean demo"),
         (["train", "dem", "-o", "unused"], "did you mean demo"),
         (["train", "demo", "-o", "unused", "--set", "ppo.gama=1"], "did you mean gamma"),

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceenv import pacing, trace
-from paceenv.cluster.derive import derive
+from paceenv.cluster.derive import derive, drawn
 from paceenv.cluster.model import Cluster
 from paceenv.engine.layout import ALL_TO_ALL, GATHER
 from paceenv.engine.simulator import Recording, Simulator, episode_keys
 from paceenv.engine.traces import RecordingWriter
 from paceenv.errors import InputError
-from paceenv.reference import Reference, Setup, run
+from paceenv.reference import Reference, References, Setup, check_size, run
 from paceenv.reference.network import Flow, Network, Resource, share
 from paceenv.reference.setup import leaves
 
@@ -473,7 +473,7 @@ def test_traces_of_both_engines_are_the_same_table(tmp_path: Path) -> None:
         ("slow", Reference(config, 0)),
         ("fast", Simulator(derive(config, episode_keys([0])), episode_keys([0]))),
     ):
-        with RecordingWriter(tmp_path / name, engine, "job") as writer:  # type: ignore[arg-type]
+        with RecordingWriter(tmp_path / name, engine, "job") as writer:
             writer.append(engine.record(engine.off(), 5))
         tables.append(trace.read_trace(tmp_path / name))
     slow, fast = tables
@@ -483,6 +483,44 @@ def test_traces_of_both_engines_are_the_same_table(tmp_path: Path) -> None:
         np.testing.assert_allclose(slow.column(column), fast.column(column), rtol=1e-9)
 
 
-def test_quantities_that_are_drawn_are_refused() -> None:
-    with pytest.raises(InputError, match="draws no quantities; allowed: a number"):
-        Reference(cluster(2).changed(["fabric.nic_gbps={uniform: [1, 2]}"]), 0)
+DRAWN: dict[str, Any] = {
+    "job": {"compute_s": {"uniform": [0.5, 1.0]}, "gradient_bytes": {"loguniform": [1e8, 1e9]}},
+    "fabric": SHARED | {"nic_gbps": {"normal": [100.0, 10.0]}},
+    "noise": {"jitter_cv": {"uniform": [0.01, 0.05]}, "imbalance_cv": 0.02, "imbalance_skew": {"uniform": [0.0, 1.0]}},
+    "tenants": [tenant(comm_share={"uniform": [0.1, 0.5]}), tenant(comm_share={"uniform": [0.1, 0.5]})],
+}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_cluster_as_drawn_derives_to_the_same_records(seed: int) -> None:
+    config, keys_E = cluster(6, **DRAWN), episode_keys([seed])
+    whole, fixed = derive(config, keys_E), derive(drawn(config, keys_E[0]), episode_keys([99]))
+    np.testing.assert_array_equal(fixed.jobs, whole.jobs)
+    np.testing.assert_array_equal(fixed.tenants_EK, whole.tenants_EK)
+    np.testing.assert_array_equal(fixed.skewness_E, whole.skewness_E)
+    assert drawn(config, keys_E[0]) != drawn(config, episode_keys([seed + 1])[0])
+
+
+def test_both_engines_draw_the_same_quantities_and_come_to_the_same_outcome() -> None:
+    config, seeds = cluster(6, power={"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}, **DRAWN), [0, 3]
+    slow, fast = References(config, seeds), Simulator(derive(config, episode_keys(seeds)), episode_keys(seeds))
+    np.testing.assert_allclose(slow.run(slow.off(), 20).mean(axis=1), fast.run(fast.off(), 20).mean(axis=1), rtol=0.01)
+    for name in ("time_s", "energy_j", "useful_iterations"):
+        np.testing.assert_allclose(getattr(slow.outcome(), name), getattr(fast.outcome(), name), rtol=0.01)
+    every = slow.observe(every_rank=True)
+    assert every.shape == fast.observe(every_rank=True).shape
+    assert all(any(np.array_equal(row, one) for row in every[e]) for e, one in enumerate(slow.observe()))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "halving_doubling", "tree"])
+@pytest.mark.parametrize("nodes", [2, 6])
+def test_messages_are_counted_without_making_them(algorithm: str, nodes: int) -> None:
+    setup = Setup.of(cluster(nodes, job={"algorithm": algorithm}))
+    assert setup.messages == len(setup.schedule().messages) * setup.groups
+
+
+def test_a_size_that_takes_hours_is_refused() -> None:
+    setup = Setup.of(cluster(64))
+    check_size(setup, 100, 1)
+    with pytest.raises(InputError, match="allowed in the reference engine: at most"):
+        check_size(setup, 5000, 8)

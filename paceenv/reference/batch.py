@@ -15,16 +15,16 @@ from paceenv.errors import InputError
 from paceenv.reference.run import Reference
 from paceenv.reference.setup import Setup
 
-MAX_MESSAGES = 10**8
-"""What a run may send: at 5 to 30 us a message (8 to 64 members in a ring) between ten minutes and an hour."""
+MAX_WORK = 5 * 10**9
+"""Messages times ranks that a run may take: every event looks at all that is under way, about 0.5 us for each."""
 
 
 def check_size(setup: Setup, iterations: int, seeds: int) -> None:
     """Refuse what would take hours. Raises InputError."""
-    if setup.messages * iterations * seeds > MAX_MESSAGES:
+    if setup.messages * setup.ranks * iterations * seeds > MAX_WORK:
         raise InputError(
-            f"{setup.name}: messages x iterations x seeds = {setup.messages} x {iterations} x {seeds}; "
-            f"allowed in the reference engine: at most {MAX_MESSAGES:.0e}"
+            f"{setup.name}: messages x ranks x iterations x seeds = {setup.messages} x {setup.ranks} x {iterations} "
+            f"x {seeds}; allowed in the reference engine: at most {MAX_WORK:.0e}"
         )
 
 
