@@ -55,13 +55,15 @@ COLLECTIVE_OPS: Final = (
     "barrier",
     "reduce_scatter",
     "all_gather",
+    "gather",
+    "all_to_all",
     "grads-reduce-scatter",
     "params-all-gather",
     "embedding-grads-all-reduce",
     "layernorm-grads-all-reduce",
 )
 POINT_TO_POINT_OPS: Final = ("send", "recv", "forward-send", "forward-recv", "backward-send", "backward-recv")
-OTHER_OPS: Final = ("optimizer", "optimizer-clip-main-grad", "gc")
+OTHER_OPS: Final = ("optimizer", "optimizer-clip-main-grad", "gc", "checkpoint", "restart")
 
 ROW_GROUP_ROWS: Final = 1 << 17
 """Rows the writer collects before it writes a row group, so that many small appends do not make a slow file."""

@@ -196,6 +196,7 @@ def advance(
     settings_ESM2: NDArray[np.float64],
     step_ET: NDArray[np.float64],
     record: bool,
+    start_ETR: NDArray[np.float64],
     entry_ETR: NDArray[np.float64],
     delay_ETR: NDArray[np.float64],
     finish_ETG: NDArray[np.float64],
@@ -203,8 +204,8 @@ def advance(
 ) -> None:
     """Run the environments ``which`` for ``iterations``; step times, and with ``record`` every stamp, come out.
 
-    Stamps are seconds from the end of the step before: entry and delay per rank, exit of the collective and end of the
-    exposed work per group.
+    Stamps are seconds from the end of the step before: start, entry and delay per rank, exit of the collective and end
+    of the exposed work per group.
     """
     ranks, groups = noise_ENR.shape[2], group_ENG.shape[2]
     compute_R, scratch_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
@@ -230,6 +231,7 @@ def advance(
             borrowed(settings_ESM2)[e],
             borrowed(step_ET)[e],
             record,
+            borrowed(start_ETR)[e],
             borrowed(entry_ETR)[e],
             borrowed(delay_ETR)[e],
             borrowed(finish_ETG)[e],
@@ -269,6 +271,7 @@ def advance_job(
     settings_SM2: NDArray[np.float64],
     step_T: NDArray[np.float64],
     record: bool,
+    start_TR: NDArray[np.float64],
     entry_TR: NDArray[np.float64],
     delay_TR: NDArray[np.float64],
     finish_TG: NDArray[np.float64],
@@ -320,6 +323,7 @@ def advance_job(
         clock["time_s"] += step_s + extra_s
         if record:
             for r in range(ranks):
+                start_TR[t, r] = start_R[r] if job["staleness"] > 0 else 0.0
                 delay_TR[t, r] = delay_R[r]
                 entry_TR[t, r] = np.float64(delay_R[r]) + compute_R[r]
             for g in range(groups):

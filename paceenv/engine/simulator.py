@@ -53,9 +53,10 @@ class JobBatch:
 
 @dataclass(frozen=True)
 class Recording:
-    """Every stamp of a run, seconds from the end of the step before."""
+    """Every stamp of a run, seconds from the end of the step before; ranks that run ahead start before that."""
 
     step_ET: NDArray[np.float64]
+    start_ETR: NDArray[np.float64]
     entry_ETR: NDArray[np.float64]
     delay_ETR: NDArray[np.float64]
     finish_ETG: NDArray[np.float64]
@@ -225,10 +226,11 @@ class Simulator:
             np.empty((E, iterations)),
             np.empty((E, T, R)),
             np.empty((E, T, R)),
+            np.empty((E, T, R)),
             np.empty((E, T, G)),
             np.empty((E, T, G)),
         )
-        stamps = (out.entry_ETR, out.delay_ETR, out.finish_ETG, out.ready_ETG)
+        stamps = (out.start_ETR, out.entry_ETR, out.delay_ETR, out.finish_ETG, out.ready_ETG)
         parameters = (self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table(), self._imbalance)
         self._spread(compiled.advance, which, iterations, *parameters, settings, out.step_ET, record, *stamps)
         return out

@@ -92,6 +92,7 @@ class Reference:
         steps, begin_T1 = self._steps[first : first + iterations], end_T[:-1, None]
         out = Recording(
             np.diff(end_T)[None],
+            (np.array([s.entry_R - s.compute_R - s.delay_R for s in steps]) - begin_T1)[None],
             (np.array([s.entry_R for s in steps]) - begin_T1)[None],
             np.array([s.delay_R for s in steps])[None],
             (np.array([s.finish_G for s in steps]) - begin_T1)[None],
