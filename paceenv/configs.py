@@ -122,33 +122,39 @@ def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     return list(fields)
 
 
-def set_value(data: dict[str, Any], assignment: str) -> None:
-    """Apply one ``--set key.sub=value`` to a config's data; list entries by number."""
+def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
+    """Apply one ``key.sub=value``, given with ``option``, to a config's data; list entries by number."""
     key, separator, text = assignment.partition("=")
     if not separator or not key:
-        raise InputError(f"--set {assignment}: expected key=value, for example noise.jitter_cv=0.02")
+        raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")
     node: Any = data
     *parents, last = key.split(".")
     for part in parents:
-        node = node[_position(node, part, assignment)] if isinstance(node, list) else node.setdefault(part, {})
+        node = (
+            node[_position(node, part, f"{option} {assignment}")]
+            if isinstance(node, list)
+            else node.setdefault(part, {})
+        )
         if not isinstance(node, (dict, list)):
-            raise InputError(f"--set {assignment}: {part} holds a value, not a section")
+            raise InputError(f"{option} {assignment}: {part} holds a value, not a section")
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"--set {assignment}: {text!r} is not a YAML value: {error}") from None
+        raise InputError(
+            f"{option} {assignment}: {text!r} is not a YAML value: {getattr(error, 'problem', error)}"
+        ) from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)  # YAML 1.1 reads 1e9 as a string
     if isinstance(node, list):
-        node[_position(node, last, assignment)] = value
+        node[_position(node, last, f"{option} {assignment}")] = value
     else:
         node[last] = value
 
 
-def _position(node: list[Any], part: str, assignment: str) -> int:
+def _position(node: list[Any], part: str, where: str) -> int:
     if not (part.isascii() and part.isdecimal()) or int(part) >= len(node):
-        raise InputError(f"--set {assignment}: {part} is not one of the entries 0 to {len(node) - 1}")
+        raise InputError(f"{where}: {part} is not one of the entries 0 to {len(node) - 1}")
     return int(part)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from paceenv import figures, metrics
 from paceenv.cluster import Cluster
 from policies.rollout import Engine, run, start_engine
 from policies.select import select_policy
+
+_BETWEEN = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
+"""Between two assignments of a what-if; a list of values has commas of its own."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def curves(
 
     Whatever is impossible is refused before the first point is simulated.
     """
-    cases = [(w, config.changed(w.split(","), "--what-if") if w else config) for w in ("", *what_ifs)]
+    cases = [("", config)] + [(w, config.changed(_BETWEEN.split(w), "--what-if", "--what-if")) for w in what_ifs]
     sized = [(w, changed.with_nodes(n)) for w, changed in cases for n in nodes]
     points = []
     for what_if, sized_config in sized:

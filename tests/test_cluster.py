@@ -265,3 +265,10 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
         some.with_nodes(0)
     with pytest.raises(InputError, match=r"^--set job\.nodes=-1: job\.nodes = -1"):
         some.changed(["job.nodes=-1"])
+
+
+@pytest.mark.parametrize("name", ["incast-shallow", "all-to-all-shallow", "tpu-v4-torus"])
+def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
+    data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
+    with pytest.raises(InputError, match="allowed: no tenants"):
+        configs.parse(Cluster, data, name)

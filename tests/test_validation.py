@@ -43,8 +43,18 @@ def test_an_expectation_is_a_number_with_a_tolerance_a_range_or_both(
     assert one.within is within
 
 
-@pytest.mark.parametrize("expected", [{}, {"value": 1.0}, {"tolerance": 0.1}])
-def test_an_expectation_that_could_not_fail_is_refused(expected: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "expected",
+    [
+        {},
+        {"value": 1.0},
+        {"tolerance": 0.1},
+        {"value": 1.0, "tolerance": -0.1},
+        {"value": 1.0, "tolerance": math.nan},
+        {"value": 0.0, "tolerance": 0.1},
+    ],
+)
+def test_an_expectation_that_could_not_hold_or_fail_is_refused(expected: dict[str, float]) -> None:
     with pytest.raises(InputError, match="allowed"):
         configs.parse(Expected, expected, "test")
 

@@ -81,6 +81,8 @@ class Cluster(Config):
             raise ValueError("job.overlap and job.tail_bytes 0 for a gather or an all_to_all")
         if (job.algorithm == "torus") != (torus is not None) and job.collective == "all_reduce":
             raise ValueError("job.algorithm torus with a fabric.torus, and only there")
+        if self.tenants and (torus is not None or job.collective != "all_reduce"):
+            raise ValueError("no tenants on a torus or with a gather or an all_to_all, which share no uplink with them")
         if torus is None:
             return
         if torus.chips != job.nodes:
@@ -131,11 +133,11 @@ class Cluster(Config):
             return None
         return plan_step(self.workload, self.gpu, self.fabric, self.job)
 
-    def changed(self, assignments: list[str], where: str = "--set") -> Cluster:
-        """This cluster with ``key=value`` assignments applied and checked anew."""
+    def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
+        """This cluster with ``key=value`` assignments, given with ``option``, applied and checked anew."""
         data = self.model_dump()
         for assignment in assignments:
-            configs.set_value(data, assignment)
+            configs.set_value(data, assignment, option)
         return configs.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:

@@ -26,6 +26,10 @@ class Expected(Config):
     def _one_form(self) -> Expected:
         if (self.value is None) != (self.tolerance is None):
             raise ValueError("value and tolerance together")
+        if self.tolerance is not None and not self.tolerance >= 0.0:
+            raise ValueError("a tolerance of at least 0")
+        if self.value == 0.0 and not self.absolute:
+            raise ValueError("absolute: true with a value of 0, to which nothing is relative")
         if self.value is None and not (math.isfinite(self.at_least) or math.isfinite(self.at_most)):
             raise ValueError("value and tolerance, or at_least, or at_most")
         return self
