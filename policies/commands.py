@@ -191,7 +191,6 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
     step, ideal = summary["step_time_s"], summary["ideal_step_time_s"]
     rows = [
         ("throughput, samples/s", f"{summary['throughput_samples_per_s']:.4g}"),
-        ("  95 % interval over seeds", f"{throughput[1]:.4g} to {throughput[2]:.4g}"),
         ("step time, s", f"{step['mean']:.4g}"),
         ("  coefficient of variation", f"{step['cv']:.3f}"),
         ("  p50 / p95 / p99, s", " / ".join(f"{step[p]:.4g}" for p in ("p50", "p95", "p99"))),
@@ -199,6 +198,8 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         ("  lost to noise, contention, waits", f"{step['mean'] / ideal - 1:.1%}"),
         ("mean pacing delay, s", f"{summary['mean_delay_s']:.4g}"),
     ]
+    if summary["seeds"] > 1:
+        rows.insert(1, ("  95 % interval over seeds", f"{throughput[1]:.4g} to {throughput[2]:.4g}"))
     if summary["energy_j_per_sample"] > 0.0:
         rows.append(("energy, J/sample", f"{summary['energy_j_per_sample']:.4g}"))
     if summary["failures"] > 0.0:

@@ -104,10 +104,10 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [
-        ("fabric.nic_gbps=-5", "fabric.nic_gbps = -5; allowed: greater than 0"),
-        ("fabric.uplink_gbps=0", "fabric.uplink_gbps = 0; allowed: greater than 0"),
-        ("fabric.nic_gbps=.nan", "fabric.nic_gbps = nan; allowed: greater than 0"),
-        ("job.compute_s=.inf", "job.compute_s = inf; allowed: greater than 0"),
+        ("fabric.nic_gbps=-5", "fabric.nic_gbps = -5; allowed: greater than 0, at most 1e+15"),
+        ("fabric.uplink_gbps=0", "fabric.uplink_gbps = 0; allowed: greater than 0, at most 1e+15"),
+        ("fabric.nic_gbps=.nan", "fabric.nic_gbps = nan; allowed: greater than 0, at most 1e+15"),
+        ("job.compute_s=.inf", "job.compute_s = inf; allowed: greater than 0, at most 1e+15"),
         ("fabric.nic_gbps=fast", "fabric.nic_gbps = 'fast'; allowed: input should be a valid number"),
         ("noise.jitter_cv=1.5", "noise.jitter_cv = 1.5; allowed: at least 0, at most 1"),
         ("noise.slow_factor=0.5", "noise.slow_factor = 0.5; allowed: at least 1"),
@@ -115,7 +115,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         ("job.nodes=0", "job.nodes = 0; allowed: input should be greater than or equal to 1"),
         ("job.nodes=2.5", "job.nodes = 2.5; allowed: input should be a valid integer"),
         ("job.compute_s={uniform: [2, 1]}", "job.compute_s = {'uniform': [2, 1]}; allowed: lower end first"),
-        ("job.compute_s={uniform: [-1, 1]}", "job.compute_s = {'uniform': [-1, 1]}; allowed: greater than 0"),
+        ("job.compute_s={uniform: [-1, 1]}", "job.compute_s = {'uniform': [-1, 1]}; allowed: greater than 0, at most 1e+15"),
         ("job.compute_s={loguniform: [0, 1]}", "job.compute_s = {'loguniform': [0, 1]}; allowed: two positive numbers"),
         ("job.compute_s={normal: [1, -1]}", "job.compute_s = {'normal': [1, -1]}; allowed: a standard deviation of at"),
         ("job.compute_s={uniform: [2]}", "job.compute_s.uniform = [2]; allowed: list should have at least 2 items"),
@@ -160,7 +160,7 @@ def test_rules_over_several_sections_stay_short(tmp_path: Path, assignment: str)
 
 def test_the_file_is_named_where_the_mistake_is_in_it(tmp_path: Path) -> None:
     path = written(tmp_path, GOOD.replace("nic_gbps: 80", "nic_gbps: -80"))
-    assert problem(path) == f"{path}: fabric.nic_gbps = -80; allowed: greater than 0"
+    assert problem(path) == f"{path}: fabric.nic_gbps = -80; allowed: greater than 0, at most 1e+15"
 
 
 def test_several_mistakes_show_one_and_count_the_others(tmp_path: Path) -> None:

@@ -122,12 +122,20 @@ def test_without_a_checkpoint_a_failure_undoes_everything(simulator: Make) -> No
 
 
 def test_heat_brings_failures_forward(simulator: Make) -> None:
-    job = HOT | {"ranks": 4, "failure_rate": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0}
+    job = HOT | {"ranks": 4, "failure_rate": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0, "heat_iterations": 1.0}
     cool, hot = (simulator(range(100), **job | {"failure_heat": k}) for k in (0.0, 3.0))
     for sim in (cool, hot):
         sim.run(sim.off(), 1000)
     ratio = hot.outcome().failures.mean() / cool.outcome().failures.mean()
     assert ratio == pytest.approx(4.0, rel=0.1), "at full heat the hazard is 1 + failure_heat times as high"
+
+
+def test_a_restarted_job_is_cold(simulator: Make) -> None:
+    sim = simulator(range(20), ranks=4, failure_rate=0.02, restart_s=9.0, **HOT)
+    step = sim.run(sim.off(), 200)
+    failed_E, failed_T = np.nonzero(step[:, :-1] > 9.0)
+    assert len(failed_E) > 20
+    assert step[failed_E, failed_T + 1] % 9.0 == pytest.approx(1.0), "as in the first step, which is at no heat"
 
 
 def test_steps_without_any_of_it_are_untouched(simulator: Make) -> None:

@@ -136,8 +136,9 @@ def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
     """Local SGD: one engine step becomes the K steps between two synchronizations; returns the imbalance's skewness.
 
     Exact for noise that is independent from step to step: K times the mean, 1/sqrt(K) of the relative spread and of the
-    skewness, K times as many stalls. What lasts for iterations lasts for K times fewer. Only the last of the K steps
-    can overlap with the collective.
+    skewness. Stalls keep their mean: K times as many, or longer ones where that is more than one a period. What lasts
+    for iterations lasts for K times fewer, at least for one, so that drift and episodes shorter than K steps are
+    overstated. Only the last of the K steps can overlap with the collective. Tenants keep their ratio to the period.
     """
     if every == 1:
         return skewness
@@ -145,7 +146,9 @@ def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
     jobs["overlap_share"] /= every
     for name in ("jitter_cv", "common_cv", "imbalance_cv"):
         jobs[name] /= math.sqrt(every)
-    jobs["stall_rate"] = np.minimum(jobs["stall_rate"] * every, 1.0)
+    stalls = jobs["stall_rate"] * every
+    jobs["stall_rate"] = np.minimum(stalls, 1.0)
+    jobs["stall_mean_s"] *= np.maximum(stalls, 1.0)
     for name in ("fail_slow_mean_iterations", "drift_iterations", "exposed_mean_iterations", "heat_iterations"):
         jobs[name] = np.maximum(jobs[name] / every, 1.0)
     return np.asarray(skewness) / math.sqrt(every)

@@ -14,7 +14,7 @@ from paceenv.configs import Config
 class Job(Config):
     """The training job: who takes part, how long it computes, what it reduces."""
 
-    nodes: int = Field(ge=1, description="number of nodes")
+    nodes: int = Field(ge=1, le=1_000_000, description="number of nodes")
     ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
     nodes_per_group: int | None = Field(None, ge=1, description="nodes of one process group; empty: all")
     barrier: bool = Field(False, description="whether a separate barrier ends the step, after the groups' collectives")

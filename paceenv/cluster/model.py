@@ -21,6 +21,9 @@ from paceenv.cluster.transfers import plan_step
 from paceenv.cluster.workload import Gpu, Workload
 from paceenv.configs import Config
 
+MAX_EXCHANGE = 1024
+"""Ranks of one all-to-all, whose messages are simulated pair by pair."""
+
 
 class Cluster(Config):
     """Everything the simulator is told about one job and its surroundings."""
@@ -83,6 +86,9 @@ class Cluster(Config):
             raise ValueError("job.algorithm torus with a fabric.torus, and only there")
         if self.tenants and (torus is not None or job.collective != "all_reduce"):
             raise ValueError("no tenants on a torus or with a gather or an all_to_all, which share no uplink with them")
+        members = job.group_nodes * job.ranks_per_node
+        if job.collective == "all_to_all" and torus is None and members > MAX_EXCHANGE:
+            raise ValueError(f"at most {MAX_EXCHANGE} ranks in a group of an all_to_all ({members}), every pair counts")
         if torus is None:
             return
         if torus.chips != job.nodes:

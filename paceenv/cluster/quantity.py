@@ -93,10 +93,12 @@ def _ends(quantity: Quantity) -> list[float]:
     return ends
 
 
-Positive = Annotated[Quantity, AfterValidator(_within(0.0, math.inf, open_low=True))]
-NonNegative = Annotated[Quantity, AfterValidator(_within(0.0, math.inf))]
+HIGHEST = 1e15
+"""No quantity of a cluster is larger in its unit; beyond, sums and products would leave the numbers."""
+Positive = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST, open_low=True))]
+NonNegative = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST))]
 Share = Annotated[Quantity, AfterValidator(_within(0.0, 0.99))]
-AtLeastOne = Annotated[Quantity, AfterValidator(_within(1.0, math.inf))]
+AtLeastOne = Annotated[Quantity, AfterValidator(_within(1.0, HIGHEST))]
 Cv = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]
 Fraction = Annotated[Quantity, AfterValidator(_within(0.0, 1.0, open_low=True))]
 Part = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]

@@ -55,7 +55,7 @@ def spend(
     """Account for a step's energy and warm the nodes; ``compute_s`` is the sum over ranks.
 
     Energy is computed from the ranks' times: what is neither compute nor delay is waiting or communicating, in which a
-    rank spins.
+    rank spins; so does work exposed after a collective count.
     """
     ranks, delay_s = delay_R.shape[0], 0.0
     for r in range(ranks):
@@ -95,6 +95,8 @@ def interrupt(job: Any, clock: Any, heat: NDArray[np.float32], ranks: int) -> fl
             clock["hazard_left"] -= math.log(uniform(clock["key"], FAILURE, clock["failures"]))
             clock["kept"] = clock["saved"]
             clock["warm_at"] = clock["iteration"] + 1 + job["warmup_iterations"]
+            for n in range(heat.shape[1]):
+                heat[HEAT, n] = 0.0
             extra_s += job["restart_s"]
     clock["energy_j"] += extra_s * ranks * job["delay_w"]
     return extra_s

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, NonNegativeFloat, ValidationError, validate_call
 from scipy import stats
 
 from paceenv.cluster import load_cluster
 from paceenv.cluster.amplification import expected_maximum, exponential_maximum, probability_any
-from paceenv.cluster.collectives import Law, volume
+from paceenv.cluster.collectives import Algorithm, Law, Op, volume
 from paceenv.cluster.pipeline import pipeline_s
 from paceenv.configs import Config
 from paceenv.errors import InputError
 from paceenv.validation.checks import Check, Expected
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Size = Annotated[float, Field(gt=0, lt=1e18)]
 
 
 class Row(Config):
@@ -37,32 +41,32 @@ class ClosedFormTarget(Config):
 
 
 def collective_s(
-    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, hop_us: float = 0.0
+    op: Op, algorithm: Algorithm, members: Count, payload_bytes: Size, link_GBps: Size, hop_us: NonNegativeFloat = 0.0
 ) -> float:
     """Seconds of one collective on links of a rate."""
     return float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(volume(op, algorithm, members, payload_bytes)))
 
 
 def repeated_ms(
-    op: Any, algorithm: Any, members: int, payload_bytes: float, link_GBps: float, launch_us: float, times: int
+    op: Op, algorithm: Algorithm, members: Count, payload_bytes: Size, link_GBps: Size, launch_us: float, times: Count
 ) -> float:
     """Milliseconds of so many collectives one after the other, each with a launch."""
     once_s = collective_s(op, algorithm, members, payload_bytes, link_GBps) + launch_us * 1e-6
     return 1e3 * times * once_s
 
 
-def bus_bandwidth_GBps(members: int, payload_bytes: float, link_GBps: float, hop_us: float) -> float:
+def bus_bandwidth_GBps(members: Count, payload_bytes: Size, link_GBps: Size, hop_us: NonNegativeFloat) -> float:
     """Bus bandwidth as ``nccl-tests`` defines it, of a ring all-reduce: ``2 (n-1)/n S`` over its time."""
     sent = volume("all_reduce", "ring", members, payload_bytes)
     return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
 
 
-def normal_maximum(ranks: int, cv: float) -> float:
+def normal_maximum(ranks: Count, cv: NonNegativeFloat) -> float:
     """Expected maximum over mean of compute times that vary normally."""
     return 1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0)
 
 
-def lost_throughput(ranks: int, cv: float) -> float:
+def lost_throughput(ranks: Count, cv: NonNegativeFloat) -> float:
     """Share of throughput that waiting for the slowest of so many costs."""
     return 1.0 - 1.0 / normal_maximum(ranks, cv)
 
@@ -70,7 +74,7 @@ def lost_throughput(ranks: int, cv: float) -> float:
 def pipeline_slowdown(
     forward_s: list[float],
     backward_s: list[float],
-    micro_batches: int,
+    micro_batches: Count,
     slowest: list[float],
     mean: list[float],
 ) -> float:
@@ -85,7 +89,7 @@ def pipeline_slowdown(
     return pipeline_s(slow[0], slow[1], micro_batches) / pipeline_s(equal[0], equal[1], micro_batches)
 
 
-def bisection_ratio(torus: str, against: str, nodes: int) -> float:
+def bisection_ratio(torus: str, against: str, nodes: Count) -> float:
     """Bisection bandwidth of a torus over that of another fabric with as many nodes."""
     return _bisection_gbps(torus, None) / _bisection_gbps(against, nodes)
 
@@ -101,8 +105,18 @@ def _bisection_gbps(name: str, nodes: int | None) -> float:
     return float(count / 2 * per_node) / float(getattr(cluster.fabric, "oversubscription", None) or 1.0)
 
 
+def any_slow(probability: Annotated[float, Field(ge=0, le=1)], ranks: Count) -> float:
+    """Probability that at least one rank is slow in a step."""
+    return probability_any(probability, ranks)
+
+
+def exponential_rate(ranks: Count) -> float:
+    """Expected maximum over mean of compute times that are exponential."""
+    return exponential_maximum(ranks)
+
+
 _FORMS: dict[str, Callable[..., float]] = {
-    f.__name__: f
+    f.__name__: validate_call(f)
     for f in (
         collective_s,
         repeated_ms,
@@ -111,8 +125,8 @@ _FORMS: dict[str, Callable[..., float]] = {
         lost_throughput,
         bisection_ratio,
         pipeline_slowdown,
-        probability_any,
-        exponential_maximum,
+        any_slow,
+        exponential_rate,
     )
 }
 
@@ -124,6 +138,12 @@ def checks(target: ClosedFormTarget) -> Iterator[Check]:
             raise InputError(f"{target.name}: form {row.form}; allowed: {', '.join(_FORMS)}")
         try:
             found = _FORMS[row.form](**row.arguments)
-        except TypeError as error:
-            raise InputError(f"{target.name}, {row.row}: arguments {row.arguments}: {error}") from None
+        except ValidationError as error:
+            issue = error.errors()[0]
+            key = ".".join(str(part) for part in issue["loc"])
+            raise InputError(
+                f"{target.name}, {row.row}: {row.form}: {key} = {issue['input']!r}; allowed: {issue['msg'].lower()}"
+            ) from None
+        except ValueError as error:
+            raise InputError(f"{target.name}, {row.row}: {row.form} {row.arguments}: {error}") from None
         yield Check(target.name, row.row, row.form, row.expected, found, "closed form", row.remark)
