@@ -115,7 +115,10 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         ("job.nodes=0", "job.nodes = 0; allowed: input should be greater than or equal to 1"),
         ("job.nodes=2.5", "job.nodes = 2.5; allowed: input should be a valid integer"),
         ("job.compute_s={uniform: [2, 1]}", "job.compute_s = {'uniform': [2, 1]}; allowed: lower end first"),
-        ("job.compute_s={uniform: [-1, 1]}", "job.compute_s = {'uniform': [-1, 1]}; allowed: greater than 0, at most 1e+15"),
+        (
+            "job.compute_s={uniform: [-1, 1]}",
+            "job.compute_s = {'uniform': [-1, 1]}; allowed: greater than 0, at most",
+        ),
         ("job.compute_s={loguniform: [0, 1]}", "job.compute_s = {'loguniform': [0, 1]}; allowed: two positive numbers"),
         ("job.compute_s={normal: [1, -1]}", "job.compute_s = {'normal': [1, -1]}; allowed: a standard deviation of at"),
         ("job.compute_s={uniform: [2]}", "job.compute_s.uniform = [2]; allowed: list should have at least 2 items"),
