@@ -174,19 +174,24 @@ def show(report: Report) -> None:
         print(f"{'met   ' if target.met else 'MISSED'}  {target.what}: {target.measured} (target: {target.wanted})")
 
 
+def tell(run: Callable[[], Report], json_: str | None) -> None:
+    """Run a benchmark and say what it found, as JSON where asked for; bad input is one line and exit code 2."""
+    try:
+        report = run()
+        if json_ is not None:
+            output.write_json({"machine": machine(), **report.data}, json_)
+    except InputError as error:
+        output.say(f"error: {error}")
+        raise typer.Exit(2) from None
+    if json_ != "-":
+        show(report)
+
+
 def command(run: Callable[[], Report]) -> None:
     """The command line of one benchmark."""
 
     def main(json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None) -> None:
-        try:
-            report = run()
-            if json_ is not None:
-                output.write_json({"machine": machine(), **report.data}, json_)
-        except InputError as error:
-            output.say(f"error: {error}")
-            raise typer.Exit(2) from None
-        if json_ != "-":
-            show(report)
+        tell(run, json_)
 
     main.__doc__ = run.__doc__
     typer.run(main)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import typer
 
-from benchmarks._common import NOISE, Report, Table, Target, machine, show
+from benchmarks._common import NOISE, Report, Table, Target, tell
 from benchmarks._simgrid import FLOW_BPS, ask, install, missing, program, version
 from paceenv import output
 from paceenv.cluster import Cluster, load_cluster
@@ -266,19 +266,19 @@ def main(
     ] = False,
 ) -> None:
     """Mean steps of the engine against those of SimGrid."""
-    try:
-        if install_:
-            install()
-            return
+
+    def wanted() -> Report:
         program()
-        report = run()
-        if json_ is not None:
-            output.write_json({"machine": machine(), **report.data}, json_)
+        return run()
+
+    if not install_:
+        tell(wanted, json_)
+        return
+    try:
+        install()
     except InputError as error:
         output.say(f"error: {error}")
         raise typer.Exit(2) from None
-    if json_ != "-":
-        show(report)
 
 
 if __name__ == "__main__":

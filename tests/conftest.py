@@ -13,6 +13,24 @@ from paceenv.cluster.derive import ideal_step_s
 from paceenv.engine import layout
 from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
 
+EVERY_NOISE: dict[str, Any] = {
+    "jitter_cv": 0.02,
+    "common_cv": 0.01,
+    "imbalance_cv": 0.05,
+    "skewness": 1.0,
+    "persistent_cv": 0.02,
+    "slow_ranks": 1,
+    "slow_factor": 1.2,
+    "fail_slow_share": 0.1,
+    "fail_slow_mean_iterations": 10.0,
+    "fail_slow_factor": 1.5,
+    "drift_cv": 0.02,
+    "drift_iterations": 50.0,
+    "stall_rate": 0.01,
+    "stall_mean_s": 0.3,
+}
+"""Engine parameters with every kind of noise on."""
+
 settings.register_profile("paceenv", deadline=None)  # no timing is asserted in a test
 settings.load_profile("paceenv")
 

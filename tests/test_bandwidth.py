@@ -175,3 +175,18 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
 def test_only_a_table_of_links_needs_no_file_to_write() -> None:
     with pytest.raises(InputError, match="--out is missing"):
         cli.run(["calibrate", "straggler-se"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "no table of nccl-tests"), (b"\xff\xfe", "cannot be read as text")]
+)
+def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        cli.run(["calibrate", str(path)])
+
+
+def test_a_source_that_is_not_there_is_named_as_such() -> None:
+    with pytest.raises(InputError, match="no such file"):
+        cli.run(["calibrate", "no/such/table.txt"])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import EVERY_NOISE
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
@@ -17,22 +18,6 @@ from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
 
-EVERY_NOISE: dict[str, Any] = {
-    "jitter_cv": 0.02,
-    "common_cv": 0.01,
-    "imbalance_cv": 0.05,
-    "skewness": 1.0,
-    "persistent_cv": 0.02,
-    "slow_ranks": 1,
-    "slow_factor": 1.2,
-    "fail_slow_share": 0.1,
-    "fail_slow_mean_iterations": 10.0,
-    "fail_slow_factor": 1.5,
-    "drift_cv": 0.02,
-    "drift_iterations": 50.0,
-    "stall_rate": 0.01,
-    "stall_mean_s": 0.3,
-}
 COUPLED: dict[str, Any] = {
     "ranks": 8,
     "groups": 4,

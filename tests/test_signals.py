@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import EVERY_NOISE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -154,23 +155,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "common_cv": 0.01,
         "tenants": [{"compute_s": 0.8, "uplink_work_s": 0.4, "jitter_cv": 0.01, "ranks": 4}],
     },
-    "every noise": {
-        "ranks": 6,
-        "transfer_alone_s": 0.05,
-        "jitter_cv": 0.02,
-        "imbalance_cv": 0.05,
-        "skewness": 1.0,
-        "persistent_cv": 0.02,
-        "slow_ranks": 1,
-        "slow_factor": 1.2,
-        "fail_slow_share": 0.1,
-        "fail_slow_mean_iterations": 10.0,
-        "fail_slow_factor": 1.5,
-        "drift_cv": 0.02,
-        "drift_iterations": 50.0,
-        "stall_rate": 0.01,
-        "stall_mean_s": 0.3,
-    },
+    "every noise": EVERY_NOISE | {"ranks": 6, "transfer_alone_s": 0.05},
 }
 
 

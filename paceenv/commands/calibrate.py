@@ -53,7 +53,7 @@ def calibrate(
     a cluster's fabric.
     """
     path = _find(source)
-    if is_table(path):
+    if is_table(path) or path.suffix in {".txt", ".log", ".out"}:  # which read_table refuses where it is none
         _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
         return
     if out is None:
@@ -128,6 +128,8 @@ def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
 
 def _find(source: str) -> Path:
     path = Path(source)
+    if path.suffix and not path.exists():
+        raise InputError(f"{path}: no such file")
     if path.suffix or path.exists():
         return path
     for kind in ("measurements", "targets"):
