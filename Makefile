@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format-check format typecheck bench-setup bench scores commit-checks clean
+.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench scores commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ demo: $(STAMP) ## the guided tour
 
 test: $(STAMP) ## run the tests
 	@$(BIN)/python -m pytest
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device, on NCCL; skipped with their reason where there is none
+	@$(BIN)/python -m pytest -m gpu
 
 lint: $(STAMP) ## ruff's checks
 	@$(BIN)/python -m ruff check .

@@ -11,12 +11,20 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import engine, env, policy, ppo, simgrid
+from benchmarks import agent, control, engine, env, policy, ppo, simgrid
 from benchmarks._common import Report, Table, machine, show
 from paceenv import output
 from paceenv.configs import write_text
 
-BENCHMARKS = {"engine": engine.run, "simgrid": simgrid.run, "env": env.run, "ppo": ppo.run, "policy": policy.run}
+BENCHMARKS = {
+    "engine": engine.run,
+    "simgrid": simgrid.run,
+    "env": env.run,
+    "ppo": ppo.run,
+    "policy": policy.run,
+    "control": control.run,
+    "agent": agent.run,
+}
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks

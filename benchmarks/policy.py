@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._common import Report, Table, Target, command, measure
+from benchmarks._common import Report, Table, Target, command, measure, repeated
 from live.pacer import RankPacer
 from paceenv import pacing, signals, timing
 from policies.learned import Learned
@@ -35,14 +35,6 @@ def in_torch() -> torch.nn.Module:
         linear.weight.data, linear.bias.data = torch.from_numpy(weight), torch.from_numpy(bias)
         modules += [linear, torch.nn.Tanh()]
     return torch.nn.Sequential(*modules[:-1])
-
-
-def repeated(function: Callable[[], object]) -> Callable[[], None]:
-    def run() -> None:
-        for _ in range(CALLS):
-            function()
-
-    return run
 
 
 def estimator() -> Callable[[], None]:
@@ -81,7 +73,7 @@ def run() -> Report:
         ESTIMATE: estimator(),
         PACER: lambda: pacer.iteration(0.05, 0.0, 0.25),
     }
-    times = measure({n: repeated(c) for n, c in contestants.items()}, dict.fromkeys(contestants, CALLS), turns=9)
+    times = measure({n: repeated(c, CALLS) for n, c in contestants.items()}, dict.fromkeys(contestants, CALLS), turns=9)
     us = {name: 1e6 * times.median_s(name) for name in contestants}
     data = {
         "us_per_decision": us[ACT],

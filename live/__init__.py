@@ -1,5 +1,24 @@
-"""The live side: what runs inside a training job.
+"""The live side: a guard-railed agent inside a real ``torch.distributed`` job.
 
-So far the decision core of one rank (``live.pacer``): the simulator's own estimator, signals and rules, interpreted,
-under a policy. Imports neither Numba, Gymnasium, Stable-Baselines3 nor Ray.
+``agent = live.attach(model, policy="policy.safetensors", mode="observe")`` in a training script, or, without touching
+it, ``torchrun ... -m live [options] train.py ...``. Needs the extra ``live``; imports neither Numba, Gymnasium,
+Stable-Baselines3, Ray nor pydantic.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from live.agent import Agent, attach
+
+__all__ = ["Agent", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    """PyTorch is imported when the agent is first used, not before the user's script had its say."""
+    if name in __all__:
+        from live import agent
+
+        return getattr(agent, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,7 @@ SUMMARIES = {
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "scores": "Rebuild SCORES.md from the committed configs.",
+    "live": "Look at a live run: status, summary, its trace, the dashboard.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceenv.errors import InputError
+from paceenv.files import write_whole
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 
@@ -26,11 +27,9 @@ def write_json(data: Any, where: str) -> None:
     if where == "-":
         sys.stdout.write(text)
         return
-    from paceenv.configs import write_text
-
     if Path(where).is_dir():
         raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
-    write_text(where, text)
+    write_whole(where, text.encode())
 
 
 def _finite(data: Any) -> Any:

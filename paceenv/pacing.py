@@ -124,9 +124,10 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     """
     action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
     settings = off(action.shape[0])
+    threshold = (0.5 * (action[:, ::2] + 1.0)) ** 2
+    window = MAX_WINDOW * (np.maximum(action[:, 1::2] - OFF_BELOW, 0.0) / (1.0 - OFF_BELOW)) ** 2
     for k, name in enumerate(mechanisms):
         m = MECHANISMS.index(name)
-        settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * (0.5 * (action[:, 2 * k] + 1.0)) ** 2
-        on = np.maximum(action[:, 2 * k + 1] - OFF_BELOW, 0.0) / (1.0 - OFF_BELOW)
-        settings[:, m, WINDOW] = MAX_WINDOW * on**2
+        settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * threshold[:, k]
+        settings[:, m, WINDOW] = window[:, k]
     return settings

@@ -155,6 +155,7 @@ class TraceWriter:
         try:
             self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
         except OSError as error:
+            self._temporary.unlink(missing_ok=True)  # a full disk may leave an empty one
             raise InputError(f"{self._path}: cannot write here: {error}") from error
         return self
 

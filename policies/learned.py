@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv import pacing
 from policies.base import Policy
+
+_einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
+"""The same function without numpy's look-up of other array types, which is a quarter of its time on one row."""
 
 
 class Learned(Policy):
@@ -32,9 +36,13 @@ class Learned(Policy):
         # rank, which sees a batch of one, would not decide quite as the simulated one did
         x = np.asarray(signals_BO, np.float32)
         for weight, bias in self.layers[:-1]:
-            x = np.tanh(np.einsum("bi,oi->bo", x, weight) + bias)
+            x = _einsum("bi,oi->bo", x, weight)
+            x += bias
+            np.tanh(x, out=x)
         weight, bias = self.layers[-1]
-        return np.asarray(np.einsum("bi,oi->bo", x, weight) + bias)
+        x = _einsum("bi,oi->bo", x, weight)
+        x += bias
+        return x
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         return pacing.decode_action(self.action(signals_BO), self.mechanisms)

@@ -1,4 +1,4 @@
-"""Shared by the tests: a simulator straight from engine parameters, without a config in between."""
+"""Shared by the tests: a simulator straight from engine parameters; tests marked ``gpu`` need a device."""
 
 from __future__ import annotations
 
@@ -63,3 +63,13 @@ def build_simulator(
 def simulator() -> Callable[..., Simulator]:
     """:func:`build_simulator`; session-wide, so that Hypothesis tests may use it."""
     return build_simulator
+
+
+@pytest.fixture(autouse=True)
+def _gpu(request: pytest.FixtureRequest) -> None:
+    """A test marked ``gpu`` is skipped, and says why, where there is no device."""
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.device_count() == 0:
+            pytest.skip("torch finds no CUDA device")

@@ -1,0 +1,36 @@
+"""The agent in a Hugging Face ``Trainer``: ``Trainer(..., callbacks=[PaceCallback(mode="observe")])``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import TrainerCallback
+
+from live.callbacks.attachment import Attachment
+from policies.base import Policy
+
+
+class PaceCallback(TrainerCallback):  # type: ignore[misc]
+    """Attaches the agent when training begins and detaches it when it ends; evaluations and saves are marked.
+
+    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m live``, is kept.
+    Raises InputError for options that are none.
+    """
+
+    def __init__(
+        self, policy: Policy | str | os.PathLike[str] | None = None, mode: str = "observe", **options: Any
+    ) -> None:
+        self._attachment = Attachment(policy, mode, options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self._attachment.begin(optimizer)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.mark("evaluation")
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.mark("checkpoint")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._attachment.end()

@@ -1,0 +1,50 @@
+"""The agent in a Lightning ``Trainer``: ``Trainer(..., callbacks=[PaceCallback(mode="observe")])``.
+
+For the package ``lightning`` as for ``pytorch_lightning``: the one that the script has imported, else one there is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from live.callbacks.attachment import Attachment
+from policies.base import Policy
+
+if TYPE_CHECKING or ("pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules):
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+
+class PaceCallback(Callback):  # type: ignore[misc]
+    """Attaches the agent when training starts and detaches it when it ends; validations and checkpoints are marked.
+
+    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m live``, is kept.
+    Raises InputError for options that are none.
+    """
+
+    def __init__(
+        self, policy: Policy | str | os.PathLike[str] | None = None, mode: str = "observe", **options: Any
+    ) -> None:
+        self._attachment = Attachment(policy, mode, options)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        optimizers = trainer.optimizers  # of several, whichever steps first
+        self._attachment.begin(optimizers[0] if len(optimizers) == 1 else None)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._attachment.mark("evaluation")
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        self._attachment.mark("checkpoint")
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._attachment.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._attachment.end()

@@ -1,0 +1,141 @@
+"""The one background thread of a rank: runs a few periodic tasks, and never becomes the job's problem.
+
+A task that raises three times in a row is said once and then tried ever more rarely. ``stop`` lets every task finish
+with a deadline, so that a hanging file system cannot hold up the end of a job. A forked child has no such thread and
+``stop`` does nothing there. The thread takes no signals: they reach the main thread as they would without it.
+
+Modules that a task needs must be imported before the thread starts: a fork in the middle of an import on another
+thread would leave the child with a lock that nobody will ever release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_KEPT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+"""Raised by the thread's own instructions, so that a fault handler must see them there."""
+
+MOST_FAILURES = 3
+"""In a row until it is said; a network file system may be away for a moment."""
+LONGEST_PAUSE = 64
+"""Periods between two tries of a task that fails."""
+
+
+@dataclass(slots=True)
+class _Task:
+    name: str
+    period_s: float
+    run: Callable[[bool], None]
+    due_s: float
+    failures: int = 0
+
+
+class Housekeeping:
+    """Runs tasks on one daemon thread until :meth:`stop`.
+
+    ``problem`` is told in one line what went wrong, once per task; it is called on the thread and may raise.
+    """
+
+    def __init__(self, problem: Callable[[str], None]) -> None:
+        self._problem = problem
+        self._tasks: list[_Task] = []
+        self._first: list[tuple[str, Callable[[], object]]] = []
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    def add(self, name: str, period_s: float, run: Callable[[bool], None]) -> None:
+        """Run ``run(final)`` every ``period_s`` seconds, first after one period, and once more with True at the end.
+
+        To be called before :meth:`start`. Tasks due together run in the order they were added. ValueError for a
+        period that is not positive.
+        """
+        if not period_s > 0.0:
+            raise ValueError(f"{name}: period_s = {period_s!r}; allowed: above 0")
+        if self._thread is not None:
+            raise ValueError(f"{name}: tasks must be added before the thread starts")
+        self._tasks.append(_Task(name, period_s, run, 0.0))
+
+    def once(self, name: str, run: Callable[[], object]) -> None:
+        """Run ``run()`` once, as soon as the thread has started. To be called before :meth:`start`."""
+        if self._thread is not None:
+            raise ValueError(f"{name}: tasks must be added before the thread starts")
+        self._first.append((name, run))
+
+    def start(self) -> None:
+        """Start the thread; where the system grants none, that is the problem and the job goes on without."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="paceenv-live", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._say(f"no background thread: {error}; nothing will be written or served")
+        else:
+            self._thread = thread
+
+    def stop(self, deadline_s: float = 5.0) -> bool:
+        """Let every task run a last time and wait for that, at most ``deadline_s`` seconds; True if all is done.
+
+        Later calls, and calls in a forked child, do nothing and return True. Called by a task it does not wait.
+        """
+        thread = self._thread
+        if os.getpid() != self._process or thread is None:
+            return True
+        self._stopping.set()
+        if thread is threading.current_thread():
+            return True
+        thread.join(max(deadline_s, 0.0))
+        self._thread = None
+        if thread.is_alive():
+            self._say(f"the last output was not written within {deadline_s:g} s; what is missing is lost")
+            return False
+        return True
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
+        for name, run in self._first:
+            try:
+                run()
+            except Exception as error:
+                self._say(f"{name} failed: {describe(error)}")
+        now_s = time.monotonic()
+        for task in self._tasks:
+            task.due_s = now_s + task.period_s
+        final = False
+        while not final:
+            wait_s = min((task.due_s for task in self._tasks), default=now_s + 60.0) - time.monotonic()
+            final = self._stopping.wait(max(wait_s, 0.0))
+            now_s = time.monotonic()
+            for task in list(self._tasks):
+                if final or task.due_s <= now_s:
+                    self._attempt(task, final)
+
+    def _attempt(self, task: _Task, final: bool) -> None:
+        try:
+            task.run(final)
+            task.failures = 0
+        except Exception as error:
+            task.failures += 1
+            if task.failures == MOST_FAILURES or (final and task.failures < MOST_FAILURES):
+                self._say(f"{task.name} failed: {describe(error)}")
+        # counted from the end, so that a process that was stopped for a while does not catch up
+        pause = min(2 ** max(task.failures - MOST_FAILURES, 0), LONGEST_PAUSE)
+        task.due_s = time.monotonic() + pause * task.period_s
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(Exception):
+            self._problem(text)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line, with its type where its text alone says too little."""
+    text = " ".join(str(error).split())
+    return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}".rstrip(": ")

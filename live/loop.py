@@ -1,0 +1,352 @@
+"""The loop of one rank: what the sources saw goes, at each tick, to estimator, policy, guard and actuator.
+
+Everything that runs in the training thread runs from :meth:`Loop.tick`, and whatever goes wrong there ends the loop and
+not the job. Files, metrics and summary are ``live.output``'s business, which listens.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from live.actuator import Delay
+from live.control import Control
+from live.history import History
+from live.iteration import Iteration, Operation, Shape
+from live.options import Options
+from live.policy import NamedPolicy
+from live.sources import Log, Observed, Source
+from live.sources.backward import Backward
+from live.sources.checkpoints import Checkpoints
+from live.sources.collectives import Collectives
+from live.sources.optimizer import OptimizerTick
+from live.stamps import Clock, HostStamps, Stamps, cuda_stamps
+from live.voice import Voice
+
+BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
+"""Where nothing is decided, iterations are taken in by the batch: at a fraction of the cost, as the code is in the
+processor's caches from the second one on."""
+HOPELESS_ITERATIONS = 200
+"""With none of so many iterations measured, the agent says why."""
+MOST_PENDING = 8
+"""Iterations whose GPU events have not passed yet; more than that are given up."""
+
+
+@dataclass(slots=True)
+class _Raw:
+    """An iteration whose stamps may not be readable yet."""
+
+    iteration: int
+    operations: list[Observed]
+    mark: str
+    delay: Delay | None
+
+
+class Loop:
+    """Watches one rank and, where its mode allows, paces it.
+
+    Parameters
+    ----------
+    options : settings, the same on every rank
+    policy : what decides in modes shadow, canary and active
+    optimizer : whose step ends an iteration; None takes the first that steps
+    clock : monotonic seconds of the host
+    """
+
+    def __init__(
+        self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
+    ) -> None:
+        self.options, self.policy, self.voice, self._clock = options, policy, Voice(), clock
+        self.rank, self.world_size, self.attempt = 0, 1, 0
+        self.backend, self.device = "", "cpu"
+        self.history, self.iterations, self.irregular = History(), 0, 0
+        self.control = Control(options, policy, self.voice.say, clock)
+        self.listeners: list[Callable[[Iteration], None]] = []
+        """Told every iteration, on the training thread."""
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called at the first tick, when the rank is known."""
+        self._off_reason = "" if options.mode != "off" else "by mode"
+        self._stop_reason = self._calm_reason = ""
+        self._begun = self._ended = False
+        self._stamps: Stamps = HostStamps(clock)
+        self._log = Log(self._stamps, self.fail, self.voice.say)
+        self._optimizer = OptimizerTick(self.tick, optimizer)
+        self._sources: tuple[Source, ...] = (
+            self._optimizer,
+            Collectives(self._log),
+            Backward(self._log),
+            Checkpoints(self._log),
+        )
+        self._marks: list[str] = []
+        self._pending, self._operations = deque[_Raw](), 0
+        self._last_exit_s: float | None = None
+        self._delay: Delay | None = None
+        self._shape = Shape(self._log.members)
+
+    @property
+    def state(self) -> str:
+        """The mode in force."""
+        return "off" if self._off_reason else self.control.mode
+
+    @property
+    def reason(self) -> str:
+        """Why it is not the mode that was asked for."""
+        return self.control.reason if not self._off_reason else self._off_reason * (self.options.mode != "off")
+
+    def install(self) -> None:
+        """Start to watch."""
+        if self._off_reason:
+            return
+        try:
+            for source in self._sources:
+                source.install()
+        except Exception as error:  # a PyTorch that lacks what we watch
+            self.fail(error)
+        if self.policy.fault:
+            self.control.fall_back(self.policy.fault)
+
+    def let_go(self, reason: str) -> None:
+        """Let go of the job, at any moment: nothing is seen or delayed any more; what was measured stays."""
+        if not self._off_reason:
+            self._off_reason = reason
+            for source in self._sources:
+                source.stop()
+
+    @contextmanager
+    def mark(self, kind: str = "checkpoint") -> Iterator[None]:
+        """Say that a checkpoint or an evaluation is going on: nothing is measured or delayed meanwhile."""
+        self._marks.append(kind)
+        self.control.guard.mark()
+        try:
+            yield
+        finally:
+            self._marks.pop()
+            self.control.guard.unmark()
+            self._log.mark = kind
+
+    def stop(self, reason: str) -> None:
+        """Have the loop let go at the next tick; may be called from any thread."""
+        self._stop_reason = reason
+
+    def calm(self, reason: str) -> None:
+        """Have the loop only observe from the next tick on; may be called from any thread."""
+        self._calm_reason = reason
+
+    def tick(self) -> None:
+        """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
+        if self._off_reason or self._ended:
+            return
+        begin_s, slept_s, begun = self._clock(), 0.0, self._begun
+        try:
+            if self._stop_reason:
+                self.let_go(self._stop_reason)
+                self.voice.say(self._off_reason)
+                return
+            if self._calm_reason:
+                self.control.fall_back(self._calm_reason)
+            if self._stamps.capturing():  # a whole step as a CUDA graph: not even a look at an event is allowed
+                return
+            self._advance()
+            begun_delay_s = self._clock()
+            self._delay = self.control.hold_back(self.iterations) if self._begun else None
+            slept_s = self._clock() - begun_delay_s if self._delay is not None else 0.0
+        except Exception as error:
+            self.fail(error)
+        if begun:  # the first tick imports, opens files and starts the thread
+            self.history.add_overhead(self._clock() - begin_s - slept_s)
+
+    def fail(self, error: BaseException) -> None:
+        """End the loop because of ``error``, say so, and let the job go on.
+
+        What a signal handler of the script raised while our code ran is the script's, and goes on its way.
+        """
+        if raised_by_a_signal_handler(error):
+            raise error
+        if self._off_reason:
+            return
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
+        reason = f"switched off by an error of its own: {type(error).__name__}: {error}{at}"
+        self.let_go(reason)
+        self.voice.say(f"{reason}; the job goes on without it")
+
+    def finish(self) -> None:
+        """Let go at the end of the job: a comparison under way gets its last look, PyTorch is as before."""
+        try:
+            if not self._ended and not self._off_reason:
+                self.catch_up()
+                self.control.finish()
+        except Exception as error:  # of a device that failed, say
+            self.fail(error)
+        finally:
+            self._ended = True
+            for source in self._sources:
+                try:
+                    source.remove()
+                except Exception as error:
+                    self.voice.say(f"could not be removed completely: {error}")
+
+    @property
+    def dropped_stamps(self) -> int:
+        """Stamps that could not be recorded."""
+        return self._stamps.dropped
+
+    def group(self) -> dict[str, int]:
+        """The process group whose ranks wait for each other at the end of the step, and how many they are."""
+        return {"number": self._shape.waiting_group, "members": self.members}
+
+    @property
+    def members(self) -> int:
+        """Ranks that wait for each other at the end of the step; 1 while they are not known."""
+        return self._log.members.get(self._shape.waiting_group, (0, 1))[1]
+
+    def _advance(self) -> None:
+        operations, mark = self._log.take()
+        mark = self._marks[-1] if self._marks else mark
+        if not self._begun:
+            self._log.release(*(stamp for o in operations for stamp in (o.entry, o.exit)))
+            self._begin()
+            return
+        if mark:
+            self.control.guard.quiet(self.iterations)
+        self._pending.append(_Raw(self.iterations, operations, mark, self._delay))
+        self._delay = None
+        self.iterations += 1
+        self._operations += len(operations)
+        if self.iterations == HOPELESS_ITERATIONS and not self.history.count:
+            self._say_why_nothing_is_measured()
+        if self.control.decides or self.iterations % BATCH_ITERATIONS == 0 or self._operations > BATCH_OPERATIONS:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Take in what can be read by now."""
+        self._operations = 0
+        while self._pending and self._readable(self._pending[0]):
+            self._take_in(self._pending.popleft())
+        while len(self._pending) > MOST_PENDING:
+            self._give_up(self._pending.popleft())
+
+    def _begin(self) -> None:
+        """The first tick: only now is it known where and among whom this rank runs; its iteration is not counted."""
+        import torch
+        from torch import distributed
+
+        up = distributed.is_available() and distributed.is_initialized()
+        if not up and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            return  # a step before the job's processes found each other
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        self._begun = True
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        if up:
+            self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+            named = str(distributed.get_backend_config()).split(",")  # get_backend may say "undefined"
+            self.backend = "/".join(sorted({device_backend.split(":")[-1] for device_backend in named}))
+            if "nccl" in self.backend and torch.cuda.is_available() and self._optimizer.on_device is not False:
+                self.device = f"cuda:{torch.cuda.current_device()}"
+                self._stamps = self._log.stamps = cuda_stamps()
+        self.voice.rank = self.rank
+        self.control.begin(self._stamps, self.device)
+        self.on_begin()
+
+    def _readable(self, raw: _Raw) -> bool:
+        """Whether every stamp has passed, or can never be read."""
+        ready = self._stamps.ready
+        for operation in raw.operations:
+            if operation.exit is not None and not ready(operation.exit):
+                return False
+        return raw.delay is None or raw.delay.after is None or ready(raw.delay.after)
+
+    def _take_in(self, raw: _Raw) -> None:
+        seconds, operations, last, end_s = self._stamps.seconds, list[Operation](), None, -math.inf
+        for op, group, size_bytes, entry, exit_ in raw.operations:
+            if entry is None or exit_ is None:
+                self._give_up(raw)
+                return
+            operations.append(Operation(op, group, size_bytes, seconds(entry), seconds(exit_)))
+            if operations[-1].end_s > end_s:
+                last, end_s = exit_, operations[-1].end_s
+        if last is None:
+            self._give_up(raw)
+            return
+        operations.sort(key=_entry)
+        start_s, self._last_exit_s = self._last_exit_s, end_s
+        delay_s = self.control.settle(raw.delay)
+        paced_s = seconds(raw.delay.before) if delay_s and raw.delay is not None else start_s or 0.0
+        self._stamps.rebase(last)
+        self._stamps.release(_stamps_of(raw))
+        if start_s is not None and end_s > start_s and all([o.end_s >= o.start_s for o in operations]):
+            self._observe(raw, start_s, end_s, tuple(operations), (paced_s, paced_s + delay_s))
+        else:
+            self.irregular += 1
+
+    def _observe(
+        self,
+        raw: _Raw,
+        start_s: float,
+        end_s: float,
+        operations: tuple[Operation, ...],
+        paced: tuple[float, float],
+    ) -> None:
+        shape = self._shape
+        regular = not raw.mark and shape.learn(operations, end_s - start_s)
+        comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
+        iteration = Iteration(raw.iteration, start_s, end_s, *paced, operations, comm_s, barrier_s, regular, raw.mark)
+        if regular:
+            self.control.learn(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
+            wait_s = self.control.pacer.wait_s if self.control.pacer is not None else 0.0
+            self.history.add(iteration.step_s, comm_s, barrier_s, iteration.delay_s, wait_s)
+        else:
+            self.irregular += 1
+            self.control.skip()
+        for listener in self.listeners:
+            listener(iteration)
+
+    def _say_why_nothing_is_measured(self) -> None:
+        if self._stamps.dropped:
+            why = f"{self._stamps.dropped} CUDA events could not be recorded"
+        elif self._last_exit_s is None and not self._shape.known:
+            why = "no collective was seen in them, or not in every one"
+        else:
+            why = "no two of them in a row are alike"
+        self.voice.say(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
+
+    def _give_up(self, raw: _Raw) -> None:
+        """An iteration that cannot be read, or in which nothing was seen: the next one has no start."""
+        self._last_exit_s = None
+        self.irregular += 1
+        self.control.skip()
+        self._stamps.release(_stamps_of(raw))
+
+
+def raised_by_a_signal_handler(error: BaseException) -> bool:
+    """Whether ``error`` came out of a handler that the script has set for a signal."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # of a partial, what it calls
+    codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in functions}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _entry(operation: Operation) -> float:
+    return operation.start_s
+
+
+def _stamps_of(raw: _Raw) -> list[Any]:
+    stamps = [stamp for o in raw.operations for stamp in (o.entry, o.exit)]
+    if raw.delay is not None:
+        stamps += [raw.delay.before, raw.delay.after]
+    return [stamp for stamp in stamps if stamp is not None]

@@ -1,0 +1,53 @@
+"""What the snapshots of a job's ranks say side by side and none of them alone: who is late, however constantly.
+
+The last rank to arrive finds everybody there, so that it spends the least time in the step's collectives. What another
+rank spends there beyond that is waiting for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
+
+from live.history import FLOOR_S, FLOOR_SHARE, arrival_of
+from live.snapshot import EARLY, LATE, ON_TIME, Snapshot, number
+
+EVIDENCE: Final = "all ranks side by side, on average"
+
+
+def side_by_side(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The snapshots, each with its ``arrival`` from the comparison with the ranks of its process group.
+
+    As it is, where a rank of the group or its times are missing. Ranks are compared over the iterations that each kept,
+    which are the same but for the newest few.
+    """
+    groups: dict[float | None, list[int]] = {}
+    for i, snapshot in enumerate(snapshots):
+        groups.setdefault(number(snapshot, "group", "number"), []).append(i)
+    found = list(snapshots)
+    for together in groups.values():
+        group = [snapshots[i] for i in together]
+        times = [seconds for snapshot in group if (seconds := number(snapshot, "blocked", "mean_s")) is not None]
+        sizes = {number(snapshot, "group", "members") for snapshot in group}
+        if len(times) < 2 or len(times) != len(group) or sizes != {float(len(group))}:
+            continue
+        typical_s, margin_s = median(times), max(_margin_s(snapshot) for snapshot in group)
+        for i, seconds in zip(together, times, strict=True):
+            found[i] = snapshots[i] | {"arrival": _compared(seconds, min(times), typical_s, margin_s)}
+    return found
+
+
+def _compared(blocked_s: float, least_s: float, typical_s: float, margin_s: float) -> dict[str, Any]:
+    if blocked_s - least_s > margin_s:
+        return arrival_of(EARLY, blocked_s - least_s, 0.0, None, EVIDENCE)
+    if typical_s - blocked_s > margin_s:
+        return arrival_of(LATE, 0.0, typical_s - blocked_s, None, EVIDENCE)
+    return arrival_of(ON_TIME, 0.0, 0.0, None, EVIDENCE)
+
+
+def _margin_s(snapshot: Snapshot) -> float:
+    """Below this a difference is chance or not worth a name, seconds: three standard errors of a difference of two."""
+    error_s = number(snapshot, "blocked", "error_s") or 0.0
+    return max(FLOOR_S, FLOOR_SHARE * (number(snapshot, "step", "mean_s") or 0.0), 3.0 * math.sqrt(2.0) * error_s)

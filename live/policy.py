@@ -1,0 +1,53 @@
+"""The policy of a live job: by name, from a policy file, or as an object, with where it came from.
+
+Whatever is wrong with a policy is a reason to observe and not to stop a job, so nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceenv.errors import InputError
+from policies.base import Policy
+from policies.names import NAMES, rule
+from policies.rules import passive
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy with its origin; ``fault`` says why there is none to follow."""
+
+    policy: Policy
+    source: str
+    sha256: str | None = None
+    calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    fault: str = ""
+
+
+def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
+    """The policy that ``given`` names; with a fault, and passive, where there is none."""
+    if given is None:
+        return NamedPolicy(passive(), "none given", fault="no policy was given")
+    if isinstance(given, Policy):
+        return NamedPolicy(given, type(given).__name__)
+    text = str(given)
+    try:
+        named = rule(text)
+        return NamedPolicy(named, text) if named is not None else _from_file(Path(text))
+    except Exception as error:  # of a hostile file anything may be expected
+        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
+        return NamedPolicy(passive(), text, fault=reason)
+
+
+def _from_file(path: Path) -> NamedPolicy:
+    from policies.file import load_policy
+
+    if not path.suffix and not path.exists():
+        raise InputError(f"policy {path}: no such file; allowed: {', '.join(NAMES)} or a .safetensors file")
+    content = load_policy(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return NamedPolicy(content.policy, str(path), digest, content.calibrated_range)

@@ -1,0 +1,85 @@
+"""Watches the optimizers: the end of one optimizer's step is the tick of an iteration, and where pacing happens.
+
+With several optimizers the largest keeps the tick, the first seen among equals, so that one iteration has one tick
+however many there are, and a small one that only some ranks run has no say; if it stops stepping, another takes over. A
+step that a gradient scaler skips has no tick: two iterations become one, which the agent sees to be unlike the others
+and leaves out.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+_PATIENCE = 16
+"""Steps of other optimizers after which the owner of the tick is taken to have stopped."""
+
+
+class OptimizerTick:
+    """Calls ``tick`` after each step of the optimizer that owns the tick; a given one owns it from the start."""
+
+    def __init__(self, tick: Callable[[], None], optimizer: Any = None) -> None:
+        self._tick, self._given, self._active = tick, optimizer is not None, False
+        self._owner: weakref.ref[Any] | None = None if optimizer is None else weakref.ref(optimizer)
+        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._others = 0
+        self._handle: Any = None
+
+    def install(self) -> None:
+        from torch.compiler import disable, is_compiling
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._is_compiling: Callable[[], bool] = is_compiling
+        self._outside: Callable[[Any], None] = disable(self._stepped)  # type: ignore[no-untyped-call]
+        self._handle, self._active = register_optimizer_step_post_hook(self._after_step), True
+
+    def stop(self) -> None:
+        self._active = False
+
+    def remove(self) -> None:
+        self._active = False
+        if self._handle is not None and not _in_a_step():  # there PyTorch is walking through its hooks
+            self._handle.remove()
+            self._handle = None
+
+    @property
+    def on_device(self) -> bool | None:
+        """Whether the owner's parameters are on a GPU; None without an owner."""
+        owner = self._owner() if self._owner is not None else None
+        if owner is None:
+            return None
+        return any(p.is_cuda for group in owner.param_groups for p in group["params"])
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # a compiled step, which PyTorch itself breaks into several graphs: what is ours must not become part of one
+        (self._outside if self._is_compiling() else self._stepped)(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
+        if not self._active:
+            return
+        owner = self._owner() if self._owner is not None else None
+        if owner is not optimizer:
+            self._others += 1
+            larger = not self._given and owner is not None and self._size(optimizer) > self._size(owner)
+            if owner is not None and not larger and self._others < _PATIENCE:
+                return
+            self._owner = weakref.ref(optimizer)
+        self._others = 0
+        self._tick()
+
+    def _size(self, optimizer: Any) -> int:
+        if optimizer not in self._sizes:
+            self._sizes[optimizer] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        return self._sizes[optimizer]
+
+
+def _in_a_step() -> bool:
+    """Whether an optimizer's step is on the stack of this thread."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.optim.optimizer":
+            return True
+        frame = frame.f_back
+    return False

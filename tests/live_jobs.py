@@ -1,0 +1,233 @@
+"""Real multi-process jobs for the tests of the live agent: N ranks on gloo over loopback, with a deadline.
+
+:func:`run_ranks` runs a function of another module in N processes, forked from a server that has PyTorch loaded
+(``live_forkserver``), so that they start in a fraction of a second; :func:`run_torchrun` runs a script under torchrun.
+A job that is not through by its deadline is killed, and the test fails with what every rank printed, stacks included.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+DEADLINE_S = 60.0
+GLOO_TIMEOUT_S = 30.0
+_STACKS_BEFORE_S = 2.0
+_SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+_FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Of torchrun: a store of its own for every restart; else gloo may find the addresses of ranks that are dead."""
+_ports = itertools.count(20_000)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended: exit code (negative: killed by that signal), what its body returned, what it printed."""
+
+    rank: int
+    exit_code: int
+    result: Any
+    output: str
+
+
+class ForkServer:
+    """The server process; started on first use, shared by all jobs of a test session."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(TESTS / "live_forkserver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | _SETTINGS,
+        )
+        self._pending = b""
+        self._started: list[int] = []
+        self.exit_codes: dict[int, int] = {}
+        """Of the ranks that have ended, by process id."""
+        atexit.register(self._close)
+
+    def start(self, request: Mapping[str, Any]) -> int:
+        """Fork a rank; returns its process id."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        deadline_s = time.monotonic() + DEADLINE_S  # of the very first: PyTorch is being imported
+        while not self._started:
+            assert time.monotonic() < deadline_s, "the fork server does not answer"
+            self.read(1.0)
+        pid = self._started.pop()
+        self.exit_codes.pop(pid, None)  # of an earlier process with this id
+        return pid
+
+    def read(self, timeout_s: float) -> None:
+        """Take in what the server tells, waiting at most ``timeout_s``."""
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        if not select.select([descriptor], [], [], max(timeout_s, 0.0))[0]:
+            return
+        data = os.read(descriptor, 1 << 16)
+        assert data, f"the fork server ended with exit code {self._process.wait()}"
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for event in map(json.loads, lines):
+            if "exit_code" in event:
+                self.exit_codes[event["pid"]] = event["exit_code"]
+            else:
+                self._started.append(event["pid"])
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+_fork_server = functools.cache(ForkServer)
+
+
+def run_ranks(
+    body: Callable[..., Any],
+    world_size: int,
+    folder: Path,
+    *,
+    deadline_s: float = DEADLINE_S,
+    environ: Mapping[str, str] | None = None,
+    namespace: str = "",
+    backend: str = "gloo",
+    mount: str = "",
+    check: bool = True,
+    **parameters: Any,
+) -> list[Ended]:
+    """Run ``body(**parameters)`` on every rank of a job; parameters and results are JSON.
+
+    The environment is torchrun's. ``folder`` takes logs and results. ``namespace`` is a network namespace of
+    ``live_link``, ``mount`` a shell command that mounts something, each rank's own, seen by nobody else; both need
+    :func:`root_and`. With ``check`` a rank that fails fails the test.
+    """
+    server, folder = _fork_server(), folder / f"job{next(_ports)}"
+    folder.mkdir(parents=True)
+    common = {
+        "body": f"{body.__module__}:{body.__qualname__}",
+        "parameters": parameters,
+        "namespace": namespace,
+        "backend": backend,
+        "mount": mount,
+        "store": str(folder / "store"),
+        "timeout_s": GLOO_TIMEOUT_S,
+        "stacks_after_s": deadline_s - _STACKS_BEFORE_S,
+    }
+    launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": folder.name[3:], "TORCHELASTIC_RUN_ID": folder.name}
+    sizes = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    pids = []
+    for rank in range(world_size):
+        names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"}
+        files = {"log": str(folder / f"rank{rank}.log"), "result": str(folder / f"rank{rank}.json")}
+        pids.append(server.start(common | files | {"environ": launch | sizes | names | dict(environ or {})}))
+    in_time = _wait(server, pids, deadline_s)
+    ended = [_ended(folder, rank, server.exit_codes.pop(pid)) for rank, pid in enumerate(pids)]
+    assert in_time, f"not through after {deadline_s:g} s\n{printed(ended)}"
+    assert not check or not any(rank.exit_code for rank in ended), f"a rank failed\n{printed(ended)}"
+    return ended
+
+
+def _wait(server: ForkServer, pids: Sequence[int], deadline_s: float) -> bool:
+    """Wait for ranks; past the deadline, kill them. Returns whether they were in time."""
+    until_s, in_time = time.monotonic() + deadline_s, True
+    while running := [pid for pid in pids if pid not in server.exit_codes]:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0.0:
+            in_time, until_s = False, float("inf")
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+        server.read(min(max(left_s, 0.0), 1.0))
+    return in_time
+
+
+def _ended(folder: Path, rank: int, exit_code: int) -> Ended:
+    result, log = folder / f"rank{rank}.json", folder / f"rank{rank}.log"
+    return Ended(
+        rank,
+        exit_code,
+        json.loads(result.read_text()) if result.exists() else None,
+        log.read_text(errors="replace") if log.exists() else "",
+    )
+
+
+def root_and(*tools: str) -> None:
+    """Skip the test without root or one of ``tools``; in CI, where both must be there, fail it."""
+    missing = [tool for tool in tools if shutil.which(tool) is None] + (["root"] if os.geteuid() else [])
+    if missing:
+        reason = f"needs root and {', '.join(tools)}; missing: {', '.join(missing)}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def printed(ended: Sequence[Ended]) -> str:
+    """What the ranks of a job printed, for a failure's message."""
+    return "\n".join(f"--- rank {rank.rank}, exit code {rank.exit_code}\n{rank.output}" for rank in ended)
+
+
+def results(ended: Sequence[Ended]) -> list[Any]:
+    """What the body returned on every rank, in order of rank."""
+    return [rank.result for rank in ended]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a job under torchrun ended: torchrun's exit code and everything that was printed."""
+
+    exit_code: int
+    output: str
+
+
+def run_torchrun(
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    folder: Path,
+    restarts: int = 0,
+    deadline_s: float = DEADLINE_S,
+    environ: Mapping[str, str] | None = None,
+) -> Launched:
+    """Run ``torchrun --standalone ... arguments`` with ``ranks`` ranks and up to ``restarts`` restarts of all of them.
+
+    torchrun starts its ranks in sessions of their own: past the deadline it is asked to end them before it is killed.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    log = folder / "torchrun.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*launcher, *options, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | _SETTINGS | _FRESH_STORE | dict(environ or {}),
+        )
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            try:
+                process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            raise AssertionError(f"not through after {deadline_s:g} s\n{log.read_text(errors='replace')}") from None
+    return Launched(process.returncode, log.read_text(errors="replace"))

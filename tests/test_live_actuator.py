@@ -1,0 +1,212 @@
+"""The actuator: how much of a delay reaches the device, and what happens where none does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from live.actuator import (
+    FIRST_PAUSE,
+    FIRST_RATE_HZ,
+    LEAST_S,
+    LONGEST_PAUSE,
+    MOST_RATE_HZ,
+    WATCHED_DELAYS,
+    DeviceActuator,
+    HostActuator,
+)
+from live.stamps import HostStamps, cuda_stamps
+from paceenv.errors import InputError
+
+
+class Device:
+    """A host clock and a device that works through a queue behind it: clock, stamps, sleeper and spin in one."""
+
+    dropped = 0
+
+    def __init__(self, *, backlog_s: float = 0.0, rate_hz: float = 2e9, stamps: int = 10**6) -> None:
+        self.host_s, self.done_s, self.rate_hz, self.stamps = 5.0, 5.0 + backlog_s, rate_hz, stamps
+
+    def __call__(self) -> float:
+        return self.host_s
+
+    def sleep(self, seconds: float, /) -> None:
+        self.host_s += seconds
+
+    def spin(self, cycles: int) -> None:
+        self.done_s = max(self.done_s, self.host_s) + cycles / self.rate_hz
+
+    def record(self) -> float | None:
+        self.stamps -= 1
+        self.done_s = max(self.done_s, self.host_s)
+        return self.done_s if self.stamps >= 0 else None
+
+    def ready(self, stamp: float) -> bool:
+        return self.host_s >= stamp
+
+    def seconds(self, stamp: float) -> float:
+        assert self.ready(stamp), "nobody may ask for the time of a stamp that is not ready"
+        return stamp
+
+    def rebase(self, stamp: float) -> None:
+        pass
+
+    def release(self, stamps: Iterable[float]) -> None:
+        pass
+
+
+def _host(device: Device, problems: list[str] | None = None, cap_s: float = 0.1) -> HostActuator:
+    said = problems if problems is not None else []
+    return HostActuator(device, cap_s=cap_s, sleeper=device, clock=device, problem=said.append)
+
+
+def test_a_real_sleep_delays_the_host_s_timeline_by_at_least_what_was_asked() -> None:
+    actuator = HostActuator(HostStamps(), cap_s=0.1)
+    delay = actuator.delay(0.003)
+    assert delay is not None
+    assert delay.slept_s >= 0.003
+    effective_s = actuator.settle(delay)
+    assert effective_s is not None
+    assert effective_s >= delay.slept_s
+
+
+@given(asked=st.floats(LEAST_S, 0.2), backlog=st.floats(0.0, 0.3))
+def test_what_reaches_a_device_is_the_sleep_beyond_its_backlog(asked: float, backlog: float) -> None:
+    device = Device(backlog_s=backlog)
+    actuator = _host(device)
+    delay = actuator.delay(asked)
+    assert delay is not None
+    assert delay.slept_s == pytest.approx(min(asked, 0.1))
+    if delay.after is not None and not device.ready(delay.after):
+        assert actuator.settle(delay) is None  # asked for without waiting
+        device.host_s += 1.0
+    assert actuator.settle(delay) == pytest.approx(max(0.0, min(asked, 0.1) - backlog), abs=1e-12)
+
+
+@pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * LEAST_S, -math.inf])
+def test_what_is_no_delay_is_not_slept(asked: float) -> None:
+    device = Device()
+    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: False)
+    assert _host(device).delay(asked) is None
+    assert actuator.delay(asked) is None
+    assert (device.host_s, device.done_s) == (5.0, 5.0)
+
+
+def test_no_delay_is_longer_than_the_cap() -> None:
+    device = Device()
+    assert _host(device, cap_s=0.02).delay(math.inf) is not None
+    assert device.host_s == pytest.approx(5.02)
+    device = Device(rate_hz=FIRST_RATE_HZ)
+    assert DeviceActuator(device, cap_s=0.02, spin=device.spin, capturing=lambda: False).delay(math.inf) is not None
+    assert device.done_s == pytest.approx(5.02)
+
+
+def test_what_cannot_be_measured_is_not_slept() -> None:
+    device = Device(stamps=0)
+    assert _host(device).delay(0.01) is None
+    assert DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: False).delay(0.01) is None
+    assert (device.host_s, device.done_s) == (5.0, 5.0)
+
+
+def test_a_delay_whose_end_was_not_measured_counts_as_none() -> None:
+    actuator = _host(Device(stamps=1))
+    delay = actuator.delay(0.01)
+    assert delay is not None
+    assert actuator.settle(delay) == 0.0
+    assert actuator.ineffective == 0  # nobody knows
+
+
+def _taken(actuator: HostActuator, device: Device, calls: int, backlog_s: float) -> int:
+    """How many of so many delays were slept, with the device behind by ``backlog_s`` at each."""
+    taken = 0
+    for _ in range(calls):
+        device.done_s = device.host_s + backlog_s
+        delay = actuator.delay(0.01)
+        device.host_s += 1.0
+        if delay is not None:
+            taken += 1
+            actuator.settle(delay)
+    return taken
+
+
+def test_delays_without_effect_are_said_once_and_tried_ever_more_rarely() -> None:
+    device, problems = Device(), list[str]()
+    actuator = _host(device, problems)
+    pause = FIRST_PAUSE
+    for _ in range(3):
+        assert _taken(actuator, device, WATCHED_DELAYS, 0.5) == WATCHED_DELAYS
+        assert _taken(actuator, device, pause, 0.5) == 0
+        pause *= 2
+    assert len(problems) == 1
+    assert "no effect" in problems[0]
+    assert actuator.ineffective == 3 * WATCHED_DELAYS
+    assert pause < LONGEST_PAUSE
+    # once they work again, they go on, and the next pause is a short one
+    assert _taken(actuator, device, 500, 0.0) == 500
+    assert _taken(actuator, device, FIRST_PAUSE, 0.5) < FIRST_PAUSE
+    assert _taken(actuator, device, 2 * FIRST_PAUSE, 0.0) >= FIRST_PAUSE
+
+
+def test_a_few_delays_without_effect_are_no_reason_to_stop() -> None:
+    device, problems = Device(), list[str]()
+    actuator = _host(device, problems)
+    for k in range(100):
+        assert _taken(actuator, device, 1, 0.5 if k % 2 else 0.0) == 1
+    assert not problems
+    assert actuator.ineffective == 50
+
+
+@pytest.mark.parametrize("rate_hz", [0.5e9, 1.2e9, 1.98e9])
+def test_a_device_learns_its_clock_from_its_delays(rate_hz: float) -> None:
+    device = Device(rate_hz=rate_hz, backlog_s=0.3)  # a backlog takes nothing from a delay on the device
+    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: False)
+    effects = []
+    for _ in range(20):
+        delay = actuator.delay(0.01)
+        assert delay is not None
+        assert delay.slept_s == 0.01
+        device.host_s += 1.0
+        effects.append(actuator.settle(delay))
+    assert effects[-1] == pytest.approx(0.01, rel=1e-3)
+    assert effects[0] == pytest.approx(0.01 * FIRST_RATE_HZ / rate_hz)
+
+
+def test_a_device_whose_clock_seems_endless_is_still_capped() -> None:
+    device = Device(rate_hz=1e15)
+    actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: False)
+    for _ in range(50):
+        delay = actuator.delay(1.0)
+        assert delay is not None
+        assert delay.cycles <= 0.1 * MOST_RATE_HZ
+        device.host_s += 1.0
+        actuator.settle(delay)
+
+
+def test_nothing_is_launched_into_a_graph_that_is_being_captured() -> None:
+    device = Device()
+    assert DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: True).delay(0.01) is None
+    assert device.done_s == 5.0
+
+
+@pytest.mark.parametrize("cap_s", [-0.1, math.nan, 11.0])
+def test_impossible_caps_are_refused(cap_s: float) -> None:
+    with pytest.raises(InputError, match="allowed"):
+        HostActuator(HostStamps(), cap_s=cap_s)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("asked_s", [0.002, 0.01])
+def test_a_spin_on_a_device_takes_what_was_asked(asked_s: float) -> None:
+    import torch
+
+    actuator, effective_s = DeviceActuator(cuda_stamps(), cap_s=0.1), 0.0
+    for _ in range(12):
+        delay = actuator.delay(asked_s)
+        assert delay is not None
+        torch.cuda.synchronize()
+        effective_s = actuator.settle(delay) or 0.0
+    assert effective_s == pytest.approx(asked_s, rel=0.1)

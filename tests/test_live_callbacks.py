@@ -1,0 +1,71 @@
+"""The callbacks in the real trainers of Hugging Face and Lightning, on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from live_jobs import results, run_ranks
+from live_trainers import EVALUATE_EVERY, SAVE_EVERY, STEPS, hugging_face, lightning
+
+from live.folder import RunFolder
+from paceenv.errors import InputError
+
+
+def marked(folder: Path, rank: int, op: str) -> set[int]:
+    """Iterations in which the trace of a rank has a checkpoint or an evaluation."""
+    rows = pyarrow.parquet.read_table(sorted((folder / "trace" / "attempt0").glob(f"rank{rank:05d}-*.parquet"))[0])
+    return {row["iteration"] for row in rows.select(["iteration", "op"]).to_pylist() if row["op"] == op}
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [(hugging_face, {}), (lightning, {"manual": False}), (lightning, {"manual": True})],
+    ids=["Hugging Face", "Lightning", "Lightning, two optimizers by hand"],
+)
+def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], parameters: Any, tmp_path: Path) -> None:
+    environ = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    ended = run_ranks(body, 2, tmp_path, environ=environ, out=str(tmp_path), **parameters)
+    for digests in results(ended):
+        assert digests["paced"] == digests["plain"]
+    statuses = RunFolder(tmp_path / "run").statuses(0)
+    assert [(s["rank"], s["world_size"], s["mode"], s["final"]) for s in statuses] == [
+        (0, 2, "active", True),
+        (1, 2, "active", True),
+    ]
+    assert statuses[1]["pacing"]["taken"] > 0  # the policy delays the second rank, and the guard not after marks
+    assert statuses[1]["pacing"]["cut"]["quiet"] > 0
+    for status in statuses:
+        # the first step is where the agent begins; what follows step 40 is in the iteration of step 41, which is 39
+        assert status["iterations"] == STEPS - 1
+        assert status["regular"] > 8
+        assert status["reason"] == ""
+        assert marked(tmp_path / "run", status["rank"], "checkpoint") == {SAVE_EVERY - 1}
+        assert marked(tmp_path / "run", status["rank"], "evaluation") == {EVALUATE_EVERY - 1, 2 * EVALUATE_EVERY - 1}
+
+
+def test_options_are_checked_before_training() -> None:
+    from live.callbacks.attachment import Attachment
+
+    with pytest.raises(InputError, match=r"cap_s = 3.0; allowed: 0 to 1"):
+        Attachment(None, "observe", {"cap_s": 3.0})
+
+
+def test_an_agent_that_was_there_before_stays() -> None:
+    from live.agent import attach, attached
+    from live.callbacks.attachment import Attachment
+
+    before, attachment = attach(mode="shadow"), Attachment(None, "observe", {})
+    try:
+        attachment.begin(optimizer=object())  # of a kind that PyTorch does not know
+        attachment.end()
+        assert attached() is before
+    finally:
+        before.detach()
+    attachment.begin(optimizer=None)
+    assert attached() is not None
+    attachment.end()
+    assert attached() is None

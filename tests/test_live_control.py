@@ -1,0 +1,214 @@
+"""The control of one rank on made-up step times: what is delayed, when, and what makes it stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from live.control import Control
+from live.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from live.options import make_options
+from live.policy import NamedPolicy, find_policy
+from live.stamps import HostStamps
+from paceenv import pacing, signals
+from paceenv.errors import InputError
+from policies.base import Policy
+from policies.file import PolicyFile, save_policy
+from policies.learned import Learned
+from policies.rules import Static
+
+STEP_S = 0.1
+
+
+class Job:
+    """A rank that is early by ``slack_s`` and whose steps last ``step_s(delay_s)``; time stands still otherwise."""
+
+    def __init__(self, policy: NamedPolicy | Policy | str, mode: str, step_s: Callable[[float], float], **options: Any):
+        self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
+        found = policy if isinstance(policy, NamedPolicy) else find_policy(policy)
+        self.control = Control(make_options({"mode": mode} | options), found, self.said.append, lambda: self.now_s)
+        self.control.begin(HostStamps(lambda: self.now_s), "cpu")
+        actuator: Any = self.control._actuator
+        actuator._sleeper = self
+        self.shape = Shape({0: (1, 2)})
+        for _ in range(LEARNING_ITERATIONS):
+            self.shape.learn([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], STEP_S)
+        self.delays_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def run(self, iterations: int, slack_s: float = 0.02) -> None:
+        for i in range(len(self.delays_s), len(self.delays_s) + iterations):
+            delay = self.control.hold_back(i)
+            delay_s = self.control.settle(delay)
+            self.delays_s.append(delay_s)
+            comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
+            step_s = self._step_s(delay_s)
+            iteration = Iteration(i, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "")
+            self.control.learn(iteration, self.shape, 1, 2)
+            self.now_s += step_s - delay_s
+
+
+def _noisy(effect: float) -> Callable[[float], float]:
+    random = np.random.default_rng(3)
+    return lambda delay_s: STEP_S * (1.0 + random.normal(0.0, 0.005)) + effect * delay_s
+
+
+def test_observe_decides_nothing() -> None:
+    job = Job("static:mechanism=slack", "observe", _noisy(0.0))
+    job.run(400)
+    assert job.control.delays()["asked"] == 0
+
+
+def test_shadow_decides_and_never_delays() -> None:
+    job = Job("static:mechanism=slack", "shadow", _noisy(0.0))
+    job.run(400)
+    delays = job.control.delays()
+    assert delays["asked"] > 300
+    assert delays["taken"] == 0
+    assert not any(job.delays_s)
+
+
+def test_canary_finds_that_pacing_pays() -> None:
+    job = Job("static:mechanism=slack", "canary", _noisy(-1.0), seed=1)
+    job.run(50 + 120 * 6)
+    verdict = job.control.verdict
+    assert verdict is not None
+    assert verdict.kind == "helps", verdict
+    assert job.control.mode == "canary"
+    assert not any(job.delays_s[:50])
+    assert max(job.delays_s) <= 0.1 * 1.05 * STEP_S  # a share of the baseline step
+
+
+@pytest.mark.parametrize("mode", ["canary", "active"])
+def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
+    job = Job("static:mechanism=slack", mode, _noisy(2.0), seed=1)
+    job.run(50 + 600 * 6)
+    assert job.control.mode == "observe"
+    assert "rolled back, as pacing hurts by" in job.control.reason
+    assert len([text for text in job.said if "rolled back" in text]) == 1
+    assert not any(job.delays_s[-100:])
+
+
+def test_active_paces_nine_blocks_of_ten() -> None:
+    job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
+    job.run(50 + 120 + 6000)
+    assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9, abs=0.02)
+
+
+class Broken(Policy):
+    """Works twice, then does what it is told to."""
+
+    name = "broken"
+
+    def __init__(self, breaks: Callable[[NDArray[np.float64]], Any]) -> None:
+        self._breaks, self._calls = breaks, 0
+
+    def act(self, signals_BO: NDArray[np.float32]) -> Any:
+        self._calls += 1
+        good = pacing.one_mechanism("slack", 0.02, 0.4)[None]
+        return good if self._calls < 3 else self._breaks(good)
+
+
+def _raise(_: Any) -> Any:
+    raise RuntimeError("no idea")
+
+
+@pytest.mark.parametrize(
+    ("breaks", "why"),
+    [
+        (_raise, "raised RuntimeError: no idea"),
+        (lambda good: good * np.nan, "returned a window of nan"),
+        (lambda good: good * 1e9, "returned a window of 4e+08"),
+        (lambda good: good[:, :1], "of shape"),
+        (lambda good: None, "allowed: numbers of shape"),
+    ],
+)
+def test_a_policy_that_breaks_is_not_asked_again(breaks: Callable[..., Any], why: str) -> None:
+    job = Job(Broken(breaks), "active", _noisy(0.0))
+    job.run(50 + 60 + 90)
+    before = sum(np.array(job.delays_s) > 0.0)
+    job.run(400)
+    assert job.control.mode == "observe"
+    assert sum(np.array(job.delays_s) > 0.0) == before
+    assert why in job.control.reason
+    assert len(job.said) == 1
+
+
+def _file(path: Path, low: float, high: float) -> Path:
+    layers = [(np.zeros((2, signals.SIGNALS), np.float32), np.array([-1.0, 1.0], np.float32))]
+    save_policy(path, PolicyFile(Learned(layers, ("slack",)), {"comm_share": (low, high)}))
+    return path
+
+
+def test_a_job_unlike_those_the_policy_knows_is_observed(tmp_path: Path) -> None:
+    job = Job(str(_file(tmp_path / "policy.safetensors", 0.6, 0.9)), "active", _noisy(0.0))
+    job.run(400)
+    assert job.control.mode == "observe"
+    assert "comm_share = 0." in job.control.reason
+    assert "calibrated: 0.6 to 0.9" in job.control.reason
+
+
+def test_a_job_like_those_it_knows_is_paced(tmp_path: Path) -> None:
+    found = find_policy(_file(tmp_path / "policy.safetensors", 0.0, 0.9))
+    assert found.sha256 is not None
+    job = Job(found, "active", _noisy(0.0))
+    job.run(400)
+    assert job.control.mode == "active", job.control.reason
+    assert max(job.delays_s) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (None, "no policy was given"),
+        ("nonsense", "no such file; allowed: passive, paper"),
+        ("missing.safetensors", "no such policy file"),
+        ("static:mechanism=magic", "allowed: one of slack"),
+        ("static:size=3", "unknown option size"),
+        ("static:window=wide", "window = 'wide'"),
+    ],
+)
+def test_a_policy_that_is_none_is_a_reason_to_observe(given: str | None, why: str) -> None:
+    found = find_policy(given)
+    assert why in found.fault
+    assert isinstance(found.policy, Static)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04junk", b"\x80\x04\x95pickle", b"\xff" * 64])
+def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    path.write_bytes(content)
+    assert "not a readable .safetensors file" in find_policy(path).fault
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"mode": "fast"}, "mode = 'fast'; allowed: one of off, observe"),
+        ({"cap_s": -1.0}, "cap_s = -1.0; allowed: 0 to 1"),
+        ({"cap_s": float("nan")}, "cap_s = nan"),
+        ({"cap_share": "a lot"}, "cap_share = 'a lot'"),
+        ({"quiet_first": 1.5}, "quiet_first = 1.5; allowed: a whole number"),
+        ({"block_iterations": 30}, "block_iterations = 30; allowed: a multiple of interval_iterations, 20"),
+        ({"metrics_port": 70000}, "metrics_port = 70000; allowed: 1 to 65535"),
+        ({"speed": 1}, "unknown option speed; allowed: actuator, block_iterations"),
+    ],
+)
+def test_bad_options_are_one_line_with_the_allowed_range(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match="live: ") as error:
+        make_options(options)
+    assert why in str(error.value)
+
+
+def test_the_environment_has_the_last_word() -> None:
+    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "off"}).mode == "off"
+    assert make_options({"mode": "off"}, {"PACEENV_LIVE": " Observe "}).mode == "observe"
+    assert make_options({"mode": "active"}, {"PACEENV_LIVE": "of"}).mode == "off"  # a typing error in an emergency
+    assert make_options({}, {"PACEENV_LIVE_KILL_FILE": "/stop"}).kill_file == Path("/stop")

@@ -1,0 +1,105 @@
+"""What an iteration of a job usually looks like: payload, barrier, and iterations unlike the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from live.iteration import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape
+
+WORLD, PAIR = 0, 1
+MEMBERS = {WORLD: (3, 8), PAIR: (1, 2)}
+BIG = 1 << 20
+
+
+def _operations(*parts: tuple[str, int, int, float, float]) -> list[Operation]:
+    return [Operation(*part) for part in parts]
+
+
+def _learned(operations: Sequence[Operation], step_s: float = 0.1) -> Shape:
+    shape = Shape(MEMBERS)
+    assert not any(shape.learn(operations, step_s) for _ in range(LEARNING_ITERATIONS))
+    assert shape.known
+    return shape
+
+
+def test_a_plain_data_parallel_step_has_no_barrier() -> None:
+    operations = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+    shape = _learned(operations)
+    assert not shape.has_barrier
+    assert shape.comm_s(operations) == pytest.approx(0.04)
+    assert shape.barrier_s(operations) == 0.0
+
+
+def test_a_barrier_of_more_ranks_than_the_payload_ends_the_step() -> None:
+    operations = _operations(("all_reduce", PAIR, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.06, 0.1))
+    shape = _learned(operations)
+    assert shape.has_barrier
+    assert shape.comm_s(operations) == pytest.approx(0.04)
+    assert shape.barrier_s(operations) == pytest.approx(0.04)
+    assert shape.barrier_alone_s == pytest.approx(0.04)
+
+
+def test_a_small_collective_right_after_the_payload_is_no_barrier() -> None:
+    operations = _operations(("all_reduce", WORLD, BIG, 0.02, 0.06), ("all_reduce", WORLD, 4, 0.0602, 0.0603))
+    assert not _learned(operations).has_barrier
+
+
+def test_an_explicit_barrier_ends_the_step() -> None:
+    operations = _operations(("all_reduce", WORLD, BIG, 0.02, 0.06), ("barrier", WORLD, 0, 0.08, 0.1))
+    assert _learned(operations).has_barrier
+
+
+def test_a_job_of_barriers_only_ends_with_one() -> None:
+    shape = _learned(_operations(("barrier", WORLD, 0, 0.09, 0.1)))
+    assert shape.has_barrier
+    assert shape.comm_s(_operations(("barrier", WORLD, 0, 0.09, 0.1))) == 0.0
+
+
+def test_the_payload_is_the_group_that_ends_the_iteration() -> None:
+    tensor_parallel = [("all_reduce", PAIR, BIG, 0.01 * i, 0.01 * i + 0.005) for i in range(4)]
+    operations = _operations(*tensor_parallel, ("all_reduce", WORLD, BIG, 0.05, 0.1), ("send", PAIR, BIG, 0.1, 0.11))
+    shape = _learned(operations)
+    assert shape.payload_group == WORLD
+    assert shape.comm_s(operations) == pytest.approx(0.05)
+
+
+def test_an_iteration_with_other_collectives_is_irregular_until_it_is_the_rule() -> None:
+    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+    two = usual + _operations(("all_reduce", WORLD, BIG, 0.16, 0.2))
+    shape = _learned(usual)
+    assert shape.learn(usual, 0.1)
+    assert not shape.learn(two, 0.2)
+    assert shape.learn(usual, 0.1)
+    assert not any(shape.learn(two, 0.2) for _ in range(RELEARN_ITERATIONS))
+    assert shape.learn(two, 0.2)
+
+
+def test_sizes_and_order_may_change() -> None:
+    one, other = ("all_reduce", WORLD, BIG, 0.0, 0.1), ("all_gather", WORLD, BIG, 0.1, 0.2)
+    shape = _learned(_operations(one, other))
+    assert shape.learn(_operations(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3)), 0.1)
+
+
+def test_a_suspended_process_is_an_outlier() -> None:
+    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+    shape = _learned(usual)
+    assert shape.learn(usual, 0.1)
+    assert shape.learn(usual, 1.0)
+    assert not shape.learn(usual, 30.0)
+
+
+def test_one_short_step_does_not_make_the_others_outliers() -> None:
+    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+    shape = _learned(usual)
+    assert all(shape.learn(usual, 0.3) for _ in range(40))
+    assert shape.learn(usual, 0.001)
+    assert all(shape.learn(usual, 0.3) for _ in range(40))
+
+
+def test_what_goes_on_for_long_is_no_outlier() -> None:
+    usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
+    shape = _learned(usual)
+    assert all(shape.learn(usual, 0.001) for _ in range(40))
+    assert sum(shape.learn(usual, 0.3) for _ in range(100)) == 100 - RELEARN_ITERATIONS

@@ -1,0 +1,280 @@
+"""``-m live``: a script runs under it as it does without it, and has the agent as soon as it has an optimizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_jobs import run_torchrun
+
+from live.folder import RunFolder
+from live.options import Options
+
+TESTS = Path(__file__).parent
+DEADLINE_S = 60.0
+
+LOOKS_AROUND = """
+    '''What a script can see of how it was started.'''
+    import atexit, multiprocessing, pickle, sys
+    looks = [sys.argv, sys.path, __name__, __doc__, __file__, __package__, type(__loader__).__name__, sorted(globals())]
+
+    class Thing:
+        pass
+
+    def work(queue, thing):
+        queue.put([type(thing).__module__, type(thing).__name__, __name__, sys.argv])
+
+    if __name__ == "__main__":
+        print(*looks, __spec__ and __spec__.name, __annotations__, sep="\\n")
+        print(sys.modules["__main__"].Thing is Thing, type(pickle.loads(pickle.dumps(Thing()))) is Thing)
+        if __spec__ is None or not __spec__.name.endswith("__main__"):  # those, spawn has never supported
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=work, args=(queue, Thing()))
+            process.start()
+            print(queue.get(timeout=30))
+            process.join()
+        atexit.register(lambda: print(Thing, sys.modules["__main__"].Thing is Thing, sys.excepthook))
+"""
+ENDINGS = {
+    "normal": "print('done')",
+    "exit code": "import sys; sys.exit(3)",
+    "exit message": "raise SystemExit('no data')",
+    "exit at once": "import os; print('x', flush=True); os._exit(5)",
+    "exception": "def f():\n    raise ValueError('bad')\nf()",
+    "chained": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise OSError('later') from e",
+    "group": "raise ExceptionGroup('some', [ValueError('a'), KeyError('b')])",
+    "syntax": "x = (1,\ny = 2",
+    "interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(1)",
+    "terminated": "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)",
+    "own hook": "import sys, traceback\n"
+    "sys.excepthook = lambda *e: print('hook', len(traceback.extract_tb(e[2])), e[1].__traceback__ is e[2])\nf()",
+    "at exit": "import atexit\natexit.register(print, 'last')\nraise KeyError('first')",
+    "no future": "def f(x: int): pass\nprint(f.__annotations__)",
+}
+
+
+def python(
+    *arguments: str | Path, folder: Path, environ: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter in ``folder``."""
+    command = [sys.executable, *map(str, arguments)]
+    environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "2"} | (environ or {})
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip())
+    return path
+
+
+def assert_same(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same output, errors and exit code with the launcher as without it."""
+    plain = python(*arguments, folder=folder)
+    launched = python("-m", "live", "--mode", "shadow", *arguments, folder=folder)
+    assert (launched.stdout, launched.stderr) == (plain.stdout, plain.stderr)
+    assert launched.returncode == plain.returncode
+    return plain
+
+
+@pytest.mark.parametrize("form", ["file", "link", "compiled", "folder", "archive", "module", "package"])
+def test_a_script_sees_what_it_always_sees(form: str, tmp_path: Path) -> None:
+    script = write(tmp_path / "inner" / "train.py", LOOKS_AROUND)
+    arguments: Sequence[str | Path] = [script.relative_to(tmp_path)]
+    if form == "link":
+        (tmp_path / "link.py").symlink_to(script)
+        arguments = ["link.py"]
+    elif form == "compiled":
+        arguments = [py_compile.compile(str(script), cfile=str(tmp_path / "train.pyc"))]
+    elif form in ("folder", "package"):
+        script.rename(script.parent / "__main__.py")
+        arguments = ["inner"] if form == "folder" else ["-m", "inner"]
+    elif form == "archive":
+        with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+            archive.write(script, "__main__.py")
+        arguments = ["train.zip"]
+    elif form == "module":
+        arguments = ["-m", "inner.train"]
+    seen = assert_same(tmp_path, *arguments, "--mode", "theirs", "-m", "x", "--help")
+    assert "--help" in seen.stdout
+    assert seen.returncode == 0, seen.stderr
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_as_it_always_ends(ending: str, tmp_path: Path) -> None:
+    write(tmp_path / "train.py", ENDINGS[ending])
+    assert_same(tmp_path, "train.py")
+    if ending == "exception":
+        assert_same(tmp_path, "-m", "train")
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    assert assert_same(tmp_path, "-m", "package.train").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--cap-s", "3", "train.py"], ["cap_s = 3.0", "0 to 1"]),
+        (["--cap-s", "long", "train.py"], ["--cap-s", "long"]),
+        (["--mode", "on", "train.py"], ["mode = 'on'", "observe"]),
+        (["--block-iterations", "30", "train.py"], ["block_iterations = 30", "multiple", "20"]),
+        (["--metrics-port", "99999", "train.py"], ["metrics_port = 99999", "65535"]),
+        (["--lr", "3", "train.py"], ["--lr"]),
+        (["missing.py"], ["missing.py", "No such file"]),
+        ([], ["SCRIPT"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], named: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "print('started')")
+    ended = python("-m", "live", *arguments, folder=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert all(name in ended.stderr for name in named), ended.stderr
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    ended = python("-m", "live", "--help", folder=tmp_path)
+    assert ended.returncode == 0
+    assert "torchrun --nproc-per-node 8 -m live train.py" in ended.stdout
+    for option in fields(Options):
+        assert f"--{option.name.replace('_', '-')} " in ended.stdout
+
+
+PROBE = """
+    import json, os, sys
+    seen = {"numpy": "numpy" in sys.modules, "torch": "torch" in sys.modules}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    before = torch.optim.Optimizer.__init__
+    seen["threads"] = torch.get_num_threads()
+    seen["agent before"] = "live.agent" in sys.modules
+    SETUP
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    seen["agent after"] = "live.agent" in sys.modules
+    seen["init"] = torch.optim.Optimizer.__init__.__code__.co_filename.endswith("optimizer.py")
+    optimizer.step()
+    try:
+        from live.agent import attached
+        agent = attached()
+    except ImportError:
+        agent = None
+    seen["state"] = agent and agent.state
+    seen["job"] = agent and agent.summary()["job"]
+    seen["policy"] = agent and agent.summary()["policy"]["source"]
+    print(json.dumps(seen))
+"""
+
+
+def probe(folder: Path, *options: str, setup: str = "", environ: dict[str, str] | None = None) -> tuple[Any, str]:
+    """What a script with an optimizer finds, and what was said."""
+    script = write(folder / "train.py", PROBE.replace("SETUP", setup))
+    ended = python("-m", "live", *options, script, folder=folder, environ=environ)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout), ended.stderr
+
+
+def test_the_agent_comes_with_the_first_optimizer_and_pytorch_is_the_script_s_to_import(tmp_path: Path) -> None:
+    seen, _ = probe(tmp_path, "--mode", "shadow", "--policy", "paper")
+    expected = {"numpy": False, "torch": False, "threads": 1, "agent before": False, "agent after": True, "init": True}
+    assert seen == expected | {"state": "shadow", "job": "train", "policy": "paper"}
+
+
+def test_the_kill_switch_leaves_nothing_of_the_agent(tmp_path: Path) -> None:
+    seen, said = probe(tmp_path, "--mode", "active", "--policy", "paper", environ={"PACEENV_LIVE": "off"})
+    assert (seen["agent after"], seen["state"], said) == (False, None, "")
+
+
+def test_the_command_line_goes_before_a_script_s_own_attach(tmp_path: Path) -> None:
+    own = "import live; own = live.attach(policy='adaptive', mode='canary', job='own'); assert own.state == 'shadow'"
+    seen, _ = probe(tmp_path, "--mode", "shadow", "--policy", "paper", "--job", "given", setup=own)
+    assert (seen["state"], seen["job"], seen["policy"]) == ("shadow", "given", "paper")
+
+
+def test_a_forked_child_has_no_agent_of_its_own(tmp_path: Path) -> None:
+    fork = "child = os.fork(); child and os.waitpid(child, 0)"
+    script = write(tmp_path / "train.py", PROBE.replace("SETUP", fork))
+    ended = python("-m", "live", script, folder=tmp_path)
+    child, parent = map(json.loads, ended.stdout.splitlines())
+    assert (child["state"], parent["state"]) == (None, "observe")
+
+
+def test_an_agent_that_cannot_be_attached_does_not_stop_the_script(tmp_path: Path) -> None:
+    seen, said = probe(tmp_path, setup="sys.modules['live.loop'] = None")
+    assert (seen["state"], seen["init"]) == (None, True)
+    assert said.count("could not be attached") == 1
+    assert said.count("\n") == 1
+
+
+def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "import torch")
+    ended = python("-m", "live", "train.py", folder=tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "", 1)
+    assert "no optimizer" in ended.stderr
+
+
+def test_a_script_with_modules_of_our_names_keeps_them(tmp_path: Path) -> None:
+    write(tmp_path / "policies" / "__init__.py", "mine = True")
+    write(tmp_path / "train.py", "import policies, sys\nprint(policies.mine, [m for m in sys.modules if m == 'live'])")
+    for arguments in (["train.py"], ["-m", "train"]):
+        ended = python("-m", "live", *arguments, folder=tmp_path)
+        assert (ended.returncode, ended.stdout) == (0, "True []\n"), ended.stderr
+        assert f"{tmp_path / 'policies'}" in ended.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What the ranks of ``torchrun live_train.py`` write."""
+    folder = tmp_path_factory.mktemp("plain")
+    ended = run_torchrun([str(TESTS / "live_train.py"), str(folder)], ranks=2, folder=folder)
+    assert ended.exit_code == 0, ended.output
+    return written(folder)
+
+
+def written(folder: Path) -> list[Any]:
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_zero_lines_under_torchrun(plain: list[Any], tmp_path: Path) -> None:
+    arguments = ["-m", "live", "--out", str(tmp_path / "run"), str(TESTS / "live_train.py"), str(tmp_path)]
+    ended = run_torchrun(arguments, ranks=2, folder=tmp_path)
+    assert ended.exit_code == 0, ended.output
+    assert [rank["agent"] for rank in (*plain, *written(tmp_path))] == [False, False, True, True]
+    assert [rank["losses"] for rank in written(tmp_path)] == [rank["losses"] for rank in plain]
+    statuses = RunFolder(tmp_path / "run").statuses(0)
+    assert [(s["rank"], s["job"], s["state"], s["final"], s["iterations"]) for s in statuses] == [
+        (0, "live_train", "observe", True, 19),
+        (1, "live_train", "observe", True, 19),
+    ]
+    assert "Where the step went" in ended.output
+
+
+def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[Any], tmp_path: Path) -> None:
+    arguments = ["-m", "live", "--out", str(tmp_path / "run"), "-m", "live_train", str(tmp_path), "--fail-first"]
+    environ = {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else gloo may find the first attempt's addresses in the second
+    }
+    ended = run_torchrun(arguments, ranks=2, folder=tmp_path, restarts=1, environ=environ)
+    assert ended.exit_code == 0, ended.output
+    assert "RuntimeError: as asked for" in ended.output
+    assert "live/script.py" not in ended.output
+    assert [(rank["attempt"], rank["losses"]) for rank in written(tmp_path)] == [
+        ("1", rank["losses"]) for rank in plain
+    ]
+    run = RunFolder(tmp_path / "run")
+    assert run.attempts() == [0, 1]
+    assert next(s["iterations"] for s in run.statuses(0) if s["rank"] == 1) == 9
+    assert [s["iterations"] for s in run.statuses(1)] == [19, 19]
+    traces = {path.parent.name for path in (tmp_path / "run" / "trace").glob("attempt*/rank00001-*.parquet")}
+    assert traces == {"attempt0", "attempt1"}

@@ -1,0 +1,209 @@
+"""The metrics endpoint over real HTTP, and a dashboard that asks for nothing that is not exported."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_samples import DEADLINE_S, run_python, snapshot
+from prometheus_client.parser import text_string_to_metric_families
+
+from live.metrics import METRICS, MetricsServer
+from live.snapshot import Snapshot
+
+Samples = dict[str, dict[tuple[str, ...], float]]
+Serve = Callable[[Callable[[], Snapshot | None]], MetricsServer]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts endpoints on free ports, and closes them."""
+    servers: list[MetricsServer] = []
+
+    def start(source: Callable[[], Snapshot | None]) -> MetricsServer:
+        server = MetricsServer(source, 0, problem=pytest.fail)
+        assert server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def scrape(server: MetricsServer) -> Samples:
+    """The samples by name, then by the values of labels beside job and rank."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=DEADLINE_S) as answer:
+        body = answer.read().decode()
+    found: Samples = {}
+    for family in text_string_to_metric_families(body):
+        for sample in family.samples:
+            assert (sample.labels.pop("training_job"), sample.labels.pop("rank")) == ("job", "2")
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
+    samples = scrape(serve(lambda: snapshot(2)))
+    assert set(samples) == set(METRICS)
+    assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
+    assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
+    assert samples["paceenv_live_part_seconds"][("pacing",)] == 0.002
+    state = samples["paceenv_live_state"]
+    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 5)
+    assert samples["paceenv_live_agent_info"] == {("node1", "canary", "slack"): 1.0}
+
+
+def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
+    unknown = snapshot(2, canary=None, wait={"mean_s": None}, step={"mean_s": float("nan"), "cv": True}, pacing="?")
+    samples = scrape(serve(lambda: unknown))
+    gone = set(METRICS) - set(samples)
+    assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
+    assert all(name.split("_")[2] in {"step", "wait", "canary", "delay", "delays"} for name in gone)
+
+
+def test_a_word_nobody_foresaw_is_served_too(serve: Serve) -> None:
+    assert scrape(serve(lambda: snapshot(2, state="disabled")))["paceenv_live_state"][("disabled",)] == 1.0
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_without_a_snapshot_there_are_no_metrics(serve: Serve, failing: bool) -> None:
+    def source() -> Snapshot | None:
+        if failing:
+            raise RuntimeError("not yet")
+        return None
+
+    assert scrape(serve(source)) == {}
+
+
+def test_every_scrape_sees_the_latest_snapshot(serve: Serve) -> None:
+    current = snapshot(2, iterations=5)
+    server = serve(lambda: current)
+    assert scrape(server)["paceenv_live_iterations_total"] == {(): 5.0}
+    current = snapshot(2, iterations=6)
+    assert scrape(server)["paceenv_live_iterations_total"] == {(): 6.0}
+
+
+def test_a_port_that_is_taken_is_said_once_and_nothing_else_happens(serve: Serve) -> None:
+    first = serve(lambda: snapshot(2))
+    said: list[str] = []
+    second = MetricsServer(lambda: None, first.port or 0, problem=said.append)
+    assert not second.start()
+    assert said == [f"no metrics on 127.0.0.1:{first.port}: [Errno 98] Address already in use"]
+    assert second.port is None
+    second.close()
+    assert scrape(first)
+
+
+def test_a_host_that_is_not_ours_is_said_once() -> None:
+    said: list[str] = []
+    assert not MetricsServer(lambda: None, 0, host="203.0.113.7", problem=said.append).start()
+    assert len(said) == 1
+    assert said[0].startswith("no metrics on 203.0.113.7:0: ")
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_out_of_range_is_refused(port: int) -> None:
+    with pytest.raises(ValueError, match=f"metrics port = {port}; allowed: 0 to 65535"):
+        MetricsServer(lambda: None, port, problem=pytest.fail)
+
+
+def test_it_listens_on_the_loopback_only(serve: Serve) -> None:
+    server = serve(lambda: None)
+    listening = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert [entry[1] for entry in listening if entry[1].endswith(f":{server.port:04X}") and entry[3] == "0A"] == [
+        f"0100007F:{server.port:04X}"
+    ]
+
+
+def test_rude_clients_neither_block_the_others_nor_say_anything(
+    serve: Serve, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = serve(lambda: snapshot(2))
+    with (
+        socket.create_connection(("127.0.0.1", server.port)),
+        socket.create_connection(("127.0.0.1", server.port)) as rude,
+    ):
+        rude.sendall(b"\x00\xff nonsense\r\n\r\n")
+        rude.close()
+        assert scrape(server)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_closing_frees_the_port(serve: Serve) -> None:
+    server = serve(lambda: None)
+    port = server.port or 0
+    server.close()
+    server.close()
+    again = MetricsServer(lambda: None, port, problem=pytest.fail)
+    assert again.start()
+    again.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "paceenv-metrics"]
+
+
+def test_a_forked_child_does_not_keep_the_port() -> None:
+    """A worker of a data loader may outlive its rank; the restarted rank wants the port."""
+    code = (
+        "import os, time; from live.metrics import MetricsServer\n"
+        "said = []\n"
+        "server = MetricsServer(lambda: None, 0, problem=said.append)\n"
+        "server.start(); port = server.port\n"
+        "read, write = os.pipe()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    server.close(); os.write(write, b'.'); time.sleep(60); os._exit(0)\n"
+        "os.read(read, 1)\n"
+        "server.close()\n"
+        "again = MetricsServer(lambda: None, port, problem=said.append)\n"
+        "print(again.start(), said); again.close()\n"
+        "os.kill(child, 9); os.waitpid(child, 0)\n"
+    )
+    done = run_python(code)
+    assert (done.stdout, done.stderr, done.returncode) == ("True []\n", "", 0)
+
+
+DASHBOARD: Any = json.loads((resources.files("live") / "dashboards" / "grafana.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def test_the_dashboard_asks_for_nothing_that_is_not_exported() -> None:
+    asked = set(re.findall(r"paceenv_live_\w+", json.dumps(DASHBOARD)))
+    assert asked <= set(METRICS)
+    needed = ("step_mean_seconds", "step_cv_ratio", "wait_mean_seconds", "arrival", "delay_seconds_total", "canary")
+    assert {f"paceenv_live_{name}" for name in (*needed, "overhead_mean_seconds", "state")} <= asked
+
+
+def test_the_dashboard_is_one_that_grafana_imports() -> None:
+    assert (DASHBOARD["uid"], DASHBOARD["id"], DASHBOARD["schemaVersion"]) == ("paceenv-live", None, 39)
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(numbers) == len(set(numbers))
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "job", "rank"]
+    for panel in PANELS:
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["title"]
+        assert panel["description"]
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+            assert 'training_job=~"$job",rank=~"$rank"' in target["expr"]
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert place["x"] + place["w"] <= 24
+        taken |= cells

@@ -1,0 +1,85 @@
+"""Parity, contract 3: a live trace replayed through the simulator's compiled code gives the same decisions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+import torch.distributed as dist
+from live_jobs import results, run_ranks
+
+from live.folder import RunFolder
+from live.iteration import LEARNING_ITERATIONS
+from paceenv import signals, timing
+from paceenv.engine.compiled import _OPTIONS
+from paceenv.trace import read_trace
+from policies.names import rule
+
+POLICY, ITERATIONS, INTERVAL = "static:mechanism=slack,threshold=0.01,window=0.3", 90, 20
+CAP_S, CAP_SHARE = 0.1, 0.1
+
+
+def skewed_job(out: str) -> dict[str, Any]:
+    """Rank 1 comes later than rank 0 by a time that wanders; returns what rank 0's agent decided and saw."""
+    import live
+
+    agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0, interval_iterations=INTERVAL)
+    loop, decided, views = agent._loop, [], []
+
+    def listen(iteration: Any) -> None:
+        decided.append(loop.control.decided_s)
+        views.append(loop.control.pacer.view().tolist() if loop.control.pacer is not None else [])
+
+    loop.listeners.append(listen)
+    tensor = torch.ones(1 << 14)
+    for i in range(ITERATIONS):
+        time.sleep(0.002 + (0.006 + 0.002 * np.sin(0.1 * i)) * dist.get_rank() * (i > 20))
+        dist.all_reduce(tensor)
+        agent.tick()
+    agent.detach()
+    return {"decided": decided, "views": views}
+
+
+@numba.njit(**_OPTIONS)  # type: ignore[untyped-decorator]
+def _replayed(
+    comm_T: Any, step_T: Any, settings_M2: Any, rank: Any, tick: Any, decided_T: Any, views_TO: Any, off_M2: Any
+) -> None:
+    """What ``live.pacer`` does with each iteration, in machine code."""
+    comm_R, wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
+    for t in range(len(comm_T)):
+        if t and t % INTERVAL == 0:
+            signals.start_interval(tick)
+        comm_R[0] = comm_T[t]
+        rank[timing.DELAY_S, 0] = 0.0  # shadow: nothing was delayed
+        timing.observe_step(tick, step_T[t])
+        timing.observe_ranks(rank, tick, comm_R, wait_R, False)
+        cap_s = min(CAP_S, CAP_SHARE * tick[timing.STEP_BASELINE_S])
+        timing.decide(rank, tick, 0, 1, off_M2 if t < INTERVAL else settings_M2, cap_s, 0, 2)
+        if (t + 1) % INTERVAL == 0:
+            signals.close_step_interval(tick)
+        signals.write_signals(rank, 0, tick, views_TO[t])
+        decided_T[t] = rank[timing.DELAY_S, 0]
+
+
+def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    [live_rank, _] = results(run_ranks(skewed_job, 2, tmp_path, out=str(out)))
+    [segment] = RunFolder(out).segments(0)[0]
+    trace = read_trace(segment)
+    rows = trace.isin("op", "all_reduce")
+    start_T, end_T = trace.column("start_s")[rows], trace.column("end_s")[rows]
+    comm_T, step_T = (end_T - start_T)[LEARNING_ITERATIONS:], np.diff(end_T)[LEARNING_ITERATIONS - 1 :]
+    policy = rule(POLICY)
+    assert policy is not None
+    settings_M2 = policy.constant()
+    assert settings_M2 is not None
+    (rank, tick), decided_T = timing.new_state(), np.empty(len(comm_T), np.float64)
+    views_TO = np.empty((len(comm_T), signals.SIGNALS), np.float32)
+    _replayed(comm_T, step_T, settings_M2, rank, tick, decided_T, views_TO, np.zeros_like(settings_M2))
+    assert decided_T.max() > 0.0
+    assert decided_T.tolist() == live_rank["decided"][-len(decided_T) :]
+    assert views_TO.tolist() == live_rank["views"][-len(views_TO) :]

@@ -1,0 +1,58 @@
+"""It measures right: a rank that is made late by a known time is what the other ranks' agents report, in real jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_jobs import results, run_ranks
+from live_skewed import skewed
+
+TRIES = 3
+SKEWS_S = (0.0, 0.001, 0.005, 0.02)
+
+
+def _check(arrivals: list[dict[str, Any]], skew_s: float, late: int) -> None:
+    """What every rank says of itself, when rank ``late`` comes ``skew_s`` after the others."""
+    tolerance_s = max(0.002, 0.2 * skew_s)
+    for rank, found in enumerate(arrivals):
+        if rank == late:
+            assert found["early_s"] <= (tolerance_s if skew_s else 0.0), found
+        else:
+            assert abs(found["early_s"] - skew_s) <= tolerance_s, found
+            assert found["late_s"] <= tolerance_s, found
+            assert found["verdict"] == "early" or skew_s <= tolerance_s, found
+            assert found["verdict"] == "on time" or skew_s, found
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_constant_skew_is_seen_by_ranks_side_by_side(ranks: int, tmp_path: Path) -> None:
+    """Late from the first iteration on: only a comparison can tell, from the status files of all ranks."""
+    late = ranks - 1
+    job = {"kind": "all_reduce", "skews_s": SKEWS_S, "late": late, "iterations": 60}
+    ended = run_ranks(skewed, ranks, tmp_path, out=str(tmp_path / "out"), **job)
+    for k, skew_s in enumerate(SKEWS_S):
+        arrivals = [found[k]["arrival"] for found in results(ended)]
+        assert all(arrival["evidence"].startswith("all ranks") for arrival in arrivals)
+        _check(arrivals, skew_s, late)
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(2, "reducer"), (4, "all_reduce")])
+def test_a_skew_that_begins_is_seen_by_each_rank_alone(ranks: int, kind: str, tmp_path: Path) -> None:
+    """Without files a rank has only its own past, and in it the noise of its network: it may say that it cannot tell.
+
+    The more ranks share a core, the more of that there is. Two must not hide behind it; nobody may say what is wrong.
+    """
+    skew_s, late = 0.02, 0
+    job = {"kind": kind, "skews_s": [skew_s], "late": late, "iterations": 160, "from_iteration": 100}
+    for _ in range(TRIES):
+        arrivals = [found[0]["arrival"] for found in results(run_ranks(skewed, ranks, tmp_path, **job))]
+        if "insufficient evidence" not in {found["verdict"] for found in arrivals}:
+            break
+    for rank, found in enumerate(arrivals):
+        right = "late" if rank == late else "early"
+        if found["verdict"] == "insufficient evidence" and ranks > 2:
+            continue
+        assert found["verdict"] == right, arrivals
+        assert 0.5 * skew_s < found[f"{right}_s"] < 1.5 * skew_s, arrivals

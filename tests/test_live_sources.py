@@ -1,0 +1,416 @@
+"""The sources on real PyTorch, one process: what they see, and that PyTorch is as before once they are gone."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from test_live_stamps import Device, FakeEvent
+from torch import distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
+
+import live
+from live.agent import Agent
+from live.stamps import DeviceStamps
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()  # a reducer that outlives its process group aborts the process
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def agent(group: None) -> Iterator[Agent]:
+    agent = live.attach(quiet_first=0)
+    yield agent
+    agent.detach()
+
+
+def _wrapped() -> dict[str, Any]:
+    owners = {"group": distributed.ProcessGroup, "work": distributed.Work, "ddp": DistributedDataParallel}
+    names = ("allreduce", "barrier", "_allgather_base", "wait", "forward")
+    return {f"{o}.{n}": getattr(owner, n) for o, owner in owners.items() for n in names if hasattr(owner, n)} | {
+        "save": torch.save
+    }
+
+
+def _seen(agent: Agent) -> list[tuple[str, int]]:
+    operations, _ = agent._loop._log.take()
+    assert all(o.exit >= o.entry for o in operations)
+    return [(o.op, o.bytes) for o in operations]
+
+
+def _model() -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)))
+
+
+GRADIENT_BYTES = 4 * (8 * 4 + 4 + 4 * 2 + 2)
+
+
+def test_detach_restores_everything(group: None) -> None:
+    before = _wrapped()
+    hooks = len(_global_optimizer_post_hooks)
+    agent = live.attach()
+    assert all(_wrapped()[name] is not original for name, original in before.items())
+    agent.detach()
+    assert _wrapped() == before
+    assert len(_global_optimizer_post_hooks) == hooks
+
+
+def test_what_somebody_put_on_top_stays(group: None) -> None:
+    agent, original = live.attach(), torch.save
+    calls = []
+    torch.save = lambda *args, **kwargs: (calls.append(1), original(*args, **kwargs))[1]  # type: ignore[assignment]
+    try:
+        agent.detach()
+        torch.save(torch.ones(1), io.BytesIO())
+        assert calls == [1]
+    finally:
+        torch.save = original.__wrapped__
+
+
+def test_collectives_are_seen_with_kind_and_bytes(agent: Agent) -> None:
+    tensor = torch.ones(16)
+    distributed.all_reduce(tensor)
+    distributed.barrier()
+    distributed.all_gather([torch.empty(16)], tensor)
+    distributed.broadcast(tensor, 0)
+    assert _seen(agent) == [("all_reduce", 64), ("barrier", 0), ("all_gather", 64), ("broadcast", 64)]
+
+
+def test_an_asynchronous_collective_lasts_while_somebody_waits_for_it(agent: Agent) -> None:
+    work = distributed.all_reduce(torch.ones(16), async_op=True)
+    assert _seen(agent) == []
+    assert work is not None
+    work.wait()
+    assert _seen(agent) == [("all_reduce", 64)]
+
+
+def test_functions_imported_by_name_before_are_seen_too(agent: Agent) -> None:
+    from torch.distributed.distributed_c10d import all_reduce
+
+    all_reduce(torch.ones(4))
+    assert _seen(agent) == [("all_reduce", 16)]
+    distributed.P2POp(distributed.isend, torch.ones(4), 0)  # compares its first argument by identity
+
+
+@pytest.mark.parametrize("hook", [None, fp16_compress_hook])
+def test_the_reduction_of_a_ddp_model_is_one_operation(agent: Agent, hook: Any) -> None:
+    model = _model()
+    if hook is not None:
+        model.register_comm_hook(None, hook)
+    _seen(agent)
+    model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == [("all_reduce", GRADIENT_BYTES)]
+    assert len(model._comm_hooks) == (hook is not None)
+
+
+def test_a_model_made_before_the_agent_is_followed(group: None) -> None:
+    model = _model()
+    agent = live.attach(quiet_first=0)
+    model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
+    agent.detach()
+    model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == []
+    del model
+
+
+def test_a_backward_pass_that_fails_is_forgotten_at_the_next_tick(agent: Agent) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no gradient")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.fails = nn.Linear(8, 4), nn.Linear(4, 2), True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return self.second(Fails.apply(y) if self.fails else y)
+
+    model = DistributedDataParallel(Model())
+    with pytest.raises(RuntimeError, match="no gradient"):
+        model(torch.ones(3, 8)).sum().backward()
+    _seen(agent)
+    fresh = DistributedDataParallel(Model())
+    fresh.module.fails = False
+    fresh(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == [("all_reduce", GRADIENT_BYTES)]
+
+
+def test_collectives_without_ticks_are_bounded_and_said(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("live.sources.MOST_OPERATIONS", 10)
+    for _ in range(25):
+        distributed.all_reduce(torch.ones(1))
+    assert len(agent._loop._log.operations) <= 10
+    assert [e["text"] for e in agent.summary()["events"] if "agent.tick()" in e["text"]]
+
+
+def test_outputs_in_containers_are_followed(agent: Agent) -> None:
+    class Dictionary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            y = self.layer(x)
+            return {"loss": y.sum(), "more": [y, {"y": y}], "name": "none"}
+
+    model = DistributedDataParallel(Dictionary())
+    _seen(agent)
+    model(torch.ones(3, 8))["loss"].backward()
+    assert [op for op, _ in _seen(agent)] == ["all_reduce"]
+
+
+def test_accumulated_gradients_are_reduced_once(agent: Agent) -> None:
+    model = _model()
+    _seen(agent)
+    with model.no_sync():
+        model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == []
+    model(torch.ones(3, 8)).sum().backward()
+    assert len(_seen(agent)) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_model_is_followed(agent: Agent) -> None:
+    model = torch.compile(_model(), backend="eager")
+    _seen(agent)
+    for _ in range(3):
+        model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent) == 3 * [("all_reduce", GRADIENT_BYTES)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_optimizer_ticks_and_a_compiled_model_stays_one_graph(agent: Agent) -> None:
+    plain = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    plain(torch.ones(3, 8)).sum().backward()
+    compiled_step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(3):
+        compiled_step()
+    assert agent._loop.iterations == 2  # the very first tick only finds out where it is
+    model = torch.compile(_model(), backend="eager", fullgraph=True)
+    model(torch.ones(3, 8)).sum().backward()
+    assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
+    assert agent.state == "observe"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_function_with_a_collective_in_it_still_compiles(agent: Agent) -> None:
+    @torch.compile(backend="eager", fullgraph=True)
+    def reduced(x: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(x)
+        return x + 1.0
+
+    assert reduced(torch.ones(4)).tolist() == [2.0] * 4
+
+
+def test_evaluation_and_checkpoints_mark_the_iteration(agent: Agent) -> None:
+    log, model = agent._loop._log, _model()
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(3, 8))
+    assert log.take()[1] == "evaluation"
+    torch.save({"a": torch.ones(1)}, io.BytesIO())
+    assert log.take()[1] == "checkpoint"
+    with agent.mark("evaluation"):
+        pass
+    assert log.take()[1] == "evaluation"
+
+
+def test_a_watched_model_is_copied_and_saved_as_ever(agent: Agent) -> None:
+    model = _model()
+    model(torch.ones(3, 8)).sum().backward()
+    copied = copy.deepcopy(model.module)
+    assert copied(torch.ones(1, 8)).shape == (1, 2)
+    buffer = io.BytesIO()
+    torch.save(model.module, buffer)
+    assert b"live" not in buffer.getvalue()
+
+
+def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) -> int:
+    before = agent._loop.iterations
+    for _ in range(rounds):
+        for optimizer in optimizers:
+            optimizer.step()
+    return agent._loop.iterations - before
+
+
+def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
+    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    _steps(agent, first, second)
+    assert _steps(agent, first, second) == 5
+    assert _steps(agent, second, rounds=64) == 50  # the first one has stopped: the other takes over at its 16th
+
+
+def test_the_given_optimizer_makes_the_tick(group: None) -> None:
+    first, second = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    agent = live.attach(second)
+    assert _steps(agent, first, second) == 4  # the very first tick only finds out where it is
+    agent.detach()
+
+
+def test_a_step_that_the_scaler_skips_has_no_tick(agent: Agent) -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), torch.amp.GradScaler("cpu")
+    _steps(agent, optimizer, rounds=1)
+    before = agent._loop.iterations
+    for gradient in (1.0, float("inf"), 1.0):
+        scaler.scale(parameter.sum()).backward()
+        assert parameter.grad is not None
+        parameter.grad.fill_(gradient)
+        scaler.step(optimizer)
+        scaler.update()
+    assert agent._loop.iterations - before == 2
+
+
+def _optimizer(size: int = 1) -> torch.optim.Optimizer:
+    parameter = nn.Parameter(torch.ones(size))
+    parameter.grad = torch.zeros(size)
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+@pytest.mark.parametrize("end", ["stop", "fail", "detach"])
+def test_the_agent_may_end_while_pytorch_walks_through_its_hooks(group: None, end: str) -> None:
+    agent, optimizer = live.attach(), _optimizer()
+    ends = {
+        "stop": lambda: agent._loop.stop("enough"),
+        "fail": lambda: agent._loop.fail(RuntimeError("broken")),
+        "detach": agent.detach,
+    }
+    order: list[str] = []
+    first = optimizer.register_step_post_hook(lambda *_: ends[end]() if order else None)
+    later = register_optimizer_step_post_hook(lambda *_: order.append("later"))
+    try:
+        for _ in range(3):
+            optimizer.step()
+    finally:
+        first.remove()
+        later.remove()
+        agent.detach()
+    assert order == ["later"] * 3
+
+
+def test_a_small_optimizer_that_some_ranks_run_has_no_say(agent: Agent) -> None:
+    probe, main = _optimizer(1), _optimizer(100)
+    probe.step()
+    _steps(agent, main, rounds=2)
+    before = agent._loop.iterations
+    for _ in range(10):
+        probe.step()
+        main.step()
+    assert agent._loop.iterations - before == 10
+    assert agent._loop._optimizer._owner() is main
+
+
+def test_a_step_before_the_job_is_up_is_not_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    agent, optimizer = live.attach(), _optimizer()
+    optimizer.step()
+    assert not agent._loop._begun
+    agent.detach()
+
+
+class Preempted(Exception):
+    """What a script's signal handler may raise."""
+
+
+def test_what_a_signal_handler_of_the_script_raises_is_the_script_s(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any) -> None:
+        raise Preempted
+
+    before = signal.signal(signal.SIGUSR1, leave)
+    monkeypatch.setattr(agent._loop, "_advance", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        with pytest.raises(Preempted):
+            _optimizer().step()
+        assert agent.state == "observe"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_device_that_fails_does_not_stop_the_agent_from_going(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, agent = _wrapped(), live.attach(quiet_first=0)
+    _optimizer().step()
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(agent._loop, "catch_up", fail)
+    agent.summary()
+    agent.detach()
+    assert _wrapped() == before
+    assert "CUDA error" in agent.reason
+
+
+def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, tensor = Device(), torch.ones(4)
+    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=256, most_events=256)
+    optimizer, model = _optimizer(100), _model()
+    optimizer.step()
+    monkeypatch.setattr(agent._loop, "_stamps", stamps)
+    monkeypatch.setattr(agent._loop._log, "stamps", stamps)
+    for i in range(200):
+        device.now_s += 0.1
+        distributed.all_reduce(tensor)
+        works = [distributed.all_reduce(tensor, async_op=True) for _ in range(2)]
+        if i % 2:
+            for work in works:
+                work.wait()
+        model(torch.ones(3, 8)).sum().backward()
+        optimizer.step()
+    agent.summary()
+    assert stamps.dropped == 0
+    assert len(stamps._pool) == 255  # one is the base
+
+
+def test_an_error_of_the_agent_switches_it_off_and_is_said_once(agent: Agent, caplog: Any) -> None:
+    def broken() -> float:
+        raise RuntimeError("no time")
+
+    agent._loop._log.stamps.record = broken  # type: ignore[method-assign]
+    tensor = torch.ones(2)
+    for _ in range(3):
+        distributed.all_reduce(tensor)
+    assert agent.state == "off"
+    assert "no time" in agent.reason
+    assert len([e for e in agent.summary()["events"] if "no time" in e["text"]]) == 1
+
+
+def test_a_forked_child_has_no_agent(agent: Agent) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, agent.state.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 99) == b"off"
+    assert agent.state == "observe"
+
+
+def test_a_second_attach_changes_nothing(agent: Agent) -> None:
+    assert live.attach(mode="shadow") is agent
+    assert agent.state == "observe"
