@@ -81,13 +81,14 @@ class History:
         step, comm, barrier, pacing, _ = map(float, self._kept().mean(axis=0))
         return dict(zip(names, (step - comm - barrier - pacing, comm, barrier, pacing), strict=True))
 
-    def blocked(self) -> dict[str, float | None]:
-        """Mean time in collectives and barrier, and its standard error from the means of eight stretches in a row."""
-        blocked = self._in_order()[:, (_COMM, _BARRIER)].sum(axis=1)
-        if len(blocked) < 2 * STRETCHES:
+    def own(self) -> dict[str, float | None]:
+        """Mean time outside collectives and barrier, and its standard error from the means of eight stretches in a row."""
+        rows = self._in_order()
+        own = rows[:, _STEP] - rows[:, _COMM] - rows[:, _BARRIER]
+        if len(own) < 2 * STRETCHES:
             return dict.fromkeys(("mean_s", "error_s"))
-        means = [float(stretch.mean()) for stretch in np.array_split(blocked, STRETCHES)]
-        return {"mean_s": float(blocked.mean()), "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5}
+        means = [float(stretch.mean()) for stretch in np.array_split(own, STRETCHES)]
+        return {"mean_s": float(own.mean()), "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5}
 
     def _in_order(self) -> NDArray[np.float64]:
         """What is kept, the oldest first."""

@@ -91,7 +91,7 @@ class Output:
             "irregular": loop.irregular,
             "step": history.step() | {"baseline_s": pacer.step_baseline_s if pacer else None},
             "parts": history.parts(),
-            "blocked": history.blocked(),
+            "own": history.own(),
             "wait": history.wait() | {"baseline_s": pacer.comm_baseline_s if pacer else None},
             "arrival": history.arrival(loop.members),
             "pacing": loop.control.delays(),

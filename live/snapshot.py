@@ -13,7 +13,7 @@ iterations seen; ``regular`` of them estimated from, ``irregular`` only recorded
 step       ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``
 parts      where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
            ``pacing_s``
-blocked    in collectives and barrier: ``mean_s`` and its standard error ``error_s``
+own        the step outside collectives and barrier: ``mean_s`` and its standard error ``error_s``
 wait       for others, in the step's last collective: ``mean_s``, ``p50_s``, ``p95_s``, ``baseline_s``
 arrival    ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``
 pacing     delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``max_s``, ``total_s``;

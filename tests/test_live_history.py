@@ -57,7 +57,7 @@ def _snapshots(histories: list[History]) -> list[dict[str, Any]]:
             "rank": rank,
             "world_size": RANKS,
             "step": h.step(),
-            "blocked": h.blocked(),
+            "own": h.own(),
             "group": GROUP,
             "arrival": h.arrival(RANKS),
         }
@@ -87,8 +87,8 @@ def test_a_missing_rank_leaves_what_each_says_alone() -> None:
 def test_stages_with_other_payloads_are_not_compared() -> None:
     job = _snapshots(_job(np.zeros(400)))
     stages = [s | {"group": {"number": 1 + i // 2, "members": 2}} for i, s in enumerate(job)]
-    for stage in stages[2:]:  # the second stage has more to reduce
-        stage["blocked"] = stage["blocked"] | {"mean_s": stage["blocked"]["mean_s"] + 0.02}
+    for stage in stages[2:]:  # the second stage has more to compute
+        stage["own"] = stage["own"] | {"mean_s": stage["own"]["mean_s"] + 0.02}
     assert {s["arrival"]["verdict"] for s in side_by_side(stages)} == {"on time"}
 
 
