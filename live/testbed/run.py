@@ -1,0 +1,180 @@
+"""Runs a scenario's jobs on its network and collects what they did: step times, agents' status, merged traces.
+
+A run's folder::
+
+    scenario.yaml      as resolved
+    result.json        how it ended; written last
+    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), without any agent's help
+    JOB/live/          the agent's own folder, where the job has one
+    JOB/trace.parquet  its ranks' trace on one clock
+    JOB/log/host0.txt  what torchrun printed on a host
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from live.folder import RunFolder
+from live.merge import write_merged
+from live.snapshot import Snapshot
+from live.testbed import private
+from live.testbed.job import STEP_FILE
+from live.testbed.scenario import Job, Scenario
+from paceenv import configs
+from paceenv.errors import InputError, out_of_range
+from paceenv.files import write_whole
+
+DEADLINE_S = 1800.0
+TAIL_LINES = 12
+"""Of a failed job's log that the error quotes."""
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What one job did. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
+
+    steps_s_TR: NDArray[np.float64]
+    exit_codes: tuple[int | None, ...]
+    snapshots: tuple[Snapshot, ...]
+    trace: Path | None
+
+    @property
+    def step_s_T(self) -> NDArray[np.float64]:
+        """Durations of the steps after the first, by the last rank's end, seconds ``(T - 1,)``."""
+        return np.diff(self.steps_s_TR.max(axis=1))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run."""
+
+    folder: Path
+    jobs: Mapping[str, JobResult]
+
+
+def run_scenario(
+    scenario: Scenario,
+    out: Path,
+    *,
+    agents: Mapping[str, Sequence[str]] | None = None,
+    iterations: int | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_progress: Callable[[float], None] = lambda done: None,
+) -> RunResult:
+    """Bring the network up, run ``scenario.loop.job`` for ``iterations`` with the other jobs beside it, take it down.
+
+    ``agents`` gives jobs an agent: options of ``python -m live`` by the job's name. ``on_progress`` is told the main
+    job's iterations. Raises InputError where the testbed cannot be had, ``out`` is in use, or a job fails; the run's
+    folder then has the logs.
+    """
+    agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
+    if iterations < 1:
+        raise out_of_range("iterations", iterations, "at least 1", "testbed")
+    if unknown := sorted(set(agents) - {job.name for job in scenario.jobs}):
+        raise out_of_range("job", unknown[0], f"one of {', '.join(job.name for job in scenario.jobs)}", scenario.name)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: already there; allowed: a new or an empty folder")
+    folder = out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    configs.write_text(folder / "scenario.yaml", configs.to_yaml(scenario.model_dump(exclude_unset=True)))
+    request = {
+        "network": scenario.network.model_dump(),
+        "main": scenario.loop.job,
+        "deadline_s": deadline_s,
+        "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
+    }
+    write_whole(folder / "request.json", json.dumps(request, indent=1).encode())
+    exit_codes = _follow(folder, on_progress)
+    if failed := _first_failed(exit_codes, scenario.loop.job):
+        job, host = failed
+        number = scenario.job(job).hosts[host] if job in exit_codes else -1
+        raise InputError(f"testbed: job {job} failed: {_why(folder / job / 'log' / f'host{number}.txt')}")
+    jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
+    told = {
+        name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
+        for name, job in jobs.items()
+    }
+    write_whole(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
+    return RunResult(folder, jobs)
+
+
+def _prepare(
+    scenario: Scenario, job: Job, folder: Path, agent: Sequence[str] | None, iterations: int
+) -> dict[str, Any]:
+    """The job's folders and data on disk, and what the inside needs to know to start it."""
+    place = folder / job.name
+    for name in ("log", "steps"):
+        (place / name).mkdir(parents=True)
+    spec = {
+        "seed": scenario.seed,
+        "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
+        "model": job.model.model_dump() if job.model else None,
+        "iterations": iterations if job.name == scenario.loop.job else None,
+        "steps": str(place / "steps"),
+    }
+    write_whole(place / "job.json", json.dumps(spec, indent=1).encode())
+    command = ["-m", "live.testbed.job", str(place / "job.json")]
+    if agent is not None:
+        command = ["-m", "live", "--out", str(place / "live"), "--job", job.name, *agent, *command]
+    return {
+        "name": job.name,
+        "hosts": job.hosts,
+        "ranks_per_host": job.ranks_per_host,
+        "command": command,
+        "log": str(place / "log"),
+        "first_steps": str(place / "steps" / STEP_FILE.format(rank=0)),
+    }
+
+
+def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
+    """Run what was requested to its end; exit codes by job and host."""
+    process = private.start(folder / "request.json", log=folder / "testbed.txt")
+    try:
+        for event in private.events(process):
+            if event["event"] == "progress":
+                on_progress(event["iterations"])
+            if event["event"] == "ended":
+                return dict(event["exit_codes"])
+    finally:
+        private.stop(process)
+    raise InputError(f"testbed: ended early: {_why(folder / 'testbed.txt')}")
+
+
+def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:
+    """Job and host of the first failure. None of the main job's hosts may still be running, the others' are killed."""
+    for name, codes in exit_codes.items():
+        for host, code in enumerate(codes):
+            if code:
+                return name, host
+    if main not in exit_codes:
+        return next(iter(exit_codes)), 0  # jobs beside the main one never made a step
+    still = [host for host, code in enumerate(exit_codes[main]) if code is None]
+    return (main, still[0]) if still else None
+
+
+def _why(log: Path) -> str:
+    """The end of a log, in one line."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "no output; past its deadline?"
+
+
+def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:
+    steps = [np.fromfile(place / "steps" / STEP_FILE.format(rank=rank)) for rank in range(job.ranks)]
+    steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
+    np.save(place / "steps.npy", steps_s_TR)
+    shutil.rmtree(place / "steps")
+    trace, snapshots = None, ()
+    if (place / "live").is_dir():
+        run = RunFolder(place / "live")
+        snapshots = tuple(run.statuses(run.chosen(None)))
+        trace = place / "trace.parquet"
+        write_merged(run, trace)
+    return JobResult(steps_s_TR, tuple(exit_codes), snapshots, trace)
