@@ -107,9 +107,8 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
 
 
 def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
-    if slow["every"] is None:
-        return iteration >= slow["first"]
-    return iteration >= slow["first"] and (iteration - slow["first"]) % slow["every"] < slow["iterations"]
+    since = iteration - slow["first"]
+    return bool(since >= 0 and (slow["every"] is None or since % slow["every"] < slow["iterations"]))
 
 
 def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:

@@ -1,8 +1,8 @@
 """Builds a scenario's network out of namespaces, bridges and token buckets, inside the caller's own namespaces.
 
-Racks and spine are bridges in the network namespace of the caller, hosts are named namespaces. :mod:`live.testbed.inside`
-calls this in a network, mount and process namespace of its own: names, bridges and queues are seen by nobody else, and
-the kernel removes them with the last process in there, however it ends.
+Racks and spine are bridges in the network namespace of the caller, hosts are named namespaces. The caller,
+:mod:`live.testbed.inside`, has a network, mount and process namespace of its own: names, bridges and queues are seen by
+nobody else, and the kernel removes them with the last process in there, however it ends.
 """
 
 from __future__ import annotations

@@ -171,7 +171,8 @@ def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResu
     steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
     np.save(place / "steps.npy", steps_s_TR)
     shutil.rmtree(place / "steps")
-    trace, snapshots = None, ()
+    trace: Path | None = None
+    snapshots: tuple[Snapshot, ...] = ()
     if (place / "live").is_dir():
         run = RunFolder(place / "live")
         snapshots = tuple(run.statuses(run.chosen(None)))
