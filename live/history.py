@@ -82,7 +82,7 @@ class History:
         return dict(zip(names, (step - comm - barrier - pacing, comm, barrier, pacing), strict=True))
 
     def own(self) -> dict[str, float | None]:
-        """Mean time outside collectives and barrier, and its standard error from the means of eight stretches in a row."""
+        """Mean time outside collectives and barrier, and its standard error from the means of eight stretches."""
         rows = self._in_order()
         own = rows[:, _STEP] - rows[:, _COMM] - rows[:, _BARRIER]
         if len(own) < 2 * STRETCHES:

@@ -1,8 +1,8 @@
 """What the snapshots of a job's ranks say side by side and none of them alone: who is late, however constantly.
 
 The step is common to all, so the last rank to arrive is the one that spends the most of it outside collectives. What
-another rank spends outside less than that, it waits. Times outside are compared, not those inside: those are as noisy as
-the network, and mostly with the same noise on all ranks.
+another rank spends outside less than that, it waits. Times outside are compared, not those inside: the network's noise
+is in those, mostly the same on all ranks.
 """
 
 from __future__ import annotations
