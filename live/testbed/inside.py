@@ -98,7 +98,7 @@ def _launch(job: Mapping[str, Any], place: int, host: int, port: int) -> subproc
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | _ENVIRONMENT,
+            env=os.environ | _ENVIRONMENT | {"TMPDIR": job["tmp"]},
         )
 
 

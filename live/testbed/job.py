@@ -66,7 +66,7 @@ def _phase(
     if kind == "barrier":
         return lambda iteration: dist.barrier()
     if kind == "compute":
-        return _compute(given, [spec["seed"], number])
+        return _compute(given, [*spec["seed"], number])
     key = (given["group_size"] or dist.get_world_size(), given["strided"])
     if key not in groups:
         groups[key] = _group(*key)

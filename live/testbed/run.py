@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 
 from live.folder import RunFolder
 from live.merge import write_merged
+from live.options import Options
 from live.snapshot import Snapshot
 from live.testbed import private
 from live.testbed.job import STEP_FILE
-from live.testbed.scenario import Job, Scenario
+from live.testbed.scenario import Job, LoopPlan, Scenario
 from paceenv import configs
 from paceenv.errors import InputError, out_of_range
 from paceenv.files import write_whole
@@ -58,6 +59,18 @@ class RunResult:
 
     folder: Path
     jobs: Mapping[str, JobResult]
+
+
+def agent_options(plan: LoopPlan, mode: str) -> list[str]:
+    """Options of ``python -m live`` for the job that gets the agent. Raises InputError for what it would refuse."""
+    names = ("quiet_first", "interval_iterations", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
+    settings: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    Options(mode=mode, **settings)
+    return [
+        "--mode",
+        mode,
+        *(part for name in names for part in (f"--{name.replace('_', '-')}", f"{settings[name]!r}")),
+    ]
 
 
 def run_scenario(
@@ -111,10 +124,10 @@ def _prepare(
 ) -> dict[str, Any]:
     """The job's folders and data on disk, and what the inside needs to know to start it."""
     place = folder / job.name
-    for name in ("log", "steps"):
+    for name in ("log", "steps", "tmp"):
         (place / name).mkdir(parents=True)
     spec = {
-        "seed": scenario.seed,
+        "seed": [scenario.seed, scenario.jobs.index(job)],
         "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
         "model": job.model.model_dump() if job.model else None,
         "iterations": iterations if job.name == scenario.loop.job else None,
@@ -130,6 +143,7 @@ def _prepare(
         "ranks_per_host": job.ranks_per_host,
         "command": command,
         "log": str(place / "log"),
+        "tmp": str(place / "tmp"),
         "first_steps": str(place / "steps" / STEP_FILE.format(rank=0)),
     }
 
@@ -170,7 +184,8 @@ def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResu
     steps = [np.fromfile(place / "steps" / STEP_FILE.format(rank=rank)) for rank in range(job.ranks)]
     steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
     np.save(place / "steps.npy", steps_s_TR)
-    shutil.rmtree(place / "steps")
+    for name in ("steps", "tmp"):
+        shutil.rmtree(place / name)
     trace: Path | None = None
     snapshots: tuple[Snapshot, ...] = ()
     if (place / "live").is_dir():
