@@ -34,7 +34,7 @@ def main(spec_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=GLOO_TIMEOUT_S))
     rank = dist.get_rank()
-    step = _model_step(spec["model"]) if spec["model"] else _emulated_step(spec)
+    step = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
     iterations = spec["iterations"]
     with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
         iteration = 0
@@ -46,7 +46,8 @@ def main(spec_file: str) -> None:
     dist.destroy_process_group()
 
 
-def _emulated_step(spec: Mapping[str, Any]) -> Work:
+def emulated_step(spec: Mapping[str, Any]) -> Work:
+    """A step of emulated work: the phases of ``spec["iteration"]`` from top to bottom."""
     groups: dict[tuple[int, bool], Group] = {}
     work = [_phase(spec, number, phase, groups) for number, phase in enumerate(spec["iteration"])]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

@@ -65,3 +65,10 @@ def stop(process: subprocess.Popen[str]) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+def release(process: subprocess.Popen[str]) -> None:
+    """Let go of one that outlives us."""
+    if process.stdout is not None:
+        process.stdout.close()
+    process.returncode = 0  # else subprocess complains at exit that it still runs

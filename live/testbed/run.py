@@ -12,7 +12,9 @@ A run's folder::
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +36,10 @@ from paceenv.errors import InputError, out_of_range
 from paceenv.files import write_whole
 
 DEADLINE_S = 1800.0
-TAIL_LINES = 12
+TAIL_LINES = 4
 """Of a failed job's log that the error quotes."""
+_TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
+_WARNING = re.compile(r"\[?W\d{4} ")
 
 
 @dataclass(frozen=True)
@@ -175,9 +179,11 @@ def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> 
 
 
 def _why(log: Path) -> str:
-    """The end of a log, in one line."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return " | ".join(line.strip() for line in lines[-TAIL_LINES:]) or "no output; past its deadline?"
+    """The end of what a job printed itself, in one line: before torchrun's account of it, without warnings."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    own = list(itertools.takewhile(lambda line: not _TORCHRUN_FAILED.match(line), lines)) or lines
+    kept = [" ".join(line.split()) for line in own if line.strip() and not _WARNING.match(line)]
+    return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}; past its deadline?"
 
 
 def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:

@@ -47,6 +47,7 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
             raise InputError(f"testbed {scenario.name}: ended early; see {_file(scenario.name, 'log')}") from None
         raise
     pid = _first_child(process.pid)
+    private.release(process)
     found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
     write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     return found, took_s

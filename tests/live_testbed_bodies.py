@@ -1,0 +1,16 @@
+"""A rank of a testbed job without its network, for tests of what the job's phases do."""
+
+from __future__ import annotations
+
+from live.testbed.job import TRANSFERS, emulated_step
+
+
+def transfers_of_every_kind() -> list[str]:
+    """Two iterations with every kind of transfer, among all and in groups of neighbours and of every second rank."""
+    given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "strided": False}
+    shapes = (given, given | {"group_size": 2}, given | {"group_size": 2, "strided": True})
+    phases = [{kind: shape} for kind in TRANSFERS for shape in shapes]
+    step = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
+    for iteration in range(2):
+        step(iteration)
+    return sorted(TRANSFERS)

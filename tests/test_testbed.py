@@ -1,0 +1,231 @@
+"""The testbed: real namespaces and torchrun jobs, every scenario that ships, nothing left behind by a killed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from live_jobs import root_and, run_ranks
+from live_testbed_bodies import transfers_of_every_kind
+from typer.testing import CliRunner
+
+from live.testbed import private
+from live.testbed.commands import application
+from live.testbed.job import TRANSFERS
+from live.testbed.run import agent_options, run_scenario
+from live.testbed.scenario import Scenario, load_scenario
+from live.testbed.standing import standing
+from paceenv import configs
+from paceenv.errors import InputError
+from paceenv.trace import read_trace
+
+ITERATIONS, DEADLINE_S = 12, 120.0
+LEFT_AFTER_S = 10.0
+
+
+def scenario(**changes: Any) -> Scenario:
+    """Two hosts on a thin link that reduce and meet, with ``changes``."""
+    job = {"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": {"bytes": 1e5}}, {"barrier": True}]}
+    plain = {
+        "name": "tiny",
+        "network": {"hosts": 2, "host_mbps": 20},
+        "jobs": [job],
+        "loop": {"job": "pair", "expect": "neutral"},
+    }
+    return configs.parse(Scenario, plain | changes, "test")
+
+
+@pytest.mark.parametrize("name", configs.names("testbed"))
+def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    chosen = load_scenario(name)
+    main = chosen.job(chosen.loop.job)
+    agents = {main.name: agent_options(chosen.loop, "observe")}
+    result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=ITERATIONS, deadline_s=DEADLINE_S)
+    mine = result.jobs[main.name]
+    assert mine.exit_codes == (0,) * len(main.hosts)
+    assert mine.steps_s_TR.shape == (ITERATIONS, main.ranks)
+    assert (np.diff(mine.steps_s_TR, axis=0) > 0.0).all()
+    least_s = sum(phase.compute.mean_s for phase in main.iteration if phase.compute and not phase.compute.ranks)
+    assert mine.step_s_T.mean() > 0.8 * least_s
+    assert [snapshot["rank"] for snapshot in mine.snapshots] == list(range(main.ranks))
+    assert all(snapshot["state"] == "observe" and snapshot["final"] for snapshot in mine.snapshots)
+    assert mine.trace is not None
+    trace = read_trace(mine.trace)
+    kinds = {next(iter(phase.model_fields_set)) for phase in main.iteration}
+    assert kinds - {"compute"} <= set(trace.column("op"))
+    assert set(trace.column("rank")) == set(range(main.ranks))
+    for other in set(result.jobs) - {main.name}:  # they went on until the main one ended
+        steps_s = result.jobs[other].steps_s_TR.max(axis=1)
+        assert steps_s[0] < mine.steps_s_TR.min()
+    assert not list((tmp_path / "run").rglob("torchelastic_*"))
+
+
+def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    result = run_scenario(scenario(), tmp_path / "run", iterations=6, deadline_s=DEADLINE_S)
+    # two ranks exchange 100 kB at 20 Mbit/s; what fits into the bucket goes at once
+    assert np.median(result.jobs["pair"].step_s_T) > 0.9 * (1e5 - 16_384) * 8 / 20e6
+
+
+def test_a_job_that_fails_is_one_line_with_its_reason(tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    with pytest.raises(InputError, match=r"job pair failed: .*mode = 'everything'"):
+        run_scenario(
+            scenario(), tmp_path / "run", agents={"pair": ["--mode", "everything"]}, iterations=4, deadline_s=DEADLINE_S
+        )
+
+
+def _holding(folder: Path) -> list[int]:
+    """Processes that have ``folder`` on their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _network_namespaces() -> set[str]:
+    """Network namespaces of all processes; those of nobody's processes are gone with their names, which are private."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found.add(os.readlink(entry / "ns" / "net"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    links, spaces = _links(), _network_namespaces()
+    file, out = tmp_path / "tiny.yaml", tmp_path / "run"
+    file.write_text(configs.to_yaml(scenario().model_dump(exclude_unset=True)))
+    program = "import sys; from live.testbed.commands import application; application(sys.argv[1:])"
+    command = [sys.executable, "-c", program, "run", str(file), "-o", str(out), "--iterations", "100000"]
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            until_s = time.monotonic() + DEADLINE_S
+            while not any(path.stat().st_size for path in out.glob("pair/steps/*")):
+                assert time.monotonic() < until_s, (tmp_path / "output").read_text()
+                assert process.poll() is None, (tmp_path / "output").read_text()
+                time.sleep(0.1)
+            assert len(_holding(out)) > 4  # unshare, the first process, torchrun and ranks of two hosts
+            assert len(_network_namespaces() - spaces) == 3  # racks and spine, and a host each
+            assert _links() == links
+        finally:
+            process.send_signal(number)
+            process.wait(DEADLINE_S)
+    until_s = time.monotonic() + LEFT_AFTER_S
+    while _holding(out) or _network_namespaces() - spaces:
+        assert time.monotonic() < until_s, _holding(out)
+        time.sleep(0.05)
+    assert _links() == links
+
+
+def _links() -> list[Any]:
+    """Interfaces of our own namespace, as iproute2 tells them."""
+    told = json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout)
+    return sorted(link["ifname"] for link in told)
+
+
+@pytest.fixture
+def tiny_up(tmp_path: Path) -> Iterator[str]:
+    root_and("ip", "tc", "unshare", "setpriv", "nsenter")
+    name = f"test-{os.getpid()}"
+    file = tmp_path / "tiny.yaml"
+    file.write_text(configs.to_yaml(scenario(name=name).model_dump(exclude_unset=True)))
+    links = _links()
+    done = CliRunner().invoke(application, ["up", str(file)])
+    assert done.exit_code == 0, done.output
+    yield name
+    CliRunner().invoke(application, ["down", name])
+    assert name not in {one.name for one in standing()}
+    assert _links() == links
+
+
+def test_a_testbed_stays_up_until_it_is_taken_down(tiny_up: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert tiny_up in {one.name for one in standing()}
+    reach = "import socket; s = socket.create_server(('10.77.0.2', 0)); print(s.getsockname()[0])"
+    done = CliRunner().invoke(application, ["exec", "--on", tiny_up, "1", "--", sys.executable, "-c", reach])
+    assert done.exit_code == 0
+    assert capfd.readouterr().out.strip() == "10.77.0.2"
+    assert CliRunner().invoke(application, ["exec", "--on", tiny_up, "1", "--", "sh", "-c", "exit 7"]).exit_code == 7
+    with pytest.raises(InputError, match="host = 2; allowed: 0 to 1"):
+        CliRunner().invoke(application, ["exec", "--on", tiny_up, "2", "--", "true"], catch_exceptions=False)
+    (one,) = (one for one in standing() if one.name == tiny_up)
+    os.kill(one.pid, signal.SIGKILL)
+    until_s = time.monotonic() + LEFT_AFTER_S
+    while any(one.name == tiny_up for one in standing()):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(private.shutil, "which", lambda tool: None if tool in {"ip", "tc"} else f"/bin/{tool}")
+    with pytest.raises(InputError, match=r"missing: ip \(apt-get install iproute2\), tc .*, root's rights"):
+        run_scenario(scenario(), tmp_path / "run", iterations=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"network": {"hosts": 2, "racks": 2}}, "uplink_mbps with several racks"),
+        ({"network": {"hosts": 2, "host_mbps": 0}}, "network.host_mbps"),
+        ({"network": {"hosts": 1}}, "network.hosts"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 5], "iteration": [{"barrier": True}]}]}, "hosts of a job from 0 to 1"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"barrier": False}]}]}, "barrier: true"),
+        ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "either iteration or model"),
+        (
+            {"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"gather": {"bytes": 8, "group_size": 4}}]}]},
+            "group_size that divides the 2 ranks",
+        ),
+        ({"loop": {"job": "other", "expect": "helps"}}, "loop.job one of pair"),
+    ],
+)
+def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        scenario(**changes)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("mine")
+    with pytest.raises(InputError, match="already there; allowed: a new or an empty folder"):
+        run_scenario(scenario(), tmp_path, iterations=4)
+    assert (tmp_path / "kept").read_text() == "mine"
+
+
+def test_every_kind_of_transfer_in_groups_of_either_shape(tmp_path: Path) -> None:
+    ended = run_ranks(transfers_of_every_kind, 4, tmp_path)
+    assert [rank.result for rank in ended] == [sorted(TRANSFERS)] * 4
+
+
+def test_a_training_of_a_real_model_is_the_same_with_and_without_the_agent(tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    model = {"name": "pair", "hosts": [0, 1], "model": {"width": 32, "layers": 2}}
+    said = []
+    for mode in (None, "canary"):
+        chosen = scenario(jobs=[model], network={"hosts": 2})
+        options = [*agent_options(chosen.loop, mode), "--policy", "adaptive"] if mode else None
+        agents = {"pair": options} if options else {}
+        out = tmp_path / str(mode)
+        run_scenario(chosen, out, agents=agents, iterations=80, deadline_s=DEADLINE_S)
+        log = (out / "pair" / "log" / "host0.txt").read_text().splitlines()
+        said.append([line for line in log if line.startswith("iteration ")])
+    assert len(said[0]) == 4
+    assert said[0] == said[1]
