@@ -102,8 +102,8 @@ def attach(
     ----------
     model_or_optimizer : the optimizer whose step ends an iteration; with a model, or None, it is the first that steps
     policy : a policy file, a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4), or an
-        object; without one the agent can only observe
-    mode : off, observe, shadow, canary, active
+        object; without one the agent can only observe and probe
+    mode : off, observe, probe, shadow, canary, active
     options : see :class:`live.options.Options`
 
     Returns the agent; the one that is there already, if there is one. Raises InputError for options that are none,

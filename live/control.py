@@ -18,7 +18,9 @@ from live.iteration import Iteration, Shape
 from live.options import Options
 from live.pacer import RankPacer
 from live.policy import NamedPolicy
+from live.probe import Probe
 from live.stamps import Clock, Stamps
+from paceenv.probing import Plan
 from policies.rules import passive
 
 BARRIER_ALONE_S = 1e-3
@@ -66,6 +68,12 @@ class Control:
         )
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
         self._comparison = PairedComparison(self._schedule, min_gain=options.min_gain, memory_pairs=memory)
+        self._place = (0, 1)
+        self.probe: Probe | None = None
+        """In mode probe: what delays instead of a policy."""
+        if options.mode == "probe":
+            plan = Plan(seed, options.probe_s, options.quiet_first)
+            self.probe = Probe(plan, cap_s=options.cap_s, cap_share=options.cap_share)
 
     @property
     def decides(self) -> bool:
@@ -74,7 +82,7 @@ class Control:
 
     @property
     def decided_s(self) -> float:
-        """What the policy asks for before the next iteration, seconds, whether it may be taken or not."""
+        """What is asked for before the next iteration, seconds, whether it may be taken or not; of probes the bound."""
         return self._decided_s
 
     @property
@@ -82,9 +90,9 @@ class Control:
         """What the blocks with and without pacing say so far; None in modes without blocks."""
         return self._comparison.verdict if self._options.mode in ("canary", "active") else None
 
-    def begin(self, stamps: Stamps, device: str) -> None:
-        """The rank's timeline is known: an actuator can be had."""
-        cap_s = self._options.cap_s
+    def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
+        """The rank, of how many, and its timeline are known: an actuator can be had."""
+        cap_s, self._place = self._options.cap_s, (rank, ranks)
         if self._options.actuator == "device" and device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s)
         else:
@@ -108,6 +116,9 @@ class Control:
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
+                if self.probe is not None:
+                    rank, ranks = self._place
+                    self.probe.join(rank, shape.payload_group, members, ranks)
             self._decided_s = self.pacer.iteration(
                 iteration.comm_s,
                 iteration.barrier_s,
@@ -117,6 +128,11 @@ class Control:
             )
         except (PolicyFault, OutOfRange) as error:
             self.fall_back(str(error))
+        if self.mode == "probe" and self.probe is not None and self.pacer is not None:
+            self._decided_s = self.probe.bound_s(self.pacer.step_baseline_s)
+            too_costly = self.probe.add(iteration.iteration, iteration.step_s)
+            if too_costly:
+                self.fall_back(too_costly)
         if self.mode in ("canary", "active") and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
             looked = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
@@ -129,17 +145,20 @@ class Control:
 
     def hold_back(self, iteration: int) -> Delay | None:
         """Take the delay before ``iteration``, if there is to be one."""
-        if not self._decided_s > 0.0 or self.pacer is None or not self._may_pace(iteration):
+        asked_s = self._decided_s
+        if self.mode == "probe" and self.probe is not None:
+            asked_s *= self.probe.level(iteration)
+        if not asked_s > 0.0 or self.pacer is None or not self._may_pace(iteration):
             return None
         self._asked += 1
         if self.mode == "shadow" or self._actuator is None:
             return None
         allowed_s = self.guard.allowed_s(
-            self._decided_s,
+            asked_s,
             iteration=iteration,
             now_s=self._clock(),
             step_s=self.pacer.step_baseline_s,
-            slack_s=max(self._slack, default=0.0) if self.pacer.within_slack else None,
+            slack_s=self._slack_s(),
         )
         if not allowed_s > 0.0:
             return None
@@ -172,14 +191,22 @@ class Control:
 
     def _may_pace(self, iteration: int) -> bool:
         """Whether a delay may be taken before ``iteration``, as far as mode and schedule say."""
-        if self.mode == "shadow":
+        if self.mode in ("shadow", "probe"):
             return iteration >= self._options.quiet_first
         return self.mode in ("canary", "active") and self._schedule.slot(iteration).on
+
+    def _slack_s(self) -> float | None:
+        """The slack within which a delay is to stay; None where that is no limit, as for a probe, which may cost."""
+        if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack:
+            return None
+        return max(self._slack, default=0.0)
 
     def _make_pacer(self, shape: Shape, member: int, members: int) -> RankPacer:
         options, policy = self._options, self._policy
         return RankPacer(
-            GuardedPolicy(policy.policy, calibrated_range=policy.calibrated_range) if self.decides else passive(),
+            GuardedPolicy(policy.policy, calibrated_range=policy.calibrated_range)
+            if self.decides and self.probe is None
+            else passive(),
             cap_s=options.cap_s,
             cap_share=options.cap_share,
             has_barrier=shape.has_barrier,

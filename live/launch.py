@@ -33,7 +33,8 @@ torchrun --nproc-per-node 8 -m live --mode canary --policy policy.safetensors tr
 
 Begin with the first: it only observes, and says at the end where the step went and who waits for whom. Look on with
 paceenv live status DIR. Go on to shadow (decides, never delays), canary (delays in half of the blocks and measures
-whether it pays) and active. Everything after the script's name is the script's. PACEENV_LIVE=off in the environment
+whether it pays) and active. Mode probe delays by chance and very little, so that paceenv calibrate can tell what a
+delay does to the job. Everything after the script's name is the script's. PACEENV_LIVE=off in the environment
 switches the agent off."""
 
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -69,6 +70,10 @@ def launch(
     budget_s_per_minute: Annotated[
         float, typer.Option(help="Most seconds of delay in a minute, 0 to 30.")
     ] = DEFAULTS.budget_s_per_minute,
+    probe_s: Annotated[
+        float,
+        typer.Option(help="Longest delay in mode probe, seconds, 0 to 1; also at most a twentieth of the step."),
+    ] = DEFAULTS.probe_s,
     quiet_first: Annotated[
         int, typer.Option(help="Iterations at the start that are never delayed.")
     ] = DEFAULTS.quiet_first,
@@ -82,7 +87,10 @@ def launch(
         float, typer.Option(help="Smallest gain in mean step time that counts as help, 0 to 1.")
     ] = DEFAULTS.min_gain,
     seed: Annotated[
-        int | None, typer.Option(help="Of the order of the blocks. Default: one that all ranks of the launch share.")
+        int | None,
+        typer.Option(
+            help="Of the order of the blocks, and of the probes. Default: one that all ranks of the launch share."
+        ),
     ] = DEFAULTS.seed,
     metrics_port: Annotated[
         int | None,

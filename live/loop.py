@@ -109,7 +109,7 @@ class Loop:
                 source.install()
         except Exception as error:  # a PyTorch that lacks what we watch
             self.fail(error)
-        if self.policy.fault:
+        if self.policy.fault and self.options.mode != "probe":  # which asks no policy
             self.control.fall_back(self.policy.fault)
 
     def let_go(self, reason: str) -> None:
@@ -255,7 +255,7 @@ class Loop:
                 self.device = f"cuda:{torch.cuda.current_device()}"
                 self._stamps = self._log.stamps = cuda_stamps()
         self.voice.rank = self.rank
-        self.control.begin(self._stamps, self.device)
+        self.control.begin(self._stamps, self.device, self.rank, self.world_size)
         self.on_begin()
 
     def _readable(self, raw: _Raw) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceenv.errors import InputError, out_of_range
 
-MODES = ("off", "observe", "shadow", "canary", "active")
+MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
 """Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
@@ -25,17 +25,19 @@ class Options:
 
     Parameters
     ----------
-    mode : off, observe (measures only), shadow (decides, does not delay), canary (paired blocks with and without
-        pacing), active (pacing, with a tenth of the blocks without)
+    mode : off, observe (measures only), probe (tiny delays by chance, to measure what a delay does), shadow (decides,
+        does not delay), canary (paired blocks with and without pacing), active (pacing, with a tenth of the blocks
+        without)
     out : folder for trace segments, status and summary; None writes no files
     job : the job's name in traces and metrics; by default the script's
     cap_s, cap_share : longest delay of an iteration, in seconds and as a share of the job's baseline step
     budget_s_per_minute : most seconds of delay in a minute
+    probe_s : longest delay in mode probe, seconds; a twentieth of the step and the caps bound it too
     quiet_first : iterations at the start that are never delayed
     interval_iterations : control interval of the policy, as in its training
     block_iterations : length of a block with or without pacing, a multiple of the interval
     min_gain : smallest gain in mean step time that counts as help
-    seed : of the order of the blocks; None takes one that all ranks of the launch share
+    seed : of the order of the blocks, and of the probes; None takes one that all ranks of the launch share
     metrics_port : port of the Prometheus endpoint of the node's first rank, the others follow; None opens none
     metrics_host : address of that endpoint
     kill_file : the agent lets go of the job as soon as this file exists
@@ -48,6 +50,7 @@ class Options:
     cap_s: float = 0.1
     cap_share: float = 0.1
     budget_s_per_minute: float = 6.0
+    probe_s: float = 0.01
     quiet_first: int = 50
     interval_iterations: int = 20
     block_iterations: int = 60
@@ -67,6 +70,7 @@ class Options:
             ("cap_s", 0.0, 1.0),
             ("cap_share", 0.0, 0.5),
             ("budget_s_per_minute", 0.0, 30.0),
+            ("probe_s", 0.0, 1.0),
             ("min_gain", 0.0, 1.0),
         ):
             value = getattr(self, name)

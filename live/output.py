@@ -16,6 +16,7 @@ from live.loop import Loop
 from live.peers import side_by_side
 from live.snapshot import SCHEMA, Snapshot
 from live.summary import summarise, write_summary
+from paceenv import probing
 from paceenv.errors import InputError
 
 STATUS_S, PAGE_S, LOOK_S = 2.0, 600.0, 0.5
@@ -96,6 +97,7 @@ class Output:
             "arrival": history.arrival(loop.members),
             "pacing": loop.control.delays(),
             "canary": _verdict(loop),
+            "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
             "group": loop.group(),
             "stamps": {"dropped": loop.dropped_stamps},
             "overhead": history.overhead(),
@@ -132,9 +134,10 @@ class Output:
     def _record(self, out: Path) -> None:
         from live.recorder import TraceRecorder, rank_metadata
 
-        loop = self._loop
+        loop, probe = self._loop, self._loop.control.probe
         metadata = rank_metadata(
             self._options.job,
+            {probing.METADATA_KEY: probe.plan.to_json()} if probe is not None else {},
             rank=loop.rank,
             world_size=loop.world_size,
             attempt=loop.attempt,

@@ -40,10 +40,17 @@ _TYPES: Final = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.float64(), 
 
 
 def rank_metadata(
-    job: str, *, rank: int, world_size: int, attempt: int, locality: Mapping[str, Any], **more: Any
+    job: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    rank: int,
+    world_size: int,
+    attempt: int,
+    locality: Mapping[str, Any],
+    **more: Any,
 ) -> TraceMetadata:
-    """The metadata of a rank's segments; ``more`` (``dp_rank``, ``stage``) goes to the rank's entry."""
-    described = {"name": job, "ranks": world_size, "attempt": attempt}
+    """The metadata of a rank's segments; ``settings`` go to the job, ``more`` (``dp_rank``, ``stage``) to the rank."""
+    described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)} | more
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
     return TraceMetadata(described, (entry,), SOURCE)

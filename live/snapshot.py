@@ -21,6 +21,8 @@ pacing     delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_
 group      whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps     CUDA events ``dropped``
 canary     null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
+probe      null, or in mode probe ``unit`` (what moves together with this rank), ``bound_s`` (longest probe),
+           ``cost_share`` (of the step, in the last stretch; null before)
 overhead   the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
 policy     ``name``, ``source``, ``sha256``
 locality   :func:`live.locality.describe`
@@ -36,7 +38,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SCHEMA: Final = "paceenv.live/1"
-STATES: Final = ("off", "observe", "shadow", "canary", "active")
+STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)

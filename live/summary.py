@@ -186,7 +186,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     def total(name: str) -> float:
         return sum(number(s, "pacing", name) or 0.0 for s in ranks)
 
-    lines = ["What pacing did"]
+    lines = ["What pacing did", *_probes(own)]
     asked, taken = total("asked"), total("taken")
     if not asked and not taken:
         lines.append("  nothing: no delay was asked for")
@@ -217,6 +217,15 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
     return lines
+
+
+def _probes(own: Snapshot) -> list[str]:
+    """What mode probe did, if that was the mode."""
+    bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
+    if bound_s is None:
+        return []
+    told = "" if cost is None else f"; the last stretch was {100.0 * cost:+.1f} % longer because of them"
+    return [f"  probes: delays by chance, of at most {duration(bound_s)}{told}"]
 
 
 def _cut(ranks: Sequence[Snapshot]) -> list[tuple[str, float]]:

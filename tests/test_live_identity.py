@@ -9,7 +9,7 @@ from live_bodies import ITERATIONS, WAYS, train
 from live_jobs import results, run_ranks
 
 WITHOUT = ""
-EVERY_MODE = (WITHOUT, "off", "observe", "shadow", "canary", "active")
+EVERY_MODE = (WITHOUT, "off", "observe", "probe", "shadow", "canary", "active")
 WORLDS = {"ddp": 4, "accumulation": 3, "plain": 4}
 """Ranks of the job; two where not told otherwise."""
 

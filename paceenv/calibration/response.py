@@ -1,0 +1,254 @@
+"""What a delay does to a job, from a trace of a run in mode ``probe``: a cause and not a correlation.
+
+Which unit (process group, or rank) was to be delayed in which hold of a few iterations was drawn by chance
+(:mod:`paceenv.probing`), so the draws have nothing to do with whatever else made a step long. They are the instruments
+in a regression over holds b,
+
+    step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b,
+
+where ``delay_bu`` is what unit u really held back (not by chance alone: a busy machine oversleeps when steps are long
+anyway) and ``before_b`` are the mean steps of the two holds before, which take out what drifts. Errors are robust to
+unequal spread (HC3). Noise that lasts for many holds needs no more than that: a draw knows nothing of any other, so
+draw times error is uncorrelated from hold to hold however much the errors are not.
+
+A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
+delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
+by bit) is not in it. Legend: B holds, U units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from paceenv.calibration.probed import Probed, read_probed
+from paceenv.probing import HOLD_ITERATIONS
+from paceenv.trace import Trace
+
+Verdict = Literal["shortens", "lengthens", "no effect", "cannot tell"]
+NEGLIGIBLE: Final = 0.25
+"""A response whose whole interval is within this, ms per ms, is no effect."""
+ERROR_SHARE: Final = 0.05
+MIN_HOLDS: Final = 40
+MIN_DELAYED: Final = 8
+"""Holds in which a unit must have been delayed to say something of it."""
+HOLDS_PER_UNIT: Final = 4
+"""With fewer, units are not told apart."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one ms of delay does, ms per ms, with standard error and 95 % interval; None where nothing can be said."""
+
+    value: float | None
+    se: float | None
+    lo: float | None
+    hi: float | None
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class UnitResponse:
+    """What delaying one unit does to the step of the job. ``mean_delay_s`` is of the holds in which it was delayed."""
+
+    unit: str
+    ranks: tuple[int, ...]
+    delayed_holds: int
+    mean_delay_s: float
+    step: Effect
+
+
+@dataclass(frozen=True)
+class CollectiveResponse:
+    """What delays do to a group's payload collectives: how long from its last member's entry to the last exit.
+
+    ``own`` is per ms by which a unit within the group comes later, ``others`` per ms by which one outside does, which
+    is a head start for the group.
+    """
+
+    group: int
+    ranks: tuple[int, ...]
+    mean_s: float
+    own: Effect
+    others: Effect
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response of a job to delays.
+
+    ``overall`` is per ms of every unit's delay, each by chance for itself: the sum of the units' responses. ``after`` is
+    what of that shows in the hold after (a phase that moved, say). ``cost_share`` is by how much of the step probing made the run longer than it was at rest.
+    ``text`` says in a sentence what was found.
+    """
+
+    iterations: int
+    holds: int
+    mean_step_s: float | None
+    cost_share: float | None
+    overall: Effect
+    after: Effect
+    units: tuple[UnitResponse, ...]
+    collectives: tuple[CollectiveResponse, ...]
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what cannot be told is null."""
+        return asdict(self)
+
+
+def measure_response(trace: Trace) -> Response:
+    """What delays did in the job of ``trace``; where a trace cannot tell, the answer says why."""
+    probed = read_probed(trace)
+    if not isinstance(probed, str) and len(probed.hold_B) < MIN_HOLDS:
+        probed = f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations; at least {MIN_HOLDS} are needed"
+    if isinstance(probed, str):
+        nothing = _nothing(probed)
+        return Response(0, 0, None, None, nothing, nothing, (), (), nothing.text)
+    step_s_B, delay_s_B, level_B = probed.step_s_B, probed.delay_s_BU.mean(axis=1), probed.level_BU.mean(axis=1)
+    overall = _regress(step_s_B, delay_s_B[:, None], level_B[:, None], _before(probed, step_s_B, 1, 2))[0]
+    delay_s_B2, level_B2 = (np.stack([now, *_before(probed, now, 1).T], axis=1) for now in (delay_s_B, level_B))
+    after = _regress(step_s_B, delay_s_B2, level_B2, _before(probed, step_s_B, 2, 3))[1]
+    units = _units(probed)
+    said = _effect(overall, probed.iterations)
+    rest_s = float(step_s_B[level_B == 0.0].mean()) if (level_B == 0.0).any() else math.nan
+    return Response(
+        iterations=probed.iterations,
+        holds=len(step_s_B),
+        mean_step_s=float(step_s_B.mean()),
+        cost_share=float(step_s_B.mean()) / rest_s - 1.0 if rest_s > 0.0 else None,
+        overall=said,
+        after=_effect(after, probed.iterations),
+        units=units,
+        collectives=tuple(_collective(probed, g) for g in range(len(probed.groups))),
+        text=_sentence(units, said, len(step_s_B)),
+    )
+
+
+class _Estimate(NamedTuple):
+    """A coefficient with its standard error and degrees of freedom; not-a-number where the draws moved nothing."""
+
+    value: float
+    se: float
+    freedom: int
+
+
+def _regress(y_B: Array, delay_BX: Array, level_BX: Array, before_BK: Array) -> list[_Estimate]:
+    """Coefficients of ``delay`` with ``level`` as instruments, given what was ``before``; HC3 errors."""
+    known = np.isfinite(y_B)
+    y_B, delay_BX, level_BX, before_BK = y_B[known], delay_BX[known], level_BX[known], before_BK[known]
+    count, told = delay_BX.shape[1], []
+    scale_s = max(float(np.abs(delay_BX).max(initial=0.0)), 1e-12)  # columns of like size are solved for more exactly
+    size_s = max(float(np.abs(y_B).max(initial=0.0)), 1e-12)
+    moved_BK = (before_BK - before_BK.mean(axis=0)) / size_s
+    given = np.concatenate([np.ones((len(y_B), 1)), moved_BK[:, moved_BK.std(axis=0) > 1e-9]], axis=1)
+    X, Z = (np.concatenate([first, given], axis=1) for first in (delay_BX / scale_s, level_BX))
+    freedom = len(y_B) - X.shape[1]
+    cross = Z.T @ X
+    if freedom < 1 or np.linalg.cond(cross) > 1e10:
+        return [_Estimate(math.nan, math.nan, max(freedom, 1))] * count
+    inverse = np.linalg.inv(cross)
+    solution = inverse @ (Z.T @ y_B)
+    leverage = np.einsum("bi,ij,bj->b", X, inverse, Z)
+    error_B = (y_B - X @ solution) / np.maximum(1.0 - leverage, 0.1)
+    influence = inverse @ (Z * error_B[:, None]).T
+    se = np.sqrt((influence**2).sum(axis=1))
+    told = [_Estimate(float(solution[i]) / scale_s, float(se[i]) / scale_s, freedom) for i in range(count)]
+    return told
+
+
+def _before(probed: Probed, values_B: Array, *lags: int) -> Array:
+    """What ``values`` were ``lags`` holds before, ``(B, lags)``; their mean where that hold is missing."""
+    place = {hold: b for b, hold in enumerate(probed.hold_B.tolist())}
+    mean = float(np.nanmean(values_B))
+    columns = []
+    for lag in lags:
+        index = np.array([place.get(hold - lag, -1) for hold in probed.hold_B.tolist()])
+        found = np.where(index >= 0, values_B[index], mean)
+        columns.append(np.where(np.isfinite(found), found, mean))
+    return np.stack(columns, axis=1)
+
+
+def _units(probed: Probed) -> tuple[UnitResponse, ...]:
+    delayed_BU = (probed.level_BU > 0.0) & (probed.delay_s_BU > 0.0)
+    delayed_U = delayed_BU.sum(axis=0)
+    few, holds = len(probed.hold_B) < HOLDS_PER_UNIT * len(probed.units), len(probed.hold_B)
+    asked = np.flatnonzero((delayed_U >= MIN_DELAYED) & (not few))
+    before = _before(probed, probed.step_s_B, 1, 2)
+    estimates = _regress(probed.step_s_B, probed.delay_s_BU[:, asked], probed.level_BU[:, asked], before)
+    told = dict(zip(asked.tolist(), estimates, strict=True))
+    found = []
+    for u, unit in enumerate(probed.units):
+        if u in told:
+            effect = _effect(told[u], probed.iterations)
+        elif few:
+            effect = _nothing(f"{holds} holds for {len(probed.units)} units; at least {HOLDS_PER_UNIT} for each needed")
+        else:
+            effect = _nothing(f"delayed in {delayed_U[u]} holds; at least {MIN_DELAYED} are needed")
+        amounts = probed.delay_s_BU[delayed_BU[:, u], u]
+        mean_s = float(amounts.mean()) if len(amounts) else 0.0
+        found.append(UnitResponse(unit.name, unit.ranks, int(delayed_U[u]), mean_s, effect))
+    return tuple(found)
+
+
+def _collective(probed: Probed, g: int) -> CollectiveResponse:
+    group, span_s_B = probed.groups[g], probed.collective_s_BG[:, g]
+    own_U = np.array([unit.group == group for unit in probed.units])
+    member = np.stack([which_U for which_U in (own_U, ~own_U) if which_U.any()], axis=1).astype(np.float64)
+    before = _before(probed, span_s_B, 1, 2)
+    told = _regress(span_s_B, probed.delay_s_BU @ member, probed.level_BU @ member, before)
+    alone = _nothing("no unit outside this group was delayed")
+    own, *others = [_effect(one, probed.iterations) for one in told]
+    ranks = tuple(sorted(rank for unit in probed.units if unit.group == group for rank in unit.ranks))
+    return CollectiveResponse(group, ranks, float(np.nanmean(span_s_B)), own, others[0] if others else alone)
+
+
+def _effect(estimate: _Estimate, iterations: int) -> Effect:
+    value, se, freedom = estimate
+    if not (math.isfinite(value) and math.isfinite(se)):
+        return _nothing("what was drawn did not decide what was delayed")
+    half = float(stats.t.ppf(1.0 - 0.5 * ERROR_SHARE, freedom)) * se
+    lo, hi = value - half, value + half
+    verdict: Verdict = "cannot tell"
+    if hi < 0.0:
+        verdict = "shortens"
+    elif lo > 0.0:
+        verdict = "lengthens"
+    elif max(-lo, hi) < NEGLIGIBLE:
+        verdict = "no effect"
+    text = f"{value:+.2g} ms per ms [{lo:.2g}, {hi:.2g}]"
+    if verdict == "cannot tell":
+        needed = iterations * max((half / NEGLIGIBLE) ** 2, 2.0)
+        text = f"cannot tell from this trace: {text}; some {needed:.1g} iterations instead of {iterations} would do"
+    return Effect(value, se, lo, hi, verdict, text)
+
+
+def _nothing(why: str) -> Effect:
+    return Effect(None, None, None, None, "cannot tell", f"cannot tell from this trace: {why}")
+
+
+def _sentence(units: Sequence[UnitResponse], overall: Effect, holds: int) -> str:
+    """What was found: the units whose delays shorten the step for sure, as many as there are, and all together."""
+    told = [(one.unit, one.step, one.step.value, one.step.se) for one in units]
+    tail = 0.5 * ERROR_SHARE / max(len(units), 1)  # all intervals together err in at most 5 % of the traces
+    least = float(stats.t.ppf(1.0 - tail, max(holds - len(units) - 3, 1)))
+    helps = [
+        (unit, e) for unit, e, value, se in told if value is not None and se is not None and value + least * se < 0
+    ]
+    said = [f"delaying {unit} shortens the step: {effect.text}" for unit, effect in helps]
+    named = {
+        "shortens": "delays shorten the step: ",
+        "lengthens": "delays cost: ",
+        "no effect": "no effect: ",
+        "cannot tell": "",
+    }
+    return "; ".join([*said, ("the responses of all units together: " if said else named[overall.verdict]) + overall.text])

@@ -1,0 +1,213 @@
+"""Probes: a plan that everybody draws alike, delays within every limit, and a real job whose groups are delayed by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live_jobs import results, run_ranks
+from live_link import limited_link, pairs
+
+from live.control import Control
+from live.folder import RunFolder
+from live.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from live.merge import merge_trace
+from live.options import make_options
+from live.policy import find_policy
+from live.probe import MOST_COST_SHARE, STEP_SHARE, STRETCH_ITERATIONS
+from live.stamps import HostStamps
+from live.summary import summarise
+from paceenv.calibration.probed import read_probed
+from paceenv.calibration.response import measure_response
+from paceenv.errors import InputError
+from paceenv.probing import HOLD_ITERATIONS, LEVELS, MOST_SHARE, REST_SHARE, Plan, unit_of
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+@given(seed=SEEDS, iteration=st.integers(0, 10**6), units=st.integers(1, 600), first=st.integers(0, 100))
+def test_a_level_is_one_of_few_and_holds(seed: int, iteration: int, units: int, first: int) -> None:
+    plan, hold = Plan(seed, 0.01, first), iteration - iteration % HOLD_ITERATIONS
+    drawn = {plan.level(i, "group 3", units) for i in range(max(hold, first), hold + HOLD_ITERATIONS)}
+    assert len(drawn) <= 1
+    assert drawn <= {k / LEVELS for k in range(LEVELS + 1)}
+    if plan.rests(iteration):
+        assert plan.level(iteration, "rank 1", units) == 0.0
+    assert plan.level(first - 1, "rank 1", units) == 0.0
+    assert Plan(seed, 0.01, first).level(iteration, "rank 7", units) == plan.level(iteration, "rank 7", units)
+
+
+@pytest.mark.parametrize("units", [1, 4, 8, 64])
+def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: int) -> None:
+    plan, holds, share = Plan(7, 0.01), 8000, min(MOST_SHARE, 1.0 / units)
+    level = np.array([[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(2)] for b in range(holds)])
+    active = (1.0 - REST_SHARE) * share
+    assert abs((level > 0.0).mean() - active) < 4.0 * np.sqrt(active / holds)
+    assert level[level > 0.0].mean() == pytest.approx((1.0 + 1.0 / LEVELS) / 2.0, abs=0.1)
+    probed = np.array([not plan.rests(b * HOLD_ITERATIONS) for b in range(holds)])
+    assert probed.mean() == pytest.approx(1.0 - REST_SHARE, abs=0.03)
+    assert abs(np.corrcoef(level[probed].T)[0, 1]) < 4.0 / np.sqrt(probed.sum())
+    assert abs(np.corrcoef(level[:-1, 0], level[1:, 0])[0, 1]) < 4.0 / np.sqrt(holds)
+
+
+def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
+    assert unit_of(5, 3, 2, 8) == ("group 3", 4)
+    assert unit_of(5, 0, 8, 8) == ("rank 5", 8)  # one group has all: to delay it would only shift the job
+    assert unit_of(5, -1, 1, 8) == ("rank 5", 8)
+
+
+def test_a_plan_survives_a_trace_s_metadata() -> None:
+    plan = Plan(2**64 - 1, 0.005, 50)
+    assert Plan.of_job({"probe": plan.to_json()}) == plan
+    for broken in ({}, {"probe": 3}, {"probe": {"seed": "x", "probe_s": 0.1, "first_iteration": 1}}):
+        assert Plan.of_job(broken) is None
+
+
+class Job:
+    """A rank of eight with all in one group, whose steps last ``step_s(delay_s, probing)``; time stands still otherwise."""
+
+    def __init__(self, step_s: Callable[[float], float], **options: Any) -> None:
+        self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
+        chosen = make_options({"mode": "probe", "seed": 3} | options)
+        self.control = Control(chosen, find_policy(None), self.said.append, lambda: self.now_s)
+        self.control.begin(HostStamps(lambda: self.now_s), "cpu", 2, 8)
+        actuator: Any = self.control._actuator
+        actuator._sleeper = self
+        self.shape = Shape({0: (2, 8)})
+        for _ in range(LEARNING_ITERATIONS):
+            self.shape.learn([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], 0.1)
+        self.delays_s: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def run(self, iterations: int) -> np.ndarray:
+        for i in range(len(self.delays_s), len(self.delays_s) + iterations):
+            delay_s = self.control.settle(self.control.hold_back(i))
+            self.delays_s.append(delay_s)
+            step_s = self._step_s(delay_s)
+            self.control.learn(Iteration(i, 0.0, step_s, 0.0, delay_s, (), 0.01, 0.0, True, ""), self.shape, 2, 8)
+            self.now_s += step_s - delay_s
+        return np.array(self.delays_s)
+
+
+def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None:
+    job = Job(lambda delay_s: 0.1 + delay_s)
+    delay_s_T = job.run(1500)
+    probe = job.control.probe
+    assert probe is not None
+    bound_s = STEP_SHARE * 0.1
+    level_T = np.array([probe.plan.level(i, "rank 2", 8) for i in range(1500)])
+    assert not delay_s_T[:50].any()
+    assert delay_s_T == pytest.approx(bound_s * level_T, rel=0.02)
+    assert (delay_s_T > 0.0).sum() > 50
+    assert job.control.mode == "probe", job.said  # nobody asks for a policy
+    assert job.said == []
+
+
+@pytest.mark.parametrize(
+    ("options", "bound_s"),
+    [({"probe_s": 0.002}, 0.002), ({"cap_s": 0.001}, 0.001), ({"cap_share": 0.02}, 0.002), ({"probe_s": 0.0}, 0.0)],
+)
+def test_the_smallest_limit_bounds_a_probe(options: dict[str, float], bound_s: float) -> None:
+    longest_s = Job(lambda delay_s: 0.1, **options).run(1200).max()
+    assert longest_s == pytest.approx(bound_s, rel=0.02)
+
+
+def test_the_guard_s_budget_and_marks_hold_for_probes() -> None:
+    job = Job(lambda delay_s: 0.1, budget_s_per_minute=0.1)
+    delay_s_T = job.run(3000)
+    assert job.control.delays()["cut"]["budget"] > 0
+    assert delay_s_T[:600].sum() <= 0.1 * 1.01
+    marked = Job(lambda delay_s: 0.1)
+    marked.run(60)
+    marked.control.guard.mark()
+    assert not marked.run(800)[60:].any()
+
+
+def test_after_an_odd_iteration_nothing_is_delayed_until_a_regular_one() -> None:
+    job = Job(lambda delay_s: 0.1)
+    job.run(100)
+    plan = Plan(3, 0.01, 50)
+    delayed = next(i for i in range(101, 2000) if plan.level(i, "rank 2", 8) > 0.0)
+    assert job.control.hold_back(delayed) is not None
+    job.control.skip()
+    assert job.control.hold_back(delayed) is None
+
+
+def test_probing_that_costs_too_much_ends_and_says_so() -> None:
+    plan, begun = Plan(3, 0.01, 50), [0]
+
+    def step_s(_: float) -> float:
+        begun[0] += 1
+        return 0.1 * (1.0 if plan.rests(begun[0] - 1) else 1.1)  # as if others' probes cost that much
+
+    job = Job(step_s)
+    delay_s_T = job.run(3 * STRETCH_ITERATIONS)
+    assert job.control.mode == "observe"
+    assert "probing cost" in job.control.reason
+    assert f"allowed: {100.0 * MOST_COST_SHARE:g} %" in job.control.reason
+    assert len(job.said) == 1
+    assert not delay_s_T[2 * STRETCH_ITERATIONS :].any()
+
+
+def test_a_stall_is_not_what_probing_costs() -> None:
+    plan, begun = Plan(3, 0.01, 50), [0]
+
+    def step_s(_: float) -> float:
+        begun[0] += 1
+        return 30.0 if begun[0] - 1 == next(i for i in range(100, 300) if not plan.rests(i)) else 0.1
+
+    job = Job(step_s)
+    job.run(3 * STRETCH_ITERATIONS)
+    assert job.control.mode == "probe", job.said
+
+
+@pytest.mark.parametrize("probe_s", [-0.001, 1.1, float("nan"), "long"])
+def test_an_impossible_probe_is_refused(probe_s: Any) -> None:
+    with pytest.raises(InputError, match="probe_s = .*; allowed: 0 to 1"):
+        make_options({"probe_s": probe_s})
+
+
+LINK_MBPS, ITERATIONS, QUIET = 200.0, 600, 20
+
+
+def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_did(tmp_path: Path) -> None:
+    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.01, "exposed_s": 0.02}
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"mode": "probe", "quiet_first": QUIET, "seed": 5, "out": str(out)}
+    with limited_link(LINK_MBPS) as link:
+        ended = run_ranks(pairs, 4, tmp_path, namespace=link, iterations=ITERATIONS, **job, **options)
+    summaries = [rank["summary"] for rank in results(ended)]
+    for summary in summaries:
+        assert (summary["state"], summary["reason"]) == ("probe", "")
+        assert summary["pacing"]["taken"] > 0
+        assert summary["pacing"]["max_s"] > 0.0
+        assert summary["probe"]["bound_s"] <= STEP_SHARE * summary["step"]["baseline_s"]
+    assert "probes: delays by chance, of at most" in summarise(summaries)
+
+    trace = merge_trace(RunFolder(out))
+    plan = Plan.of_job(trace.metadata.job)
+    assert plan == Plan(5, 0.01, QUIET)
+    paced = trace.isin("op", "pace")
+    iteration, rank = trace.column("iteration")[paced], trace.column("rank")[paced]
+    assert iteration.min() >= QUIET
+    held = [set(iteration[rank == r].tolist()) for r in range(4)]
+    assert len(held[0] ^ held[1]) <= 0.05 * len(held[0])  # all but what a rank could not measure
+    assert len(held[2] ^ held[3]) <= 0.05 * len(held[2])
+    assert held[0] != held[2]
+    probed = read_probed(trace)
+    assert not isinstance(probed, str), probed
+    assert [unit.ranks for unit in probed.units] == [(0, 1), (2, 3)]
+    for level_B, delay_s_B in zip(probed.level_BU.T, probed.delay_s_BU.T, strict=True):
+        assert (delay_s_B[level_B == 0.0] == 0.0).all()
+        assert np.corrcoef(level_B, delay_s_B)[0, 1] > 0.8
+    response = measure_response(trace)
+    assert response.holds > 0.8 * (ITERATIONS - QUIET) / HOLD_ITERATIONS
+    assert response.overall.value is not None
+    assert [unit.ranks for unit in response.units] == [(0, 1), (2, 3)]
