@@ -72,7 +72,7 @@ def launch(
     ] = DEFAULTS.budget_s_per_minute,
     probe_s: Annotated[
         float,
-        typer.Option(help="Longest delay in mode probe, seconds, 0 to 1; also at most a twentieth of the step."),
+        typer.Option(help="Longest delay in mode probe, seconds, 0 to 1; the caps bound it too."),
     ] = DEFAULTS.probe_s,
     quiet_first: Annotated[
         int, typer.Option(help="Iterations at the start that are never delayed.")

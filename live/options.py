@@ -32,7 +32,7 @@ class Options:
     job : the job's name in traces and metrics; by default the script's
     cap_s, cap_share : longest delay of an iteration, in seconds and as a share of the job's baseline step
     budget_s_per_minute : most seconds of delay in a minute
-    probe_s : longest delay in mode probe, seconds; a twentieth of the step and the caps bound it too
+    probe_s : longest delay in mode probe, seconds; the caps bound it too
     quiet_first : iterations at the start that are never delayed
     interval_iterations : control interval of the policy, as in its training
     block_iterations : length of a block with or without pacing, a multiple of the interval

@@ -7,17 +7,19 @@ watch on what it costs. The delays go the way of all others, through guard and a
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import deque
+from statistics import fmean, median, variance
+from typing import Any, Final
 
 from live.canary import CLIP_MEDIANS
 from paceenv.probing import HOLD_ITERATIONS, Plan, unit_of
 
-STEP_SHARE = 0.05
-"""The longest probe as a share of the step: where every delay is paid in full, probing then costs about 1 % of it."""
-STRETCH_ITERATIONS = 60 * HOLD_ITERATIONS
-"""What probing costs is looked at after so many iterations, again and again, each stretch for itself."""
-MOST_COST_SHARE = 0.02
-"""Probing ends when a stretch with it is longer by more than this than its iterations at rest say."""
+LOOK_HOLDS, KEPT_HOLDS = 60, 600
+"""What probing costs is looked at after so many holds, over the last so many."""
+MOST_COST_SHARE: Final = 0.02
+"""Probing ends when it makes the mean step longer by more than this ..."""
+SURE_ERRORS: Final = 3.0
+"""... and by more than so many standard errors: it is looked at again and again, and noise must not end it."""
 
 
 class Probe:
@@ -31,13 +33,14 @@ class Probe:
 
     def __init__(self, plan: Plan, *, cap_s: float, cap_share: float) -> None:
         self.plan = plan
-        self._most_s, self._most_share = min(plan.probe_s, cap_s), min(STEP_SHARE, cap_share)
+        self._most_s, self._most_share = min(plan.probe_s, cap_s), cap_share
         self._unit, self._units = "", 1
-        self._step_s = 0.0
-        self._stretch = 0
-        self._steps_s: dict[bool, list[float]] = {True: [], False: []}
+        self._bound_s = 0.0
+        self._hold, self._steps_s = -1, list[float]()
+        self._holds = deque[tuple[bool, float]](maxlen=KEPT_HOLDS)
+        self._since_look = 0
         self.cost_share: float | None = None
-        """By how much of the step the last stretch was longer because of the probes; None before the first."""
+        """By how much of the step probing makes it longer on average, at the last look; None before the first."""
 
     def join(self, rank: int, group: int, members: int, ranks: int) -> None:
         """Tell which unit this rank belongs to; before, it is not delayed."""
@@ -45,38 +48,45 @@ class Probe:
 
     def bound_s(self, step_s: float) -> float:
         """The longest probe where a step usually takes ``step_s``, seconds; 0 while that is not known."""
-        self._step_s = step_s if math.isfinite(step_s) else 0.0
-        return min(self._most_s, self._most_share * self._step_s)
+        self._bound_s = min(self._most_s, self._most_share * step_s) if 0.0 < step_s < math.inf else 0.0
+        return self._bound_s
 
     def level(self, iteration: int) -> float:
         """The share of the bound by which this rank is to be delayed before ``iteration``."""
         return self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
     def add(self, iteration: int, step_s: float) -> str:
-        """Take in a regular iteration; returns why probing should end, or nothing."""
-        stretch, reason = iteration // STRETCH_ITERATIONS, ""
-        if stretch != self._stretch:
-            reason = self._judged()
-            self._stretch, self._steps_s = stretch, {True: [], False: []}
+        """Take in a regular iteration and its step time; returns why probing should end, or nothing."""
+        hold, reason = iteration // HOLD_ITERATIONS, ""
+        if hold != self._hold:
+            if self._steps_s:
+                self._holds.append((self.plan.rests(HOLD_ITERATIONS * self._hold), _clipped_mean(self._steps_s)))
+                self._since_look += 1
+            self._hold, self._steps_s = hold, []
+            if self._since_look >= LOOK_HOLDS:
+                self._since_look, reason = 0, self._judged()
         if iteration >= self.plan.first_iteration and 0.0 < step_s < math.inf:
-            self._steps_s[self.plan.rests(iteration)].append(step_s)
+            self._steps_s.append(step_s)
         return reason
 
     def snapshot(self) -> dict[str, Any]:
-        """What can be told: unit, longest probe and cost of the last stretch."""
-        return {"unit": self._unit, "bound_s": self.bound_s(self._step_s), "cost_share": self.cost_share}
+        """What can be told: unit, longest probe and cost."""
+        return {"unit": self._unit, "bound_s": self._bound_s, "cost_share": self.cost_share}
 
     def _judged(self) -> str:
-        rest, probed = self._steps_s[True], self._steps_s[False]
-        if 4 * min(len(rest), len(probed)) < STRETCH_ITERATIONS // 2:
+        rest, probed = ([mean_s for rests, mean_s in self._holds if rests == which] for which in (True, False))
+        if min(len(rest), len(probed)) < 2:
             return ""
-        together = sorted(rest + probed)
-        clip_s = CLIP_MEDIANS * together[len(together) // 2]
-        rest_s, mean_s = (sum(min(s, clip_s) for s in steps) / len(steps) for steps in (rest, together))
-        self.cost_share = mean_s / rest_s - 1.0
-        if self.cost_share <= MOST_COST_SHARE:
+        share, rest_s = len(probed) / len(self._holds), fmean(rest)
+        cost = share * (fmean(probed) / rest_s - 1.0)
+        error = share * math.sqrt(variance(rest) / len(rest) + variance(probed) / len(probed)) / rest_s
+        self.cost_share = cost
+        if cost <= max(MOST_COST_SHARE, SURE_ERRORS * error):
             return ""
-        return (
-            f"probing cost {100.0 * self.cost_share:.1f} % of the step over {len(together)} iterations; "
-            f"allowed: {100.0 * MOST_COST_SHARE:g} %"
-        )
+        return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MOST_COST_SHARE:g} %"
+
+
+def _clipped_mean(steps_s: list[float]) -> float:
+    """The mean of a hold's steps, in which a stall counts as a few medians."""
+    most_s = CLIP_MEDIANS * median(steps_s)
+    return fmean(min(step_s, most_s) for step_s in steps_s)

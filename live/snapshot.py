@@ -22,7 +22,7 @@ group      whose ranks wait for each other at the end of a step: ``number``, ``m
 stamps     CUDA events ``dropped``
 canary     null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
 probe      null, or in mode probe ``unit`` (what moves together with this rank), ``bound_s`` (longest probe),
-           ``cost_share`` (of the step, in the last stretch; null before)
+           ``cost_share`` (by which the mean step is longer; null before the first look)
 overhead   the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
 policy     ``name``, ``source``, ``sha256``
 locality   :func:`live.locality.describe`

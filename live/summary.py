@@ -224,7 +224,7 @@ def _probes(own: Snapshot) -> list[str]:
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []
-    told = "" if cost is None else f"; the last stretch was {100.0 * cost:+.1f} % longer because of them"
+    told = "" if cost is None else f"; they made the mean step {100.0 * cost:+.1f} % longer"
     return [f"  probes: delays by chance, of at most {duration(bound_s)}{told}"]
 
 

@@ -17,7 +17,7 @@ METADATA_KEY: Final = "probe"
 """Where a trace's job description has :meth:`Plan.to_json`."""
 HOLD_ITERATIONS: Final = 5
 """A unit keeps its delay for so many iterations, so that what needs more than one to show can be seen."""
-REST_SHARE: Final = 0.5
+REST_SHARE: Final = 1.0 / 3.0
 """Share of the holds in which nobody is delayed: what probing costs is the difference to these."""
 MOST_SHARE: Final = 0.25
 """Share of the other holds in which a unit is delayed, at most; with many units it is one of them on average."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,16 @@ def _data_parallel(
         return loss.detach()
 
     return Training(ddp, step, ddp.parameters)
+
+
+def _slow() -> Training:
+    """Steps that last: a probe is a share of the step, and less than a tenth of a millisecond is left out."""
+
+    def wrap(ddp: DistributedDataParallel) -> nn.Module:
+        ddp.register_forward_pre_hook(lambda *_: time.sleep(0.015))
+        return ddp
+
+    return _data_parallel(wrap)
 
 
 def _compressed() -> Training:
@@ -187,6 +198,7 @@ def _plain() -> Training:
 
 WAYS: dict[str, Callable[[], Training]] = {
     "ddp": _data_parallel,
+    "slow": _slow,
     "fp16 hook": _compressed,
     "PowerSGD hook": _power_sgd,
     "accumulation": lambda: _data_parallel(parts=3),

@@ -8,8 +8,9 @@ in a regression over holds b,
 
 where ``delay_bu`` is what unit u really held back (not by chance alone: a busy machine oversleeps when steps are long
 anyway) and ``before_b`` are the mean steps of the two holds before, which take out what drifts. Errors are robust to
-unequal spread (HC3). Noise that lasts for many holds needs no more than that: a draw knows nothing of any other, so
-draw times error is uncorrelated from hold to hold however much the errors are not.
+unequal spread (HC2) but never below those of equal spread, and Student's t has the freedom of the delayed holds: they
+are few, and may by luck be calm ones. Noise that lasts for many holds needs no more than that: a draw knows nothing of
+any other, so draw times error is uncorrelated from hold to hold however much the errors are not.
 
 A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
 delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
@@ -46,10 +47,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Effect:
-    """What one ms of delay does, ms per ms, with standard error and 95 % interval; None where nothing can be said."""
+    """What one ms of delay does, ms per ms, with standard error and 95 % interval; None where nothing can be said.
+
+    ``freedom`` is of Student's t.
+    """
 
     value: float | None
     se: float | None
+    freedom: int | None
     lo: float | None
     hi: float | None
     verdict: Verdict
@@ -86,9 +91,9 @@ class CollectiveResponse:
 class Response:
     """The response of a job to delays.
 
-    ``overall`` is per ms of every unit's delay, each by chance for itself: the sum of the units' responses. ``after`` is
-    what of that shows in the hold after (a phase that moved, say). ``cost_share`` is by how much of the step probing made the run longer than it was at rest.
-    ``text`` says in a sentence what was found.
+    ``overall`` is per ms of delay of every unit, each by chance for itself: the sum of the units' responses. ``after``
+    is what of that shows in the hold after (a phase that moved, say). ``cost_share`` is by how much of the step the run
+    was longer than it was at rest. ``text`` says in a sentence what was found.
     """
 
     iterations: int
@@ -130,7 +135,7 @@ def measure_response(trace: Trace) -> Response:
         after=_effect(after, probed.iterations),
         units=units,
         collectives=tuple(_collective(probed, g) for g in range(len(probed.groups))),
-        text=_sentence(units, said, len(step_s_B)),
+        text=_sentence(units, said),
     )
 
 
@@ -143,10 +148,10 @@ class _Estimate(NamedTuple):
 
 
 def _regress(y_B: Array, delay_BX: Array, level_BX: Array, before_BK: Array) -> list[_Estimate]:
-    """Coefficients of ``delay`` with ``level`` as instruments, given what was ``before``; HC3 errors."""
+    """Coefficients of ``delay`` with ``level`` as instruments, given what was ``before``; robust errors."""
     known = np.isfinite(y_B)
     y_B, delay_BX, level_BX, before_BK = y_B[known], delay_BX[known], level_BX[known], before_BK[known]
-    count, told = delay_BX.shape[1], []
+    count, delayed_X = delay_BX.shape[1], np.count_nonzero(level_BX, axis=0)
     scale_s = max(float(np.abs(delay_BX).max(initial=0.0)), 1e-12)  # columns of like size are solved for more exactly
     size_s = max(float(np.abs(y_B).max(initial=0.0)), 1e-12)
     moved_BK = (before_BK - before_BK.mean(axis=0)) / size_s
@@ -154,16 +159,18 @@ def _regress(y_B: Array, delay_BX: Array, level_BX: Array, before_BK: Array) -> 
     X, Z = (np.concatenate([first, given], axis=1) for first in (delay_BX / scale_s, level_BX))
     freedom = len(y_B) - X.shape[1]
     cross = Z.T @ X
-    if freedom < 1 or np.linalg.cond(cross) > 1e10:
-        return [_Estimate(math.nan, math.nan, max(freedom, 1))] * count
+    if freedom < 1 or (delayed_X < MIN_DELAYED).any() or np.linalg.cond(cross) > 1e10:
+        return [_Estimate(math.nan, math.nan, 0)] * count
     inverse = np.linalg.inv(cross)
     solution = inverse @ (Z.T @ y_B)
     leverage = np.einsum("bi,ij,bj->b", X, inverse, Z)
-    error_B = (y_B - X @ solution) / np.maximum(1.0 - leverage, 0.1)
-    influence = inverse @ (Z * error_B[:, None]).T
-    se = np.sqrt((influence**2).sum(axis=1))
-    told = [_Estimate(float(solution[i]) / scale_s, float(se[i]) / scale_s, freedom) for i in range(count)]
-    return told
+    error_B = (y_B - X @ solution) / np.sqrt(np.maximum(1.0 - leverage, 0.1))
+    robust = ((inverse @ (Z * error_B[:, None]).T) ** 2).sum(axis=1)
+    pooled = float(((y_B - X @ solution) ** 2).sum()) / freedom * ((inverse @ Z.T) ** 2).sum(axis=1)
+    se = np.sqrt(np.maximum(robust, pooled)) / scale_s
+    return [
+        _Estimate(float(solution[i]) / scale_s, float(se[i]), min(int(delayed_X[i]) - 1, freedom)) for i in range(count)
+    ]
 
 
 def _before(probed: Probed, values_B: Array, *lags: int) -> Array:
@@ -229,26 +236,30 @@ def _effect(estimate: _Estimate, iterations: int) -> Effect:
     if verdict == "cannot tell":
         needed = iterations * max((half / NEGLIGIBLE) ** 2, 2.0)
         text = f"cannot tell from this trace: {text}; some {needed:.1g} iterations instead of {iterations} would do"
-    return Effect(value, se, lo, hi, verdict, text)
+    return Effect(value, se, freedom, lo, hi, verdict, text)
 
 
 def _nothing(why: str) -> Effect:
-    return Effect(None, None, None, None, "cannot tell", f"cannot tell from this trace: {why}")
+    return Effect(None, None, None, None, None, "cannot tell", f"cannot tell from this trace: {why}")
 
 
-def _sentence(units: Sequence[UnitResponse], overall: Effect, holds: int) -> str:
-    """What was found: the units whose delays shorten the step for sure, as many as there are, and all together."""
-    told = [(one.unit, one.step, one.step.value, one.step.se) for one in units]
-    tail = 0.5 * ERROR_SHARE / max(len(units), 1)  # all intervals together err in at most 5 % of the traces
-    least = float(stats.t.ppf(1.0 - tail, max(holds - len(units) - 3, 1)))
-    helps = [
-        (unit, e) for unit, e, value, se in told if value is not None and se is not None and value + least * se < 0
-    ]
-    said = [f"delaying {unit} shortens the step: {effect.text}" for unit, effect in helps]
+def _sentence(units: Sequence[UnitResponse], overall: Effect) -> str:
+    """What was found: the units whose delays shorten the step, such that all of them together err in 5 %; then all."""
+    tail = 0.5 * ERROR_SHARE / max(len(units), 1)
+    said = [f"delaying {one.unit} shortens the step: {one.step.text}" for one in units if _upper(one.step, tail) < 0.0]
     named = {
         "shortens": "delays shorten the step: ",
         "lengthens": "delays cost: ",
         "no effect": "no effect: ",
         "cannot tell": "",
     }
-    return "; ".join([*said, ("the responses of all units together: " if said else named[overall.verdict]) + overall.text])
+    return "; ".join(
+        [*said, ("the responses of all units together: " if said else named[overall.verdict]) + overall.text]
+    )
+
+
+def _upper(effect: Effect, tail: float) -> float:
+    """The end of an effect's interval above which it lies with a chance of ``tail``; infinite where it is not known."""
+    if effect.value is None or effect.se is None or effect.freedom is None:
+        return math.inf
+    return effect.value + float(stats.t.ppf(1.0 - tail, effect.freedom)) * effect.se
