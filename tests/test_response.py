@@ -166,9 +166,16 @@ def _text(trace: Trace) -> str:
     return response.text
 
 
+def _of_two_jobs(trace: Trace) -> Trace:
+    columns = {name: trace.column(name) for name in trace.table.column_names}
+    columns["job"] = np.where(trace.column("rank") < 4, "a", "b")
+    return Trace.from_columns(columns, trace.metadata)
+
+
 def test_what_a_trace_cannot_tell_it_says() -> None:
     assert "cannot tell from this trace: it is not of a run in mode probe" in _text(linear_job(TRUTH, with_plan=False))
     assert "no probe was taken" in _text(linear_job(TRUTH, plan=Plan(0, 0.01, 10**6)))
+    assert "several jobs" in _text(_of_two_jobs(linear_job(TRUTH)))
     assert "at least 40 are needed" in _text(linear_job(TRUTH, iterations=200))
     one = linear_job((0.0, 0.0), iterations=400)
     noisy = measure_response(linear_job((0.0, 0.0), iterations=400, noise=lambda r, n: 0.3 * r.normal(size=n)))
@@ -196,3 +203,13 @@ def test_a_response_is_plain_data() -> None:
     assert plain["text"] == response.text
     nothing = json.dumps(measure_response(linear_job(TRUTH, with_plan=False)).to_json(), allow_nan=False)
     assert json.loads(nothing)["overall"]["value"] is None
+
+
+def test_a_job_without_a_payload_has_no_collectives_to_tell_of() -> None:
+    trace = linear_job((0.5, 0.5), iterations=600, per_group=1)
+    op = trace.column("op")
+    op[op == "all_reduce"] = "send"
+    columns = {name: trace.column(name) for name in trace.table.column_names} | {"op": op}
+    response = measure_response(Trace.from_columns(columns, trace.metadata))
+    assert response.collectives == ()
+    assert [unit.unit for unit in response.units] == ["rank 0", "rank 1"]

@@ -62,13 +62,13 @@ def read_probed(trace: Trace) -> Probed | str:
     plan = Plan.of_job(trace.metadata.job)
     if plan is None:
         return "it is not of a run in mode probe, so that no delay in it is by chance"
+    if len(trace.table["job"].unique()) > 1:
+        return "it holds several jobs"
     rows = _Rows(trace)
     taken = rows.iteration_T[rows.delay_s_TR.any(axis=1)]
     if not len(taken):
         return "no probe was taken in it"
     units = _units(rows, trace.metadata.job.get("ranks"))
-    unit_names = [unit.name for unit, _ in units]
-    groups = tuple(sorted({unit.group for unit, _ in units if unit.group >= 0}))
     within = (rows.iteration_T >= max(plan.first_iteration, int(taken[0]))) & (rows.iteration_T <= int(taken[-1]))
     used_T = within & np.isfinite(rows.step_s_T)
     hold_T = rows.iteration_T // HOLD_ITERATIONS
@@ -87,10 +87,11 @@ def read_probed(trace: Trace) -> Probed | str:
         np.add.at(count, which_T, known)
         return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
+    spans = {group: _clipped(rows.span_s(group)) for group in sorted({unit.group for unit, _ in units})}
+    groups = tuple(group for group, span_s_T in spans.items() if np.isfinite(span_s_T[used_T]).any())
     delay_s_TU = np.stack([rows.delay_s_TR[:, np.isin(rows.rank_R, u.ranks)].mean(axis=1) for u, _ in units], axis=1)
-    first_iterations = (hold_B * HOLD_ITERATIONS + HOLD_ITERATIONS - 1).tolist()  # a hold may begin before the plan
-    level_BU = np.array([[plan.level(i, unit.name, number) for unit, number in units] for i in first_iterations])
-    assert len(set(unit_names)) == len(unit_names)
+    iterations = (hold_B * HOLD_ITERATIONS + HOLD_ITERATIONS - 1).tolist()  # the last ones: the first hold may be cut
+    level_BU = np.array([[plan.level(i, unit.name, number) for unit, number in units] for i in iterations])
     return Probed(
         units=tuple(unit for unit, _ in units),
         groups=groups,
@@ -98,9 +99,7 @@ def read_probed(trace: Trace) -> Probed | str:
         level_BU=level_BU,
         delay_s_BU=per_hold(delay_s_TU),
         step_s_B=per_hold(_clipped(rows.step_s_T)[:, None])[:, 0],
-        collective_s_BG=per_hold(np.stack([_clipped(rows.span_s(g)) for g in groups], axis=1))
-        if groups
-        else np.empty((len(hold_B), 0)),
+        collective_s_BG=per_hold(np.array([spans[group] for group in groups]).reshape(len(groups), len(used_T)).T),
         iterations=int(used_T.sum()),
     )
 
@@ -148,9 +147,10 @@ class _Rows:
         """From the entry of the group's last member to the last exit, ``(T,)``, seconds; not-a-number without."""
         of_group = self._payload & (self._group == group)
         entry_TR = -self._latest(-self._start_s, of_group)
-        exit_T = self._latest(self._end_s, of_group).max(axis=1)
         entry_T = np.where(np.isfinite(entry_TR), entry_TR, -np.inf).max(axis=1)
-        span_s_T: Array = np.where(np.isfinite(entry_T), exit_T, np.nan) - np.where(np.isfinite(entry_T), entry_T, 0.0)
+        span_s_T = np.full(len(entry_T), np.nan)
+        known_T = np.isfinite(entry_T)
+        span_s_T[known_T] = self._latest(self._end_s, of_group).max(axis=1)[known_T] - entry_T[known_T]
         return span_s_T
 
 
