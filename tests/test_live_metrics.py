@@ -58,7 +58,7 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_part_seconds"][("pacing",)] == 0.002
     state = samples["paceenv_live_state"]
-    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 5)
+    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
     assert samples["paceenv_live_agent_info"] == {("node1", "canary", "slack"): 1.0}
 
 
