@@ -192,7 +192,9 @@ class Output:
         times = "times by the host's clock" if loop.device == "cpu" else f"times by events on {loop.device}"
         where = f"{loop.world_size} rank{'s' * (loop.world_size > 1)}, {loop.backend or 'no process group'}, {times}"
         files = f", files in {options.out}" if options.out is not None else ""
-        return f"mode {loop.state}, policy {loop.policy.source}, {where}{files}"
+        probing = options.mode == "probe"
+        by = f"probes of at most {1e3 * options.probe_s:g} ms" if probing else f"policy {loop.policy.source}"
+        return f"mode {loop.state}, {by}, {where}{files}"
 
 
 def _verdict(loop: Loop) -> dict[str, Any] | None:

@@ -111,7 +111,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     ]
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
     policy, digest = text(own, "policy", "name"), text(own, "policy", "sha256")
-    if policy:
+    if policy and mode != "probe":  # which asks none
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
     silent = [s["rank"] for s in ranks if not entry(s, "final")]
     if silent and entry(own, "final"):
@@ -224,7 +224,7 @@ def _probes(own: Snapshot) -> list[str]:
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []
-    told = "" if cost is None else f"; they made the mean step {100.0 * cost:+.1f} % longer"
+    told = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+.1f} %"
     return [f"  probes: delays by chance, of at most {duration(bound_s)}{told}"]
 
 

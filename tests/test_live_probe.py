@@ -55,6 +55,16 @@ def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: 
     assert abs(np.corrcoef(level[:-1, 0], level[1:, 0])[0, 1]) < 4.0 / np.sqrt(holds)
 
 
+def test_draws_are_those_of_the_traces_that_exist() -> None:
+    """Who reads a trace draws again: another hash would make noise of all traces that were taken before."""
+    plan = Plan(7, 0.01, 10)
+    found = {unit: [plan.level(i * HOLD_ITERATIONS, unit, 4) for i in range(16)] for unit in ("group 1", "rank 1")}
+    assert {unit: {i: level for i, level in enumerate(levels) if level} for unit, levels in found.items()} == {
+        "group 1": {11: 0.25},
+        "rank 1": {9: 0.75, 12: 0.25},
+    }
+
+
 def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
     assert unit_of(5, 3, 2, 8) == ("group 3", 4)
     assert unit_of(5, 0, 8, 8) == ("rank 5", 8)  # one group has all: to delay it would only shift the job
@@ -205,7 +215,9 @@ def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_di
         assert summary["pacing"]["taken"] > 0
         assert summary["pacing"]["max_s"] > 0.0
         assert 0.0 < summary["probe"]["bound_s"] <= 0.1 * summary["step"]["baseline_s"]
-    assert "probes: delays by chance, of at most" in summarise(summaries)
+    page = summarise(summaries)
+    assert "probes: delays by chance, of at most" in page
+    assert "policy" not in page
 
     trace = merge_trace(RunFolder(out))
     plan = Plan.of_job(trace.metadata.job)
