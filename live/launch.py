@@ -33,7 +33,7 @@ torchrun --nproc-per-node 8 -m live --mode canary --policy policy.safetensors tr
 
 Begin with the first: it only observes, and says at the end where the step went and who waits for whom. Look on with
 paceenv live status DIR. Go on to shadow (decides, never delays), canary (delays in half of the blocks and measures
-whether it pays) and active. Mode probe delays by chance and very little, so that paceenv calibrate can tell what a
+whether it pays) and active. Mode probe delays by chance and very little, so that its trace can tell what a
 delay does to the job. Everything after the script's name is the script's. PACEENV_LIVE=off in the environment
 switches the agent off."""
 
