@@ -1,0 +1,167 @@
+"""What a group's payload takes alone and what it takes of the shared uplink, from when groups started and ended.
+
+The engine's fluid uplink is replayed under the trace's own arrivals and fitted to when payloads ended. Two numbers: a
+group's time by itself (its own links), and the seconds of the whole uplink that it occupies. How long all take side by
+side tells their sum; what one gains or loses by a head start tells them apart. Without a probe the information is in
+starts as they happen to vary (least squares), which whatever delays both a start and a transfer would bias. With
+one, only the part of the starts that the probe drew counts: its effect on the arrivals goes into the instruments, the
+derivatives of the model at arrivals that differ by the drawn delays alone (optimal instruments for a nonlinear model,
+Amemiya 1977), and nothing else does. Standard errors are clustered by iteration.
+
+Axes: T iterations, G process groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from paceenv.calibration.replay import share_uplink
+from paceenv.calibration.structure import JobStamps
+
+MOST_RELATIVE_SE: Final = 0.2
+"""A number known no better counts as unknown."""
+_OUTLIER_MADS = 10.0
+_STEP = 1e-3
+_PROBED_S = 1e-4
+_ROUNDS = 20
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """``alone_s`` and ``work_s`` with standard errors (infinite: cannot tell, and then why), seconds.
+
+    ``residual_TG`` is measured less modelled duration over all iterations; ``probed`` says whether random delays
+    identified them, ``outliers`` how many iterations were left out of the fit.
+    """
+
+    alone_s: float
+    alone_se: float
+    work_s: float
+    work_se: float
+    why_not: str
+    residual_TG: Array
+    probed: bool
+    outliers: int
+
+
+def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | None = None) -> LinkFit:
+    """The two numbers of a job's links. ``latency_s`` comes on top of both; ``known_alone_s`` fixes the first."""
+    arrival_TG, end_TG = stamps.arrival_TG, stamps.finish_TG - latency_s
+    lasts_TG = np.maximum(end_TG - arrival_TG, 0.0)
+    typical_s = float(np.median(lasts_TG))
+    away_T = np.abs(lasts_TG - np.median(lasts_TG, axis=0)).max(axis=1)
+    use_T = away_T <= _OUTLIER_MADS * max(float(np.median(away_T)), 1e-3 * typical_s)
+    outliers = int((~use_T).sum())
+    if stamps.groups == 1 or typical_s <= 0.0:
+        mean_s = float(lasts_TG[use_T].mean())
+        se = float(lasts_TG[use_T].std(ddof=1) / np.sqrt(use_T.sum()))
+        why = "one process group, so that nobody shows whether its own links or the uplink limit it"
+        return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
+    model = _Model(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], known_alone_s)
+    theta = model.least_squares()
+    probed = model.probed and known_alone_s is None
+    if probed:
+        theta = model.with_instruments(theta)
+    alone_s, work_s = model.seconds(theta)
+    alone_se, work_se, why = model.errors(theta, probed)
+    residual_TG = end_TG - share_uplink(arrival_TG, alone_s, work_s)
+    return LinkFit(alone_s, alone_se, work_s, work_se, why, residual_TG, probed, outliers)
+
+
+class _Model:
+    """End times as a function of theta: the logarithm of the whole, and a group's own cap as a share of the uplink.
+
+    The whole is what all groups occupy of the uplink together; the cap (work over time alone) runs from 1 / G, where a
+    group never feels the others, to 1. A known time alone leaves the whole only.
+    """
+
+    def __init__(self, arrival_TG: Array, end_TG: Array, delay_TG: Array, known_alone_s: float | None) -> None:
+        self.arrival_TG, self.end_TG, self.known_alone_s = arrival_TG, end_TG, known_alone_s
+        self.groups = arrival_TG.shape[1]
+        self.lasts_TG = end_TG - arrival_TG
+        relative_TG = delay_TG - delay_TG.mean(axis=1, keepdims=True)
+        self.probed = float(relative_TG.std()) > _PROBED_S
+        # arrivals as they would have been had the drawn delays been all that made them differ
+        self.drawn_TG = arrival_TG.mean(axis=0) + delay_TG - delay_TG.mean(axis=0)
+
+    def seconds(self, theta: Array) -> tuple[float, float]:
+        work_s = float(np.exp(theta[0])) / self.groups
+        if self.known_alone_s is not None:
+            return self.known_alone_s, min(work_s, self.known_alone_s)
+        return work_s / float(theta[1]), work_s
+
+    def ends(self, theta: Array, arrival_TG: Array) -> Array:
+        return share_uplink(arrival_TG, *self.seconds(theta))
+
+    def jacobian(self, theta: Array, arrival_TG: Array) -> Array:
+        """Derivatives of the ends, ``(T, G, P)``, as one-sided differences that stay inside the bounds."""
+        here_TG, columns = self.ends(theta, arrival_TG), []
+        for k in range(len(theta)):
+            step = np.zeros_like(theta)
+            step[k] = -_STEP if k and theta[k] > 1.0 - _STEP else _STEP
+            columns.append((self.ends(theta + step, arrival_TG) - here_TG) / step[k])
+        return np.stack(columns, axis=-1)
+
+    def residual(self, theta: Array) -> Array:
+        return self.end_TG - self.ends(theta, self.arrival_TG)
+
+    def least_squares(self) -> Array:
+        whole, least = np.log(np.median(self.lasts_TG)), 1.0 / self.groups
+        starts = [[whole]] if self.known_alone_s is not None else [[whole, c] for c in (1.2 * least, 0.5, 0.9)]
+        bounds = ([-np.inf, least][: len(starts[0])], [np.inf, 1.0][: len(starts[0])])
+        found = [
+            optimize.least_squares(
+                lambda theta: self.residual(theta).ravel(),
+                np.clip(start, *bounds),
+                bounds=bounds,
+                diff_step=_STEP,
+                x_scale=0.1,
+            )
+            for start in starts
+        ]
+        best: Array = min(found, key=lambda f: float(f.cost)).x
+        return best
+
+    def with_instruments(self, theta: Array) -> Array:
+        """Solve the moment conditions of the instruments by Newton steps of at most a tenth."""
+        for _ in range(_ROUNDS):
+            z, x = (self.jacobian(theta, a).reshape(-1, len(theta)) for a in (self.drawn_TG, self.arrival_TG))
+            step = np.linalg.lstsq(z.T @ x, z.T @ self.residual(theta).ravel(), rcond=1e-9)[0]
+            theta = theta + np.clip(step, -0.1, 0.1)
+            theta[1] = np.clip(theta[1], 1.0 / self.groups, 1.0)
+            if np.abs(step).max() < 1e-5:
+                break
+        return theta
+
+    def errors(self, theta: Array, probed: bool) -> tuple[float, float, str]:
+        """Standard errors of time alone and work, and why one is infinite."""
+        x_TGP = self.jacobian(theta, self.arrival_TG)
+        z_TGP = self.jacobian(theta, self.drawn_TG) if probed else x_TGP
+        scores_TP = np.einsum("tgp,tg->tp", z_TGP, self.residual(theta))
+        bread = np.einsum("tgp,tgq->pq", z_TGP, x_TGP)
+        free = np.abs(np.diag(bread)) > 1e-9 * np.abs(np.diag(bread)).max()
+        covariance = np.full((len(theta),) * 2, np.inf)
+        inverse = np.linalg.pinv(bread[np.ix_(free, free)])
+        covariance[np.ix_(free, free)] = inverse @ (scores_TP[:, free].T @ scores_TP[:, free]) @ inverse.T
+        alone_s, work_s = self.seconds(theta)
+        work_se = work_s * float(np.sqrt(covariance[0, 0]))
+        if self.known_alone_s is not None:
+            if work_s <= alone_s / self.groups * (1.0 + _STEP):
+                return 0.0, np.inf, "side by side a group takes as long as alone: the uplink is no limit"
+            return 0.0, work_se, ""
+        cap, cap_se = float(theta[1]), float(np.sqrt(covariance[1, 1]))
+        gradient = np.array([1.0, -1.0 / cap])
+        alone_se = alone_s * float(np.sqrt(gradient @ covariance @ gradient)) if free.all() else np.inf
+        if cap - 2.0 * cap_se < 1.0 / self.groups:
+            return alone_se, np.inf, "side by side a group takes about as long as alone: the uplink may be no limit"
+        if not cap_se < MOST_RELATIVE_SE * cap:
+            why = "all groups transfer at the same time, and starts vary too little to tell a group's own cap"
+            return np.inf, work_se, why
+        return alone_se, work_se, ""

@@ -1,0 +1,250 @@
+"""The structure of a job as its trace shows it: process groups, the collective that carries the payload, a barrier, stamps.
+
+Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one kind
+in one process group carries the payload, as its buckets may follow one another; what comes before counts as compute,
+what follows on a group before the barrier as work exposed after it. An iteration runs from the end of the one before.
+
+Axes: T iterations, R ranks in the order of their groups, G process groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.errors import InputError
+from paceenv.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+
+LEAST_ITERATIONS: Final = 16
+SYNCHRONISES_BYTES: Final = 4096
+"""A collective of at most this size beside a larger one only synchronises."""
+EXPOSED_OP: Final = "optimizer"
+"""What the simulator calls work exposed after the payload; it does not make an iteration unusual."""
+_ENDS_USE = tuple(op for op in OTHER_OPS if op != EXPOSED_OP)
+_NOT_COLLECTIVE = frozenset((*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
+
+Array = NDArray[np.float64]
+Collective = Literal["all_reduce", "gather", "all_to_all"]
+_KINDS: Final[dict[str, Collective]] = {"gather": "gather", "all_to_all": "all_to_all"}
+"""Collectives of which the simulator knows more than their volume; the others are to it as an all-reduce."""
+
+
+@dataclass(frozen=True)
+class JobStamps:
+    """A job's stamps, seconds from the end of the iteration before, and what they belong to.
+
+    ``members`` are the ranks of each process group, ``order_R`` all of them in that order. ``entry_TR`` is a rank's
+    start of the payload, ``delay_TR`` what it held back by its own choice before, ``finish_TG`` the end of a group's
+    payload, ``ready_TG`` when its last rank reached the barrier (or ``finish_TG`` without one), ``step_T`` the end.
+    ``begin_T`` is when an iteration began on the trace's clock, ``iteration_T`` its number. ``dropped`` counts the
+    iterations left out: incomplete, unlike the usual one, or with a checkpoint.
+    """
+
+    name: str
+    source: str
+    members: tuple[tuple[int, ...], ...]
+    collective: Collective
+    ops: tuple[str, ...]
+    payload_bytes: int
+    barrier: bool
+    iteration_T: NDArray[np.int64]
+    begin_T: Array
+    entry_TR: Array
+    delay_TR: Array
+    finish_TG: Array
+    ready_TG: Array
+    step_T: Array
+    dropped: int
+
+    @property
+    def groups(self) -> int:
+        return len(self.members)
+
+    @property
+    def order_R(self) -> tuple[int, ...]:
+        return tuple(rank for group in self.members for rank in group)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.order_R)
+
+    @property
+    def compute_TR(self) -> Array:
+        """What a rank did before the payload, its own delay left out, seconds."""
+        return self.entry_TR - self.delay_TR
+
+    @property
+    def arrival_TG(self) -> Array:
+        """When the last member of a group arrived at its payload."""
+        return self.of_groups(self.entry_TR)
+
+    @property
+    def duration_TG(self) -> Array:
+        """From a group's last arrival to the end of its payload."""
+        return self.finish_TG - self.arrival_TG
+
+    @property
+    def group_delay_TG(self) -> Array:
+        """The longest delay that a member of the group took."""
+        return self.of_groups(self.delay_TR)
+
+    @property
+    def unpaced_T(self) -> NDArray[np.bool_]:
+        """Iterations in which nobody held back."""
+        return ~(self.delay_TR > 0.0).any(axis=1)
+
+    def of_groups(self, value_TR: Array) -> Array:
+        """The largest value of any member, ``(T, G)``."""
+        return value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """One rank's iterations: for the payload first entry and last exit, for the barrier likewise."""
+
+    group: int
+    ops: tuple[str, ...]
+    payload_op: str
+    payload_bytes: int
+    barrier: bool
+    entry_s: dict[int, float]
+    exit_s: dict[int, float]
+    wait_s: dict[int, float]
+    end_s: dict[int, float]
+    delay_s: dict[int, float]
+
+
+def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
+    """The stamps of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Raises InputError if it has no collective, fewer than LEAST_ITERATIONS complete iterations alike, or process groups
+    of unequal size.
+    """
+    name, rows = _rows_of(trace, job)
+    per_rank = {rank: _read_rank(rank, *part) for rank, part in rows.items()}
+    sizes = Counter(rank.group for rank in per_rank.values())
+    if len(set(sizes.values())) > 1:
+        raise InputError(
+            f"trace of {name}: process groups of {sorted(set(sizes.values()))} ranks carry the payload; allowed: equal"
+        )
+    first_of = {number: min(r for r in per_rank if per_rank[r].group == number) for number in sizes}
+    numbers = sorted(sizes, key=lambda number: first_of[number])
+    members = tuple(tuple(r for r in sorted(per_rank) if per_rank[r].group == number) for number in numbers)
+    return _stamps(name, trace.metadata.source, members, per_rank)
+
+
+def _rows_of(trace: Trace, job: str | None) -> tuple[str, dict[int, tuple[NDArray[np.int64], ...]]]:
+    """The job's name, and by rank its rows in the order of iteration and seq, as columns."""
+    names = sorted(trace.table["job"].unique().to_pylist())
+    if job is None and len(names) == 1:
+        job = names[0]
+    if job is None or job not in names:
+        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+    columns = [trace.column(n) for n in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
+    rank, seq, mine = trace.column("rank"), trace.column("seq"), trace.isin("job", job)
+    order = np.lexsort((seq, columns[0], rank))
+    order = order[mine[order]]
+    bounds = np.flatnonzero(np.diff(rank[order])) + 1
+    return job, {int(rank[part[0]]): tuple(c[part] for c in columns) for part in np.split(order, bounds)}
+
+
+def _read_rank(rank: int, *columns: NDArray[np.int64]) -> _Rank:
+    """Which of its collectives are payload and barrier, from the usual iteration, and when they were."""
+    iteration, op, group, size, start_s, end_s = (column.tolist() for column in columns)
+    collectives: dict[int, list[int]] = {}
+    delay_s: dict[int, float] = {}
+    unusual: set[int] = set()
+    for i, kind in enumerate(op):
+        if kind not in _NOT_COLLECTIVE:
+            collectives.setdefault(iteration[i], []).append(i)
+        elif kind == PACE_OP:
+            delay_s[iteration[i]] = delay_s.get(iteration[i], 0.0) + end_s[i] - start_s[i]
+        elif kind in _ENDS_USE or kind == "evaluation":
+            unusual.add(iteration[i])
+    signatures = {t: tuple((op[i], group[i]) for i in at) for t, at in collectives.items()}
+    if not signatures:
+        raise InputError(f"trace: rank {rank} has no collective; allowed: a job whose ranks communicate")
+    usual = Counter(signatures.values()).most_common(1)[0][0]
+    kept = [t for t in sorted(signatures) if signatures[t] == usual and t not in unusual]
+    usual_bytes = [int(np.median([size[collectives[t][k]] for t in kept])) for k in range(len(usual))]
+    carries = _carries(usual, usual_bytes)
+    if not carries:  # nothing but barriers: the last one is what ranks meet in
+        carries = [len(usual) - 1]
+    last = carries[-1]
+    first = last
+    at_T = np.array([collectives[t] for t in kept])
+    starts, ends = np.asarray(start_s)[at_T], np.asarray(end_s)[at_T]
+    lasts = np.median(ends - starts, axis=0)
+    while first and first - 1 in carries and usual[first - 1] == usual[last]:
+        if np.median(starts[:, first] - ends[:, first - 1]) > min(lasts[first], lasts[first - 1]):
+            break
+        first -= 1
+    barrier = last + 1 < len(usual)
+    return _Rank(
+        group=int(usual[last][1]),
+        ops=tuple(kind for kind, _ in usual),
+        payload_op=usual[last][0],
+        payload_bytes=sum(usual_bytes[first : last + 1]),
+        barrier=barrier,
+        entry_s=dict(zip(kept, starts[:, first].tolist(), strict=True)),
+        exit_s=dict(zip(kept, ends[:, last].tolist(), strict=True)),
+        wait_s=dict(zip(kept, starts[:, -1].tolist(), strict=True)) if barrier else {},
+        end_s={t: max(end_s[i] for i in at) for t, at in collectives.items()},
+        delay_s=delay_s,
+    )
+
+
+def _carries(usual: tuple[tuple[str, int], ...], usual_bytes: list[int]) -> list[int]:
+    """Which collectives of the usual iteration carry something."""
+    largest = max(usual_bytes)
+    small = [0 < size <= SYNCHRONISES_BYTES < largest for size in usual_bytes]
+    return [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
+
+
+def _stamps(name: str, source: str, members: tuple[tuple[int, ...], ...], ranks: dict[int, _Rank]) -> JobStamps:
+    order = [rank for group in members for rank in group]
+    if len({ranks[r].barrier for r in order}) > 1 or len({ranks[r].ops[-1] for r in order}) > 1:
+        raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
+    seen = set.union(*(set(ranks[r].end_s) for r in order))
+    ended = set.intersection(*(set(ranks[r].end_s) for r in order))
+    kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
+    use = np.array(sorted(t for t in kept if t - 1 in ended), np.int64)
+    if len(use) < LEAST_ITERATIONS:
+        raise InputError(
+            f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}"
+        )
+
+    def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
+        return np.array([[value[t + shift] for value in values] for t in use.tolist()])
+
+    chosen = [ranks[r] for r in order]
+    begin_T = matrix([r.end_s for r in chosen], -1).max(axis=1)
+    end_T = matrix([r.end_s for r in chosen]).max(axis=1)
+    delay_TR = np.array([[r.delay_s.get(t, 0.0) for r in chosen] for t in use.tolist()])
+    entry_TR, exit_TR = (matrix([getattr(r, n) for r in chosen]) - begin_T[:, None] for n in ("entry_s", "exit_s"))
+    shape = (len(use), len(members), -1)
+    finish_TG = exit_TR.reshape(shape).max(axis=2)
+    ready_TG, barrier = finish_TG, chosen[0].barrier
+    if barrier:
+        ready_TG = (matrix([r.wait_s for r in chosen]) - begin_T[:, None]).reshape(shape).max(axis=2)
+    return JobStamps(
+        name=name,
+        source=source,
+        members=members,
+        collective=_KINDS.get(chosen[0].payload_op, "all_reduce"),
+        ops=chosen[0].ops,
+        payload_bytes=int(np.median([r.payload_bytes for r in chosen])),
+        barrier=barrier,
+        iteration_T=use,
+        begin_T=begin_T,
+        entry_TR=entry_TR,
+        delay_TR=np.minimum(delay_TR, np.maximum(entry_TR, 0.0)),
+        finish_TG=np.maximum(finish_TG, entry_TR.reshape(shape).max(axis=2)),
+        ready_TG=np.maximum(ready_TG, finish_TG),
+        step_T=end_T - begin_T,
+        dropped=len(seen) - len(use),
+    )
