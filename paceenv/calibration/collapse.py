@@ -9,6 +9,7 @@ Axes: T iterations, R ranks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,12 +49,19 @@ class CollapseFit:
     collapsed_T: NDArray[np.bool_]
 
 
-def fit_collapse(stamps: JobStamps, latency_s: float) -> CollapseFit:
-    """Message, timeout and buffer of a gather or an all-to-all; ``latency_s`` comes on top of every payload."""
+def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> CollapseFit:
+    """Message, timeout and buffer of a gather or an all-to-all; ``latency_s`` comes on top of every payload.
+
+    Where every step collapses durations have one mode, and only ``known_message_s`` can tell that from a slow link.
+    """
     finish_TG = stamps.finish_TG - latency_s
     lasts_T = (finish_TG - stamps.arrival_TG).max(axis=1)
     collapsed_T = _upper_mode(lasts_T)
-    message_s, message_se = _message(stamps, finish_TG, ~collapsed_T)
+    if known_message_s is not None:
+        collapsed_T |= (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > LEAST_TIMEOUT_S
+    message_s, message_se = known_message_s or 0.0, math.inf
+    if not collapsed_T.all():
+        message_s, message_se = _message(stamps, finish_TG, ~collapsed_T)
     excess_T = (finish_TG - _replayed(stamps, message_s)).max(axis=1)
     n, k = len(lasts_T), int(collapsed_T.sum())
     low, high = _binomial_interval(k, n)
