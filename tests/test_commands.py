@@ -182,7 +182,7 @@ def test_a_simulated_trace_is_one_the_calibration_reads(tmp_path: Path, capsys: 
     _simulate(capsys, *run)
     _run(capsys, "calibrate", str(trace), "-o", str(out))
     fitted = load_cluster(str(out)).calibration["fitted"]
-    for key, true in (("noise.jitter_cv", 0.05), ("noise.common_cv", 0.02), ("mean_compute_s", 0.2)):
+    for key, true in (("noise.jitter_cv", 0.05), ("noise.common_cv", 0.02), ("job.compute_s", 0.2)):
         assert fitted[key]["value"] == pytest.approx(true, rel=0.1)
 
 

@@ -71,7 +71,15 @@ def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float 
         timeout_se = float(excess_T[collapsed_T].std(ddof=1) / np.sqrt(k))
     fit, interval = _buffer(stamps, message_s, k / n, (low, high), timeout_s or 0.2)
     return CollapseFit(
-        message_s, message_se, k / n, (low, high), timeout_s, timeout_se, fit if 0 < k < n else None, interval, collapsed_T
+        message_s,
+        message_se,
+        k / n,
+        (low, high),
+        timeout_s,
+        timeout_se,
+        fit if 0 < k < n else None,
+        interval,
+        collapsed_T,
     )
 
 

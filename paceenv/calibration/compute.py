@@ -1,4 +1,4 @@
-"""Noise of the compute before the payload: the fit of :mod:`paceenv.calibration.noise`, fail-slow episodes taken out first.
+"""Noise of the compute before the payload: the fit of :mod:`paceenv.calibration.noise`, fail-slow taken out first.
 
 Axes: T iterations, R ranks.
 """

@@ -75,7 +75,10 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
         share,
         (share * low / count, min(share * high / count, 0.99)),
         mean,
-        (mean * max(ends, 1) / _poisson_interval(max(ends, 1))[1], mean * max(ends, 1) / max(_poisson_interval(max(ends, 1))[0], 0.05)),
+        (
+            mean * max(ends, 1) / _poisson_interval(max(ends, 1))[1],
+            mean * max(ends, 1) / max(_poisson_interval(max(ends, 1))[0], 0.05),
+        ),
     )
 
 

@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 class ExposedFit:
     """``always`` are the groups that always have it, ``work_s`` how long on average, with its standard error.
 
-    ``episode_s`` is an episode's mean per step and ``spread`` how far single episodes lie from it (uniform, as a share).
+    ``episode_s`` is an episode's mean per step and ``spread`` how far single ones lie from it (uniform, as a share).
     ``barrier_s`` is what follows when the last group is ready, with what all groups have exposed in common.
     """
 

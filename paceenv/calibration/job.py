@@ -1,7 +1,7 @@
 """A whole cluster config from the trace of a job: structure, noise, links, collapse, tenant, with evidence for each.
 
-Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`); here they become
-keys of a cluster, and the cluster is simulated and held against the trace. A key that the trace cannot tell keeps the
+Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`); here they
+become keys of a cluster, and the cluster is simulated and held against the trace. A key that the trace cannot tell keeps the
 value of ``base``, what the operator knows, or an assumption that limits nothing, and says so.
 """
 
@@ -21,7 +21,7 @@ from paceenv.calibration.exposed import ExposedFit, fit_exposed
 from paceenv.calibration.links import LinkFit, fit_links
 from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
 from paceenv.calibration.structure import JobStamps, read_job
-from paceenv.calibration.tenants import TenantFit, fit_tenant, is_disturbed
+from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
 from paceenv.engine.simulator import Simulator, episode_keys
@@ -31,6 +31,11 @@ from paceenv.trace import Trace
 ASSUMED_BYTES: Final = 1e6
 AMPLE: Final = 10.0
 """What is not seen to limit anything is assumed to be this many times as fast as what is."""
+GOOD_MEAN, GOOD_CV = 0.05, 0.03
+"""How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
+LEAST_JITTER: Final = 0.003
+"""A tenant's own, where ours is less: what a computer has."""
+LEAST_PHASE_SD: Final = 0.15
 _EPISODES = 32
 _LEAST_UNPACED = 16
 _SECTIONS = ("power", "reliability", "synchronization", "pacing", "noise", "exposed", "tenants", "calibration")
@@ -50,7 +55,7 @@ class Steps:
 class JobFit:
     """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
 
-    ``measured`` are the trace's steps without pacing (all, where there are too few), ``simulated`` those of the cluster.
+    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
     """
 
     cluster: Cluster
@@ -97,6 +102,8 @@ class _Calibration:
 
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
         self.stamps, self.probed, self.base, self.name = stamps, probed, base, name
+        step_T = stamps.step_T[stamps.unpaced_T]
+        self.measured = _summary(step_T[None] if len(step_T) >= _LEAST_UNPACED else stamps.step_T[None])
         self.parameters: list[Parameter] = []
         self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
         if base is not None:
@@ -116,9 +123,7 @@ class _Calibration:
         else:
             self._incast()
         cluster = self._cluster()
-        unpaced_T = self.stamps.unpaced_T
-        step_T = self.stamps.step_T[unpaced_T] if unpaced_T.sum() >= _LEAST_UNPACED else self.stamps.step_T
-        measured, simulated = _summary(step_T[None]), _simulate(cluster, len(step_T))
+        measured, simulated = self.measured, _simulate(cluster, len(self.stamps.step_T))
         record = {
             "source": f"{self.stamps.name} ({self.stamps.source}), {len(self.stamps.step_T)} iterations",
             "fitted": {p.key: p.to_record() for p in self.parameters if p.told},
@@ -145,7 +150,9 @@ class _Calibration:
         rows = f"{len(stamps.step_T)} iterations alike, {stamps.dropped} left out"
         members = ", ".join("+".join(map(str, group)) for group in stamps.members)
         self._exactly("job.nodes", stamps.ranks, f"ranks in the trace, one a node; {rows}")
-        self._exactly("job.nodes_per_group", job["nodes_per_group"], f"ranks of the payload's process groups: {members}")
+        self._exactly(
+            "job.nodes_per_group", job["nodes_per_group"], f"ranks of the payload's process groups: {members}"
+        )
         self._exactly("job.barrier", float(job["barrier"]), f"an iteration's collectives are {', '.join(stamps.ops)}")
         known = self._known("job", "gradient_bytes")
         if stamps.payload_bytes:
@@ -243,10 +250,12 @@ class _Calibration:
         mean_s, residual_T = float(duration_T.mean()), own.residual_TG.mean(axis=1)
         disturbed, said = is_disturbed(residual_T[stamps.unpaced_T], mean_s)
         if disturbed and unit_work_s > 0.0:
-            self._tenant(links, unit_alone_s, unit_work_s, duration_T)
-            return
+            jitter = max(self.data["noise"]["jitter_cv"], self.data["noise"]["imbalance_cv"], LEAST_JITTER)
+            if self._tenant(links, unit_alone_s, unit_work_s, latency_s, jitter):
+                return
+            said = "durations vary in a way that no one periodic tenant explains"
         self._uplink(links, unit_work_s)
-        self._add(untold("tenants", 0.0, f"{said}: steady or without memory", "none assumed"))
+        self._add(untold("tenants", 0.0, said, "none assumed"))
 
     def _source(self, section: str, key: str) -> str:
         return "assumed not to limit" if self._known(section, key) is None else "from base"
@@ -278,33 +287,42 @@ class _Calibration:
         why = links.why_not
         self._add(untold("fabric.uplink_gbps", fabric["uplink_gbps"], why, source, lo=None if limits else least))
 
-    def _tenant(self, links: LinkFit, unit_alone_s: float, unit_work_s: float, duration_T: Array) -> None:
+    def _tenant(self, links: LinkFit, unit_alone_s: float, unit_work_s: float, latency_s: float, jitter: float) -> bool:
+        """Fit a tenant and take it into the cluster; False if none explains the durations."""
         stamps, fabric, groups = self.stamps, self.data["fabric"], self.stamps.groups
-        alone_s = float(np.quantile(duration_T, 0.02))
+        alone_s = float(np.quantile(stamps.duration_TG.mean(axis=1), 0.02)) - latency_s
         cap = links.work_s * groups / links.alone_s if groups > 1 else 1.0
 
         def make(ratio: float, share: float, whole_s: float) -> Cluster:
             """The uplink is what the payload of all groups fills when no tenant transfers, in ``whole_s``."""
-            tenant = {"period_ratio": ratio, "comm_share": share, "ranks": stamps.ranks}
+            tenant = {"period_ratio": ratio, "comm_share": share, "ranks": stamps.ranks, "jitter_cv": jitter}
             data = self.data | {"tenants": [tenant]}
             rates = {"uplink_gbps": unit_work_s * groups / whole_s}
             rates["nic_gbps"] = unit_alone_s / whole_s * (cap if groups > 1 else AMPLE)
             data["fabric"] = fabric | rates
             return configs.parse(Cluster, data, f"calibration of {stamps.name}")
 
-        use_T = stamps.unpaced_T if stamps.unpaced_T.sum() >= _LEAST_UNPACED else np.ones(len(duration_T), np.bool_)
-        found = fit_tenant(make, duration_T[use_T], stamps.step_T[use_T], alone_s)
+        def misfit(cluster: Cluster) -> float:
+            """Of mean step and CV, in units of what counts as a good fit."""
+            simulated = _simulate(cluster, len(stamps.step_T))
+            mean = (simulated.mean_s / self.measured.mean_s - 1.0) / GOOD_MEAN
+            return math.hypot(mean, (simulated.cv - self.measured.cv) / GOOD_CV)
+
+        found = fit_tenant(make, stamps, alone_s, latency_s, misfit)
+        if found.explained < LEAST_EXPLAINED:
+            return False
         best = make(found.period_ratio[0], found.comm_share[0], found.alone_s[0])
         self.data["tenants"] = [t.model_dump() for t in best.tenants]
         fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
         self.parameters = [p for p in self.parameters if p.key != "fabric.nic_gbps"]
         self._add_tenant(found, unit_work_s * groups)
+        return True
 
     def _add_tenant(self, found: TenantFit, unit_whole_s: float) -> None:
         fabric = self.data["fabric"]
         said = (
-            "synthetic likelihood of durations and steps, Metropolis chain; a run of the fitted job lies as far off as "
-            f"the trace with p = {found.misfit_p:.2g}"
+            f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "
+            "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
         )
         value, sd, low, high = found.alone_s
         scaled = (unit_whole_s / value, unit_whole_s / value * sd / value, unit_whole_s / high, unit_whole_s / low)
@@ -315,12 +333,13 @@ class _Calibration:
         self._add(Parameter("tenants.0.comm_share", *found.comm_share, said))
         why = "a tenant that takes less of the uplink for longer slows us alike"
         self._add(untold("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
-        key, said = "tenants.0.phase", "simulated runs whose last durations are the trace's; not a key of the config"
-        if found.phase is None:
-            why = "runs whose last durations are the trace's leave it open"
-            self._add(untold(key, None, why, "not a key of the config: the simulator draws it"))
+        key, why = "tenants.0.phase", "the filter leaves open where it is in its period"
+        if found.phase_sd < LEAST_PHASE_SD:
+            self._add(
+                told(key, found.phase, found.phase_sd, "of its period since its last transfer; not in the config")
+            )
         else:
-            self._add(told(key, found.phase, found.phase_sd, said))
+            self._add(untold(key, None, why, "not in the config: the simulator draws it"))
 
     def _incast(self) -> None:
         stamps, fabric = self.stamps, self.data["fabric"]
@@ -329,7 +348,10 @@ class _Calibration:
         known = self._known("fabric", "nic_gbps")
         found = fit_collapse(stamps, latency_s, known_message_s=None if known is None else unit_s / known)
         nic = unit_s / found.message_s
-        fabric["nic_gbps"], fabric["uplink_gbps"] = nic, self._known("fabric", "uplink_gbps") or AMPLE * stamps.ranks * nic
+        fabric["nic_gbps"], fabric["uplink_gbps"] = (
+            nic,
+            self._known("fabric", "uplink_gbps") or AMPLE * stamps.ranks * nic,
+        )
         if found.share < 1.0:
             said = "messages through a port, one after the other, in steps that do not collapse"
             self._add(told("fabric.nic_gbps", nic, nic * found.message_se / found.message_s, said))
@@ -369,7 +391,9 @@ class _Calibration:
 
 
 def _how(links: LinkFit) -> str:
-    way = "response of payloads to random delays" if links.probed else "payloads against starts as they happened to vary"
+    way = (
+        "response of payloads to random delays" if links.probed else "payloads against starts as they happened to vary"
+    )
     left = f", {links.outliers} iterations left out" if links.outliers else ""
     return f"{way}; what is left varies by {links.residual_TG.std() * 1e3:.3g} ms{left}"
 

@@ -17,8 +17,8 @@ class Parameter:
     """One key of a cluster config, for example ``fabric.uplink_gbps``.
 
     ``lo`` and ``hi`` are a 95 % interval. ``value`` is what the fitted cluster has. Where the trace cannot tell, ``se``
-    is None, ``lo`` and ``hi`` are given if it bounds the value at least on one side, and ``evidence`` says why and where
-    the value comes from.
+    is None, ``lo`` and ``hi`` are given if it bounds the value at least on one side, and ``evidence`` says why and
+    where the value comes from.
     """
 
     key: str

@@ -1,7 +1,7 @@
-"""The structure of a job as its trace shows it: process groups, the collective that carries the payload, a barrier, stamps.
+"""The structure of a job as its trace shows it: process groups, the collective with the payload, a barrier, stamps.
 
-Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one kind
-in one process group carries the payload, as its buckets may follow one another; what comes before counts as compute,
+Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one
+kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as compute,
 what follows on a group before the barrier as work exposed after it. An iteration runs from the end of the one before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
@@ -95,11 +95,11 @@ class JobStamps:
     @property
     def unpaced_T(self) -> NDArray[np.bool_]:
         """Iterations in which nobody held back."""
-        return ~(self.delay_TR > 0.0).any(axis=1)
+        return np.asarray((self.delay_TR <= 0.0).all(axis=1))
 
     def of_groups(self, value_TR: Array) -> Array:
         """The largest value of any member, ``(T, G)``."""
-        return value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2)
+        return np.asarray(value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2))
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,7 @@ def _stamps(name: str, source: str, members: tuple[tuple[int, ...], ...], ranks:
     kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
     use = np.array(sorted(t for t in kept if t - 1 in ended), np.int64)
     if len(use) < LEAST_ITERATIONS:
-        raise InputError(
-            f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}"
-        )
+        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}")
 
     def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
         return np.array([[value[t + shift] for value in values] for t in use.tolist()])

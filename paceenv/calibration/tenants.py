@@ -1,12 +1,13 @@
 """A tenant on the uplink, seen in how long our payload takes: how often it comes, how long it stays, where it is now.
 
 Whether there is one: what the links leave unexplained of the durations moves by more than a few per cent and is no
-white noise. Which one: a Bayesian synthetic likelihood (Wood, Nature 2010; Price et al., JCGS 2018). Simulated runs as
-long as the trace give mean and covariance of what is compared (moments, quantiles and autocorrelation of durations,
-moments of the step), so that one trace's luck with the tenant's phase is in the error bars; a Metropolis chain gives
-these. Where it is now: simulated runs whose last durations are those of the trace.
+white noise. Which one: the engine's tenant, followed through the recorded arrivals by a particle filter
+(:func:`paceenv.calibration.replay.filter_tenant`), gives a likelihood of its period and share and of our own time
+alone; population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the same
+beat survive side by side. The prior says that the other job is like ours, within wide bounds: it decides only between
+such periods.
 
-Axes: E episodes, T iterations.
+Axes: T iterations, G process groups, N particles.
 """
 
 from __future__ import annotations
@@ -18,174 +19,169 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import stats
 
+from paceenv.calibration.replay import Filtered, filter_tenant
+from paceenv.calibration.structure import JobStamps
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
-from paceenv.engine.layout import LEFT_S, NEXT_S
-from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.simulator import episode_keys
 
 LEAST_SPREAD: Final = 0.04
 """Durations that vary by less, relative to their mean, are steady."""
 SIGNIFICANCE: Final = 1e-3
-_LAGS = (1, 2, 3, 5, 8, 13)
-_EPISODES = 48
-_MOST_ITERATIONS = 300
-_TRUST_TIME, _TRUST_CORRELATION = 0.02, 0.08
-"""How far off the model may be, standard deviations: of times relative to their mean, and of autocorrelations."""
-_RATIOS = (0.5, 0.6, 0.7, 0.8, 0.87, 0.92, 0.95, 0.97, 0.985, 1.0, 1.015, 1.03, 1.06, 1.1, 1.16, 1.25, 1.4, 1.6, 2.0)
-_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.65)
-_CHAIN, _BURN = 400, 80
-_RECENT, _CANDIDATES = 10, 4096
-_LEAST_EFFECTIVE = 8.0
+LEAST_EXPLAINED: Final = 0.2
+"""A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
+_TRUST = 0.03
+"""How far off the modelled duration may be, standard deviation relative to the mean."""
+_EFFECTIVE_ITERATIONS = 40.0
+"""A trace counts as at most so many independent durations: what the model misses is alike in all, and the likelihood
+of a particle filter is noisy (a coarsened posterior, Miller and Dunson, JASA 2019)."""
+_LIKE_US = (0.3, 0.2)
+"""Prior: the other job is like ours, by these standard deviations of the ratio's logarithm and of the share."""
+_MOST_ITERATIONS = 200
+_SCAN_ITERATIONS, _SCAN_PARTICLES, _SCAN_KEPT = 120, 64, 40
+_PARTICLES, _POPULATION, _JUDGED = 96, 64, 16
+_RATIOS = np.exp(np.linspace(math.log(0.5), math.log(2.0), 47))
+_SHARES = (0.1, 0.2, 0.35, 0.5)
+_ALONE = (0.7, 0.85, 1.0)
+"""Our time alone, relative to the shortest durations, in which the tenant may still have a part."""
+_ROUNDS = (
+    (4.0, np.array([0.010, 0.06, 0.05])),
+    (2.0, np.array([0.007, 0.05, 0.04])),
+    (1.0, np.array([0.005, 0.04, 0.03])),
+)
+"""Temperature of the weights by which points are chosen, and how far new ones lie from them."""
 
 Array = NDArray[np.float64]
+Make = Callable[[float, float, float], Cluster]
 
 
 @dataclass(frozen=True)
 class TenantFit:
-    """Values, standard deviations and 95 % intervals of period ratio, share and our own time alone; phase at the end.
+    """Value, standard deviation and 95 % interval of period ratio, share and our own time alone; phase at the end.
 
-    ``misfit_p`` is the chance that a run of the fitted model lies as far from its mean as the trace.
-    ``phase`` is the share of its period that it has passed since its transfer ended, None where it cannot be told.
+    ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
+    share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
     """
 
     period_ratio: tuple[float, float, float, float]
     comm_share: tuple[float, float, float, float]
     alone_s: tuple[float, float, float, float]
-    misfit_p: float
-    phase: float | None
+    explained: float
+    phase: float
     phase_sd: float
 
 
 def is_disturbed(residual_T: Array, mean_s: float) -> tuple[bool, str]:
     """Whether durations show a tenant, and the numbers that say so. ``residual_T`` is what the links do not explain."""
-    spread = float(residual_T.std()) / mean_s
-    n, correlation = len(residual_T), _autocorrelation(residual_T, range(1, min(10, len(residual_T) // 4) + 1))
-    ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - 1 - np.arange(len(correlation)))))
-    p = float(stats.chi2.sf(ljung_box, len(correlation)))
-    said = f"durations vary by {spread:.1%} beside what starts explain, white noise has p = {p:.2g}"
+    spread, n = float(residual_T.std()) / mean_s, len(residual_T)
+    away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
+    variance = float(away_T @ away_T) or 1.0
+    correlation = np.array([float(away_T[lag:] @ away_T[:-lag]) for lag in lags]) / variance
+    ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
+    p = float(stats.chi2.sf(ljung_box, len(lags)))
+    said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
     return spread > LEAST_SPREAD and p < SIGNIFICANCE, said
 
 
 def fit_tenant(
-    make: Callable[[float, float, float], Cluster], duration_T: Array, step_T: Array, alone_s: float, seed: int = 0
+    make: Make,
+    stamps: JobStamps,
+    alone_s: float,
+    latency_s: float,
+    misfit: Callable[[Cluster], float],
+    seed: int = 0,
 ) -> TenantFit:
-    """The tenant under which simulated durations are like ``duration_T``.
+    """The tenant that explains how long our payloads took.
+
+    The value is where the posterior is dense and the cluster has little ``misfit`` (in units of its tolerance), as two
+    jobs lock into each other by small differences of their periods.
 
     ``make`` gives the cluster for a period ratio, a share and our own time alone in seconds, ``alone_s`` the guess for
-    the last.
+    the last, ``latency_s`` what comes on top of every payload.
     """
-    iterations = min(len(duration_T), _MOST_ITERATIONS)
-    observed = _summary(duration_T[None], step_T[None])[0]
-    keys_E = episode_keys(list(range(seed, seed + _EPISODES)))
-    scale = np.array([_TRUST_TIME] * _TIMES + [_TRUST_CORRELATION] * len(_LAGS))
-    scale[:_TIMES] *= np.array([duration_T.mean()] * (_TIMES - 2) + [step_T.mean()] * 2)
+    lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
+    advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
+    spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
+    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MOST_ITERATIONS))
 
-    def distance(theta: Array) -> tuple[float, float]:
-        """Minus twice the synthetic likelihood, and its quadratic part."""
-        ratio, share, own_s = math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
-        if not (0.3 < ratio < 3.5 and 0.02 < share < 0.9 and 0.3 * alone_s < own_s < 2.0 * alone_s):
-            return math.inf, math.inf
-        values_EM = _summary(*_durations(make(ratio, share, own_s), keys_E, iterations))
-        covariance = np.cov(values_EM.T) * (1.0 + 1.0 / _EPISODES) + np.diag(scale**2)
-        away = observed - values_EM.mean(axis=0)
-        quadratic = float(away @ np.linalg.solve(covariance, away))
-        return quadratic + float(np.linalg.slogdet(covariance)[1]), quadratic
-
-    grid = [np.array([math.log(r), s, math.log(alone_s)]) for r in _RATIOS for s in _SHARES]
-    best = sorted(grid, key=lambda theta: distance(theta)[0])[:3]
-    found = [
-        optimize.minimize(
-            lambda theta: distance(theta)[0],
-            start,
-            method="Nelder-Mead",
-            options={
-                "maxfev": 60,
-                "initial_simplex": start + np.array([[0, 0, 0], [0.01, 0, 0], [0, 0.05, 0], [0, 0, -0.06]]),
-            },
+    def follow(theta: Array, iterations: int = _MOST_ITERATIONS, particles: int = _PARTICLES) -> Filtered:
+        last = slice(-iterations, None)
+        return filter_tenant(
+            derive(make(*_natural(theta)), episode_keys([0])),
+            stamps.arrival_TG[last],
+            lasts_T[last],
+            advance_T[last],
+            spread_s=spread_s,
+            particles=particles,
+            seed=seed,
         )
-        for start in best
-    ]
-    start = min(found, key=lambda f: float(f.fun)).x
-    chain = _metropolis(lambda theta: distance(theta)[0], start, np.random.default_rng(seed))
-    at = np.array([math.exp(start[0]), start[1], math.exp(start[2])])
-    chain[:, [0, 2]] = np.exp(chain[:, [0, 2]])
-    low, high = np.quantile(chain, [0.025, 0.975], axis=0)
-    estimates = [
-        (float(at[k]), float(chain[:, k].std()), float(min(low[k], at[k])), float(max(high[k], at[k])))
-        for k in range(3)
-    ]
-    p = float(stats.chi2.sf(distance(start)[1], len(scale) - 3))
-    phase, phase_sd = _phase_now(make(*at.tolist()), duration_T[-_RECENT:], seed)
-    return TenantFit(estimates[0], estimates[1], estimates[2], p, phase, phase_sd)
 
+    def cost(theta: Array) -> float:
+        """Minus twice the logarithm of prior and coarsened likelihood."""
+        inside = abs(theta[0]) < 1.1 and 0.02 < theta[1] < 0.9 and abs(theta[2] - math.log(alone_s)) < 0.7
+        if not inside:
+            return math.inf
+        prior = (theta[0] / _LIKE_US[0]) ** 2 + ((theta[1] - own_share) / _LIKE_US[1]) ** 2
+        return float(prior) - 2.0 * counts * follow(theta).log_likelihood
 
-def _durations(cluster: Cluster, keys_E: NDArray[np.uint64], iterations: int) -> tuple[Array, Array]:
-    """Simulated durations of the payload, mean over groups, and steps, ``(E, T)``."""
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
-    return _recorded(simulator, iterations)
-
-
-def _recorded(simulator: Simulator, iterations: int) -> tuple[Array, Array]:
-    recording = simulator.record(simulator.off(), iterations)
-    E, T, R = recording.entry_ETR.shape
-    arrival_ETG = recording.entry_ETR.reshape(E, T, simulator.batch.groups, -1).max(axis=3)
-    lasts_ET: Array = (recording.finish_ETG - arrival_ETG).mean(axis=2)
-    return lasts_ET, recording.step_ET
-
-
-_TIMES = 7
-
-
-def _summary(duration_ET: Array, step_ET: Array) -> Array:
-    """What is compared: seven times in seconds, then autocorrelations of the durations, ``(E, M)``."""
-    low, middle, high = np.quantile(duration_ET, [0.1, 0.5, 0.9], axis=1)
-    times = [duration_ET.mean(axis=1), duration_ET.std(axis=1), low, middle, high, step_ET.mean(axis=1), step_ET.std(axis=1)]
-    correlations = np.stack([_autocorrelation(d, _LAGS) for d in duration_ET])
-    return np.concatenate([np.stack(times, axis=1), correlations], axis=1)
-
-
-def _autocorrelation(x_T: Array, lags: tuple[int, ...] | range) -> Array:
-    away_T = x_T - x_T.mean()
-    variance = float(away_T @ away_T) or 1.0
-    return np.array([float(away_T[lag:] @ away_T[:-lag]) / variance for lag in lags])
-
-
-def _metropolis(cost: Callable[[Array], float], start: Array, rng: np.random.Generator) -> Array:
-    """A random-walk Metropolis chain under minus twice a log-likelihood, ``(samples, P)``."""
-    step, here, here_cost, chain, taken = np.array([0.01, 0.03, 0.02]), start, cost(start), [], 0
-    for i in range(_CHAIN):
-        there = here + step * rng.standard_normal(len(start))
-        there_cost = cost(there)
-        if math.log(rng.uniform()) < (here_cost - there_cost) / 2.0:
-            here, here_cost, taken = there, there_cost, taken + 1
-        if i < _BURN and i % 20 == 19:  # the size of a step settles before samples count
-            step, taken = step * (1.5 if taken > 8 else 0.6 if taken < 4 else 1.0), 0
-        if i >= _BURN:
-            chain.append(here)
-    return np.array(chain)
-
-
-def _phase_now(cluster: Cluster, recent_T: Array, seed: int) -> tuple[float | None, float]:
-    """Where the tenant is in its period after durations like the last ones, and the circular spread of that."""
-    keys_E = episode_keys(list(range(seed, seed + _CANDIDATES)))
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
-    lasts_ET, _ = _recorded(simulator, len(recent_T))
-    away_E = (((lasts_ET - recent_T) / (0.05 * recent_T.mean())) ** 2).sum(axis=1)
-    weight_E = np.exp(-(away_E - away_E.min()) / 2.0)
-    if weight_E.sum() ** 2 / (weight_E**2).sum() < _LEAST_EFFECTIVE:
-        return None, math.inf
-    tenants, state = simulator.batch.tenants_EK, simulator.tenant_ENK[:, :, 0]
-    compute_s = tenants["compute_s"][:, 0]
-    transfer_s = tenants["uplink_work_s"][:, 0] / tenants["rate_cap"][:, 0]
-    busy_E = state[:, LEFT_S] > 0.0
-    rate_s = tenants["rate_cap"][:, 0]
-    passed_s = np.where(
-        busy_E,
-        compute_s + transfer_s - state[:, LEFT_S] / rate_s,
-        compute_s - np.clip(state[:, NEXT_S], 0.0, compute_s),
+    grid = np.array(
+        [[math.log(r), share, math.log(alone_s * own)] for r in _RATIOS for share in _SHARES for own in _ALONE]
     )
-    turn = np.sum(weight_E * np.exp(2j * np.pi * passed_s / (compute_s + transfer_s))) / weight_E.sum()
-    spread = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
-    return (float(np.angle(turn) / (2.0 * np.pi)) % 1.0, spread) if spread < 0.2 else (None, spread)
+    scanned = [follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
+    kept = grid[np.argsort(scanned)[-_SCAN_KEPT:]]
+    sample = _posterior(cost, kept, np.random.default_rng(seed))
+    density = np.log(_near(sample[:_JUDGED], sample, _ROUNDS[-1][1]).mean(axis=1))
+    judged = [misfit(make(*_natural(theta))) ** 2 for theta in sample[:_JUDGED]]
+    at = sample[int(np.argmin(judged - 2.0 * density))]
+    natural = np.array([_natural(theta) for theta in sample])
+    estimates = [_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at))]
+    best = follow(at)
+    unexplained = lasts_T[-_MOST_ITERATIONS:] - best.expected_T
+    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MOST_ITERATIONS:].var())
+    turn = np.mean(np.exp(2j * np.pi * best.phase_N))
+    phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
+    phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
+    return TenantFit(estimates[0], estimates[1], estimates[2], explained, phase, phase_sd)
+
+
+def _natural(theta: Array) -> tuple[float, float, float]:
+    return math.exp(theta[0]), float(theta[1]), math.exp(theta[2])
+
+
+def _posterior(cost: Callable[[Array], float], points: Array, rng: np.random.Generator) -> Array:
+    """An equally weighted sample of the posterior ``(samples, P)``.
+
+    Points around the better ones of those so far, ever closer; the last ones with importance weights. ``cost`` is minus
+    twice the log-likelihood of the logarithm of the ratio, the share, and the logarithm of the time alone.
+    """
+    costs = np.array([cost(theta) for theta in points])
+    for temperature, kernel in _ROUNDS:
+        chance = _weights(costs / temperature)
+        centre = points[rng.choice(len(points), _POPULATION, p=chance)]
+        new = centre + kernel * rng.standard_normal(centre.shape)
+        proposal = _near(new, points, kernel) @ chance
+        new_costs = np.array([cost(theta) for theta in new])
+        points, costs = np.concatenate([points, new]), np.concatenate([costs, new_costs])
+    weight = _weights(new_costs + 2.0 * np.log(np.maximum(proposal, 1e-300)))
+    return np.asarray(new[rng.choice(len(new), 1000, p=weight)])
+
+
+def _near(a: Array, b: Array, kernel: Array) -> Array:
+    """The normal kernel between every two points."""
+    away = (a[:, None, :] - b[None, :, :]) / kernel
+    return np.asarray(np.exp(-0.5 * (away**2).sum(axis=2)))
+
+
+def _weights(costs: Array) -> Array:
+    """Normalised ``exp(-costs / 2)``."""
+    weight = np.exp(-(costs - costs.min()) / 2.0)
+    normalised: Array = weight / weight.sum()
+    return normalised
+
+
+def _estimate(at: float, sample: Array) -> tuple[float, float, float, float]:
+    """A value with the posterior's standard deviation and central 95 %."""
+    low, high = np.quantile(sample, [0.025, 0.975])
+    return at, float(sample.std()), float(min(low, at)), float(max(high, at))

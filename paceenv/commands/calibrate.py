@@ -13,6 +13,7 @@ from paceenv.calibration.noise import NoiseFit, calibrate_noise
 from paceenv.calibration.scaling import ScalingTarget, fit_scaling
 from paceenv.calibration.throughput import ThroughputTarget, fit_throughput
 from paceenv.cluster import Cluster, load_cluster
+from paceenv.commands.calibrated_job import fit_job, is_job
 from paceenv.errors import InputError
 
 BASE = "null-jitter"
@@ -31,9 +32,19 @@ def calibrate(
         typer.Option("--out", "-o", help="The cluster config to write (YAML); optional for nccl-tests output."),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help=f"Take what the source does not tell from this cluster. Default: {BASE}.")
+        str | None,
+        typer.Option(
+            help="Take what the source does not tell from this cluster. "
+            f"Default: {BASE} where only noise is fitted; for a job's trace what limits nothing."
+        ),
     ] = None,
-    stage: Annotated[int, typer.Option(min=0, help="Pipeline stage whose compute is fitted.")] = 0,
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="A second trace of the same job, with the probe's random delays: links are fitted to it."),
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="Fit the noise of this pipeline stage only. Default, with stages: 0.")
+    ] = None,
     generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
     inside: Annotated[
         bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
@@ -42,8 +53,12 @@ def calibrate(
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 
-    From a trace: the noise of compute (mean, persistent, common-mode and idiosyncratic parts, tail). The config is a
-    plain barrier job of as many nodes as the trace has workers; --base gives it another fabric or other tenants.
+    From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload, work exposed
+    after it, noise of compute, links, incast, a tenant; each with its evidence, or why the trace cannot tell.
+
+    From a trace of pipeline stages or of another format: the noise of compute (mean, persistent, common-mode and
+    idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
+    gives it another fabric or other tenants.
 
     From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
 
@@ -58,6 +73,11 @@ def calibrate(
         return
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
+    if stage is None and is_job(path):
+        fit_job(path, out, base=base, probe=probe, json_=json_)
+        return
+    if probe is not None:
+        raise InputError(f"--probe: {path} is no trace of a job without stages; allowed: only with one")
     if path.suffix in {".yaml", ".yml"} and configs.read_yaml(path).get("kind") == "throughput":
         throughputs = configs.load(ThroughputTarget, "targets", str(path))
         cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
@@ -68,7 +88,7 @@ def calibrate(
             cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
         fit = None
     else:
-        fit = _stage(calibrate_noise(path), stage, path)
+        fit = _stage(calibrate_noise(path), stage or 0, path)
         cluster = noise_cluster(fit, load_cluster(base or BASE), out.stem)
     configs.write_text(out, configs.to_yaml(cluster.model_dump(exclude_defaults=True)))
     if json_ is not None:

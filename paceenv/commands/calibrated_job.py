@@ -1,0 +1,75 @@
+"""What ``paceenv calibrate`` does with the trace of a job: fit, write, print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceenv import configs, output
+from paceenv.calibration.job import JobFit, calibrate_job
+from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.cluster import load_cluster
+from paceenv.importers import detect_format
+from paceenv.trace import read_metadata, read_trace
+
+
+def is_job(path: Path) -> bool:
+    """Whether a file is a trace in the project's own schema, of a job without pipeline stages."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"PAR1":
+            return False
+    return detect_format(path) == "paceenv" and len(set(read_metadata(path).of_ranks("stage", 0).values())) <= 1
+
+
+def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> None:
+    """Fit a cluster to the trace in ``path``, write it to ``out`` and say what was found."""
+    fit = calibrate_job(
+        read_trace(path),
+        base=None if base is None else load_cluster(base),
+        name=out.stem,
+        probe=None if probe is None else read_trace(probe),
+    )
+    configs.write_text(out, configs.to_yaml(fit.cluster.model_dump(exclude_defaults=True)))
+    if json_ is not None:
+        output.write_json(to_json(fit), json_)
+    if json_ != "-":
+        _print(fit)
+        output.say(f"wrote {out}")
+
+
+def to_json(fit: JobFit) -> dict[str, Any]:
+    """A fit as plain data: the cluster, every parameter, and how well the cluster does what the job did."""
+    return {
+        "cluster": fit.cluster.model_dump(exclude_defaults=True),
+        "parameters": [{"key": p.key, "told": p.told} | p.to_record() for p in fit.parameters],
+        "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
+        "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
+    }
+
+
+def _print(fit: JobFit) -> None:
+    source = fit.cluster.calibration["source"]
+    told = [p for p in fit.parameters if p.told]
+    output.print_table(
+        f"{fit.cluster.name}: fitted to {source}",
+        ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
+        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in told],
+        f"mean step {fit.measured.mean_s:.4g} s, simulated {fit.simulated.mean_s:.4g} s ({fit.mean_error:+.1%}); "
+        f"CV {fit.measured.cv:.3f}, simulated {fit.simulated.cv:.3f}",
+    )
+    rows = [
+        (p.key, _number(p.value), _bounds(p), p.evidence.removeprefix(CANNOT_TELL))
+        for p in fit.parameters
+        if not p.told
+    ]
+    output.print_table("Cannot tell from this trace", ("parameter", "value used", "bounds", "why"), rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _bounds(parameter: Parameter) -> str:
+    low = "" if parameter.lo is None else f"at least {parameter.lo:.4g}"
+    high = "" if parameter.hi is None else f"at most {parameter.hi:.4g}"
+    return " ".join(part for part in (low, high) if part)
