@@ -1,8 +1,8 @@
 """A whole cluster config from the trace of a job: structure, noise, links, collapse, tenant, with evidence for each.
 
 Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`); here they
-become keys of a cluster, and the cluster is simulated and held against the trace. A key that the trace cannot tell keeps the
-value of ``base``, what the operator knows, or an assumption that limits nothing, and says so.
+become keys of a cluster, and the cluster is simulated and held against the trace. A key that the trace cannot tell
+keeps the value of ``base``, what the operator knows, or an assumption that limits nothing, and says so.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Steps:
-    """Mean step of a job in seconds, and its coefficient of variation."""
+    """Mean step of a job in seconds, and its coefficient of variation.
+
+    Of simulated runs as long as the trace the means over them, and how far one lies from another (standard deviation):
+    what locks into a tenant's phase is not the same twice.
+    """
 
     mean_s: float
     cv: float
+    mean_sd: float = 0.0
+    cv_sd: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -303,10 +309,12 @@ class _Calibration:
             return configs.parse(Cluster, data, f"calibration of {stamps.name}")
 
         def misfit(cluster: Cluster) -> float:
-            """Of mean step and CV, in units of what counts as a good fit."""
+            """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
             simulated = _simulate(cluster, len(stamps.step_T))
-            mean = (simulated.mean_s / self.measured.mean_s - 1.0) / GOOD_MEAN
-            return math.hypot(mean, (simulated.cv - self.measured.cv) / GOOD_CV)
+            mean = (simulated.mean_s - self.measured.mean_s) / math.hypot(
+                GOOD_MEAN * simulated.mean_s, simulated.mean_sd
+            )
+            return math.hypot(mean, (simulated.cv - self.measured.cv) / math.hypot(GOOD_CV, simulated.cv_sd))
 
         found = fit_tenant(make, stamps, alone_s, latency_s, misfit)
         if found.explained < LEAST_EXPLAINED:
@@ -400,7 +408,8 @@ def _how(links: LinkFit) -> str:
 
 def _summary(step_ET: Array) -> Steps:
     mean_E = step_ET.mean(axis=1)
-    return Steps(float(mean_E.mean()), float((step_ET.std(axis=1, ddof=1) / mean_E).mean()))
+    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
+    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
 
 
 def _simulate(cluster: Cluster, iterations: int) -> Steps:

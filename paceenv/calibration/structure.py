@@ -1,8 +1,9 @@
 """The structure of a job as its trace shows it: process groups, the collective with the payload, a barrier, stamps.
 
 Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one
-kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as compute,
-what follows on a group before the barrier as work exposed after it. An iteration runs from the end of the one before.
+kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
+compute, what follows on a group before the barrier as work exposed after it. An iteration runs from the end of the one
+before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
 """

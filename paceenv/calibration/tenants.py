@@ -34,7 +34,7 @@ LEAST_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
 _TRUST = 0.03
 """How far off the modelled duration may be, standard deviation relative to the mean."""
-_EFFECTIVE_ITERATIONS = 40.0
+_EFFECTIVE_ITERATIONS = 25.0
 """A trace counts as at most so many independent durations: what the model misses is alike in all, and the likelihood
 of a particle filter is noisy (a coarsened posterior, Miller and Dunson, JASA 2019)."""
 _LIKE_US = (0.3, 0.2)
@@ -42,6 +42,8 @@ _LIKE_US = (0.3, 0.2)
 _MOST_ITERATIONS = 200
 _SCAN_ITERATIONS, _SCAN_PARTICLES, _SCAN_KEPT = 120, 64, 40
 _PARTICLES, _POPULATION, _JUDGED = 96, 64, 16
+_LAST_POPULATION = 160
+"""More points in the last round, whose sample gives the interval."""
 _RATIOS = np.exp(np.linspace(math.log(0.5), math.log(2.0), 47))
 _SHARES = (0.1, 0.2, 0.35, 0.5)
 _ALONE = (0.7, 0.85, 1.0)
@@ -159,7 +161,8 @@ def _posterior(cost: Callable[[Array], float], points: Array, rng: np.random.Gen
     costs = np.array([cost(theta) for theta in points])
     for temperature, kernel in _ROUNDS:
         chance = _weights(costs / temperature)
-        centre = points[rng.choice(len(points), _POPULATION, p=chance)]
+        count = _LAST_POPULATION if kernel is _ROUNDS[-1][1] else _POPULATION
+        centre = points[rng.choice(len(points), count, p=chance)]
         new = centre + kernel * rng.standard_normal(centre.shape)
         proposal = _near(new, points, kernel) @ chance
         new_costs = np.array([cost(theta) for theta in new])

@@ -1,0 +1,344 @@
+"""Calibration of a whole cluster: traces simulated from known clusters give their parameters back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from paceenv import pacing, timing
+from paceenv.calibration.job import GOOD_CV, GOOD_MEAN, JobFit, calibrate_job
+from paceenv.calibration.links import fit_links
+from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.replay import share_uplink
+from paceenv.calibration.structure import read_job
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.cluster.derive import derive
+from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.traces import RecordingWriter
+from paceenv.errors import InputError
+from paceenv.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
+
+ITERATIONS = 300
+ROUNDING = 1e-6
+"""Relative: rows of a simulated trace tell a time to that, however narrow the interval."""
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Any:
+    """A function that runs a cluster and returns its trace; ``longest_s`` delays every process group by chance."""
+
+    def run(cluster: Cluster, *, seed: int = 1, iterations: int = ITERATIONS, longest_s: float = 0.0) -> Trace:
+        keys_E = episode_keys([seed])
+        simulator, rng = Simulator(derive(cluster, keys_E), keys_E), np.random.default_rng(seed)
+        R, G = simulator.batch.ranks, simulator.batch.groups
+        with RecordingWriter(tmp_path / "run.parquet", simulator, cluster.name) as writer:
+            for _ in range(iterations if longest_s else 1):
+                delay_G = rng.uniform(0.0, longest_s, G) if longest_s else np.zeros(G)
+                simulator.rank_EFR[0, timing.DELAY_S, :R] = np.repeat(delay_G, R // G)
+                writer.append(simulator.record(simulator.off(), 1 if longest_s else iterations))
+        return read_trace(tmp_path / "run.parquet")
+
+    return run
+
+
+def with_bytes(trace: Trace, cluster: Cluster) -> Trace:
+    """The trace with the payload's bytes, which the simulator's rows lack, so that rates can be compared."""
+    payload = trace.isin("op", cluster.job.collective)
+    return _changed(
+        trace, bytes=pa.array(np.where(payload, float(str(cluster.job.gradient_bytes)), 0).astype(np.int64))
+    )
+
+
+def noisy(trace: Trace, sd_s: float, seed: int = 0) -> Trace:
+    """The trace with every stamp off by a little, the order of a rank's operations kept."""
+    rng = np.random.default_rng(seed)
+    start_s, end_s = (
+        trace.column(name) + sd_s * rng.standard_normal(trace.table.num_rows) for name in ("start_s", "end_s")
+    )
+    return _changed(trace, start_s=pa.array(start_s), end_s=pa.array(np.maximum(end_s, start_s)))
+
+
+def _changed(trace: Trace, **columns: pa.Array) -> Trace:
+    table = trace.table
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), values)
+    return Trace(table, trace.metadata)
+
+
+def by_key(fit: JobFit) -> dict[str, Parameter]:
+    return {p.key: p for p in fit.parameters}
+
+
+def truth(cluster: Cluster, key: str) -> float:
+    value: Any = cluster.model_dump()
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return float(value)
+
+
+def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
+    """Keys that are not told, or whose interval, widened to three standard errors, leaves the truth out."""
+    found, wrong = by_key(fit), []
+    for key in keys:
+        p, true = found[key], truth(cluster, key)
+        assert p.told, p.evidence
+        assert p.lo is not None
+        assert p.hi is not None
+        assert p.value is not None
+        more = 0.5 * (p.hi - p.lo) + ROUNDING * abs(true)
+        if not p.lo - more <= true <= p.hi + more:
+            wrong.append(f"{key}: {true} not in [{p.lo}, {p.hi}]")
+    return wrong
+
+
+def assert_good(fit: JobFit) -> None:
+    assert abs(fit.mean_error) < GOOD_MEAN
+    assert abs(fit.cv_error) < GOOD_CV
+
+
+def gain(cluster: Cluster) -> float:
+    """What the cluster's own pacing rule does to its mean step."""
+    keys_E = episode_keys(list(range(8)))
+    rule = cluster.pacing
+    settings = pacing.one_mechanism(rule.mechanism, rule.threshold, rule.window)
+    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    plain = simulator.run(simulator.off(), 400)[:, 200:].mean()
+    simulator.reset(np.arange(8), keys_E)
+    paced = simulator.run(np.broadcast_to(settings, (8, 1, *settings.shape)), 400)[:, 200:].mean()
+    return float(paced / plain - 1.0)
+
+
+NOISE = ["job.compute_s", "noise.jitter_cv"]
+LINKS = ["fabric.nic_gbps", "fabric.uplink_gbps", "fabric.barrier_us"]
+CASES = {
+    "unequal-slack": [*NOISE, *LINKS, "exposed.groups", "exposed.work_s"],
+    "equal-slack": [*NOISE, *LINKS],
+    "incast-shallow": [*NOISE, "fabric.nic_gbps", "fabric.buffer_kb"],
+    "incast-deep": [*NOISE, "fabric.nic_gbps"],
+    "sockets-null-jitter": ["job.compute_s", "noise.imbalance_cv", "noise.imbalance_skew", "fabric.nic_gbps"],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_simulated_job_gives_its_cluster_back(name: str, simulated: Any) -> None:
+    cluster = load_cluster(name)
+    fit = calibrate_job(with_bytes(simulated(cluster), cluster), base=_latency_of(cluster))
+    assert not missed(fit, cluster, CASES[name])
+    assert (fit.cluster.ranks, fit.cluster.groups) == (cluster.ranks, cluster.groups)
+    assert fit.cluster.job.collective == cluster.job.collective
+    assert fit.cluster.barrier == cluster.barrier
+    assert_good(fit)
+    # its own rule, which the fit has from the base, does the same to it
+    assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.02)
+
+
+def _latency_of(cluster: Cluster) -> Cluster:
+    """What an operator knows of a cluster: latency and racks, nothing of what is to be found."""
+    return cluster.changed(
+        [
+            "fabric.nic_gbps=50",
+            "fabric.uplink_gbps=50",
+            "fabric.barrier_us=0",
+            "fabric.buffer_kb=null",
+            "exposed={}",
+            "noise={}",
+        ]
+    )
+
+
+def test_the_gain_to_reproduce_is_no_small_one() -> None:
+    assert gain(load_cluster("unequal-slack")) < -0.14
+    assert gain(load_cluster("incast-shallow")) < -0.3
+
+
+@pytest.mark.parametrize(("sd_s", "probe_s"), [(2e-4, 0.0), (1e-3, 0.03)])
+def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> None:
+    """It hides how payloads respond to starts as they happen to vary, but not how they respond to random delays."""
+    cluster = load_cluster("unequal-slack")
+    trace = noisy(with_bytes(simulated(cluster), cluster), sd_s)
+    probe = noisy(with_bytes(simulated(cluster, longest_s=probe_s), cluster), sd_s, 1) if probe_s else None
+    fit = calibrate_job(trace, base=_latency_of(cluster), probe=probe)
+    assert fit.cluster.fabric.uplink_gbps == pytest.approx(0.4, rel=0.02)
+    assert fit.cluster.exposed.groups == 1
+    assert fit.cluster.exposed.work_s == pytest.approx(0.12, rel=0.02)
+    assert_good(fit)
+    assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.03)
+
+
+def test_a_slow_rank_is_named(simulated: Any) -> None:
+    cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
+    trace = simulated(cluster)
+    fit = calibrate_job(trace)
+    stamps = read_job(trace)
+    slowest = stamps.order_R[int(np.argmax(stamps.compute_TR.mean(axis=0)))]
+    assert by_key(fit)["noise.slow_ranks"].evidence.endswith(f"rank {slowest}")
+    assert not missed(fit, cluster, ["noise.slow_ranks", "noise.slow_factor", "job.compute_s"])
+    assert_good(fit)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fail_slow_episodes_are_not_jitter(seed: int, simulated: Any) -> None:
+    settings = ["noise.fail_slow_share=0.1", "noise.fail_slow_mean_iterations=40", "noise.fail_slow_factor=1.6"]
+    cluster = load_cluster("equal-slack").changed(settings)
+    fit = calibrate_job(simulated(cluster, seed=seed, iterations=1000))
+    keys = ["noise.fail_slow_share", "noise.fail_slow_mean_iterations", "noise.fail_slow_factor"]
+    assert not missed(fit, cluster, keys)
+    assert fit.cluster.noise.jitter_cv == pytest.approx(0.03, rel=0.1)
+
+
+def test_exposed_work_in_episodes(simulated: Any) -> None:
+    settings = [
+        "exposed.share=0.2",
+        "exposed.mean_iterations=40",
+        "exposed.episode_s=0.1",
+        "exposed.episode_spread=0.3",
+    ]
+    cluster = load_cluster("equal-slack").changed(settings)
+    fit = calibrate_job(simulated(cluster, iterations=1000))
+    assert not missed(fit, cluster, ["exposed.share", "exposed.mean_iterations", "exposed.episode_s"])
+    assert fit.cluster.exposed.groups == 0
+
+
+def test_random_delays_tell_the_cap_that_noise_hides(simulated: Any) -> None:
+    """What the network adds to every payload hides the cap in passive data, and random delays bring it out."""
+    cluster = load_cluster("equal-slack")
+    rng = np.random.default_rng(0)
+
+    def disturbed(longest_s: float) -> Any:
+        stamps = read_job(simulated(cluster, longest_s=longest_s))
+        noise_TG = 0.006 * (rng.standard_normal((len(stamps.step_T), 1)) + rng.standard_normal(stamps.finish_TG.shape))
+        return fit_links(dataclasses.replace(stamps, finish_TG=stamps.finish_TG + noise_TG), 1e-3)
+
+    passive, probed = disturbed(0.0), disturbed(0.03)
+    assert math.isinf(passive.alone_se) or passive.alone_se > 3.0 * probed.alone_se
+    assert probed.probed
+    assert not passive.probed
+    assert abs(probed.alone_s - 0.08) < 3.0 * probed.alone_se < 0.02
+    assert abs(probed.work_s - 0.04) < 3.0 * probed.work_se
+
+
+def test_what_delays_starts_and_transfers_alike_does_not_bias_a_probe(simulated: Any) -> None:
+    """A busy host that starts late and then transfers longer: least squares would call it contention the wrong way."""
+    stamps = read_job(simulated(load_cluster("equal-slack"), longest_s=0.02, iterations=600))
+    rng = np.random.default_rng(3)
+    late_TG = 0.006 * rng.standard_normal(stamps.finish_TG.shape)
+    late_TR = np.repeat(late_TG, stamps.ranks // stamps.groups, axis=1)
+    busy = dataclasses.replace(stamps, entry_TR=stamps.entry_TR + late_TR)
+    busy = dataclasses.replace(busy, finish_TG=share_uplink(busy.arrival_TG, 0.08, 0.04) + 1e-3 + late_TG)
+    found = fit_links(busy, 1e-3)
+    assert found.probed
+    assert abs(found.alone_s - 0.08) < 3.0 * found.alone_se
+    blind = fit_links(dataclasses.replace(busy, delay_TR=np.zeros_like(busy.delay_TR)), 1e-3)
+    assert abs(blind.alone_s - 0.08) > abs(found.alone_s - 0.08)
+
+
+def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
+    cluster = load_cluster("all-to-all-shallow")
+    trace = with_bytes(simulated(cluster), cluster)
+    blind, known = calibrate_job(trace), calibrate_job(trace, base=cluster)
+    assert not by_key(blind)["fabric.buffer_kb"].told
+    assert blind.cluster.fabric.buffer_kb is None
+    assert by_key(known)["fabric.timeout_ms"].value == pytest.approx(200.0, rel=0.01)
+    assert known.cluster.fabric.buffer_kb == 32.0
+    for fit in (blind, known):
+        assert_good(fit)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_tenant_of_another_period(seed: int, simulated: Any) -> None:
+    settings = ["tenants.0.period_ratio=1.1", "tenants.0.comm_share=0.3"]
+    cluster = load_cluster("sockets-two-jobs").changed(settings)
+    fit = calibrate_job(with_bytes(simulated(cluster, seed=seed), cluster), base=_without_tenants(cluster))
+    assert not missed(fit, cluster, ["tenants.0.period_ratio", "tenants.0.comm_share", "fabric.uplink_gbps"])
+    assert_good(fit)
+
+
+def _without_tenants(cluster: Cluster) -> Cluster:
+    return cluster.changed(["tenants=[]"])
+
+
+def test_no_tenant_is_no_tenant(simulated: Any) -> None:
+    cluster = _without_tenants(load_cluster("sockets-two-jobs"))
+    fit = calibrate_job(noisy(simulated(cluster), 2e-3))
+    assert fit.cluster.tenants == []
+    assert not by_key(fit)["tenants"].told
+
+
+def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) -> None:
+    cluster = load_cluster("sockets-null-jitter")
+    fit = calibrate_job(simulated(cluster), base=cluster, name="mine")
+    uplink, payload = by_key(fit)["fabric.uplink_gbps"], by_key(fit)["job.gradient_bytes"]
+    assert not uplink.told
+    assert "one process group" in uplink.evidence
+    assert uplink.evidence.endswith("from base")
+    assert fit.cluster.fabric.uplink_gbps == cluster.fabric.uplink_gbps
+    assert not payload.told
+    assert payload.value == cluster.job.gradient_bytes
+    assert set(fit.cluster.calibration["cannot_tell"]) == {p.key for p in fit.parameters if not p.told}
+    assert fit.cluster.name == "mine"
+
+
+def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
+    """Two buckets in each of two strided groups, tensor-parallel traffic before, a barrier after, one odd iteration."""
+    stamps = read_job(_live_trace(iterations=40, odd=20))
+    assert stamps.members == ((0, 2), (1, 3))
+    assert (stamps.collective, stamps.barrier, stamps.payload_bytes) == ("all_reduce", True, 2000)
+    assert 20 not in stamps.iteration_T
+    assert 0 not in stamps.iteration_T
+    assert len(stamps.iteration_T) == 38
+    np.testing.assert_allclose(stamps.compute_TR, 0.03, atol=1e-9)
+    np.testing.assert_allclose(stamps.delay_TR, np.broadcast_to([0.0, 0.0, 0.01, 0.01], stamps.delay_TR.shape))
+    np.testing.assert_allclose(stamps.duration_TG, 0.02)
+    np.testing.assert_allclose((stamps.ready_TG - stamps.finish_TG)[:, 0], 0.05)
+
+
+def _live_trace(iterations: int, odd: int) -> Trace:
+    """Rows as the recorder writes them: compute is what lies between."""
+    rows: dict[str, list[Any]] = {
+        name: [] for name in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
+    }
+    begin_s = 0.0
+    for t in range(iterations):
+        for rank in range(4):
+            pace_s = 0.01 * (rank % 2)
+            at_s, seq = begin_s, 0
+            for op, group, size, seconds in (
+                ("pace", -1, 0, pace_s),
+                ("compute", -1, 0, 0.01),
+                ("all_reduce", 1 + rank // 2, 500, 0.005),
+                ("compute", -1, 0, 0.015),
+                ("all_reduce", 3 + rank % 2, 1000, 0.01),
+                ("all_reduce", 3 + rank % 2, 1000, 0.01),
+                ("compute", -1, 0, 0.05 * (1 - rank % 2)),
+                ("barrier", 0, 0, 0.002 + 0.04 * (rank % 2)),
+            ):
+                skipped = t == odd and op == "all_reduce" and group > 2
+                if seconds and not skipped:
+                    values = (rank, t, seq, op, group, size, at_s, at_s + seconds)
+                    for name, value in zip(rows, values, strict=True):
+                        rows[name].append(value)
+                    at_s, seq = at_s + seconds, seq + 1
+        begin_s += 0.082 if t == odd else 0.102
+    ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(4))
+    return Trace.from_columns({"job": "live"} | rows, TraceMetadata({}, ranks, "paceenv live"))
+
+
+@pytest.mark.parametrize(("drop", "said"), [(COLLECTIVE_OPS, "no collective"), ((), "at least 16")])
+def test_a_trace_that_is_no_job_is_refused(drop: tuple[str, ...], said: str, simulated: Any) -> None:
+    trace = simulated(load_cluster("equal-slack"), iterations=12)
+    keep: NDArray[np.bool_] = ~trace.isin("op", *drop) if drop else np.ones(trace.table.num_rows, np.bool_)
+    with pytest.raises(InputError, match=said):
+        calibrate_job(Trace(trace.table.filter(pa.array(keep)), trace.metadata))
+
+
+def test_a_probe_of_another_job_is_refused(simulated: Any) -> None:
+    trace, other = simulated(load_cluster("equal-slack")), simulated(load_cluster("null-jitter"))
+    with pytest.raises(InputError, match="another job"):
+        calibrate_job(trace, probe=other)
