@@ -254,7 +254,8 @@ class _Calibration:
             )
         self._nic(links, unit_alone_s, known_nic)
         mean_s, residual_T = float(duration_T.mean()), own.residual_TG.mean(axis=1)
-        disturbed, said = is_disturbed(residual_T[stamps.unpaced_T], mean_s)
+        steady_T = stamps.unpaced_T if stamps.unpaced_T.sum() >= _LEAST_UNPACED else np.ones_like(stamps.unpaced_T)
+        disturbed, said = is_disturbed(residual_T[steady_T], mean_s, self.measured.mean_s)
         if disturbed and unit_work_s > 0.0:
             jitter = max(self.data["noise"]["jitter_cv"], self.data["noise"]["imbalance_cv"], LEAST_JITTER)
             if self._tenant(links, unit_alone_s, unit_work_s, latency_s, jitter):
@@ -400,7 +401,9 @@ class _Calibration:
 
 def _how(links: LinkFit) -> str:
     way = (
-        "response of payloads to random delays" if links.probed else "payloads against starts as they happened to vary"
+        "response of payloads to delays taken on purpose"
+        if links.probed
+        else "payloads against starts as they happened to vary"
     )
     left = f", {links.outliers} iterations left out" if links.outliers else ""
     return f"{way}; what is left varies by {links.residual_TG.std() * 1e3:.3g} ms{left}"

@@ -29,6 +29,8 @@ from paceenv.engine.simulator import episode_keys
 
 LEAST_SPREAD: Final = 0.04
 """Durations that vary by less, relative to their mean, are steady."""
+LEAST_OF_STEP: Final = 0.01
+"""Nor does it matter what varies by less of a step than this."""
 SIGNIFICANCE: Final = 1e-3
 LEAST_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
@@ -54,6 +56,8 @@ _ROUNDS = (
     (1.0, np.array([0.005, 0.04, 0.03])),
 )
 """Temperature of the weights by which points are chosen, and how far new ones lie from them."""
+_WIDE = 3.0 * _ROUNDS[-1][1]
+"""Over which the sample's density is smoothed."""
 
 Array = NDArray[np.float64]
 Make = Callable[[float, float, float], Cluster]
@@ -75,8 +79,11 @@ class TenantFit:
     phase_sd: float
 
 
-def is_disturbed(residual_T: Array, mean_s: float) -> tuple[bool, str]:
-    """Whether durations show a tenant, and the numbers that say so. ``residual_T`` is what the links do not explain."""
+def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
+    """Whether durations show a tenant that matters, and the numbers that say so.
+
+    ``residual_T`` is what the links do not explain of the durations, whose mean is ``mean_s``; ``step_s`` is the step.
+    """
     spread, n = float(residual_T.std()) / mean_s, len(residual_T)
     away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
     variance = float(away_T @ away_T) or 1.0
@@ -84,7 +91,7 @@ def is_disturbed(residual_T: Array, mean_s: float) -> tuple[bool, str]:
     ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
     p = float(stats.chi2.sf(ljung_box, len(lags)))
     said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
-    return spread > LEAST_SPREAD and p < SIGNIFICANCE, said
+    return spread > LEAST_SPREAD and spread * mean_s > LEAST_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
 def fit_tenant(
@@ -134,7 +141,7 @@ def fit_tenant(
     scanned = [follow(theta, _SCAN_ITERATIONS, _SCAN_PARTICLES).log_likelihood for theta in grid]
     kept = grid[np.argsort(scanned)[-_SCAN_KEPT:]]
     sample = _posterior(cost, kept, np.random.default_rng(seed))
-    density = np.log(_near(sample[:_JUDGED], sample, _ROUNDS[-1][1]).mean(axis=1))
+    density = np.log(_near(sample[:_JUDGED], sample, _WIDE).mean(axis=1))
     judged = [misfit(make(*_natural(theta))) ** 2 for theta in sample[:_JUDGED]]
     at = sample[int(np.argmin(judged - 2.0 * density))]
     natural = np.array([_natural(theta) for theta in sample])
