@@ -1,0 +1,172 @@
+"""Stands in for the testbed in tests of the closed loop: the simulator runs the jobs, and writes what a real run would.
+
+As a program it runs one loop, ``python loop_doubles.py FOLDER KILL_IN...``, in one process after the other, each of
+which dies by SIGKILL: right before a stage is marked as done, or, with ``run:N``, in the middle of its N-th run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from live.canary import PairedComparison, Schedule
+from live.testbed.run import JobResult, RunResult
+from live.testbed.scenario import Scenario
+from paceenv.calibration.job import JobFit, Parameter
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.engine.traces import RecordingWriter
+from policies.base import Policy
+from policies.rollout import start
+from policies.select import select_policy
+from trainers.blocks import Blocks
+from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
+from trainers.loop_folder import LoopFolder
+from trainers.predict import run_in_blocks
+
+TRUTH = "unequal-slack"
+BESIDE_STEP_S = 0.05
+SCENARIO: dict[str, Any] = {
+    "name": "double",
+    "description": "Pairs with unequal slack, and a job beside them that nothing slows.",
+    "network": {"hosts": 8, "racks": 2, "uplink_mbps": 200},
+    "jobs": [
+        {
+            "name": "pairs",
+            "hosts": list(range(8)),
+            "iteration": [{"all_reduce": {"bytes": 1e6, "group_size": 2}}, {"barrier": True}],
+        },
+        {"name": "beside", "hosts": [0, 1], "iteration": [{"barrier": True}]},
+    ],
+    "loop": {
+        "job": "pairs",
+        "mechanism": "slack",
+        "expect": "helps",
+        "observe_iterations": 60,
+        "probe_s": 0.01,
+        "probe_iterations": 30,
+        "pairs": 6,
+        "block_iterations": 30,
+        "quiet_first": 20,
+        "cap_share": 0.25,
+    },
+}
+PARAMETERS = (
+    Parameter("job.compute_s", 0.06, 0.0005, 0.059, 0.061, "compute rows"),
+    Parameter("fabric.uplink_gbps", 0.4, 0.004, 0.392, 0.408, "collectives together and alone"),
+    Parameter("noise.slow_ranks", 0.0, 0.1, 0.0, 0.2, "nobody computes longer"),
+    Parameter("fabric.buffer_kb", None, None, None, None, "cannot tell from this trace: nothing collapses"),
+)
+
+
+def scenario(**loop: Any) -> Scenario:
+    """The double's scenario, with changes of its plan."""
+    return Scenario.model_validate({**SCENARIO, "loop": {**SCENARIO["loop"], **loop}})
+
+
+def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> JobFit:
+    """Finds the very cluster that the double runs on."""
+    assert base is not None
+    assert base.job.nodes == 8
+    assert probe is not None
+    cluster = load_cluster(TRUTH).model_copy(update={"name": name})
+    return JobFit(cluster, PARAMETERS)
+
+
+class SimulatedTestbed:
+    """``run_scenario`` on the simulator. ``runs`` has the options of the agents so far; ``kill_in`` one to die in."""
+
+    def __init__(self, truth: str = TRUTH, kill_in: int | None = None) -> None:
+        self.runs: list[dict[str, str]] = []
+        self._cluster, self._kill_in = load_cluster(truth), kill_in
+
+    def __call__(
+        self,
+        scenario: Scenario,
+        out: Path,
+        *,
+        agents: Mapping[str, Sequence[str]],
+        iterations: int,
+        on_progress: Callable[[float], None],
+    ) -> RunResult:
+        ((job, given),) = agents.items()
+        options = dict(zip(given[::2], given[1::2], strict=True))
+        self.runs.append(options)
+        assert not out.exists(), "a run needs a new folder"
+        (out / job).mkdir(parents=True)
+        if self._kill_in == len(self.runs):
+            os.kill(os.getpid(), signal.SIGKILL)
+        simulator = start(self._cluster, np.array([len(options)]))
+        if options["--mode"] == "canary":
+            step_s_T, snapshots = _canary(simulator, self._cluster, options, iterations - 1)
+        else:
+            with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
+                recording = simulator.record(simulator.off(), iterations - 1)
+                writer.append(recording)
+            step_s_T, snapshots = recording.step_ET[0], []
+        on_progress(iterations)
+        end_s_T = 1000.0 + np.r_[0.0, np.cumsum(step_s_T)]
+        beside_s_U = np.arange(1000.0, end_s_T[-1], BESIDE_STEP_S)
+        results = {
+            name: JobResult(np.repeat(ends[:, None], 2, axis=1), (0,), tuple(snapshots), None)
+            for name, ends in ((job, end_s_T), ("beside", beside_s_U))
+        }
+        np.save(out / job / "steps.npy", results[job].steps_s_TR)
+        return RunResult(out, results)
+
+
+def _canary(
+    simulator: Any, cluster: Cluster, options: Mapping[str, str], iterations: int
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    block, quiet = int(options["--block-iterations"]), int(options["--quiet-first"])
+    schedule = Schedule(int(options["--seed"]), block_iterations=block, first_iteration=quiet)
+    policy = select_policy(options["--policy"], cluster)
+    assert isinstance(policy, Policy)
+    on_T = Blocks.of(schedule, iterations).on_T
+    step_s_T = run_in_blocks(policy, simulator, on_T, quiet, int(options["--interval-iterations"]))[0][0]
+    comparison = PairedComparison(schedule)
+    for i, step_s in enumerate(step_s_T.tolist()):
+        comparison.add(i, step_s, 0.01 * schedule.slot(i).on)
+    verdict = comparison.final()
+    said = {"verdict": verdict.kind, "text": verdict.text, "pairs": verdict.pairs}
+    pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
+    return step_s_T, [{"state": "canary", "canary": said, "pacing": pacing, "reason": ""}] * 8
+
+
+def main(folder: str, *kills: str) -> None:
+    """One loop, started again after each of ``kills``; prints how each of its processes ended, negative by a signal."""
+    warm = start(load_cluster(TRUTH), np.arange(1))  # compiled code is loaded once, for all children
+    warm.record(warm.off(), 2)
+    warm.run(warm.off(), 2)
+    warm.observe(every_rank=True)
+    for kill_in in (*kills, ""):
+        child = os.fork()
+        if not child:
+            _run_and_die(Path(folder), kill_in)
+            os._exit(0)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        finished = [stage for stage in STAGES if LoopFolder(Path(folder), STAGES, ()).is_done(stage)]
+        print(json.dumps({"kill_in": kill_in, "ended": ended, "finished": finished}), flush=True)
+
+
+def _run_and_die(folder: Path, kill_in: str) -> None:
+    number = int(kill_in.removeprefix("run:")) if kill_in.startswith("run:") else None
+    finish = LoopFolder.finish
+
+    def kill(self: LoopFolder, stage: str, found: Any) -> None:
+        if stage == kill_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(self, stage, found)
+
+    LoopFolder.finish = kill  # type: ignore[method-assign]
+    ClosedLoop(scenario(), folder, LoopOptions(seeds=1), SimulatedTestbed(kill_in=number), calibrate).go()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

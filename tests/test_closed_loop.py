@@ -1,0 +1,314 @@
+"""The closed loop without a testbed: paired statistics, predictions in blocks, resuming after a kill, the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import loop_doubles
+import numpy as np
+import pytest
+from loop_doubles import SimulatedTestbed, scenario
+from scipy import stats
+
+from live.canary import PairedComparison, Schedule
+from paceenv.cluster import load_cluster
+from paceenv.errors import InputError
+from policies.names import STATIC_DEFAULTS
+from policies.rollout import start
+from policies.rules import Adaptive, Static, passive
+from trainers import sim_to_real
+from trainers.blocks import Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
+from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions, choose, default_rule, known_cluster
+from trainers.loop_agents import agent_options, agents_say
+from trainers.predict import Predictor, drawn_clusters, run_in_blocks, with_cap
+
+BLOCK, QUIET, PAIRS = 12, 5, 8
+ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)
+SCHEDULE = Schedule(3, block_iterations=BLOCK, first_iteration=QUIET)
+BLOCKS = Blocks.of(SCHEDULE, ITERATIONS)
+
+
+def _steps(seed: int, change: float) -> np.ndarray:
+    """Steps of a job that pacing changes by ``change``, with noise that has a long tail."""
+    random = np.random.default_rng(seed)
+    return 0.2 * np.where(BLOCKS.on_T, 1.0 + change, 1.0) * np.exp(0.05 * random.standard_t(3, ITERATIONS))
+
+
+def test_the_paired_effect_is_students_interval_of_the_pairs_log_ratios() -> None:
+    step_s_T = _steps(0, -0.1)
+    by_hand = []
+    for pair in range(PAIRS):
+        off, on = ([i for i in range(ITERATIONS) if SCHEDULE.slot(i) == (paced, pair, True)] for paced in (False, True))
+        assert len(off) == len(on) == SCHEDULE.counted_iterations
+        by_hand.append(math.log(step_s_T[on].mean() / step_s_T[off].mean()))
+    wanted = stats.ttest_1samp(by_hand, 0.0).confidence_interval(0.95)
+    found = effect(log_ratios(step_s_T[None], BLOCKS)[0])
+    assert found.units == PAIRS
+    assert found.change == pytest.approx(math.expm1(np.mean(by_hand)))
+    assert (found.low, found.high) == pytest.approx((math.expm1(wanted.low), math.expm1(wanted.high)))
+    assert found.low < -0.1 < found.high
+
+
+def test_the_measure_is_the_agents_own() -> None:
+    """On the same steps the live comparison finds the same change; a stall is clipped by both alike."""
+    step_s_T = _steps(1, -0.05)
+    step_s_T[QUIET + 2 * BLOCK + BLOCK - 1] = 30.0
+    comparison = PairedComparison(SCHEDULE)
+    for i, step_s in enumerate(step_s_T.tolist()):
+        comparison.add(i, step_s)
+    verdict, found = comparison.final(), effect(log_ratios(step_s_T[None], BLOCKS)[0])
+    assert verdict.pairs == found.units == PAIRS
+    assert verdict.gain == pytest.approx(-found.change)
+    assert found.change < 0.5
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    hits, jobs = 0, 400
+    for seed in range(jobs):
+        found = effect(log_ratios(_steps(seed, 0.03)[None], BLOCKS)[0])
+        hits += found.low <= 0.03 <= found.high
+    assert abs(hits / jobs - 0.95) <= 3.0 * math.sqrt(0.95 * 0.05 / jobs)
+
+
+def test_pairs_that_are_cut_off_do_not_count() -> None:
+    assert len(Blocks.of(SCHEDULE, ITERATIONS - 1).counted()) == PAIRS - 1
+    assert len(Blocks.of(SCHEDULE, QUIET + 3 * BLOCK).counted()) == 0
+    assert len(BLOCKS.first(3).counted()) == 3
+    nothing = effect(log_ratios(np.ones((1, QUIET)), Blocks.of(SCHEDULE, QUIET))[0])
+    assert nothing.units == 0
+    assert math.isnan(nothing.change)
+    assert math.isnan(Effect.of(json.loads(json.dumps(nothing.as_dict()).replace("NaN", "null"))).low)
+
+
+def test_another_job_is_judged_by_its_steps_within_our_blocks() -> None:
+    """Its steps take 10 % less while we are paced; those that straddle an edge of a block are nobody's."""
+    step_s_T = np.full(ITERATIONS, 0.2)
+    end_s_T = 50.0 + np.r_[0.0, np.cumsum(step_s_T)]
+    ends, now_s = [49.0], 49.0
+    while now_s < end_s_T[-1] + 1.0:
+        i = np.searchsorted(end_s_T, now_s, "right") - 1
+        now_s += 0.03 * (0.9 if 0 <= i < ITERATIONS and BLOCKS.on_T[i] else 1.0)
+        ends.append(now_s)
+    found = effect(other_log_ratios(end_s_T, np.array(ends), BLOCKS))
+    assert found.units == PAIRS
+    assert found.change == pytest.approx(-0.1, abs=1e-9)
+    assert other_log_ratios(end_s_T, np.array(ends[::60]), BLOCKS).size == 0  # too slow to fit twice into a block
+
+
+def test_a_step_ends_with_its_last_rank() -> None:
+    end_s_T, step_s_T = job_steps(np.array([[1.0, 1.1], [2.3, 2.0], [3.0, 3.2]]))
+    np.testing.assert_allclose(end_s_T, [1.1, 2.3, 3.2])
+    np.testing.assert_allclose(step_s_T, [1.2, 0.9])
+
+
+def test_the_mean_of_a_run_has_the_interval_of_its_parts() -> None:
+    found = mean_step(np.tile([0.1, 0.3], 100))
+    assert found["mean_s"] == pytest.approx(0.2)
+    assert found["cv"] == pytest.approx(0.5)
+    assert found["high_s"] - found["low_s"] == pytest.approx(0.0, abs=1e-12)  # ten of each in every part
+    drifting = mean_step(np.repeat([0.1, 0.3], 100))
+    assert drifting["high_s"] - drifting["low_s"] > 0.05
+
+
+def test_in_blocks_without_pacing_nothing_is_delayed_and_the_policy_stands_still() -> None:
+    """Where pacing is off the steps are those of a job without any; where it is on again, the delay is back at once."""
+    cluster, on_T = load_cluster("unequal-slack").changed(["noise.jitter_cv=0"]), np.zeros(160, np.bool_)
+    on_T[40:80] = on_T[120:] = True
+    paced, _ = run_in_blocks(Static("slack", 0.02, 0.3), start(cluster, np.arange(2)), on_T, 40, 10)
+    plain, _ = run_in_blocks(passive(), start(cluster, np.arange(2)), on_T, 40, 10)
+    np.testing.assert_allclose(paced[:, ~on_T], plain[:, ~on_T], rtol=1e-6)
+    assert paced[:, 75:80].mean() < 0.9 * plain[:, 75:80].mean()
+    assert (paced[:, 50] > paced[:, 79]).all()
+    np.testing.assert_allclose(paced[:, 120:130], paced[:, 79:80].repeat(10, axis=1), rtol=0.02)
+
+
+def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
+    from policies.rollout import run
+
+    cluster, on_T = load_cluster("unequal-slack"), np.ones(200, np.bool_)
+    found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3)), on_T, 20, 20)
+    wanted = run(Adaptive(), start(cluster, np.arange(3)), 200, interval_iterations=20)
+    np.testing.assert_array_equal(found, wanted.step_ET)
+
+
+def test_predictions_are_capped_as_a_live_rank_is() -> None:
+    """The longest delay is the smaller of both caps, the share being of a rank's baseline, not of the ideal step."""
+    cluster, plan = load_cluster("unequal-slack"), scenario(cap_s=0.1, cap_share=0.25).loop
+    ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
+    for baseline_s in (0.2, 0.34, 0.9):
+        capped = with_cap(cluster, plan, baseline_s)
+        assert capped.pacing.cap * ideal_s == pytest.approx(min(0.1, 0.25 * baseline_s))
+    tight = with_cap(cluster, scenario(cap_s=0.004).loop, 0.3)
+    simulator = start(tight, np.arange(2))
+    run_in_blocks(Static("slack", 0.0, 0.4), simulator, np.ones(100, np.bool_), 10, 10)
+    assert simulator.batch.jobs["cap_s"] == pytest.approx(0.004)
+    assert 0.0 < simulator.mean_delay_s().max() <= 0.004
+
+
+def test_clusters_are_drawn_from_the_errors_of_the_calibration() -> None:
+    fitted = load_cluster("unequal-slack")
+    drawn = drawn_clusters(fitted, loop_doubles.PARAMETERS, 0, draws=400)
+    compute_s = np.array([cluster.job.compute_s for cluster in drawn])
+    assert compute_s.mean() == pytest.approx(0.06, abs=4 * 0.0005 / 20)
+    assert compute_s.std() == pytest.approx(0.0005, rel=0.15)
+    assert {cluster.noise.slow_ranks for cluster in drawn} == {0}  # a whole number is not drawn
+    assert {cluster.fabric.buffer_kb for cluster in drawn} == {None}  # nor what cannot be told
+
+
+def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
+    plan = scenario().loop
+    fitted = with_cap(load_cluster("unequal-slack"), plan, 0.34)
+    schedule = Schedule(0, block_iterations=plan.block_iterations, first_iteration=plan.quiet_first)
+    same = Predictor([fitted] * 4, plan, schedule, 2, 0)
+    vague = Predictor(
+        [fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, schedule, 2, 0
+    )
+    rule = default_rule(scenario())
+    sharp, wide = same.predict(rule), vague.predict(rule)
+    assert sharp.always.high < -0.1
+    assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)
+    assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
+    assert vague.passive.high_s - vague.passive.low_s > 3.0 * (same.passive.high_s - same.passive.low_s)
+    nothing = same.predict("passive")
+    assert nothing.always.change == 0.0
+    assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what a canary of nothing reads
+
+
+def _row(policy: str, change: float, half: float) -> dict[str, Any]:
+    return {"policy": policy, "always": Effect(change, change - half, change + half, 16).as_dict()}
+
+
+def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
+    rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
+    assert choose(rows, scenario())["policy"] == "c"
+    none = choose([rows[1], rows[3]], scenario(mechanism="slide"))
+    assert none["policy"] == "passive"
+    threshold, window = STATIC_DEFAULTS["slide"]
+    assert none["run"] == f"static:mechanism=slide,threshold={threshold},window={window}"
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "inside", "sign", "said"),
+    [
+        ((-0.182, -0.2, -0.16), (-0.175, -0.19, -0.16), True, True, "agrees"),
+        ((-0.20, -0.22, -0.17), (-0.175, -0.19, -0.16), False, True, "agrees within the error of the prediction"),
+        ((-0.30, -0.32, -0.28), (-0.175, -0.19, -0.16), False, True, "right in sign, predicted 12.5 points too much"),
+        ((-0.05, -0.06, -0.04), (0.03, 0.02, 0.04), False, False, "predicted shorter steps, measured longer steps"),
+        ((-0.003, -0.004, -0.002), (0.001, -0.002, 0.004), False, True, "agrees within"),
+        ((-0.05, -0.06, -0.04), (0.001, -0.002, 0.004), False, False, "measured no difference"),
+        ((-0.05, -0.06, -0.04), (math.nan, math.nan, math.nan), None, None, "too few pairs to tell"),
+    ],
+)
+def test_agreement_is_said_in_words(
+    predicted: tuple[float, ...], measured: tuple[float, ...], inside: bool | None, sign: bool | None, said: str
+) -> None:
+    found = sim_to_real.compare(Effect(*predicted, 16), Effect(*measured, 8))
+    assert (found["inside"], found["sign"]) == (inside, sign)
+    assert said in found["verdict"]
+
+
+def test_blocks_after_a_rollback_do_not_count() -> None:
+    paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
+    stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
+    assert agents_say([paced, paced])["paced_pairs"] is None
+    found = agents_say([paced, stopped])
+    assert found["paced_pairs"] == 4
+    assert found["stopped"] == ["rolled back"]
+    assert found["verdicts"] == {"helps": 1, "hurts": 1}
+
+
+def _loop(folder: Path, testbed: SimulatedTestbed, *, options: LoopOptions | None = None, **plan: Any) -> ClosedLoop:
+    return ClosedLoop(scenario(**plan), folder, options or LoopOptions(seeds=1), testbed, loop_doubles.calibrate)
+
+
+def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
+    testbed = SimulatedTestbed()
+    report = _loop(tmp_path / "loop", testbed).go()
+    assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary", "canary"]
+    assert [run.get("--policy") for run in testbed.runs[2:]] == [report["chosen"]["run"], "paper"]
+    assert testbed.runs[2]["--seed"] != testbed.runs[3]["--seed"]
+    assert float(testbed.runs[1]["--probe-s"]) == 0.01
+    assert report["fit"]["mean_within"]
+    assert report["fit"]["cv_within"]
+    ours, paper = (report["canaries"][stage] for stage in ("canary-ours", "canary-paper"))
+    assert ours["measured"]["high"] < -0.1
+    assert ours["sign"]
+    assert abs(ours["measured"]["change"] - ours["predicted"]["change"]) < 0.01
+    assert abs(paper["measured"]["change"]) < 0.005
+    assert ours["others"]["beside"]["change"] == pytest.approx(0.0, abs=1e-9)
+    assert ours["agents"]["verdicts"] == {"helps": 8}
+    assert report["verdict"] in (tmp_path / "loop" / "report.md").read_text()
+    assert "cannot tell from this trace" in (tmp_path / "loop" / "report.md").read_text()
+    assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
+    for name in sim_to_real.FILES:
+        assert (tmp_path / "loop" / name).stat().st_size > 500
+
+
+def test_a_loop_stops_where_it_is_told_and_goes_on_from_there(tmp_path: Path) -> None:
+    first, second = SimulatedTestbed(), SimulatedTestbed()
+    assert "policies" in _loop(tmp_path, first).go("predict")
+    assert [run["--mode"] for run in first.runs] == ["observe", "probe"]
+    _loop(tmp_path, second).go("canary-ours")
+    assert [run["--mode"] for run in second.runs] == ["canary"]
+
+
+def test_no_probe_where_the_scenario_asks_for_none(tmp_path: Path) -> None:
+    testbed = SimulatedTestbed()
+    _loop(tmp_path, testbed, probe_s=0.0).go("probe")
+    assert len(testbed.runs) == 1
+
+
+def test_a_loop_that_is_another_is_refused_until_it_starts_anew(tmp_path: Path) -> None:
+    _loop(tmp_path, SimulatedTestbed()).go("observe")
+    again = SimulatedTestbed()
+    with pytest.raises(InputError, match=r"begun with scenario\.loop\.pairs = 6, now 7; allowed: .*--fresh"):
+        _loop(tmp_path, again, pairs=7).go("observe")
+    with pytest.raises(InputError, match=r"begun with options\.seed = 0, now 1"):
+        _loop(tmp_path, again, options=LoopOptions(seed=1, seeds=1)).go("observe")
+    assert not again.runs
+    (tmp_path / "notes.txt").write_text("mine")
+    _loop(tmp_path, again, pairs=7).go("observe", fresh=True)
+    assert len(again.runs) == 1
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    for fresh in (False, True):
+        with pytest.raises(InputError, match="holds something else"):
+            _loop(tmp_path, SimulatedTestbed()).go(fresh=fresh)
+
+
+def test_only_one_loop_works_in_a_folder(tmp_path: Path) -> None:
+    closed = _loop(tmp_path, SimulatedTestbed())
+    with closed.folder.locked(), pytest.raises(InputError, match="another loop is at work"):
+        closed.go()
+
+
+def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    testbed = SimulatedTestbed()
+    with pytest.raises(InputError, match="block_iterations = 25; allowed: a multiple"):
+        _loop(tmp_path / "loop", testbed, block_iterations=25).go()
+    with pytest.raises(InputError, match=r"unknown key fabric\.bufer_kb"):
+        _loop(tmp_path / "loop", testbed, known={"fabric.bufer_kb": 32}).go()
+    assert not testbed.runs
+    assert known_cluster(scenario(known={"fabric.buffer_kb": 32})).fabric.buffer_kb == 32
+    assert "--cap-share" in agent_options(scenario().loop, "canary")
+
+
+def test_a_loop_that_is_killed_anywhere_goes_on_behind_its_last_finished_stage(tmp_path: Path) -> None:
+    """One loop, dead once in the middle of its first run, and once in every stage right before that is done."""
+    folder, program = tmp_path / "loop", loop_doubles.__file__
+    told = subprocess.run([sys.executable, program, str(folder), "run:1", *STAGES], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    processes = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [p["ended"] for p in processes] == [-signal.SIGKILL] * (1 + len(STAGES)) + [0], told.stderr
+    assert [len(p["finished"]) for p in processes] == [0, *range(len(STAGES)), len(STAGES)]
+    whole = _loop(tmp_path / "whole", SimulatedTestbed()).go()
+    assert json.loads((folder / "report.json").read_text()) == whole

@@ -1,0 +1,288 @@
+"""The closed loop on a testbed scenario: observe, probe, calibrate, predict, choose, canary, report; resumable.
+
+Every stage has a folder of its own (``trainers.loop_folder``). Talks to the testbed, which runs real jobs, to the
+calibration, the simulator and the report; what blocks with and without pacing say is computed in ``trainers.blocks``,
+from the steps that the job itself wrote down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from live.canary import Schedule
+from live.testbed.run import RunResult
+from live.testbed.scenario import Scenario
+from paceenv import configs, output
+from paceenv.calibration.job import JobFit, Parameter
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.configs import Config
+from paceenv.trace import Trace, read_trace
+from policies.file import save_policy
+from policies.names import STATIC_DEFAULTS
+from trainers import sim_to_real
+from trainers.blocks import Array, Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
+from trainers.config import ClusterShare, Suite, SuiteCase, load_train_config
+from trainers.evaluate import best_static, search_size
+from trainers.loop_agents import agent_options, agents_say, baseline_s
+from trainers.loop_folder import Found, LoopFolder
+from trainers.predict import DRAWS, Predictor, drawn_clusters, with_cap
+
+STAGES = ("observe", "probe", "calibrate", "predict", "choose", "canary-ours", "canary-paper", "report")
+RUN = "run"
+"""The folder of a real run inside its stage's."""
+SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
+"""Far from each other and from the seeds of the predictions: a setting is not judged on the noise that chose it."""
+WARM_SHARE = 0.1
+"""Of an observed run the first tenth is warm-up: connections, buffers, caches."""
+
+
+class Runner(Protocol):
+    """``live.testbed.run.run_scenario``, or what stands in for it."""
+
+    def __call__(
+        self,
+        scenario: Scenario,
+        out: Path,
+        *,
+        agents: Mapping[str, Sequence[str]],
+        iterations: int,
+        on_progress: Callable[[float], None],
+    ) -> RunResult: ...
+
+
+class Calibrator(Protocol):
+    """``paceenv.calibration.job.calibrate_job``, or what stands in for it."""
+
+    def __call__(self, trace: Trace, *, base: Cluster | None, name: str, probe: Trace | None) -> JobFit: ...
+
+
+class LoopOptions(Config):
+    """What is not the scenario's to say: seeds, and how much is simulated."""
+
+    seed: int = Field(0, ge=0, description="of the order of the canary's blocks and of the simulated noise")
+    seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
+    train: int = Field(0, ge=0, description="decisions to train a policy with; 0: none")
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """One loop in one folder.
+
+    Parameters
+    ----------
+    scenario : with the plan of its loop
+    out : the loop's folder
+    options : seeds and sizes
+    run, calibrate : the testbed and the calibration
+    """
+
+    scenario: Scenario
+    out: Path
+    options: LoopOptions
+    run: Runner
+    calibrate: Calibrator
+
+    @property
+    def folder(self) -> LoopFolder:
+        """What is done so far."""
+        return LoopFolder(self.out, STAGES, sim_to_real.FILES)
+
+    def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
+        """Run what is not done yet, up to ``stop_after``; returns what that stage found. Raises InputError."""
+        agent_options(self.scenario.loop, "observe")  # refuses what the agent would refuse, before anything is started
+        known_cluster(self.scenario)
+        folder = self.folder
+        with folder.locked():
+            record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
+            folder.claim(record, fresh=fresh)
+            work: dict[str, Callable[[Path], Found]] = {
+                "observe": self._observe,
+                "probe": self._probe,
+                "calibrate": self._calibrate,
+                "predict": self._predict,
+                "choose": self._choose,
+                "canary-ours": lambda place: self._canary(place, "canary-ours", folder.found("choose")["run"]),
+                "canary-paper": lambda place: self._canary(place, "canary-paper", "paper"),
+                "report": self._report,
+            }
+            for stage in STAGES[: STAGES.index(stop_after) + 1]:
+                if not folder.is_done(stage):
+                    folder.finish(stage, work[stage](folder.begin(stage)))
+            return folder.found(stop_after)
+
+    def _observe(self, place: Path) -> Found:
+        plan = self.scenario.loop
+        result = self._real(place, "observe", plan.observe_iterations)
+        mine = result.jobs[plan.job]
+        baseline = baseline_s(mine.snapshots, job_steps(mine.steps_s_TR)[1])
+        return {"jobs": _settled(result), "baseline_s": baseline}
+
+    def _probe(self, place: Path) -> Found:
+        plan = self.scenario.loop
+        if not plan.probe_s:
+            return {"skipped": "the scenario asks for no probe (loop.probe_s)"}
+        return {"jobs": _settled(self._real(place, "probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}"))}
+
+    def _calibrate(self, place: Path) -> Found:
+        observed = read_trace(self._run_of("observe") / "trace.parquet")
+        probed = (
+            None if "skipped" in self.folder.found("probe") else read_trace(self._run_of("probe") / "trace.parquet")
+        )
+        name = f"{self.scenario.name}-calibrated"
+        fit = self.calibrate(observed, base=known_cluster(self.scenario), name=name, probe=probed)
+        configs.write_text(place / "cluster.yaml", configs.to_yaml(fit.cluster.model_dump(exclude_defaults=True)))
+        return {"parameters": [asdict(parameter) for parameter in fit.parameters]}
+
+    def _predict(self, place: Path) -> Found:
+        plan, baseline = self.scenario.loop, float(self.folder.found("observe")["baseline_s"])
+        fitted = with_cap(load_cluster(self.folder.of("calibrate") / "cluster.yaml"), plan, baseline)
+        policies = [self._search(fitted), default_rule(self.scenario), "adaptive", "paper"]
+        if self.options.train:
+            policies.insert(0, self._train(fitted, place))
+        parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
+        drawn = drawn_clusters(fitted, parameters, DRAWS_SEED + self.options.seed)
+        clusters = [with_cap(cluster, plan, baseline) for cluster in drawn]
+        schedule = self._schedule("canary-ours")
+        names, rows = list(dict.fromkeys(policies)), []
+        with output.progress("predict", len(names)) as done:
+            predictor = Predictor(clusters, plan, schedule, self.options.seeds, 1000 * self.options.seed)
+            for name in names:
+                rows.append(predictor.predict(name).as_dict())
+                done(len(rows))
+        return {"passive": asdict(predictor.passive), "policies": rows, "cap": fitted.pacing.cap}
+
+    def _choose(self, place: Path) -> Found:
+        return choose(
+            [row for row in self.folder.found("predict")["policies"] if row["policy"] != "paper"], self.scenario
+        )
+
+    def _canary(self, place: Path, stage: str, policy: str) -> Found:
+        """The real job in blocks with and without ``policy``, and what its own steps and the agents say of them."""
+        plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
+        result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
+        mine = result.jobs[plan.job]
+        agents = agents_say(mine.snapshots)
+        return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
+
+    def _report(self, place: Path) -> Found:
+        report = sim_to_real.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
+        runs = {
+            stage: (np.asarray(np.load(self._run_of(stage) / "steps.npy"), np.float64), self._schedule(stage))
+            for stage in sim_to_real.CANARIES
+        }
+        sim_to_real.write(report, runs, self.out)
+        return report
+
+    def _real(self, place: Path, mode: str, iterations: int, *more: str) -> RunResult:
+        plan = self.scenario.loop
+        agents = {plan.job: [*agent_options(plan, mode), *more]}
+        with output.progress(f"{self.scenario.name}: {place.name}", iterations) as done:
+            return self.run(self.scenario, place / RUN, agents=agents, iterations=iterations, on_progress=done)
+
+    def _run_of(self, stage: str) -> Path:
+        """What a stage's real run left of the job that has the agent."""
+        return self.folder.of(stage) / RUN / self.scenario.loop.job
+
+    def _block_seed(self, stage: str) -> int:
+        return 2 * self.options.seed + (stage == "canary-paper")
+
+    def _schedule(self, stage: str) -> Schedule:
+        plan, seed = self.scenario.loop, self._block_seed(stage)
+        return Schedule(seed, block_iterations=plan.block_iterations, first_iteration=plan.quiet_first)
+
+    def _search(self, cluster: Cluster) -> str:
+        """The best static setting of the mechanism on the fitted cluster."""
+        plan = self.scenario.loop
+        suite = Suite(
+            name=cluster.name,
+            cases=[SuiteCase(cluster=cluster.name)],
+            mechanisms=[plan.mechanism],
+            iterations=max(plan.pairs * plan.block_iterations, 40),
+            seeds=max(4 * self.options.seeds, 2),
+            first_seed=SEARCH_SEED + self.options.seed,
+        )
+        with output.progress("best static setting", search_size(suite)) as done:
+            return best_static(suite, {cluster.name: cluster}, on_done=done)
+
+    def _train(self, cluster: Cluster, place: Path) -> str:
+        """A policy trained on the fitted cluster, as the path of its file."""
+        from trainers import sb3  # PyTorch, which nothing else of a prediction needs
+
+        plan, base = self.scenario.loop, load_train_config("demo")
+        changes: dict[str, Any] = {
+            "clusters": [ClusterShare(cluster=cluster.name)],
+            "mechanisms": [plan.mechanism],
+            "interval_iterations": plan.interval_iterations,
+        }
+        config = base.model_copy(
+            update={
+                "name": cluster.name,
+                "seed": self.options.seed,
+                "environment": base.environment.model_copy(update=changes),
+                "ppo": base.ppo.model_copy(update={"total_timesteps": self.options.train}),
+            }
+        )
+        with output.progress("train", self.options.train) as done:
+            trained = sb3.train(config, {cluster.name: cluster}, on_progress=done)
+        save_policy(place / "policy.safetensors", trained.file)
+        return str((place / "policy.safetensors").absolute())
+
+
+def known_cluster(scenario: Scenario) -> Cluster:
+    """What the operator knows of a scenario's cluster before anything ran: its size, and the keys of ``loop.known``."""
+    plan = scenario.loop
+    job, base = scenario.job(plan.job), load_cluster("null-jitter").model_dump()
+    base["name"], base["description"] = scenario.name, f"What is known of {scenario.name} before anything ran."
+    base["job"] |= {"nodes": len(job.hosts), "ranks_per_node": job.ranks_per_host}
+    for key, value in plan.known.items():
+        configs.set_value(base, f"{key}={json.dumps(value)}", "loop.known")
+    return configs.parse(Cluster, base, f"scenario {scenario.name}: loop.known")
+
+
+def default_rule(scenario: Scenario) -> str:
+    """The mechanism's rule with the settings it has where nobody gave any, spelled out."""
+    mechanism = scenario.loop.mechanism
+    threshold, window = STATIC_DEFAULTS[mechanism]
+    return f"static:mechanism={mechanism},threshold={threshold},window={window}"
+
+
+def choose(predicted: Sequence[Found], scenario: Scenario) -> Found:
+    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive.
+
+    ``run`` is what the canary then runs: with no help predicted the mechanism's default rule, so that the prediction
+    can be checked.
+    """
+    helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
+    helping = [(found, policy) for found, policy in helping if found.high < 0.0]
+    if not helping:
+        why = "pacing is not predicted to help; the canary runs the default rule to check that"
+        return {"policy": "passive", "run": default_rule(scenario), "why": why}
+    best, policy = min(helping, key=lambda one: one[0].change)
+    return {"policy": policy, "run": policy, "why": f"the best predicted effect, {best}"}
+
+
+def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None) -> Found:
+    """Effect on mean step time in the first ``pairs`` of blocks (None: all), on the job and on those beside it."""
+    end_s_T, step_s_T = job_steps(result.jobs[job].steps_s_TR)
+    blocks = Blocks.of(schedule, len(step_s_T)).first(pairs)
+    beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
+    others = {name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()}
+    steps = {name: mean_step(step_s_T[at]) for name, at in zip(("unpaced", "paced"), blocks.both(), strict=True)}
+    return {"measured": effect(log_ratios(step_s_T[None], blocks)[0]).as_dict(), "others": others, "steps": steps}
+
+
+def _settled(result: RunResult) -> dict[str, dict[str, float]]:
+    """Mean step and CV of every job, without its warm-up."""
+    found = {}
+    for name, job in result.jobs.items():
+        step_s_T: Array = job_steps(job.steps_s_TR)[1]
+        kept = step_s_T[int(WARM_SHARE * len(step_s_T)) :]
+        found[name] = {**mean_step(kept), "iterations": len(kept)}
+    return found

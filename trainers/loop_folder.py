@@ -1,0 +1,112 @@
+"""The folder of a closed loop: a stage is done when its ``done.json`` is there, written last; so a loop resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceenv import output
+from paceenv.errors import InputError
+
+RECORD, DONE, LOCK = "loop.json", "done.json", ".lock"
+Found = dict[str, Any]
+
+
+class LoopFolder:
+    """Stages in order, each in a folder of its own.
+
+    Parameters
+    ----------
+    path : the loop's folder
+    stages : names, in their order
+    files : what the loop leaves beside the stages' folders
+    """
+
+    def __init__(self, path: Path, stages: Sequence[str], files: Sequence[str]) -> None:
+        self.path, self._stages, self._files = path, stages, files
+
+    def of(self, stage: str) -> Path:
+        """Where a stage keeps what it made."""
+        return self.path / f"{1 + self._stages.index(stage)}-{stage}"
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage has finished."""
+        return (self.of(stage) / DONE).is_file()
+
+    def found(self, stage: str) -> Found:
+        """What a finished stage found. Raises InputError."""
+        return _read(self.of(stage) / DONE)
+
+    def begin(self, stage: str) -> Path:
+        """An empty folder for a stage, without what a loop that was killed in it left there."""
+        folder = self.of(stage)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, stage: str, found: Found) -> None:
+        """A stage is done, and this is what it found."""
+        output.write_json(found, str(self.of(stage) / DONE))
+
+    def claim(self, record: Mapping[str, Any], *, fresh: bool = False) -> None:
+        """Make a new folder this loop's, or make sure that it is. Raises InputError where it is another's.
+
+        ``record`` is plain data that says what the loop is about; with another one its stages would not fit together.
+        ``fresh`` removes what a loop left here, and nothing else.
+        """
+        path = self.path / RECORD
+        if not path.exists():
+            if any(one.name != LOCK for one in self.path.iterdir()):
+                raise InputError(f"{self.path}: holds something else; allowed: a new folder, or one of a loop")
+        elif fresh:
+            for stage in self._stages:
+                shutil.rmtree(self.of(stage), ignore_errors=True)
+            for name in self._files:
+                (self.path / name).unlink(missing_ok=True)
+        elif changed := _first_difference(_read(path), json.loads(json.dumps(record))):
+            raise InputError(f"{self.path}: begun with {changed}; allowed: the same, another folder, or --fresh")
+        output.write_json(dict(record), str(path))
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other loops out; the lock goes with the process, however it ends. Raises InputError."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made a folder to write to: {error.strerror}") from None
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{self.path}: another loop is at work there; allowed: another folder") from None
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _read(path: Path) -> Found:
+    try:
+        found: Found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}; allowed: with --fresh the loop starts anew") from None
+    return found
+
+
+def _first_difference(theirs: Any, mine: Any, where: str = "") -> str:
+    """The first key in which two trees of plain data differ, with both values, or nothing."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
+    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        inside = [(str(i), *both) for i, both in enumerate(zip(theirs, mine, strict=True))]
+    else:
+        return "" if theirs == mine else f"{where} = {theirs!r}, now {mine!r}"
+    found = (_first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
+    return next(filter(None, found), "")

@@ -1,0 +1,196 @@
+"""What pacing will do on a real job, predicted by simulating the cluster that was calibrated from its trace.
+
+Two predictions a policy: **always on**, what it is worth once it stays on, and **in blocks**, what the canary will
+read. They differ where an effect outlives the block that caused it: two jobs that have been shifted apart stay apart
+for a while. Blocks follow the agent's schedule, and in blocks without pacing the policy stands still, as in
+``live.pacer``.
+
+Parameters are drawn from the calibration's standard errors (independently of each other, which is wider than the truth
+where two of them hang together), and each drawn cluster is simulated over several seeds. The interval of always on has
+the mean effect of 95 % of such clusters in it; that in blocks what 95 % of single canaries would read.
+
+Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from live.canary import Schedule
+from live.student import upper_quantile
+from live.testbed.scenario import LoopPlan
+from paceenv import pacing, timing
+from paceenv.calibration.job import Parameter
+from paceenv.cluster import Cluster
+from paceenv.engine.simulator import Simulator
+from paceenv.errors import InputError
+from policies.base import Policy
+from policies.rollout import start
+from policies.select import select_policy
+from trainers.blocks import LEVEL, Array, Blocks, Effect, log_ratios
+
+DRAWS = 16
+"""Clusters drawn from the calibration's errors."""
+TRIES = 20
+"""Draws of a value before one that the cluster allows is given up for the fitted one."""
+_STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
+_ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One policy: its effect always on and in the canary's blocks; CV and mean delay of a rank while it is on."""
+
+    policy: str
+    always: Effect
+    blocks: Effect
+    cv: float
+    mean_delay_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        effects = {"always": self.always.as_dict(), "blocks": self.blocks.as_dict()}
+        return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
+
+
+@dataclass(frozen=True)
+class Passive:
+    """The job without pacing, simulated: mean step with the interval of the calibration, in seconds, and CV."""
+
+    mean_s: float
+    low_s: float
+    high_s: float
+    cv: float
+
+
+def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
+    """``cluster`` whose pacing is capped as the guard of a live rank with a baseline step of ``baseline_s`` will."""
+    ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
+    cap = min(plan.cap_s, plan.cap_share * baseline_s) / ideal_s
+    return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
+
+
+def drawn_clusters(cluster: Cluster, parameters: Sequence[Parameter], seed: int, draws: int = DRAWS) -> list[Cluster]:
+    """Clusters with every parameter drawn from its error; whole numbers and what has no error stay as they are."""
+    random = np.random.default_rng(seed)
+    found = [cluster] * draws
+    for parameter in parameters:
+        if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
+            continue
+        found = [_changed(one, parameter, random) for one in found]
+    return found
+
+
+def _changed(cluster: Cluster, parameter: Parameter, random: np.random.Generator) -> Cluster:
+    assert parameter.value is not None
+    assert parameter.se is not None
+    for _ in range(TRIES):
+        value = random.normal(parameter.value, parameter.se)
+        try:
+            return cluster.changed([f"{parameter.key}={value!r}"], "drawn")
+        except InputError:
+            continue  # beyond what is allowed, or a whole number
+    return cluster
+
+
+class Predictor:
+    """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
+
+    Parameters
+    ----------
+    clusters : drawn from a calibration (:func:`drawn_clusters`), capped (:func:`with_cap`)
+    plan : of the loop: blocks, intervals, the mechanism
+    schedule : of the canary that is to be predicted
+    seeds : episodes a cluster
+    first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
+    """
+
+    def __init__(
+        self, clusters: Sequence[Cluster], plan: LoopPlan, schedule: Schedule, seeds: int, first_seed: int
+    ) -> None:
+        self._clusters, self._plan, self._schedule = clusters, plan, schedule
+        self._seeds = first_seed + np.arange(len(clusters) * seeds).reshape(len(clusters), seeds)
+        iterations = plan.quiet_first + 2 * plan.block_iterations * (1 + plan.pairs)
+        self._blocks = Blocks.of(schedule, iterations)
+        self._always_T = np.arange(iterations) >= plan.quiet_first
+        self._from = plan.quiet_first + plan.block_iterations
+        self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
+
+    @property
+    def passive(self) -> Passive:
+        """The job without pacing."""
+        step_s_DET = [step_s_ET[:, self._from :] for step_s_ET in self._passive]
+        mean, low, high = _one_more(np.array([math.log(step_s_ET.mean()) for step_s_ET in step_s_DET]))
+        cv = float(np.mean([(s.std(axis=1) / s.mean(axis=1)).mean() for s in step_s_DET]))
+        return Passive(math.exp(mean), math.exp(low), math.exp(high), cv)
+
+    def predict(self, policy: str) -> Prediction:
+        """One policy, by name or file."""
+        always_D, blocks_D, cv_D, delay_D = [], [], [], []
+        for d, passive_s_ET in enumerate(self._passive):
+            step_s_ET, delay_s = self._run(policy, d, self._always_T)
+            paced, plain = step_s_ET[:, self._from :], passive_s_ET[:, self._from :]
+            always_D.append(np.log(paced.mean(axis=1) / plain.mean(axis=1)).mean())
+            cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
+            delay_D.append(delay_s)
+            blocks_D.append(log_ratios(self._run(policy, d, self._blocks.on_T)[0], self._blocks).mean(axis=1))
+        always, blocks = (_as_effect(np.ravel(found)) for found in (always_D, blocks_D))
+        return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
+
+    def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
+        """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
+        cluster = self._clusters[d]
+        simulator = start(cluster, self._seeds[d])
+        chosen = select_policy(policy, cluster)
+        if not isinstance(chosen, Policy):
+            raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
+        return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first, self._plan.interval_iterations)
+
+
+def run_in_blocks(
+    policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int, interval_iterations: int
+) -> tuple[Array, float]:
+    """Step times ``(E, T)`` of a policy that may act in iterations ``on_T`` only, and the mean delay when it last did.
+
+    ``on_T`` changes at ``quiet_first`` and at whole intervals after it. While it is off, delays are 0 and what the
+    policy and the rules judge themselves by stands still; then they go on where they were interrupted.
+    """
+    iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
+    step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0
+    policy.reset(E * R)
+    settings, fixed = simulator.off(), policy.constant()
+    begins = [0, *range(quiet_first, iterations, interval_iterations)]
+    for t, until in zip(begins, [*begins[1:], iterations], strict=True):
+        if on_T[t]:
+            step_s_ET[:, t:until] = simulator.run(settings, until - t)
+            mean_delay_s = float(simulator.mean_delay_s().mean())
+            if fixed is not None:
+                settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))
+            else:
+                view = simulator.observe(every_rank=True)
+                settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+            continue
+        asked, standing = simulator.rank_EFR[:, _ASKED].copy(), simulator.tick_EK[:, _STANDING].copy()
+        simulator.rank_EFR[:, timing.DELAY_S] = 0.0
+        step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
+        simulator.rank_EFR[:, _ASKED], simulator.tick_EK[:, _STANDING] = asked, standing
+    return step_s_ET, mean_delay_s
+
+
+def _as_effect(log_ratio_N: Array) -> Effect:
+    return Effect.of_logs(*_one_more(log_ratio_N), len(log_ratio_N))
+
+
+def _one_more(value_N: Array) -> tuple[float, float, float]:
+    """Mean of a sample, and between which values one more would lie with a probability of 95 %."""
+    n, mean = len(value_N), float(value_N.mean())
+    if n < 2:
+        return mean, math.nan, math.nan
+    spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
+    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
+    return mean, mean - half, mean + half

@@ -1,0 +1,212 @@
+"""Predicted beside measured: the report of a closed loop as Markdown, JSON, tables, pictures, and one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from live.canary import Schedule
+from live.testbed.scenario import Scenario
+from paceenv import configs, output
+from trainers import loop_plots
+from trainers.blocks import Array, Effect
+from trainers.evaluate import NULL_LIMIT
+
+SCHEMA = "paceenv.loop/1"
+FILES = ("report.md", "report.json", "effects.png", "steps.png")
+MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
+"""How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
+CANARIES = {"canary-ours": "ours", "canary-paper": "the paper's rule"}
+Found = dict[str, Any]
+
+
+def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
+    """The report as plain data, from what the stages found."""
+    plan = scenario.loop
+    observed, passive = found["observe"]["jobs"][plan.job], found["predict"]["passive"]
+    policies = {row["policy"]: row for row in found["predict"]["policies"]}
+    canaries = {}
+    for stage in CANARIES:
+        canary = found[stage]
+        predicted = policies[canary["policy"]]
+        verdict = compare(Effect.of(predicted["blocks"]), Effect.of(canary["measured"]))
+        canaries[stage] = {**canary, "predicted": predicted["blocks"], "always": predicted["always"], **verdict}
+    ours = canaries["canary-ours"]
+    report = {
+        "schema": SCHEMA,
+        "scenario": scenario.name,
+        "description": scenario.description.strip(),
+        "mechanism": plan.mechanism,
+        "expect": plan.expect,
+        "observed": {"job": plan.job, **observed},
+        "others": {name: steps for name, steps in found["observe"]["jobs"].items() if name != plan.job},
+        "probed": "skipped" not in found["probe"],
+        "simulated": passive,
+        "fit": fit(observed, passive),
+        "calibration": found["calibrate"]["parameters"],
+        "cap": found["predict"]["cap"],
+        "policies": found["predict"]["policies"],
+        "chosen": found["choose"],
+        "canaries": canaries,
+        "notes": [note for stage in CANARIES for note in notes(CANARIES[stage], canaries[stage], scenario)],
+    }
+    return {**report, "verdict": f"{ours['policy']}: {ours['verdict']}"}
+
+
+def fit(observed: Mapping[str, float], passive: Mapping[str, float]) -> Found:
+    """How near the calibrated simulation comes to the job as it was observed."""
+    mean_error, cv_error = passive["mean_s"] / observed["mean_s"] - 1.0, passive["cv"] - observed["cv"]
+    within = {"mean_within": abs(mean_error) <= MEAN_LIMIT, "cv_within": abs(cv_error) <= CV_LIMIT}
+    return {"mean_error": mean_error, "cv_error": cv_error, **within}
+
+
+def compare(predicted: Effect, measured: Effect) -> Found:
+    """Whether a prediction agrees with what was measured, in words.
+
+    ``inside``: the predicted change lies in the measured interval. ``sign``: it has the measured sign; where the
+    measured interval has 0 in it, a prediction in that interval or within the limit of a null has.
+    """
+    said = f"predicted {predicted}, measured {measured}"
+    if not math.isfinite(measured.low):
+        return {"verdict": f"{said}: too few pairs to tell", "inside": None, "sign": None}
+    inside = measured.low <= predicted.change <= measured.high
+    if measured.high < 0.0 or measured.low > 0.0:
+        sign = predicted.change * measured.change > 0.0
+    else:
+        sign = inside or abs(predicted.change) <= NULL_LIMIT
+    if inside:
+        how = "agrees"
+    elif predicted.low <= measured.high and measured.low <= predicted.high:
+        how = "agrees within the error of the prediction"
+    elif not sign:
+        how = f"disagrees: predicted {_does(predicted.change)}, measured {_does(measured.change)}"
+    else:
+        more = abs(predicted.change) > abs(measured.change)
+        by = 100 * abs(predicted.change - measured.change)
+        how = f"disagrees: right in sign, predicted {by:.1f} points too {'much' if more else 'little'}"
+    return {"verdict": f"{said}: {how}", "inside": inside, "sign": sign}
+
+
+def _does(change: float) -> str:
+    return "shorter steps" if change < -NULL_LIMIT else "longer steps" if change > NULL_LIMIT else "no difference"
+
+
+def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
+    """What a reader must know before believing a canary's numbers."""
+    agents, found = canary["agents"], []
+    if agents["paced_pairs"] is not None:
+        why = "; ".join(agents["stopped"]) or "no reason given"
+        pairs = f"only the first {agents['paced_pairs']} pairs count"
+        found.append(f"{name}: not all agents paced to the end ({why}); {pairs}")
+    steps, budget = canary["steps"], scenario.loop.budget_s_per_minute / 60.0
+    if agents["cut"].get("budget"):
+        share = agents["mean_delay_s"] / steps["paced"]["mean_s"]
+        times = f"cut {agents['cut']['budget']} delays"
+        found.append(f"{name}: the budget of {budget:.0%} of the time {times} (mean delay {share:.1%} of the step)")
+    return found
+
+
+def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) -> None:
+    """Write the report and its pictures; ``runs`` are ends of steps ``(T, R)`` and schedule by canary."""
+    loop_plots.effects(report, out / "effects.png")
+    loop_plots.steps({CANARIES[stage]: run for stage, run in runs.items()}, out / "steps.png")
+    output.write_json(report, str(out / "report.json"))
+    configs.write_text(out / "report.md", markdown(report))
+
+
+def markdown(report: Found) -> str:
+    """The report for people."""
+    canaries = report["canaries"]
+    lines = [
+        f"# Closed loop: {report['scenario']}",
+        "",
+        report["description"],
+        "",
+        f"**{report['verdict']}**",
+        "",
+        f"- the paper's rule: {canaries['canary-paper']['verdict']}",
+        f"- chosen: {report['chosen']['policy']} ({report['chosen']['why']})",
+        *[f"- {note}" for note in report["notes"]],
+        "",
+        "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %.",
+    ]
+    for title, columns, rows, note in tables(report):
+        lines += ["", f"## {title}", "", *_table(columns, rows)]
+        lines += ["", note] if note else []
+    lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the canaries](steps.png)", ""]
+    return "\n".join(lines)
+
+
+def show(report: Found) -> None:
+    """The report in the terminal."""
+    for title, columns, rows, note in tables(report):
+        output.print_table(title, columns, rows, note)
+    print(report["verdict"])
+
+
+Table = tuple[str, Sequence[str], list[tuple[str, ...]], str]
+
+
+def tables(report: Found) -> list[Table]:
+    """Its tables: title, columns, rows, a note."""
+    observed, simulated, close = report["observed"], report["simulated"], report["fit"]
+    job: list[tuple[str, ...]] = [
+        ("mean step, ms", _interval_ms(observed), _interval_ms(simulated), f"{close['mean_error']:+.1%}"),
+        ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
+    ]
+    job += [(f"mean step of {name}, ms", _interval_ms(other), "", "") for name, other in report["others"].items()]
+    probe = "with a probe" if report["probed"] else "without a probe"
+    return [
+        ("The job without pacing", ("", "measured", "simulated", "difference"), job, ""),
+        (
+            f"Calibrated {probe}",
+            ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
+            [_parameter(p) for p in report["calibration"]],
+            "",
+        ),
+        (
+            "Predicted",
+            ("policy", "always on", "in the canary's blocks", "CV", "mean delay, ms"),
+            [_predicted(row) for row in report["policies"]],
+            f"no delay exceeds {report['cap']:.3g} of the ideal step, as the agent's guard will have it",
+        ),
+        (
+            "Predicted and measured",
+            ("policy", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents"),
+            [_measured(canary) for canary in report["canaries"].values()],
+            "measured on the job's own stamps, without the agent; inside: the prediction lies in the measured interval",
+        ),
+    ]
+
+
+def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:
+    numbers = [parameter[key] for key in ("value", "se", "lo", "hi")]
+    return (parameter["key"], *("–" if x is None else f"{x:.4g}" for x in numbers), parameter["evidence"])
+
+
+def _predicted(row: Mapping[str, Any]) -> tuple[str, ...]:
+    effects = (str(Effect.of(row[key])) for key in ("always", "blocks"))
+    return (row["policy"], *effects, f"{row['cv']:.3f}", f"{1e3 * row['mean_delay_s']:.1f}")
+
+
+def _measured(canary: Mapping[str, Any]) -> tuple[str, ...]:
+    measured = Effect.of(canary["measured"])
+    others = "; ".join(f"{name} {Effect.of(other)}" for name, other in canary["others"].items())
+    agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
+    ok = ({True: "yes", False: "NO", None: "–"}[canary[key]] for key in ("inside", "sign"))
+    predicted = str(Effect.of(canary["predicted"]))
+    return (canary["policy"], predicted, str(measured), str(measured.units), *ok, others or "–", agents)
+
+
+def _interval_ms(steps: Mapping[str, Any]) -> str:
+    mean, low, high = (
+        1e3 * x if x is not None else math.nan for x in (steps[k] for k in ("mean_s", "low_s", "high_s"))
+    )
+    return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(columns) - 1)]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
