@@ -19,7 +19,8 @@ import numpy as np
 from live.canary import PairedComparison, Schedule
 from live.testbed.run import JobResult, RunResult
 from live.testbed.scenario import Scenario
-from paceenv.calibration.job import JobFit, Parameter
+from paceenv.calibration.job import JobFit, Steps
+from paceenv.calibration.parameters import Parameter
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.engine.traces import RecordingWriter
 from policies.base import Policy
@@ -55,6 +56,7 @@ SCENARIO: dict[str, Any] = {
         "block_iterations": 30,
         "quiet_first": 20,
         "cap_share": 0.25,
+        "known": {"fabric.buffer_kb": 250},
     },
 }
 PARAMETERS = (
@@ -73,10 +75,10 @@ def scenario(**loop: Any) -> Scenario:
 def calibrate(trace: Any, *, base: Cluster | None, name: str, probe: Any) -> JobFit:
     """Finds the very cluster that the double runs on."""
     assert base is not None
-    assert base.job.nodes == 8
+    assert (base.job.nodes, base.fabric.buffer_kb, base.fabric.uplink_gbps) == (8, 250, 0.4)
     assert probe is not None
     cluster = load_cluster(TRUTH).model_copy(update={"name": name})
-    return JobFit(cluster, PARAMETERS)
+    return JobFit(cluster, PARAMETERS, Steps(0.34, 0.01), Steps(0.34, 0.01))
 
 
 class SimulatedTestbed:

@@ -20,7 +20,8 @@ from live.canary import Schedule
 from live.testbed.run import RunResult
 from live.testbed.scenario import Scenario
 from paceenv import configs, output
-from paceenv.calibration.job import JobFit, Parameter
+from paceenv.calibration.job import JobFit
+from paceenv.calibration.parameters import Parameter
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.configs import Config
 from paceenv.trace import Trace, read_trace
@@ -141,14 +142,15 @@ class ClosedLoop:
         return {"parameters": [asdict(parameter) for parameter in fit.parameters]}
 
     def _predict(self, place: Path) -> Found:
-        plan, baseline = self.scenario.loop, float(self.folder.found("observe")["baseline_s"])
+        plan, observed = self.scenario.loop, self.folder.found("observe")
+        baseline, mean_s = float(observed["baseline_s"]), float(observed["jobs"][plan.job]["mean_s"])
         fitted = with_cap(load_cluster(self.folder.of("calibrate") / "cluster.yaml"), plan, baseline)
-        policies = [self._search(fitted), default_rule(self.scenario), "adaptive", "paper"]
-        if self.options.train:
-            policies.insert(0, self._train(fitted, place))
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        drawn = drawn_clusters(fitted, parameters, DRAWS_SEED + self.options.seed)
+        drawn = drawn_clusters(fitted, parameters, mean_s, DRAWS_SEED + self.options.seed)
         clusters = [with_cap(cluster, plan, baseline) for cluster in drawn]
+        policies = [self._search(clusters), default_rule(self.scenario), "adaptive", "paper"]
+        if self.options.train:
+            policies.insert(0, self._train(clusters, place))
         schedule = self._schedule("canary-ours")
         names, rows = list(dict.fromkeys(policies)), []
         with output.progress("predict", len(names)) as done:
@@ -156,7 +158,8 @@ class ClosedLoop:
             for name in names:
                 rows.append(predictor.predict(name).as_dict())
                 done(len(rows))
-        return {"passive": asdict(predictor.passive), "policies": rows, "cap": fitted.pacing.cap}
+        passive = Predictor([fitted], plan, schedule, DRAWS * self.options.seeds, 1000 * self.options.seed).passive
+        return {"passive": asdict(passive), "policies": rows, "cap": fitted.pacing.cap}
 
     def _choose(self, place: Path) -> Found:
         return choose(
@@ -197,50 +200,55 @@ class ClosedLoop:
         plan, seed = self.scenario.loop, self._block_seed(stage)
         return Schedule(seed, block_iterations=plan.block_iterations, first_iteration=plan.quiet_first)
 
-    def _search(self, cluster: Cluster) -> str:
-        """The best static setting of the mechanism on the fitted cluster."""
-        plan = self.scenario.loop
+    def _search(self, clusters: Sequence[Cluster]) -> str:
+        """The best static setting of the mechanism on the mean of the drawn clusters."""
+        plan, drawn = self.scenario.loop, _numbered(clusters)
         suite = Suite(
-            name=cluster.name,
-            cases=[SuiteCase(cluster=cluster.name)],
+            name=self.scenario.name,
+            cases=[SuiteCase(cluster=name) for name in drawn],
             mechanisms=[plan.mechanism],
             iterations=max(plan.pairs * plan.block_iterations, 40),
-            seeds=max(4 * self.options.seeds, 2),
+            seeds=max(self.options.seeds // 2, 2),
             first_seed=SEARCH_SEED + self.options.seed,
         )
         with output.progress("best static setting", search_size(suite)) as done:
-            return best_static(suite, {cluster.name: cluster}, on_done=done)
+            return best_static(suite, drawn, on_done=done)
 
-    def _train(self, cluster: Cluster, place: Path) -> str:
-        """A policy trained on the fitted cluster, as the path of its file."""
+    def _train(self, clusters: Sequence[Cluster], place: Path) -> str:
+        """A policy trained on the drawn clusters, as the path of its file."""
         from trainers import sb3  # PyTorch, which nothing else of a prediction needs
 
-        plan, base = self.scenario.loop, load_train_config("demo")
+        plan, base, drawn = self.scenario.loop, load_train_config("demo"), _numbered(clusters)
         changes: dict[str, Any] = {
-            "clusters": [ClusterShare(cluster=cluster.name)],
+            "clusters": [ClusterShare(cluster=name) for name in drawn],
             "mechanisms": [plan.mechanism],
             "interval_iterations": plan.interval_iterations,
         }
         config = base.model_copy(
             update={
-                "name": cluster.name,
+                "name": self.scenario.name,
                 "seed": self.options.seed,
                 "environment": base.environment.model_copy(update=changes),
                 "ppo": base.ppo.model_copy(update={"total_timesteps": self.options.train}),
             }
         )
         with output.progress("train", self.options.train) as done:
-            trained = sb3.train(config, {cluster.name: cluster}, on_progress=done)
+            trained = sb3.train(config, drawn, on_progress=done)
         save_policy(place / "policy.safetensors", trained.file)
         return str((place / "policy.safetensors").absolute())
 
 
-def known_cluster(scenario: Scenario) -> Cluster:
-    """What the operator knows of a scenario's cluster before anything ran: its size, and the keys of ``loop.known``."""
-    plan = scenario.loop
-    job, base = scenario.job(plan.job), load_cluster("null-jitter").model_dump()
-    base["name"], base["description"] = scenario.name, f"What is known of {scenario.name} before anything ran."
-    base["job"] |= {"nodes": len(job.hosts), "ranks_per_node": job.ranks_per_host}
+def known_cluster(scenario: Scenario) -> Cluster | None:
+    """What the operator knows of the cluster beforehand: ``loop.known``, and then nominal rates; None for nothing."""
+    plan, network = scenario.loop, scenario.network
+    if not plan.known:
+        return None
+    uplink_gbps = 2e-3 * (network.uplink_mbps or network.hosts * network.host_mbps)  # both directions
+    base: dict[str, Any] = {
+        "name": f"{scenario.name}-known",
+        "job": {"nodes": scenario.job(plan.job).ranks, "compute_s": 1.0, "gradient_bytes": 1e6},
+        "fabric": {"nic_gbps": 1e-3 * network.host_mbps, "nodes_per_leaf": 1, "uplink_gbps": uplink_gbps},
+    }
     for key, value in plan.known.items():
         configs.set_value(base, f"{key}={json.dumps(value)}", "loop.known")
     return configs.parse(Cluster, base, f"scenario {scenario.name}: loop.known")
@@ -276,6 +284,11 @@ def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None)
     others = {name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()}
     steps = {name: mean_step(step_s_T[at]) for name, at in zip(("unpaced", "paced"), blocks.both(), strict=True)}
     return {"measured": effect(log_ratios(step_s_T[None], blocks)[0]).as_dict(), "others": others, "steps": steps}
+
+
+def _numbered(clusters: Sequence[Cluster]) -> dict[str, Cluster]:
+    """Drawn clusters by names of their own."""
+    return {f"{cluster.name}-{d}": cluster for d, cluster in enumerate(clusters)}
 
 
 def _settled(result: RunResult) -> dict[str, dict[str, float]]:

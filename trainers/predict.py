@@ -5,9 +5,9 @@ read. They differ where an effect outlives the block that caused it: two jobs th
 for a while. Blocks follow the agent's schedule, and in blocks without pacing the policy stands still, as in
 ``live.pacer``.
 
-Parameters are drawn from the calibration's standard errors (independently of each other, which is wider than the truth
-where two of them hang together), and each drawn cluster is simulated over several seeds. The interval of always on has
-the mean effect of 95 % of such clusters in it; that in blocks what 95 % of single canaries would read.
+Parameters are drawn from the calibration's errors such that the measured mean step comes out, and each drawn cluster is
+simulated over several seeds. The interval of always on has the mean effect of 95 % of such clusters in it; that in
+blocks what 95 % of single canaries would read.
 
 Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 """
@@ -26,7 +26,7 @@ from live.canary import Schedule
 from live.student import upper_quantile
 from live.testbed.scenario import LoopPlan
 from paceenv import pacing, timing
-from paceenv.calibration.job import Parameter
+from paceenv.calibration.parameters import Parameter
 from paceenv.cluster import Cluster
 from paceenv.engine.simulator import Simulator
 from paceenv.errors import InputError
@@ -37,8 +37,10 @@ from trainers.blocks import LEVEL, Array, Blocks, Effect, log_ratios
 
 DRAWS = 16
 """Clusters drawn from the calibration's errors."""
-TRIES = 20
-"""Draws of a value before one that the cluster allows is given up for the fitted one."""
+CANDIDATES, SHORT_ITERATIONS = 16, 200
+"""Drawn clusters for each that is kept, and the iterations that tell their mean step."""
+TRIES, LEAST_SHARE = 100, 0.05
+"""Draws of a value before the fitted one is taken; the share of it that no draw falls below."""
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
 _ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
 
@@ -60,7 +62,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Passive:
-    """The job without pacing, simulated: mean step with the interval of the calibration, in seconds, and CV."""
+    """The job without pacing, simulated: mean step with its 95 % interval over single runs, in seconds, and CV."""
 
     mean_s: float
     low_s: float
@@ -75,27 +77,62 @@ def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
     return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
 
 
-def drawn_clusters(cluster: Cluster, parameters: Sequence[Parameter], seed: int, draws: int = DRAWS) -> list[Cluster]:
-    """Clusters with every parameter drawn from its error; whole numbers and what has no error stay as they are."""
-    random = np.random.default_rng(seed)
-    found = [cluster] * draws
-    for parameter in parameters:
-        if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
-            continue
-        found = [_changed(one, parameter, random) for one in found]
-    return found
+def drawn_clusters(
+    cluster: Cluster, parameters: Sequence[Parameter], mean_s: float, seed: int, draws: int = DRAWS
+) -> list[Cluster]:
+    """Clusters that may be the real one: parameters drawn from their errors, the measured mean step reproduced.
+
+    The mean step of a job, ``mean_s``, is known better than the parameters one by one, whose errors hang together: of
+    ``CANDIDATES`` times as many drawn clusters those are kept whose own mean step without pacing comes nearest.
+    """
+    random, vague = np.random.default_rng(seed), [p for p in parameters if _can_be_drawn(cluster, p)]
+    if not vague:
+        return [cluster] * draws
+    candidates = [
+        cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn") for _ in range(CANDIDATES * draws)
+    ]
+    off_by = [abs(math.log(_mean_step_s(candidate) / mean_s)) for candidate in candidates]
+    return [candidates[i] for i in np.argsort(off_by, kind="stable")[:draws]]
 
 
-def _changed(cluster: Cluster, parameter: Parameter, random: np.random.Generator) -> Cluster:
+def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
+    """Whether a parameter has an error and is a number of this cluster that may take any value within it."""
+    if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
+        return False
+    try:
+        for value in (parameter.value, *_edges(parameter)):
+            cluster.changed([f"{parameter.key}={value!r}"], "drawn")
+    except InputError:
+        return False
+    return True
+
+
+def _edges(parameter: Parameter) -> tuple[float, float]:
+    """The 95 % interval of a parameter, kept a little above 0."""
     assert parameter.value is not None
     assert parameter.se is not None
+    low, high = (
+        parameter.value + sign * 1.96 * parameter.se if edge is None else edge
+        for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
+    )
+    return max(low, LEAST_SHARE * abs(parameter.value)), high
+
+
+def _draw(parameter: Parameter, random: np.random.Generator) -> float:
+    """A value from the normal of its error within its interval."""
+    assert parameter.value is not None
+    assert parameter.se is not None
+    low, high = _edges(parameter)
     for _ in range(TRIES):
-        value = random.normal(parameter.value, parameter.se)
-        try:
-            return cluster.changed([f"{parameter.key}={value!r}"], "drawn")
-        except InputError:
-            continue  # beyond what is allowed, or a whole number
-    return cluster
+        if low <= (value := float(random.normal(parameter.value, parameter.se))) <= high:
+            return value
+    return parameter.value
+
+
+def _mean_step_s(cluster: Cluster) -> float:
+    """Of a short run without pacing."""
+    simulator = start(cluster, np.arange(2))
+    return float(simulator.run(simulator.off(), SHORT_ITERATIONS).mean())
 
 
 class Predictor:
@@ -124,10 +161,9 @@ class Predictor:
     @property
     def passive(self) -> Passive:
         """The job without pacing."""
-        step_s_DET = [step_s_ET[:, self._from :] for step_s_ET in self._passive]
-        mean, low, high = _one_more(np.array([math.log(step_s_ET.mean()) for step_s_ET in step_s_DET]))
-        cv = float(np.mean([(s.std(axis=1) / s.mean(axis=1)).mean() for s in step_s_DET]))
-        return Passive(math.exp(mean), math.exp(low), math.exp(high), cv)
+        step_s_NT = np.concatenate(self._passive)[:, self._from :]
+        mean_s_N = step_s_NT.mean(axis=1)
+        return Passive(*_one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str) -> Prediction:
         """One policy, by name or file."""

@@ -133,7 +133,7 @@ def markdown(report: Found) -> str:
         "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %.",
     ]
     for title, columns, rows, note in tables(report):
-        lines += ["", f"## {title}", "", *_table(columns, rows)]
+        lines += ["", f"## {title}", "", *table_lines(columns, rows)]
         lines += ["", note] if note else []
     lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the canaries](steps.png)", ""]
     return "\n".join(lines)
@@ -153,10 +153,10 @@ def tables(report: Found) -> list[Table]:
     """Its tables: title, columns, rows, a note."""
     observed, simulated, close = report["observed"], report["simulated"], report["fit"]
     job: list[tuple[str, ...]] = [
-        ("mean step, ms", _interval_ms(observed), _interval_ms(simulated), f"{close['mean_error']:+.1%}"),
+        ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+.1%}"),
         ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
     ]
-    job += [(f"mean step of {name}, ms", _interval_ms(other), "", "") for name, other in report["others"].items()]
+    job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     probe = "with a probe" if report["probed"] else "without a probe"
     return [
         ("The job without pacing", ("", "measured", "simulated", "difference"), job, ""),
@@ -200,13 +200,15 @@ def _measured(canary: Mapping[str, Any]) -> tuple[str, ...]:
     return (canary["policy"], predicted, str(measured), str(measured.units), *ok, others or "–", agents)
 
 
-def _interval_ms(steps: Mapping[str, Any]) -> str:
+def interval_ms(steps: Mapping[str, Any]) -> str:
+    """A mean step with its interval, milliseconds."""
     mean, low, high = (
         1e3 * x if x is not None else math.nan for x in (steps[k] for k in ("mean_s", "low_s", "high_s"))
     )
     return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table in Markdown, all but its first column to the right."""
     rule = ["---", *["---:"] * (len(columns) - 1)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]

@@ -1,0 +1,192 @@
+"""The closed loop over every testbed scenario, one after the other; ``--write`` rebuilds ``docs/sim-to-real.md``.
+
+Takes hours and root. Every loop resumes where it was, so that a run which was stopped is simply started again, and one
+that is through only rebuilds the document.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks._common import Target, machine
+from live.testbed.run import run_scenario
+from live.testbed.scenario import load_scenario
+from paceenv import configs, output
+from paceenv.calibration.job import calibrate_job
+from paceenv.errors import InputError
+from trainers.blocks import Effect
+from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
+from trainers.evaluate import NULL_LIMIT
+from trainers.sim_to_real import CV_LIMIT, MEAN_LIMIT, interval_ms, table_lines
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "sim-to-real.md"
+LEAST_INSIDE_SHARE = 7 / 9
+"""Of the scenarios, those whose prediction has to lie in the measured interval."""
+WANTED = {"unequal-slack": -0.15, "incast-shallow": -0.40, "two-jobs": -0.06}
+"""The change of mean step time that the chosen policy has to reach, for the other job on the uplink as well."""
+EXPLAINED: dict[str, str] = {}
+"""Why a scenario missed, by its name; what has no reason here is said to have none."""
+
+HEAD = """# From simulation to real sockets
+
+Made by `python -m benchmarks.sim_to_real --write`: `paceenv testbed loop` on every scenario of `configs/testbed`, real
+torchrun jobs on gloo over real TCP between network namespaces. Each loop observes the job, calibrates a cluster from
+its trace, predicts by simulation what every policy would do, and measures two on the real job in paired blocks: the one
+it chose (or, where none is predicted to help, the mechanism's default rule) and the paper's. Changes are of mean step
+time, below 0 where steps got shorter; intervals are 95 %, those of measurements from paired blocks of the job's own
+stamps, those of predictions what 95 % of canaries would read given the errors of the calibration.
+"""
+
+Reports = Mapping[str, Mapping[str, Any]]
+
+
+def close_loops(names: Sequence[str], out: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Reports by scenario, and what ended the loops that have none."""
+    reports, failed = {}, {}
+    for name in names:
+        closed = ClosedLoop(load_scenario(name), out / name, LoopOptions(), run_scenario, calibrate_job)
+        try:
+            reports[name] = closed.go(STAGES[-1])
+        except InputError as error:
+            failed[name] = str(error)
+            output.say(f"{name}: {error}")
+    return reports, failed
+
+
+def targets(reports: Reports) -> list[Target]:
+    """What was promised, and whether it came true."""
+    ours = {name: report["canaries"]["canary-ours"] for name, report in reports.items()}
+    inside = [name for name, canary in ours.items() if canary["inside"]]
+    wrong = [
+        f"{name} ({canary['policy'].partition(':')[0]})"
+        for name, report in reports.items()
+        for canary in report["canaries"].values()
+        if not canary["sign"]
+    ]
+    far = [name for name, report in reports.items() if not report["fit"]["mean_within"]]
+    loose = [name for name, report in reports.items() if not report["fit"]["cv_within"]]
+    found = [
+        Target("simulated mean step", f"within {MEAN_LIMIT:.0%}", *_all_but(far, len(reports))),
+        Target("simulated CV", f"within {CV_LIMIT:g}", *_all_but(loose, len(reports))),
+        Target("sign of each canary's effect", "right", *_all_but(wrong, 2 * len(reports))),
+        Target(
+            "prediction inside the measured interval",
+            "at least 7 of 9",
+            f"{len(inside)} of {len(reports)}",
+            len(inside) >= LEAST_INSIDE_SHARE * len(reports),
+        ),
+    ]
+    for name, wanted in WANTED.items():
+        if name in reports:
+            effects = [ours[name]["measured"], *ours[name]["others"].values()]
+            measured = [Effect.of(effect) for effect in effects]
+            met = all(effect.change <= wanted for effect in measured)
+            found.append(Target(f"{name}: change", f"at most {wanted:.0%}", ", ".join(map(str, measured)), met))
+    for name, report in reports.items():
+        if report["expect"] == "neutral":
+            null = Effect.of(ours[name]["measured"])
+            what = "the default rule, not deployed" if report["chosen"]["policy"] == "passive" else "deployed"
+            met = abs(null.change) <= NULL_LIMIT
+            found.append(Target(f"{name}: null ({what})", f"within ±{NULL_LIMIT:.1%}", str(null), met))
+    return found
+
+
+def _all_but(missed: Sequence[str], of: int) -> tuple[str, bool]:
+    return f"{of - len(missed)} of {of}" + (f"; not {', '.join(missed)}" if missed else ""), not missed
+
+
+def document(reports: Reports, failed: Mapping[str, str]) -> str:
+    """``docs/sim-to-real.md``."""
+    lines = [HEAD, "## Machine", "", *table_lines(("", ""), list(machine().items()))]
+    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports)]
+    lines += ["", "## Targets", "", *table_lines(("what", "target", "measured", ""), rows)]
+    columns: tuple[str, ...] = (
+        "scenario",
+        "measured, ms",
+        "simulated, ms",
+        "difference",
+        "CV",
+        "simulated",
+        "difference",
+    )
+    lines += ["", "## Mean step and CV without pacing", "", *table_lines(columns, [_fit(*r) for r in reports.items()])]
+    columns = ("scenario", "policy", "always on", "predicted", "measured", "inside", "sign", "other jobs", "agents")
+    effects = [_effect(name, canary) for name, report in reports.items() for canary in report["canaries"].values()]
+    lines += ["", "## Effects, predicted and measured", "", *table_lines(columns, effects)]
+    lines += ["", "## Every policy predicted", ""]
+    predicted = [
+        (name, row["policy"], str(Effect.of(row["always"])), str(Effect.of(row["blocks"])), f"{row['cv']:.3f}")
+        for name, report in reports.items()
+        for row in report["policies"]
+    ]
+    lines += table_lines(("scenario", "policy", "always on", "in blocks", "CV"), predicted)
+    lines += ["", "## Scenarios", ""]
+    for name, report in reports.items():
+        lines += [f"### {name}", "", _filled(report["description"]), "", *_said(name, report), ""]
+    lines += [f"- **{name}** has no report: {why}" for name, why in failed.items()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip() + "\n")
+
+
+def _fit(name: str, report: Mapping[str, Any]) -> tuple[str, ...]:
+    observed, simulated, fit = report["observed"], report["simulated"], report["fit"]
+    mean, cv = (f"{fit['mean_error']:+.1%}", f"{fit['cv_error']:+.3f}")
+    means = (interval_ms(observed), interval_ms(simulated), mean if fit["mean_within"] else f"**{mean}**")
+    return (name, *means, f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", cv if fit["cv_within"] else f"**{cv}**")
+
+
+def _effect(name: str, canary: Mapping[str, Any]) -> tuple[str, ...]:
+    effects = (str(Effect.of(canary[key])) for key in ("always", "predicted", "measured"))
+    ok = ({True: "yes", False: "**no**", None: "–"}[canary[key]] for key in ("inside", "sign"))
+    others = "; ".join(f"{other} {Effect.of(effect)}" for other, effect in canary["others"].items())
+    agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
+    return (name, canary["policy"], *effects, *ok, others or "–", agents)
+
+
+def _said(name: str, report: Mapping[str, Any]) -> list[str]:
+    """A scenario's verdicts, what could not be told, and why it missed."""
+    canaries, fit = report["canaries"], report["fit"]
+    vague = [p["key"] for p in report["calibration"] if p["se"] is None]
+    lines = [f"- {report['verdict']}", f"- the paper's rule: {canaries['canary-paper']['verdict']}"]
+    lines += [
+        f"- chosen: {report['chosen']['policy']}; {report['chosen']['why']}",
+        *(f"- {n}" for n in report["notes"]),
+    ]
+    lines += [f"- the trace cannot tell {', '.join(vague)}"] if vague else []
+    missed = [] if fit["mean_within"] and fit["cv_within"] else ["the simulated job without pacing"]
+    missed += [canary["policy"] for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
+    if missed:
+        lines.append(f"- **missed**: {'; '.join(missed)}. {EXPLAINED.get(name, 'Not explained yet.')}")
+    return [textwrap.fill(line, 160, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 160, break_on_hyphens=False)
+
+
+def main(
+    scenarios: Annotated[list[str] | None, typer.Argument(help="Names in configs/testbed. Default: all.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the loops.")] = Path("runs/sim-to-real"),
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/sim-to-real.md.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Close the loop on every scenario, and hold what was predicted against what was measured."""
+    reports, failed = close_loops(scenarios or configs.names("testbed"), out)
+    text = document(reports, failed)
+    if write:
+        configs.write_text(DOCUMENT, text)
+    if json_ is not None:
+        output.write_json({"machine": machine(), "reports": reports, "failed": failed}, json_)
+    if json_ != "-":
+        print(text)
+    if failed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
