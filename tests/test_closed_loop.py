@@ -17,6 +17,8 @@ from loop_doubles import SimulatedTestbed, scenario
 from scipy import stats
 
 from live.canary import PairedComparison, Schedule
+from live.testbed.run import agent_options
+from paceenv import configs
 from paceenv.calibration.parameters import Parameter
 from paceenv.cluster import load_cluster
 from paceenv.errors import InputError
@@ -26,7 +28,7 @@ from policies.rules import Adaptive, Static, passive
 from trainers import sim_to_real
 from trainers.blocks import Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions, choose, default_rule, known_cluster
-from trainers.loop_agents import agent_options, agents_say
+from trainers.loop_agents import agents_say
 from trainers.predict import Predictor, drawn_clusters, run_in_blocks, with_cap
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
@@ -321,6 +323,51 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
     assert not testbed.runs
     assert known_cluster(scenario(known={})) is None
     assert "--cap-share" in agent_options(scenario().loop, "canary")
+
+
+def test_the_command_explains_itself_and_refuses_what_it_cannot_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainers.testbed import application
+
+    application(["loop", "--help"], standalone_mode=False)
+    told = capsys.readouterr().out
+    assert all(stage in told for stage in STAGES)
+    for wrong, why in (
+        (["unequal-slack", "--stop-after", "train"], "no such stage; allowed: observe, probe"),
+        (["unequal-slak"], "did you mean unequal-slack"),
+    ):
+        with pytest.raises(InputError, match=why):
+            application(["loop", *wrong, "-o", str(tmp_path / "loop")], standalone_mode=False)
+    assert not (tmp_path / "loop").exists()
+
+
+def test_the_command_runs_the_loop_with_what_it_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainers.testbed import application
+
+    testbed, folder = SimulatedTestbed(), tmp_path / "loop"
+    monkeypatch.setattr("live.testbed.run.run_scenario", testbed)
+    (tmp_path / "double.yaml").write_text(configs.to_yaml(scenario().model_dump(exclude_unset=True)))
+    given = [
+        "loop",
+        str(tmp_path / "double.yaml"),
+        "-o",
+        str(folder),
+        "--iterations",
+        "40",
+        "--pairs",
+        "5",
+        "--seed",
+        "3",
+    ]
+    application([*given, "--stop-after", "observe", "--json", "-"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["jobs"]["pairs"]["iterations"] == 36  # of 39 steps, less the warm-up
+    record = json.loads((folder / "loop.json").read_text())
+    assert (record["scenario"]["loop"]["pairs"], record["options"]["seed"]) == (5, 3)
+    application([*given, "--stop-after", "probe"], standalone_mode=False)
+    assert [run["--mode"] for run in testbed.runs] == ["observe", "probe"]
 
 
 def test_a_loop_that_is_killed_anywhere_goes_on_behind_its_last_finished_stage(tmp_path: Path) -> None:

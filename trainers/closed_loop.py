@@ -17,11 +17,12 @@ import numpy as np
 from pydantic import Field
 
 from live.canary import Schedule
-from live.testbed.run import RunResult
+from live.testbed.run import RunResult, agent_options
 from live.testbed.scenario import Scenario
 from paceenv import configs, output
 from paceenv.calibration.job import JobFit
 from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.response import measure_response
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.configs import Config
 from paceenv.trace import Trace, read_trace
@@ -31,7 +32,7 @@ from trainers import sim_to_real
 from trainers.blocks import Array, Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
 from trainers.config import ClusterShare, Suite, SuiteCase, load_train_config
 from trainers.evaluate import best_static, search_size
-from trainers.loop_agents import agent_options, agents_say, baseline_s
+from trainers.loop_agents import agents_say, baseline_s
 from trainers.loop_folder import Found, LoopFolder
 from trainers.predict import DRAWS, Predictor, drawn_clusters, with_cap
 
@@ -129,7 +130,9 @@ class ClosedLoop:
         plan = self.scenario.loop
         if not plan.probe_s:
             return {"skipped": "the scenario asks for no probe (loop.probe_s)"}
-        return {"jobs": _settled(self._real(place, "probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}"))}
+        result = self._real(place, "probe", plan.probe_iterations, "--probe-s", f"{plan.probe_s!r}")
+        trace = read_trace(place / RUN / plan.job / "trace.parquet")
+        return {"jobs": _settled(result), "response": measure_response(trace).to_json()}
 
     def _calibrate(self, place: Path) -> Found:
         observed = read_trace(self._run_of("observe") / "trace.parquet")

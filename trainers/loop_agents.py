@@ -1,4 +1,4 @@
-"""The agents of a closed loop's real runs: the options they are started with, and what they said in the end."""
+"""What the agents of a closed loop's real runs said in the end."""
 
 from __future__ import annotations
 
@@ -8,25 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from live.options import Options
 from live.snapshot import Snapshot, entry, number, text
-from live.testbed.scenario import LoopPlan
 from trainers.blocks import Array
-
-
-def agent_options(plan: LoopPlan, mode: str) -> list[str]:
-    """Options of ``python -m live`` for the job that gets the agent. Raises InputError for what it would refuse."""
-    settings: dict[str, Any] = {
-        "quiet_first": plan.quiet_first,
-        "interval_iterations": plan.interval_iterations,
-        "block_iterations": plan.block_iterations,
-        "cap_s": plan.cap_s,
-        "cap_share": plan.cap_share,
-        "budget_s_per_minute": plan.budget_s_per_minute,
-    }
-    Options(**settings)
-    named = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value!r}")]
-    return ["--mode", mode, *named]
 
 
 def agents_say(snapshots: Sequence[Snapshot]) -> dict[str, Any]:

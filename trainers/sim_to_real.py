@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "expect": plan.expect,
         "observed": {"job": plan.job, **observed},
         "others": {name: steps for name, steps in found["observe"]["jobs"].items() if name != plan.job},
-        "probed": "skipped" not in found["probe"],
+        "probe": found["probe"].get("response"),
         "simulated": passive,
         "fit": fit(observed, passive),
         "calibration": found["calibrate"]["parameters"],
@@ -157,14 +158,14 @@ def tables(report: Found) -> list[Table]:
         ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
     ]
     job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
-    probe = "with a probe" if report["probed"] else "without a probe"
+    probe = "with a probe" if report["probe"] else "without a probe"
     return [
         ("The job without pacing", ("", "measured", "simulated", "difference"), job, ""),
         (
             f"Calibrated {probe}",
             ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
             [_parameter(p) for p in report["calibration"]],
-            "",
+            f"the probe: {report['probe']['text']}" if report["probe"] else "",
         ),
         (
             "Predicted",
@@ -209,6 +210,7 @@ def interval_ms(steps: Mapping[str, Any]) -> str:
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown, all but its first column to the right."""
-    rule = ["---", *["---:"] * (len(columns) - 1)]
+    """A table in Markdown, columns of numbers to the right."""
+    numbers = [all(re.match(r"[-+*±–]*\d|–|$", row[c]) for row in rows) for c in range(len(columns))]
+    rule = ["---:" if c and is_number else "---" for c, is_number in enumerate(numbers)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]

@@ -37,10 +37,20 @@ def loop(
 ) -> None:
     """Close the loop on real sockets: predict what pacing does to a job, then measure it, and say whether they agree.
 
-    observe: the real job, watched by the agent. probe: the same with tiny random delays, where the scenario asks for
-    it. calibrate: a cluster config from those traces, with errors. predict: what each policy would do, simulated.
-    choose: the best whose interval excludes 0. canary: the real job in paired blocks with and without, for that policy
-    and for the paper's rule. report: report.md, report.json and pictures in the folder.
+    observe: the real job, watched by the agent.
+
+    probe: the same with tiny random delays, where the scenario asks for it.
+
+    calibrate: a cluster config from those traces, with errors, and what they cannot tell.
+
+    predict: what each policy would do, simulated on clusters drawn from those errors.
+
+    choose: the best policy whose interval excludes 0, or none.
+
+    canary-ours, canary-paper: the real job in paired blocks with and without pacing, by that policy (where none is
+    predicted to help: by the default rule, to check that) and by the paper's rule.
+
+    report: report.md, report.json and pictures in the folder.
 
     A loop that was killed goes on behind its last finished stage when the same command is given again.
 
