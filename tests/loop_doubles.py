@@ -29,7 +29,7 @@ from policies.select import select_policy
 from trainers.blocks import Blocks
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
 from trainers.loop_folder import LoopFolder
-from trainers.predict import run_in_blocks
+from trainers.predict import run_in_blocks, with_cap
 
 TRUTH = "unequal-slack"
 BESIDE_STEP_S = 0.05
@@ -106,7 +106,10 @@ class SimulatedTestbed:
             os.kill(os.getpid(), signal.SIGKILL)
         simulator = start(self._cluster, np.array([len(options)]))
         if options["--mode"] == "canary":
-            step_s_T, snapshots = _canary(simulator, self._cluster, options, iterations - 1)
+            usual_s = float(simulator.run(simulator.off(), 100).mean())
+            capped = with_cap(self._cluster, scenario.loop, usual_s)  # as the agents' guard does
+            simulator = start(capped, np.array([len(options)]))
+            step_s_T, snapshots = _canary(simulator, capped, options, iterations - 1)
         else:
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)
