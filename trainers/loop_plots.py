@@ -54,6 +54,26 @@ def _name(policy: str) -> str:
     return f"{name}\n{settings.removeprefix('mechanism=')}" if settings else short(policy)
 
 
+def calibration(report: Mapping[str, Any], path: Path) -> None:
+    """Every fitted parameter's 95 % interval relative to its value; what the trace cannot tell is said to be so."""
+    shown = [p for p in report["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
+    figure, panel = figures.axes(f"{report['scenario']}: calibrated", "95 % interval / fitted value", "")
+    for i, parameter in enumerate(shown):
+        value, low, high = parameter["value"], parameter["lo"], parameter["hi"]
+        if parameter["se"] is None:
+            panel.annotate("cannot tell", (1.0, i), ha="center", va="center", fontsize=8, color=_SHADES["measured"])
+        elif value and low is not None and high is not None:
+            panel.plot([low / value, high / value], [i, i], color=_SHADES["predicted, in blocks"], lw=2)
+            panel.plot(1.0, i, "o", color=_SHADES["predicted, in blocks"], ms=4)
+        elif high is not None:
+            panel.annotate(f"at most {high:.3g}", (1.0, i), ha="center", va="center", fontsize=8)
+    names = [p["key"] if p["value"] is None else f"{p['key']} = {p['value']:.4g}" for p in shown]
+    panel.set_yticks(range(len(shown)), names, fontsize=8)
+    panel.set_ylim(len(shown) - 0.5, -0.5)
+    panel.set_xlim(min(0.5, panel.get_xlim()[0]), max(1.5, min(panel.get_xlim()[1], 3.0)))
+    figure.savefig(path)
+
+
 def steps(runs: Mapping[str, tuple[Array, Schedule]], path: Path) -> None:
     """Step time over each canary's run, paced blocks shaded, with the mean of each block's counted steps."""
     figure, panels = figures.figure(len(runs))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import paceenv
 from live.canary import Schedule
 from live.testbed.scenario import Scenario
 from paceenv import configs, output
@@ -16,7 +17,7 @@ from trainers.blocks import Array, Effect
 from trainers.evaluate import NULL_LIMIT
 
 SCHEMA = "paceenv.loop/1"
-FILES = ("report.md", "report.json", "effects.png", "steps.png")
+FILES = ("report.md", "report.json", "effects.png", "steps.png", "calibration.png")
 MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
 """How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
 CANARIES = {"canary-ours": "ours", "canary-paper": "the paper's rule"}
@@ -37,6 +38,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
     ours = canaries["canary-ours"]
     report = {
         "schema": SCHEMA,
+        "paceenv": paceenv.__version__,
         "scenario": scenario.name,
         "description": scenario.description.strip(),
         "mechanism": plan.mechanism,
@@ -112,6 +114,7 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
 def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) -> None:
     """Write the report and its pictures; ``runs`` are ends of steps ``(T, R)`` and schedule by canary."""
     loop_plots.effects(report, out / "effects.png")
+    loop_plots.calibration(report, out / "calibration.png")
     loop_plots.steps({CANARIES[stage]: run for stage, run in runs.items()}, out / "steps.png")
     output.write_json(report, str(out / "report.json"))
     configs.write_text(out / "report.md", markdown(report))
@@ -129,6 +132,7 @@ def markdown(report: Found) -> str:
         "",
         f"- the paper's rule: {canaries['canary-paper']['verdict']}",
         f"- chosen: {report['chosen']['policy']} ({report['chosen']['why']})",
+        f"- expected of pacing beforehand: {report['expect']}",
         *[f"- {note}" for note in report["notes"]],
         "",
         "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %.",
@@ -137,6 +141,7 @@ def markdown(report: Found) -> str:
         lines += ["", f"## {title}", "", *table_lines(columns, rows)]
         lines += ["", note] if note else []
     lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the canaries](steps.png)", ""]
+    lines += ["![calibrated parameters](calibration.png)", ""]
     return "\n".join(lines)
 
 
