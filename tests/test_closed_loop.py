@@ -159,13 +159,13 @@ def test_clusters_are_drawn_from_the_errors_of_the_calibration() -> None:
     """Within their intervals, such that the step comes near to the measured one; not what has no error to draw from."""
     fitted = load_cluster("null-jitter")
     alone = Parameter("noise.jitter_cv", 0.05, 0.01, 0.0304, 0.0696, "")
-    mean_s = 0.24  # below them all, so that those with the least jitter are kept
-    drawn = drawn_clusters(fitted, [alone, *loop_doubles.PARAMETERS[2:]], mean_s, 0, draws=20)
+    below = {"mean_s": 0.24, "low_s": 0.24, "high_s": 0.24}  # them all: those with the least jitter are kept
+    drawn = drawn_clusters(fitted, [alone, *loop_doubles.PARAMETERS[2:]], below, 0, draws=20)
     jitter = np.array([cluster.noise.jitter_cv for cluster in drawn])
     assert len(set(jitter)) == 20
     assert 0.0304 <= jitter.min() < jitter.max() < 0.04
     assert {(cluster.noise.slow_ranks, cluster.fabric.buffer_kb) for cluster in drawn} == {(0, None)}
-    assert drawn_clusters(fitted, loop_doubles.PARAMETERS[2:], mean_s, 0, draws=3) == [fitted] * 3
+    assert drawn_clusters(fitted, loop_doubles.PARAMETERS[2:], below, 0, draws=3) == [fitted] * 3
 
 
 def test_drawn_clusters_reproduce_the_measured_mean_step() -> None:
@@ -178,7 +178,7 @@ def test_drawn_clusters_reproduce_the_measured_mean_step() -> None:
         Parameter("fabric.nic_gbps", 0.07, 0.03, 0.01, 0.13, ""),
         Parameter("fabric.uplink_gbps", 0.5, 0.1, 0.3, 0.7, ""),
     ]
-    drawn = drawn_clusters(fitted, vague, mean_s, 0)
+    drawn = drawn_clusters(fitted, vague, {"mean_s": mean_s, "low_s": 0.99 * mean_s, "high_s": 1.01 * mean_s}, 0)
     for cluster in drawn:
         simulator = start(cluster, np.arange(8))
         assert simulator.run(simulator.off(), 300).mean() == pytest.approx(mean_s, rel=0.02)

@@ -146,10 +146,10 @@ class ClosedLoop:
 
     def _predict(self, place: Path) -> Found:
         plan, observed = self.scenario.loop, self.folder.found("observe")
-        baseline, mean_s = float(observed["baseline_s"]), float(observed["jobs"][plan.job]["mean_s"])
+        baseline = float(observed["baseline_s"])
         fitted = with_cap(load_cluster(self.folder.of("calibrate") / "cluster.yaml"), plan, baseline)
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        drawn = drawn_clusters(fitted, parameters, mean_s, DRAWS_SEED + self.options.seed)
+        drawn = drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
         clusters = [with_cap(cluster, plan, baseline) for cluster in drawn]
         policies = [self._search(clusters), default_rule(self.scenario), "adaptive", "paper"]
         if self.options.train:

@@ -15,7 +15,7 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ DRAWS = 16
 """Clusters drawn from the calibration's errors."""
 CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
+NORMAL_95 = 1.96
 TRIES, LEAST_SHARE = 100, 0.05
 """Draws of a value before the fitted one is taken; the share of it that no draw falls below."""
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
@@ -78,12 +79,13 @@ def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
 
 
 def drawn_clusters(
-    cluster: Cluster, parameters: Sequence[Parameter], mean_s: float, seed: int, draws: int = DRAWS
+    cluster: Cluster, parameters: Sequence[Parameter], measured: Mapping[str, float], seed: int, draws: int = DRAWS
 ) -> list[Cluster]:
-    """Clusters that may be the real one: parameters drawn from their errors, the measured mean step reproduced.
+    """Clusters that may be the real one: parameters drawn from their errors, such that the measured mean step results.
 
-    The mean step of a job, ``mean_s``, is known better than the parameters one by one, whose errors hang together: of
-    ``CANDIDATES`` times as many drawn clusters those are kept whose own mean step without pacing comes nearest.
+    A job's mean step is known better than the parameters one by one, whose errors hang together. So ``CANDIDATES``
+    times as many clusters are drawn; for each that is wanted a mean step is drawn from the interval of the measured one
+    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest.
     """
     random, vague = np.random.default_rng(seed), [p for p in parameters if _can_be_drawn(cluster, p)]
     if not vague:
@@ -91,8 +93,15 @@ def drawn_clusters(
     candidates = [
         cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn") for _ in range(CANDIDATES * draws)
     ]
-    off_by = [abs(math.log(_mean_step_s(candidate) / mean_s)) for candidate in candidates]
-    return [candidates[i] for i in np.argsort(off_by, kind="stable")[:draws]]
+    mean_s_N = np.array([_mean_step_s(candidate) for candidate in candidates])
+    found = []
+    for wanted_s in random.normal(
+        measured["mean_s"], (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95), draws
+    ):
+        nearest = int(np.abs(mean_s_N - wanted_s).argmin())
+        found.append(candidates[nearest])
+        mean_s_N[nearest] = np.inf
+    return found
 
 
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
@@ -112,7 +121,7 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
     assert parameter.value is not None
     assert parameter.se is not None
     low, high = (
-        parameter.value + sign * 1.96 * parameter.se if edge is None else edge
+        parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
         for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
     )
     return max(low, LEAST_SHARE * abs(parameter.value)), high
