@@ -22,8 +22,11 @@ SUMMARIES = {
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "scores": "Rebuild SCORES.md from the committed configs.",
     "live": "Look at a live run: status, summary, its trace, the dashboard.",
+    "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
+EXTRAS = {"paceenv": "sim", "policies": "sim", "trainers": "train", "live": "live", "testbed": "testbed"}
+"""What to install for a command, by its name or else by the package that has it."""
 
 
 def main() -> None:
@@ -65,7 +68,7 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
-        extra = {"paceenv": "sim", "policies": "sim", "trainers": "train", "live": "live"}[entry.value.split(".")[0]]
+        extra = EXTRAS.get(entry.name) or EXTRAS[entry.value.split(".")[0]]
         if error.name and error.name.split(".")[0] in {"paceenv", "policies", "trainers", "live", "configs"}:
             raise
         raise InputError(f"paceenv {entry.name} needs {error.name}; pip install 'paceenv[{extra}]'") from None
