@@ -94,7 +94,7 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
     if given["ranks"] is not None and rank not in given["ranks"]:
         return lambda iteration: None
     own, common = np.random.default_rng([*seed, 1 + rank]), np.random.default_rng([*seed, 0])
-    slow = given["slow"] or {"ranks": []}
+    slow, pause = given["slow"] or {"ranks": []}, given["pause"]
 
     def work(iteration: int) -> None:
         start_s = time.monotonic()
@@ -102,6 +102,8 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
         seconds *= 1.0 + given["common_cv"] * common.standard_normal()
         if rank in slow["ranks"] and _is_slow(slow, iteration):
             seconds *= slow["factor"]
+        if pause and iteration % pause["every"] == pause["every"] - 1:
+            seconds += pause["at_most_s"] * common.random()
         time.sleep(max(start_s + seconds - time.monotonic(), 0.0))
 
     return work

@@ -54,6 +54,13 @@ class Slow(Config):
         return self
 
 
+class Pause(Config):
+    """A job that stands still now and then, as for a checkpoint; its phase against other jobs is new afterwards."""
+
+    every: int = Field(ge=2, description="iterations from one to the next")
+    at_most_s: Seconds = Field(description="each takes a time drawn evenly up to this, the same on all ranks")
+
+
 class Compute(Config):
     """Emulated work: the rank sleeps, so that many fit on few cores."""
 
@@ -62,6 +69,7 @@ class Compute(Config):
     common_cv: Cv = Field(0.0, description="the same on all ranks, anew each iteration")
     ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who does it; empty: all")
     slow: Slow | None = None
+    pause: Pause | None = None
 
 
 class Transfer(Config):
