@@ -342,3 +342,12 @@ def test_a_probe_of_another_job_is_refused(simulated: Any) -> None:
     trace, other = simulated(load_cluster("equal-slack")), simulated(load_cluster("null-jitter"))
     with pytest.raises(InputError, match="another job"):
         calibrate_job(trace, probe=other)
+
+
+def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: Any) -> None:
+    trace = simulated(load_cluster("equal-slack"))
+    iteration, rank, end_s = trace.column("iteration"), trace.column("rank"), trace.column("end_s").copy()
+    end_s[trace.isin("op", "barrier") & (iteration == 50) & (rank == 3)] += 0.2
+    late = _changed(trace, end_s=pa.array(end_s))
+    assert 51 not in read_job(late).iteration_T
+    assert len(read_job(late).step_T) == len(read_job(trace).step_T) - 1

@@ -16,7 +16,6 @@ from paceenv.calibration.episodes import Episodes, find_episodes, two_levels
 from paceenv.calibration.measurements import NoiseMeasurements, measure_stage
 from paceenv.calibration.noise import NoiseFit, fit_noise
 from paceenv.calibration.structure import JobStamps
-from paceenv.errors import InputError
 
 FAIL_SLOW_LEAST: Final = 0.1
 """An episode makes a rank slower by at least this share."""
@@ -35,13 +34,8 @@ class ComputeFit:
 
 
 def fit_compute(stamps: JobStamps) -> ComputeFit:
-    """Fit the compute of a job. Raises InputError where a rank did not wait for the others before it computed."""
+    """Fit the compute of a job."""
     compute_s_TR = stamps.compute_TR
-    if not (compute_s_TR > 0.0).all():
-        raise InputError(
-            f"trace of {stamps.name}: a rank began its payload {-compute_s_TR.min():.3g} s before the others ended the "
-            "iteration before; allowed: a job whose ranks wait for each other in every iteration"
-        )
     on_TR = np.stack([two_levels(x, FAIL_SLOW_LEAST * float(np.median(x))) for x in compute_s_TR.T], axis=1)
     episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
     if episodes is not None:

@@ -206,14 +206,21 @@ def _carries(usual: tuple[tuple[str, int], ...], usual_bytes: list[int]) -> list
     return [k for k, (kind, _) in enumerate(usual) if kind != "barrier" and not small[k]]
 
 
-def _stamps(name: str, source: str, members: tuple[tuple[int, ...], ...], ranks: dict[int, _Rank]) -> JobStamps:
+def _stamps(
+    name: str,
+    source: str,
+    members: tuple[tuple[int, ...], ...],
+    ranks: dict[int, _Rank],
+    only: set[int] | None = None,
+) -> JobStamps:
+    """The stamps of the iterations that are complete and alike on all ranks, of those in ``only`` if given."""
     order = [rank for group in members for rank in group]
     if len({ranks[r].barrier for r in order}) > 1 or len({ranks[r].ops[-1] for r in order}) > 1:
         raise InputError(f"trace of {name}: ranks differ in the collectives of an iteration; allowed: alike on all")
     seen = set.union(*(set(ranks[r].end_s) for r in order))
     ended = set.intersection(*(set(ranks[r].end_s) for r in order))
     kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
-    use = np.array(sorted(t for t in kept if t - 1 in ended), np.int64)
+    use = np.array(sorted(t for t in kept if t - 1 in ended and (only is None or t in only)), np.int64)
     if len(use) < LEAST_ITERATIONS:
         raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}")
 
@@ -224,7 +231,16 @@ def _stamps(name: str, source: str, members: tuple[tuple[int, ...], ...], ranks:
     begin_T = matrix([r.end_s for r in chosen], -1).max(axis=1)
     end_T = matrix([r.end_s for r in chosen]).max(axis=1)
     delay_TR = np.array([[r.delay_s.get(t, 0.0) for r in chosen] for t in use.tolist()])
-    entry_TR, exit_TR = (matrix([getattr(r, n) for r in chosen]) - begin_T[:, None] for n in ("entry_s", "exit_s"))
+    entry_TR = matrix([r.entry_s for r in chosen]) - begin_T[:, None]
+    waits_T = (entry_TR > delay_TR).all(axis=1)
+    if not waits_T.all():  # a rank got out of the barrier much later than another: nothing to say about that iteration
+        if waits_T.sum() < max(LEAST_ITERATIONS, len(use) / 2):
+            raise InputError(
+                f"trace of {name}: in {int((~waits_T).sum())} of {len(use)} iterations a rank began its payload before "
+                "others ended the iteration before; allowed: a job whose ranks wait for each other"
+            )
+        return _stamps(name, source, members, ranks, set(use[waits_T].tolist()))
+    exit_TR = matrix([r.exit_s for r in chosen]) - begin_T[:, None]
     shape = (len(use), len(members), -1)
     finish_TG = exit_TR.reshape(shape).max(axis=2)
     ready_TG, barrier = finish_TG, chosen[0].barrier
