@@ -23,6 +23,7 @@ from paceenv.errors import InputError
 from trainers.blocks import Effect
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
 from trainers.evaluate import NULL_LIMIT
+from trainers.loop_plots import label
 from trainers.sim_to_real import CV_LIMIT, MEAN_LIMIT, interval_ms, table_lines
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "sim-to-real.md"
@@ -40,7 +41,8 @@ torchrun jobs on gloo over real TCP between network namespaces. Each loop observ
 its trace, predicts by simulation what every policy would do, and measures two on the real job in paired blocks: the one
 it chose (or, where none is predicted to help, the mechanism's default rule) and the paper's. Changes are of mean step
 time, below 0 where steps got shorter; intervals are 95 %, those of measurements from paired blocks of the job's own
-stamps, those of predictions what 95 % of canaries would read given the errors of the calibration.
+stamps, those of predictions what 95 % of canaries would read given the errors of the calibration. A static rule is
+named by its mechanism, threshold / window.
 """
 
 Reports = Mapping[str, Mapping[str, Any]]
@@ -64,7 +66,7 @@ def targets(reports: Reports) -> list[Target]:
     ours = {name: report["canaries"]["canary-ours"] for name, report in reports.items()}
     inside = [name for name, canary in ours.items() if canary["inside"]]
     wrong = [
-        f"{name} ({canary['policy'].partition(':')[0]})"
+        f"{name} ({label(canary['policy'])})"
         for name, report in reports.items()
         for canary in report["canaries"].values()
         if not canary["sign"]
@@ -121,7 +123,7 @@ def document(reports: Reports, failed: Mapping[str, str]) -> str:
     lines += ["", "## Effects, predicted and measured", "", *table_lines(columns, effects)]
     lines += ["", "## Every policy predicted", ""]
     predicted = [
-        (name, row["policy"], str(Effect.of(row["always"])), str(Effect.of(row["blocks"])), f"{row['cv']:.3f}")
+        (name, label(row["policy"]), str(Effect.of(row["always"])), str(Effect.of(row["blocks"])), f"{row['cv']:.3f}")
         for name, report in reports.items()
         for row in report["policies"]
     ]
@@ -145,7 +147,7 @@ def _effect(name: str, canary: Mapping[str, Any]) -> tuple[str, ...]:
     ok = ({True: "yes", False: "**no**", None: "–"}[canary[key]] for key in ("inside", "sign"))
     others = "; ".join(f"{other} {Effect.of(effect)}" for other, effect in canary["others"].items())
     agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
-    return (name, canary["policy"], *effects, *ok, others or "–", agents)
+    return (name, label(canary["policy"]), *effects, *ok, others or "–", agents)
 
 
 def _said(name: str, report: Mapping[str, Any]) -> list[str]:
@@ -159,7 +161,7 @@ def _said(name: str, report: Mapping[str, Any]) -> list[str]:
     ]
     lines += [f"- the trace cannot tell {', '.join(vague)}"] if vague else []
     missed = [] if fit["mean_within"] and fit["cv_within"] else ["the simulated job without pacing"]
-    missed += [canary["policy"] for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
+    missed += [label(canary["policy"]) for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
     if missed:
         lines.append(f"- **missed**: {'; '.join(missed)}. {EXPLAINED.get(name, 'Not explained yet.')}")
     return [textwrap.fill(line, 160, subsequent_indent="  ", break_on_hyphens=False) for line in lines]

@@ -11,25 +11,25 @@ from matplotlib.axes import Axes
 
 from live.canary import Schedule
 from paceenv import figures
+from trainers import report
 from trainers.blocks import Array, Blocks, Effect, job_steps
-from trainers.plots import short
 
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
 _MEAN_OF = 10
 """Steps of the running mean that lies over single ones."""
 
 
-def effects(report: Mapping[str, Any], path: Path) -> None:
+def effects(found: Mapping[str, Any], path: Path) -> None:
     """Each policy's effect on mean step time: predicted always on and in blocks, and measured where a canary ran it."""
-    rows, measured = report["policies"], {c["policy"]: c["measured"] for c in report["canaries"].values()}
-    figure, panel = figures.axes(f"{report['scenario']}: effect on mean step time", "change of mean step time, %", "")
+    rows, measured = found["policies"], {c["policy"]: c["measured"] for c in found["canaries"].values()}
+    figure, panel = figures.axes(f"{found['scenario']}: effect on mean step time", "change of mean step time, %", "")
     for i, row in enumerate(rows):
-        found = (row["always"], row["blocks"], measured.get(row["policy"]))
-        for offset, (label, shade), data in zip((-0.22, 0.0, 0.22), _SHADES.items(), found, strict=True):
+        three = (row["always"], row["blocks"], measured.get(row["policy"]))
+        for offset, (what, shade), data in zip((-0.22, 0.0, 0.22), _SHADES.items(), three, strict=True):
             if data is not None:
-                _bar(panel, Effect.of(data), i + offset, shade, label if label not in _labels(panel) else None)
+                _bar(panel, Effect.of(data), i + offset, shade, what if what not in _labels(panel) else None)
     panel.axvline(0.0, color="#999999", lw=0.8)
-    panel.set_yticks(range(len(rows)), [_name(row["policy"]) for row in rows], fontsize=8)
+    panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
     panel.legend(fontsize=8)
     figure.savefig(path)
@@ -48,16 +48,19 @@ def _bar(panel: Axes, effect: Effect, y: float, shade: str, label: str | None) -
     )
 
 
-def _name(policy: str) -> str:
-    """A policy's name on an axis: a static one by its settings, over two lines."""
+def label(policy: str) -> str:
+    """A policy as people read it: a file by its name, a static one by mechanism, threshold and window."""
     name, _, settings = policy.partition(":")
-    return f"{name}\n{settings.removeprefix('mechanism=')}" if settings else short(policy)
+    if name != "static" or not settings:
+        return report.label(policy)
+    given = dict(setting.split("=") for setting in settings.split(","))
+    return f"{given['mechanism']} {float(given['threshold']):g} / {float(given['window']):g}"
 
 
-def calibration(report: Mapping[str, Any], path: Path) -> None:
+def calibration(found: Mapping[str, Any], path: Path) -> None:
     """Every fitted parameter's 95 % interval relative to its value; what the trace cannot tell is said to be so."""
-    shown = [p for p in report["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
-    figure, panel = figures.axes(f"{report['scenario']}: calibrated", "95 % interval / fitted value", "")
+    shown = [p for p in found["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
+    figure, panel = figures.axes(f"{found['scenario']}: calibrated", "95 % interval / fitted value", "")
     for i, parameter in enumerate(shown):
         value, low, high = parameter["value"], parameter["lo"], parameter["hi"]
         if parameter["se"] is None:

@@ -15,6 +15,7 @@ from paceenv import configs, output
 from trainers import loop_plots
 from trainers.blocks import Array, Effect
 from trainers.evaluate import NULL_LIMIT
+from trainers.loop_plots import label
 
 SCHEMA = "paceenv.loop/1"
 FILES = ("report.md", "report.json", "effects.png", "steps.png", "calibration.png")
@@ -55,7 +56,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "canaries": canaries,
         "notes": [note for stage in CANARIES for note in notes(CANARIES[stage], canaries[stage], scenario)],
     }
-    return {**report, "verdict": f"{ours['policy']}: {ours['verdict']}"}
+    return {**report, "verdict": f"{label(ours['policy'])}: {ours['verdict']}"}
 
 
 def fit(observed: Mapping[str, float], passive: Mapping[str, float]) -> Found:
@@ -115,7 +116,8 @@ def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) 
     """Write the report and its pictures; ``runs`` are ends of steps ``(T, R)`` and schedule by canary."""
     loop_plots.effects(report, out / "effects.png")
     loop_plots.calibration(report, out / "calibration.png")
-    loop_plots.steps({CANARIES[stage]: run for stage, run in runs.items()}, out / "steps.png")
+    titles = {stage: f"{name}: {label(report['canaries'][stage]['policy'])}" for stage, name in CANARIES.items()}
+    loop_plots.steps({titles[stage]: run for stage, run in runs.items()}, out / "steps.png")
     output.write_json(report, str(out / "report.json"))
     configs.write_text(out / "report.md", markdown(report))
 
@@ -135,7 +137,8 @@ def markdown(report: Found) -> str:
         f"- expected of pacing beforehand: {report['expect']}",
         *[f"- {note}" for note in report["notes"]],
         "",
-        "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %.",
+        "Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %. A static rule is named by "
+        "its mechanism, threshold / window.",
     ]
     for title, columns, rows, note in tables(report):
         lines += ["", f"## {title}", "", *table_lines(columns, rows)]
@@ -194,7 +197,7 @@ def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _predicted(row: Mapping[str, Any]) -> tuple[str, ...]:
     effects = (str(Effect.of(row[key])) for key in ("always", "blocks"))
-    return (row["policy"], *effects, f"{row['cv']:.3f}", f"{1e3 * row['mean_delay_s']:.1f}")
+    return (label(row["policy"]), *effects, f"{row['cv']:.3f}", f"{1e3 * row['mean_delay_s']:.1f}")
 
 
 def _measured(canary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -203,7 +206,7 @@ def _measured(canary: Mapping[str, Any]) -> tuple[str, ...]:
     agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
     ok = ({True: "yes", False: "NO", None: "–"}[canary[key]] for key in ("inside", "sign"))
     predicted = str(Effect.of(canary["predicted"]))
-    return (canary["policy"], predicted, str(measured), str(measured.units), *ok, others or "–", agents)
+    return (label(canary["policy"]), predicted, str(measured), str(measured.units), *ok, others or "–", agents)
 
 
 def interval_ms(steps: Mapping[str, Any]) -> str:
