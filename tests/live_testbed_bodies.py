@@ -10,7 +10,7 @@ def transfers_of_every_kind() -> list[str]:
     given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "strided": False}
     shapes = (given, given | {"group_size": 2}, given | {"group_size": 2, "strided": True})
     phases = [{kind: shape} for kind in TRANSFERS for shape in shapes]
-    step = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
+    step, _ = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
     for iteration in range(2):
         step(iteration)
     return sorted(TRANSFERS)

@@ -34,20 +34,21 @@ def main(spec_file: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=GLOO_TIMEOUT_S))
     rank = dist.get_rank()
-    step = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
+    step, optimizer = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
     iterations = spec["iterations"]
     with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
         iteration = 0
         while iterations is None or iteration < iterations:
             step(iteration)
             file.write(np.float64(time.monotonic()).tobytes())
+            optimizer.step()  # behind the stamp: an agent takes the next step's delay in here
             iteration += 1
     dist.barrier()
     dist.destroy_process_group()
 
 
-def emulated_step(spec: Mapping[str, Any]) -> Work:
-    """A step of emulated work: the phases of ``spec["iteration"]`` from top to bottom."""
+def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
+    """A step of emulated work, phases of ``spec["iteration"]`` from top to bottom, and the optimizer that ends it."""
     groups: dict[tuple[int, bool], Group] = {}
     work = [_phase(spec, number, phase, groups) for number, phase in enumerate(spec["iteration"])]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
@@ -55,9 +56,8 @@ def emulated_step(spec: Mapping[str, Any]) -> Work:
     def step(iteration: int) -> None:
         for do in work:
             do(iteration)
-        optimizer.step()
 
-    return step
+    return step, optimizer
 
 
 def _phase(
@@ -179,7 +179,7 @@ def _times(given: Mapping[str, Any], transfer: Callable[[], Any]) -> None:
         transfer()
 
 
-def _model_step(given: Mapping[str, Any]) -> Work:
+def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     """A training step of a perceptron under DistributedDataParallel; its losses are printed now and then."""
     torch.manual_seed(0)
     width = given["width"]
@@ -193,11 +193,10 @@ def _model_step(given: Mapping[str, Any]) -> Work:
         loss = (model(inputs).squeeze(1) - inputs.mean(dim=1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
         if dist.get_rank() == 0 and iteration % 20 == 0:
             print(f"iteration {iteration}: loss {loss.item():.6f}", flush=True)
 
-    return step
+    return step, optimizer
 
 
 if __name__ == "__main__":
