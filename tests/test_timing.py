@@ -95,7 +95,7 @@ def test_recent_low_falls_at_once_forgets_within_its_windows_and_keeps_its_margi
         feed(rank, tick, 7.0)
         lows.append(timing.comm_low_s(rank, 0))
     assert lows[-1] == pytest.approx(7.0)
-    assert np.diff(lows).min() >= 0.0
+    assert np.diff(lows).min() > -0.01, "but for the margin, which follows a large change a little"
 
 
 def test_contention_that_jumps_does_not_hide_behind_a_margin_that_grows_with_it() -> None:
