@@ -237,6 +237,23 @@ def test_agreement_is_said_in_words(
     assert said in found["verdict"]
 
 
+def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
+    observed = {"mean_s": 0.45, "low_s": 0.44, "high_s": 0.46}
+    shorter = {"mean_s": 0.42, "low_s": 0.417, "high_s": 0.423}
+    found = sim_to_real.against(shorter, observed)
+    half = math.hypot(0.01 / 0.45, 0.003 / 0.42)
+    assert found.change == pytest.approx(0.42 / 0.45 - 1.0)
+    assert (found.low, found.high) == pytest.approx(
+        (0.42 / 0.45 * math.exp(-half) - 1, 0.42 / 0.45 * math.exp(half) - 1)
+    )
+    agents = {"paced_pairs": None, "cut": {}}
+    for unpaced, noted in ((shorter, True), (observed, False)):
+        changes = {"unpaced": sim_to_real.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
+        steps = {"unpaced": unpaced, "paced": shorter}
+        said = sim_to_real.notes("ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario())
+        assert [("outlives its blocks" in note) for note in said] == [True] * noted
+
+
 def test_blocks_after_a_rollback_do_not_count() -> None:
     paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
     stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}

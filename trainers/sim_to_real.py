@@ -35,6 +35,9 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         canary = found[stage]
         predicted = policies[canary["policy"]]
         verdict = compare(Effect.of(predicted["blocks"]), Effect.of(canary["measured"]))
+        verdict["against_observed"] = {
+            kind: against(steps, observed).as_dict() for kind, steps in canary["steps"].items()
+        }
         canaries[stage] = {**canary, "predicted": predicted["blocks"], "always": predicted["always"], **verdict}
     ours = canaries["canary-ours"]
     report = {
@@ -64,6 +67,15 @@ def fit(observed: Mapping[str, float], passive: Mapping[str, float]) -> Found:
     mean_error, cv_error = passive["mean_s"] / observed["mean_s"] - 1.0, passive["cv"] - observed["cv"]
     within = {"mean_within": abs(mean_error) <= MEAN_LIMIT, "cv_within": abs(cv_error) <= CV_LIMIT}
     return {"mean_error": mean_error, "cv_error": cv_error, **within}
+
+
+def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
+    """Change from the observed run to a canary's blocks of one kind: two runs, so wider than what is paired."""
+    change, spread = math.nan, math.nan
+    if steps["mean_s"] is not None:
+        change = math.log(steps["mean_s"] / observed["mean_s"])
+        spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
+    return Effect.of_logs(change, change - spread, change + spread, 1)
 
 
 def compare(predicted: Effect, measured: Effect) -> Found:
@@ -104,8 +116,14 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
         why = "; ".join(agents["stopped"]) or "no reason given"
         pairs = f"only the first {agents['paced_pairs']} pairs count"
         found.append(f"{name}: not all agents paced to the end ({why}); {pairs}")
+    unpaced, paced = (Effect.of(canary["against_observed"][kind]) for kind in ("unpaced", "paced"))
+    if unpaced.low > 0.0 or unpaced.high < 0.0:
+        why = "what pacing does outlives its blocks, or the job has changed, and the paired effect is not all of it"
+        found.append(
+            f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
+        )
     steps, budget = canary["steps"], scenario.loop.budget_s_per_minute / 60.0
-    if agents["cut"].get("budget"):
+    if agents["cut"].get("budget") and steps["paced"]["mean_s"]:
         share = agents["mean_delay_s"] / steps["paced"]["mean_s"]
         times = f"cut {agents['cut']['budget']} delays"
         found.append(f"{name}: the budget of {budget:.0%} of the time {times} (mean delay {share:.1%} of the step)")
