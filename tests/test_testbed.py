@@ -97,12 +97,12 @@ def _holding(folder: Path) -> list[int]:
     return found
 
 
-def _network_namespaces() -> set[str]:
-    """Network namespaces of all processes; those of nobody's processes are gone with their names, which are private."""
+def _network_namespaces(pids: list[int]) -> set[str]:
+    """Network namespaces of processes; one of nobody's is gone with its name, which is private."""
     found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
+    for pid in pids:
         try:
-            found.add(os.readlink(entry / "ns" / "net"))
+            found.add(os.readlink(f"/proc/{pid}/ns/net"))
         except OSError:
             continue
     return found
@@ -111,7 +111,7 @@ def _network_namespaces() -> set[str]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
-    links, spaces = _links(), _network_namespaces()
+    links = _links()
     file, out = tmp_path / "tiny.yaml", tmp_path / "run"
     file.write_text(configs.to_yaml(scenario().model_dump(exclude_unset=True)))
     program = "import sys; from live.testbed.commands import application; application(sys.argv[1:])"
@@ -125,13 +125,15 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
                 assert process.poll() is None, (tmp_path / "output").read_text()
                 time.sleep(0.1)
             assert len(_holding(out)) > 4  # unshare, the first process, torchrun and ranks of two hosts
-            assert len(_network_namespaces() - spaces) == 3  # racks and spine, and a host each
+            assert (
+                len(_network_namespaces(_holding(out)) - _network_namespaces([os.getpid()])) == 3
+            )  # fabric, two hosts
             assert _links() == links
         finally:
             process.send_signal(number)
             process.wait(DEADLINE_S)
     until_s = time.monotonic() + LEFT_AFTER_S
-    while _holding(out) or _network_namespaces() - spaces:
+    while _holding(out):
         assert time.monotonic() < until_s, _holding(out)
         time.sleep(0.05)
     assert _links() == links
