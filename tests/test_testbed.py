@@ -77,6 +77,26 @@ def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
     assert np.median(result.jobs["pair"].step_s_T) > 0.9 * (1e5 - 16_384) * 8 / 20e6
 
 
+def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
+    """Both ranks leave the barrier together, however long one of them is then held back."""
+    root_and("ip", "tc", "unshare", "setpriv")
+    iteration = [{"compute": {"mean_s": 0.1}}, {"all_reduce": {"bytes": 1e4}}, {"barrier": True}]
+    chosen = scenario(jobs=[{"name": "pair", "hosts": [0, 1], "iteration": iteration}])
+    last_place = ["--policy", "static:mechanism=stagger,threshold=0,window=0.4"]  # the second rank, in every step
+    limits = ["--cap-s", "0.2", "--cap-share", "0.5", "--budget-s-per-minute", "30", "--quiet-first", "1"]
+    agent = ["--mode", "active", "--interval-iterations", "2", "--block-iterations", "6", *last_place, *limits]
+    result = run_scenario(chosen, tmp_path / "run", agents={"pair": agent}, iterations=40, deadline_s=DEADLINE_S)
+    pair = result.jobs["pair"]
+    assert pair.trace is not None
+    trace = read_trace(pair.trace)
+    paced = trace.isin("op", "pace")
+    assert set(trace.column("rank")[paced]) == {1}
+    delays_s = (trace.column("end_s") - trace.column("start_s"))[paced]
+    apart_s = np.abs(np.diff(pair.steps_s_TR, axis=1))
+    assert len(delays_s) >= 10
+    assert np.median(apart_s) < 0.25 * np.median(delays_s)
+
+
 def test_a_job_that_fails_is_one_line_with_its_reason(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     with pytest.raises(InputError, match=r"job pair failed: .*mode = 'everything'"):
