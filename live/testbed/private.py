@@ -6,6 +6,7 @@ namespaces, interfaces and queues. So nothing has to be cleaned up by code that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,8 @@ from paceenv.errors import InputError
 
 TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
 """What is run, and Debian's package that has it."""
+ENDS_S = 30.0
+"""Longest wait for one that said it was through."""
 
 
 def missing() -> str:
@@ -56,6 +59,12 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
         if event["event"] == "failed":
             raise InputError(event["reason"])
         yield event
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    """Wait until it has ended by itself, and with it everything in its namespaces; not for ever."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDS_S)
 
 
 def stop(process: subprocess.Popen[str]) -> None:

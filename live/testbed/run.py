@@ -112,8 +112,12 @@ def run_scenario(
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, host = failed
-        number = scenario.job(job).hosts[host] if job in exit_codes else -1
-        raise InputError(f"testbed: job {job} failed: {_why(folder / job / 'log' / f'host{number}.txt')}")
+        log = folder / job / "log" / f"host{scenario.job(job).hosts[host]}.txt"
+        if exit_codes[job][host] is None:
+            started = scenario.loop.job in exit_codes
+            after = f"still ran after its deadline of {deadline_s:g} s" if started else "made no step in time"
+            raise InputError(f"testbed: job {job} {after}; it said last: {_why(log)}")
+        raise InputError(f"testbed: job {job} failed: {_why(log)}")
     jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
     told = {
         name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
@@ -160,6 +164,7 @@ def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, lis
             if event["event"] == "progress":
                 on_progress(event["iterations"])
             if event["event"] == "ended":
+                private.ended(process)  # or jobs beside the main one still write where we collect
                 return dict(event["exit_codes"])
     finally:
         private.stop(process)
@@ -183,7 +188,7 @@ def _why(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     own = list(itertools.takewhile(lambda line: not _TORCHRUN_FAILED.match(line), lines)) or lines
     kept = [" ".join(line.split()) for line in own if line.strip() and not _WARNING.match(line)]
-    return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}; past its deadline?"
+    return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
 
 
 def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:
