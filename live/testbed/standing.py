@@ -41,15 +41,15 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
     process = private.start(_file(scenario.name, "request"), outlives_us=True, log=_file(scenario.name, "log"))
     try:
         took_s = next(event["seconds"] for event in private.events(process) if event["event"] == "up")
+        pid = _first_child(process.pid)
+        found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
+        write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     except BaseException as error:
         private.stop(process)
         if isinstance(error, StopIteration):
             raise InputError(f"testbed {scenario.name}: ended early; see {_file(scenario.name, 'log')}") from None
         raise
-    pid = _first_child(process.pid)
     private.release(process)
-    found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
-    write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     return found, took_s
 
 
