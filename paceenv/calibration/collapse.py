@@ -23,6 +23,7 @@ from paceenv.calibration.structure import JobStamps
 LEAST_TIMEOUT_S: Final = 0.1
 """Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
 LEAST_COLLAPSED: Final = 3
+"""Steps that it takes to tell a timeout, and its spread, from a stall."""
 _SEEDS = 16
 _FINEST = 1e-3
 
@@ -58,7 +59,9 @@ def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float 
     lasts_T = (finish_TG - stamps.arrival_TG).max(axis=1)
     collapsed_T = _upper_mode(lasts_T)
     if known_message_s is not None:
-        collapsed_T |= (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > LEAST_TIMEOUT_S
+        late_T = (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > LEAST_TIMEOUT_S
+        if late_T.sum() >= LEAST_COLLAPSED:  # fewer are stalls of a machine
+            collapsed_T |= late_T
     message_s, message_se = known_message_s or 0.0, math.inf
     if not collapsed_T.all():
         message_s, message_se = _message(stamps, finish_TG, ~collapsed_T)
