@@ -61,8 +61,9 @@ def close_loops(names: Sequence[str], out: Path) -> tuple[dict[str, dict[str, An
     return reports, failed
 
 
-def targets(reports: Reports) -> list[Target]:
-    """What was promised, and whether it came true."""
+def targets(reports: Reports, failed: Sequence[str] = ()) -> list[Target]:
+    """What was promised, and whether it came true; a scenario that ``failed`` has missed everything."""
+    scenarios = len(reports) + len(failed)
     ours = {name: report["canaries"]["canary-ours"] for name, report in reports.items()}
     inside = [name for name, canary in ours.items() if canary["inside"]]
     wrong = [
@@ -71,25 +72,30 @@ def targets(reports: Reports) -> list[Target]:
         for canary in report["canaries"].values()
         if not canary["sign"]
     ]
-    far = [name for name, report in reports.items() if not report["fit"]["mean_within"]]
-    loose = [name for name, report in reports.items() if not report["fit"]["cv_within"]]
+    wrong += [name for name in failed for _ in range(2)]
+    far = [name for name, report in reports.items() if not report["fit"]["mean_within"]] + [*failed]
+    loose = [name for name, report in reports.items() if not report["fit"]["cv_within"]] + [*failed]
     found = [
-        Target("simulated mean step", f"within {MEAN_LIMIT:.0%}", *_all_but(far, len(reports))),
-        Target("simulated CV", f"within {CV_LIMIT:g}", *_all_but(loose, len(reports))),
-        Target("sign of each canary's effect", "right", *_all_but(wrong, 2 * len(reports))),
+        Target("simulated mean step", f"within {MEAN_LIMIT:.0%}", *_all_but(far, scenarios)),
+        Target("simulated CV", f"within {CV_LIMIT:g}", *_all_but(loose, scenarios)),
+        Target("sign of each canary's effect", "right", *_all_but(wrong, 2 * scenarios)),
         Target(
             "prediction inside the measured interval",
             "at least 7 of 9",
-            f"{len(inside)} of {len(reports)}",
-            len(inside) >= LEAST_INSIDE_SHARE * len(reports),
+            f"{len(inside)} of {scenarios}",
+            len(inside) >= LEAST_INSIDE_SHARE * scenarios,
         ),
     ]
     for name, wanted in WANTED.items():
         if name in reports:
             effects = [ours[name]["measured"], *ours[name]["others"].values()]
             measured = [Effect.of(effect) for effect in effects]
-            met = all(effect.change <= wanted for effect in measured)
-            found.append(Target(f"{name}: change", f"at most {wanted:.0%}", ", ".join(map(str, measured)), met))
+            deployed = reports[name]["chosen"]["policy"] != "passive"
+            what = f"{name}: change" + ("" if deployed else " (the default rule, not deployed)")
+            met = deployed and all(effect.change <= wanted for effect in measured)
+            found.append(Target(what, f"at most {wanted:.0%}", ", ".join(map(str, measured)), met))
+        elif name in failed:
+            found.append(Target(f"{name}: change", f"at most {wanted:.0%}", "no report", False))
     for name, report in reports.items():
         if report["expect"] == "neutral":
             null = Effect.of(ours[name]["measured"])
@@ -106,7 +112,7 @@ def _all_but(missed: Sequence[str], of: int) -> tuple[str, bool]:
 def document(reports: Reports, failed: Mapping[str, str]) -> str:
     """``docs/sim-to-real.md``."""
     lines = [HEAD, "## Machine", "", *table_lines(("", ""), list(machine().items()))]
-    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports)]
+    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports, list(failed))]
     lines += ["", "## Targets", "", *table_lines(("what", "target", "measured", ""), rows)]
     columns: tuple[str, ...] = (
         "scenario",

@@ -30,6 +30,7 @@ from trainers import sim_to_real
 from trainers.blocks import Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions, choose, default_rule, known_cluster
 from trainers.loop_agents import agents_say
+from trainers.loop_folder import LoopFolder
 from trainers.predict import Predictor, drawn_clusters, run_in_blocks, with_cap
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
@@ -84,6 +85,8 @@ def test_pairs_that_are_cut_off_do_not_count() -> None:
     assert len(Blocks.of(SCHEDULE, ITERATIONS - 1).counted()) == PAIRS - 1
     assert len(Blocks.of(SCHEDULE, QUIET + 3 * BLOCK).counted()) == 0
     assert len(BLOCKS.first(3).counted()) == 3
+    assert BLOCKS.first(0).counted() == []
+    assert Blocks.of(SCHEDULE, QUIET + 2 * BLOCK + 1).counted() == []  # ends before anything of its first pair counts
     nothing = effect(log_ratios(np.ones((1, QUIET)), Blocks.of(SCHEDULE, QUIET))[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
@@ -257,8 +260,10 @@ def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
 def test_blocks_after_a_rollback_do_not_count() -> None:
     paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
     stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
-    assert agents_say([paced, paced])["paced_pairs"] is None
-    found = agents_say([paced, stopped])
+    assert agents_say([paced, paced], 2)["paced_pairs"] is None
+    silent = agents_say([paced], 2)
+    assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents said nothing"])
+    found = agents_say([paced, stopped], 2)
     assert found["paced_pairs"] == 4
     assert found["stopped"] == ["rolled back"]
     assert found["verdicts"] == {"helps": 1, "hurts": 1}
@@ -290,6 +295,9 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     for name in sim_to_real.FILES:
         assert (tmp_path / "loop" / name).stat().st_size > 500
     assert [t.met for t in benchmark.targets({"unequal-slack": report})] == [True, True, True, ours["inside"], False]
+    missed = benchmark.targets({"unequal-slack": report}, ["two-jobs"])
+    assert not any(t.met for t in missed)
+    assert "not two-jobs" in missed[0].measured
     document = benchmark.document({"unequal-slack": report}, {"two-jobs": "the job failed"})
     assert str(Effect.of(ours["measured"])) in document
     assert "the trace cannot tell fabric.buffer_kb" in document
@@ -329,6 +337,18 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     for fresh in (False, True):
         with pytest.raises(InputError, match="holds something else"):
             _loop(tmp_path, SimulatedTestbed()).go(fresh=fresh)
+
+
+def test_a_stage_that_is_run_again_undoes_those_that_rest_on_it(tmp_path: Path) -> None:
+    folder = LoopFolder(tmp_path, STAGES, ())
+    (tmp_path / ".loop.json.x8w_1q").touch()  # of a loop that was killed over its first record
+    folder.claim({"seed": 0})
+    for stage in STAGES:
+        folder.begin(stage)
+        folder.finish(stage, {})
+    assert all(folder.is_done(stage) for stage in STAGES)
+    folder.begin("calibrate")
+    assert [stage for stage in STAGES if folder.is_done(stage)] == ["observe", "probe"]
 
 
 def test_only_one_loop_works_in_a_folder(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ class Blocks:
             here = self.counted_T & (self.pair_T == pair)
             off, on = np.flatnonzero(here & ~self.on_T), np.flatnonzero(here & self.on_T)
             length = length or max(len(off), len(on))  # the first pair has one whole block at least, or there is none
-            if len(off) == len(on) == length:
+            if len(off) == len(on) == length > 0:
                 found.append((off, on))
         return found
 

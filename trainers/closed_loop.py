@@ -174,7 +174,7 @@ class ClosedLoop:
         plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
         result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
         mine = result.jobs[plan.job]
-        agents = agents_say(mine.snapshots)
+        agents = agents_say(mine.snapshots, self.scenario.job(plan.job).ranks)
         return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
 
     def _report(self, place: Path) -> Found:

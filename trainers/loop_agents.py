@@ -12,13 +12,16 @@ from live.snapshot import Snapshot, entry, number, text
 from trainers.blocks import Array
 
 
-def agents_say(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+def agents_say(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
     """What the ranks' agents said themselves, what limited them, and for how many pairs all of them paced.
 
     ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the look at which it did;
-    blocks after that compare nothing.
+    blocks after that compare nothing, nor does any where one of the ``ranks`` said nothing at all.
     """
     stopped = [s for s in snapshots if text(s, "state") != "canary"]
+    silent = ranks - len(snapshots)
+    paced_pairs = min((int(number(s, "canary", "pairs") or 0) for s in stopped), default=None)
+    reasons = {text(s, "reason") for s in stopped} | ({f"{silent} of {ranks} agents said nothing"} if silent else set())
     taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
     total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
     cut: Counter[str] = Counter()
@@ -27,8 +30,8 @@ def agents_say(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     return {
         "verdicts": dict(Counter(text(s, "canary", "verdict") or "no verdict" for s in snapshots)),
         "texts": sorted({text(s, "canary", "text") for s in snapshots}),
-        "stopped": sorted({text(s, "reason") for s in stopped}),
-        "paced_pairs": min((int(number(s, "canary", "pairs") or 0) for s in stopped), default=None),
+        "stopped": sorted(reasons),
+        "paced_pairs": 0 if silent else paced_pairs,
         "mean_delay_s": total_s / taken if taken else 0.0,
         "delays": int(taken),
         "cut": dict(cut),

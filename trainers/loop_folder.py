@@ -44,8 +44,12 @@ class LoopFolder:
         return _read(self.of(stage) / DONE)
 
     def begin(self, stage: str) -> Path:
-        """An empty folder for a stage, without what a loop that was killed in it left there."""
+        """An empty folder for a stage, without what a loop that was killed in it left there.
+
+        Stages behind it rest on what it will find, so they are no longer done.
+        """
         folder = self.of(stage)
+        self._undo(self._stages[self._stages.index(stage) + 1 :])
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -63,9 +67,11 @@ class LoopFolder:
         """
         path = self.path / RECORD
         if not path.exists():
-            if any(one.name != LOCK for one in self.path.iterdir()):
+            begun = (LOCK, f".{RECORD}.")  # and a record that a loop was killed over
+            if any(not one.name.startswith(begun) for one in self.path.iterdir()):
                 raise InputError(f"{self.path}: holds something else; allowed: a new folder, or one of a loop")
         elif fresh:
+            self._undo(self._stages)  # first, as a removal that is killed leaves half of a stage
             for stage in self._stages:
                 shutil.rmtree(self.of(stage), ignore_errors=True)
             for name in self._files:
@@ -73,6 +79,10 @@ class LoopFolder:
         elif changed := _first_difference(_read(path), json.loads(json.dumps(record))):
             raise InputError(f"{self.path}: begun with {changed}; allowed: the same, another folder, or --fresh")
         output.write_json(dict(record), str(path))
+
+    def _undo(self, stages: Sequence[str]) -> None:
+        for stage in reversed(stages):
+            (self.of(stage) / DONE).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
