@@ -75,7 +75,7 @@ def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
         done = _iterations(main_job)
         if done != told:
             _tell(event="progress", iterations=done)
-            told = done
+            deadline_s, told = time.monotonic() + request["deadline_s"], done
         if _failed(running) or time.monotonic() > deadline_s:
             break
     return _exit_codes(running)

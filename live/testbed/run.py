@@ -35,7 +35,8 @@ from paceenv import configs
 from paceenv.errors import InputError, out_of_range
 from paceenv.files import write_whole
 
-DEADLINE_S = 1800.0
+DEADLINE_S = 600.0
+"""Longest without a step of the main job, its start included: a run may be as long as it likes."""
 TAIL_LINES = 4
 """Of a failed job's log that the error quotes."""
 _TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
@@ -89,8 +90,8 @@ def run_scenario(
     """Bring the network up, run ``scenario.loop.job`` for ``iterations`` with the other jobs beside it, take it down.
 
     ``agents`` gives jobs an agent: options of ``python -m live`` by the job's name. ``on_progress`` is told the main
-    job's iterations. Raises InputError where the testbed cannot be had, ``out`` is in use, or a job fails; the run's
-    folder then has the logs.
+    job's iterations; where no new one comes for ``deadline_s`` seconds the run has failed. Raises InputError where the
+    testbed cannot be had, ``out`` is in use, or a job fails; the run's folder then has the logs.
     """
     agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
     if iterations < 1:
@@ -115,7 +116,7 @@ def run_scenario(
         log = folder / job / "log" / f"host{scenario.job(job).hosts[host]}.txt"
         if exit_codes[job][host] is None:
             started = scenario.loop.job in exit_codes
-            after = f"still ran after its deadline of {deadline_s:g} s" if started else "made no step in time"
+            after = f"made no step for {deadline_s:g} s" if started else "never made a step"
             raise InputError(f"testbed: job {job} {after}; it said last: {_why(log)}")
         raise InputError(f"testbed: job {job} failed: {_why(log)}")
     jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
