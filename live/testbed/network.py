@@ -65,8 +65,8 @@ def _host(number: int, network: Mapping[str, Any]) -> None:
         _run("ip", "-n", name, "link", "set", interface, "up")
     _bucket(INTERFACE, rate_mbps, SENDER_BUFFER_KB, "-n", name)
     _bucket(port, rate_mbps, network["host_buffer_kb"])
-    key = f"net.ipv4.tcp_congestion_control={network['congestion_control']}"
-    _run("ip", "netns", "exec", name, "sysctl", "-qw", key)
+    setting = f"echo {network['congestion_control']} > /proc/sys/net/ipv4/tcp_congestion_control"
+    _run("ip", "netns", "exec", name, "sh", "-c", setting)  # sysctl would be one more package
 
 
 def _bucket(interface: str, rate_mbps: float, buffer_kb: float, *where: str) -> None:
