@@ -299,6 +299,15 @@ def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     np.testing.assert_allclose((stamps.ready_TG - stamps.finish_TG)[:, 0], 0.05)
 
 
+@pytest.mark.parametrize(("at", "left"), [(range(40), 38), (range(7, 8), 37)])
+def test_an_operation_is_unusual_unless_every_iteration_has_it(at: range, left: int) -> None:
+    trace = _live_trace(iterations=40, odd=20)
+    op = trace.column("op").astype(object)
+    op[(op == "compute") & np.isin(trace.column("iteration"), at)] = "gc"
+    columns = {name: trace.column(name) for name in trace.table.column_names} | {"op": op}
+    assert len(read_job(Trace.from_columns(columns, trace.metadata)).iteration_T) == left
+
+
 def _live_trace(iterations: int, odd: int) -> Trace:
     """Rows as the recorder writes them: compute is what lies between."""
     rows: dict[str, list[Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,11 +31,6 @@ class Episodes:
     share_interval: tuple[float, float]
     mean_iterations: float
     mean_iterations_interval: tuple[float, float]
-
-    @property
-    def relative_se(self) -> float:
-        """Of share and length: that of a Poisson count."""
-        return 1.0 / math.sqrt(max(self.count, 1))
 
 
 def two_levels(x_T: Array, least_jump: float) -> NDArray[np.bool_]:

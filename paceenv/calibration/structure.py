@@ -169,8 +169,9 @@ def _read_rank(rank: int, *columns: NDArray[np.int64]) -> _Rank:
     signatures = {t: tuple((op[i], group[i]) for i in at) for t, at in collectives.items()}
     if not signatures:
         raise InputError(f"trace: rank {rank} has no collective; allowed: a job whose ranks communicate")
-    usual = Counter(signatures.values()).most_common(1)[0][0]
-    kept = [t for t in sorted(signatures) if signatures[t] == usual and t not in unusual]
+    plain = sorted(signatures.keys() - unusual) or sorted(signatures)  # what every iteration has is not unusual
+    usual = Counter(signatures[t] for t in plain).most_common(1)[0][0]
+    kept = [t for t in plain if signatures[t] == usual]
     usual_bytes = [int(np.median([size[collectives[t][k]] for t in kept])) for k in range(len(usual))]
     carries = _carries(usual, usual_bytes)
     if not carries:  # nothing but barriers: the last one is what ranks meet in
