@@ -26,7 +26,8 @@ POLL_S = 0.2
 BESIDE_S = 120.0
 """Within this the jobs beside the main one must have made their first step."""
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-FLOAT_BYTES = 8
+STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
+"""Where a rank of a job writes the ends of its steps (``live.testbed.job``); here, as reading it needs no PyTorch."""
 
 
 def main(request_file: str) -> None:

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-STEP_FILE = "rank{rank:05d}.f64"
+from live.testbed.inside import STEP_FILE
+
 GLOO_TIMEOUT_S = 120.0
 
 Work = Callable[[int], None]

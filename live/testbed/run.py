@@ -29,7 +29,7 @@ from live.merge import write_merged
 from live.options import Options
 from live.snapshot import Snapshot
 from live.testbed import private
-from live.testbed.job import STEP_FILE
+from live.testbed.inside import STEP_FILE
 from live.testbed.scenario import Job, LoopPlan, Scenario
 from paceenv import configs
 from paceenv.errors import InputError, out_of_range
