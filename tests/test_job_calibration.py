@@ -84,7 +84,7 @@ def truth(cluster: Cluster, key: str) -> float:
 
 
 def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
-    """Keys that are not told, or whose interval, widened to three standard errors, leaves the truth out."""
+    """Keys that are not told, or whose interval, widened to four standard errors, leaves the truth out."""
     found, wrong = by_key(fit), []
     for key in keys:
         p, true = found[key], truth(cluster, key)
