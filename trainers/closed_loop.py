@@ -190,7 +190,10 @@ class ClosedLoop:
         plan = self.scenario.loop
         agents = {plan.job: [*agent_options(plan, mode), *more]}
         with output.progress(f"{self.scenario.name}: {place.name}", iterations) as done:
-            return self.run(self.scenario, place / RUN, agents=agents, iterations=iterations, on_progress=done)
+            # noise of its own for every run: what a policy is judged on is not what the cluster was fitted to
+            seed = self.scenario.seed + len(STAGES) * self.options.seed + STAGES.index(place.name.partition("-")[2])
+            scenario = self.scenario.model_copy(update={"seed": seed})
+            return self.run(scenario, place / RUN, agents=agents, iterations=iterations, on_progress=done)
 
     def _run_of(self, stage: str) -> Path:
         """What a stage's real run left of the job that has the agent."""

@@ -48,6 +48,7 @@ def start(request_file: Path, *, outlives_us: bool = False, log: Path) -> subpro
             stderr=errors,
             text=True,
             start_new_session=outlives_us,
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # a folder called live where we are started is not ours
         )
 
 

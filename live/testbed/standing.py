@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -70,7 +71,8 @@ def standing() -> list[Standing]:
 
 def down(one: Standing) -> None:
     """Take it down: with the process that holds its namespaces everything in them ends."""
-    os.kill(one.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+        os.kill(one.pid, signal.SIGKILL)
     _forget(one.name)
 
 
