@@ -57,12 +57,8 @@ SLOW_SMOOTHING = np.float32(0.002)
 TINY = np.float32(1e-30)
 """Added to what an exponential mean takes in, so that it cannot decay into subnormal numbers, where it would stay for
 ever and every operation costs a hundred; disappears in rounding beside anything that is not zero."""
-CALM_FALL = np.float32(1.0 / 4.0)
-"""How fast the calm change follows a smaller one; it rises by ``BASELINE_RISE`` a pair, as the baseline does."""
 CHANGE_MARGIN = 2.0
 """Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
-CALM_MARGIN = 3.25
-"""The most that is taken off, in calm changes; those are some 0.7 of the mean ones where nothing contends."""
 COLLAPSE_RATIO = 1.25
 """A step this many times the baseline step has collapsed, as it does when a sender waits for a retransmission."""
 COLLAPSE_SMOOTHING = 0.25
@@ -77,8 +73,8 @@ _ROUNDED_DOWN = 1.0 - 2.0**-23
 # rank[F, r]
 DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 0, 1, 2, 3, 4, 5
 SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
-SLACK_DELAY_S, DELAY_SLOW_S, COMM_CALM_S = 11, 12, 13
-RANK_FIELDS = 14
+SLACK_DELAY_S, DELAY_SLOW_S = 11, 12
+RANK_FIELDS = 13
 
 # tick[K]
 ITERATIONS, STEP_LOW_S, STEP_BASELINE_S = 0, 1, 2
@@ -92,7 +88,7 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
     """Forget everything about column ``r``."""
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
-    rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = rank[COMM_CALM_S, r] = math.inf
+    rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:
@@ -195,7 +191,6 @@ def observe_ranks(
     last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
     slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
     mean_R, variance_R, slow_R = rank[WAIT_MEAN_S], rank[WAIT_VARIANCE_S2], rank[DELAY_SLOW_S]
-    calm_R = rank[COMM_CALM_S]
     for r in range(ranks):
         baseline_R[r] = comm_R[r] if comm_R[r] < baseline_R[r] else baseline_R[r]
     if not has_barrier:
@@ -213,11 +208,6 @@ def observe_ranks(
         comm_change_R[r] += alpha * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
         comm_mean_R[r] += alpha * ((comm_R[r] + TINY) - comm_mean_R[r])
         last_comm_R[r] = comm_R[r]
-    if pair_ends(tick):
-        for r in range(ranks):
-            calm_s = calm_R[r] if calm_R[r] < math.inf else comm_change_R[r]
-            speed = CALM_FALL if comm_change_R[r] < calm_s else BASELINE_RISE
-            calm_R[r] = calm_s + speed * (comm_change_R[r] - calm_s)
     for r in range(ranks):
         slack_s = wait_R[r] + delay_R[r]
         slack_change_R[r] += alpha * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
@@ -250,21 +240,15 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
 
 
 def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
-    """Time in the collective that rank ``r`` must count on, seconds: the recent low less a margin for its changes.
+    """Time in the collective that rank ``r`` must count on, seconds: the recent low less the same margin.
 
     Never below its baseline; what it is above is what contention adds to every iteration. The low and not the mean: it
     rises only when contention persists and falls at once when a shift has worked, so that a job stops shifting where it
     stops colliding. Without the margin, waits for late peers would count as contention and feed on each other's delays.
-    No more than so many changes of calm times: on real links contention itself makes durations jump, and would hide
-    behind a margin that grows with it.
     """
     now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
-    calm_s, change_s = (
-        CALM_MARGIN * np.float64(rank[COMM_CALM_S, r]),
-        CHANGE_MARGIN * np.float64(rank[COMM_CHANGE_S, r]),
-    )
-    safe_s = low_s - (calm_s if calm_s < change_s else change_s)
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[COMM_CHANGE_S, r])
     baseline_s = np.float64(rank[COMM_BASELINE_S, r])
     return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
 

@@ -83,11 +83,9 @@ def test_recent_low_falls_at_once_forgets_within_its_windows_and_keeps_its_margi
         feed(rank, tick, 7.0)
     assert timing.comm_low_s(rank, 0) == pytest.approx(7.0), "the 4 has passed, though the baseline still remembers it"
     assert rank[timing.COMM_BASELINE_S, 0] < 7.0
-    for _ in range(400):
-        feed(rank, tick, 7.125)
-        feed(rank, tick, 7.0)
-    assert rank[timing.COMM_CHANGE_S, 0] == pytest.approx(0.125)
-    assert timing.comm_low_s(rank, 0) == pytest.approx(7.0 - timing.CHANGE_MARGIN * 0.125)
+    feed(rank, tick, 6.5)
+    assert rank[timing.COMM_CHANGE_S, 0] == pytest.approx(timing.SMOOTHING * 0.5)
+    assert timing.comm_low_s(rank, 0) == pytest.approx(6.5 - timing.CHANGE_MARGIN * timing.SMOOTHING * 0.5)
     feed(rank, tick, 4.0)
     assert timing.comm_low_s(rank, 0) == 4.0, "never below the baseline"
     lows = []
@@ -95,25 +93,7 @@ def test_recent_low_falls_at_once_forgets_within_its_windows_and_keeps_its_margi
         feed(rank, tick, 7.0)
         lows.append(timing.comm_low_s(rank, 0))
     assert lows[-1] == pytest.approx(7.0)
-    assert np.diff(lows).min() > -0.01, "but for the margin, which follows a large change a little"
-
-
-def test_contention_that_jumps_does_not_hide_behind_a_margin_that_grows_with_it() -> None:
-    rank, tick = timing.new_state()
-    for _ in range(200):
-        feed(rank, tick, 7.0)
-        feed(rank, tick, 7.5)
-    calm_s = float(rank[timing.COMM_CALM_S, 0])
-    assert calm_s == pytest.approx(0.5, rel=0.01)
-    for _ in range(20):
-        feed(rank, tick, 14.0)
-        feed(rank, tick, 10.0)
-    assert rank[timing.COMM_CHANGE_S, 0] > 3.5
-    assert rank[timing.COMM_CALM_S, 0] == pytest.approx(calm_s, rel=0.5), "calm times are remembered"
-    assert timing.comm_low_s(rank, 0) == pytest.approx(10.0 - timing.CALM_MARGIN * rank[timing.COMM_CALM_S, 0])
-    for _ in range(100):
-        feed(rank, tick, 7.0)
-    assert rank[timing.COMM_CALM_S, 0] < 0.05, "and calmer ones are learned at once"
+    assert np.diff(lows).min() >= 0.0
 
 
 def test_low_is_neutral_until_a_first_window_is_complete() -> None:
