@@ -5,11 +5,14 @@ with a deadline, so that a hanging file system cannot hold up the end of a job. 
 ``stop`` does nothing there. The thread takes no signals: they reach the main thread as they would without it.
 
 Modules that a task needs must be imported before the thread starts: a fork in the middle of an import on another
-thread would leave the child with a lock that nobody will ever release.
+thread would leave the child with a lock that nobody will ever release. Calls into C++ that give up the interpreter
+belong under :data:`native`: a thread that asks for the interpreter back after it has gone is unwound where it stands,
+and unwinding such code aborts the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -25,6 +28,41 @@ MOST_FAILURES = 3
 """In a row until it is said; a network file system may be away for a moment."""
 LONGEST_PAUSE = 64
 """Periods between two tries of a task that fails."""
+NATIVE_S = 5.0
+"""The end of the process waits at most this long for :data:`native`."""
+
+
+class _Native:
+    """``with native: ...`` on a housekeeping thread; once the process ends, entering it ends the thread instead."""
+
+    def __init__(self) -> None:
+        self._ended = False
+        self.renew()
+
+    def renew(self) -> None:
+        """In a forked child, which has the lock perhaps taken and nobody who will release it."""
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._ended:
+            self._lock.release()
+            raise SystemExit
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
+
+    def end(self) -> None:
+        """Let nobody in again, and wait for who is in."""
+        self._ended = True
+        self._lock.acquire(timeout=NATIVE_S)
+
+
+native = _Native()
+"""Around what a task computes in C++ (pyarrow); nothing in it may wait for a file or a peer."""
+# registered with this import, so that what an agent registers later, its last words, runs before
+atexit.register(native.end)
+os.register_at_fork(after_in_child=native.renew)
 
 
 @dataclass(slots=True)

@@ -24,9 +24,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from live import folder as run_folder
-from live.housekeeping import describe
+from live.housekeeping import describe, native
 from live.iteration import Iteration
-from paceenv.trace import COMPUTE_OPS, PACE_OP, TraceMetadata, TraceWriter
+from paceenv.files import write_whole
+from paceenv.trace import COMPUTE_OPS, PACE_OP, TraceMetadata, trace_bytes
 
 SOURCE: Final = "paceenv live"
 RING_OPERATIONS: Final = 200_000
@@ -72,6 +73,12 @@ def iteration_rows(iteration: Iteration) -> Iterator[Row]:
         done_s = max(done_s, end_s)
     if iteration.end_s > done_s:
         yield iteration.iteration, seq, rest, -1, done_s, iteration.end_s, 0
+
+
+def _to_batch(rows: list[Row]) -> pa.RecordBatch:
+    with native:
+        arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), _TYPES, strict=True)]
+        return pa.record_batch(arrays, names=_COLUMNS)
 
 
 def _start(event: tuple[float, float, str, int, int]) -> float:
@@ -174,8 +181,7 @@ class TraceRecorder:
                 else:
                     self._unfit += 1
             if rows:
-                arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), _TYPES, strict=True)]
-                self._pending.append(pa.record_batch(arrays, names=_COLUMNS))
+                self._pending.append(_to_batch(rows))
                 self._pending_rows += len(rows)
             time.sleep(0.0)  # the training thread may be waiting for the interpreter
 
@@ -183,11 +189,12 @@ class TraceRecorder:
         if not self._segments:
             run_folder.remove_leftovers(self._folder, self._attempt, self._rank)
         path = run_folder.segment_path(self._folder, self._attempt, self._rank, self._segments)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table = pa.Table.from_batches(self._pending).combine_chunks()
-        columns = {name: table[name].combine_chunks() for name in _COLUMNS}
-        with TraceWriter(path, self._metadata) as writer:
-            writer.append({"job": str(self._metadata.job["name"]), "rank": self._rank} | columns)
+        with native:
+            table = pa.Table.from_batches(self._pending).combine_chunks()
+            columns = {name: table[name].combine_chunks() for name in _COLUMNS}
+            rows = {"job": str(self._metadata.job["name"]), "rank": self._rank} | columns
+            content = trace_bytes(rows, self._metadata, str(path))
+        write_whole(path, content)
         self._rows += self._pending_rows
         self._segments += 1
         self._pending, self._pending_rows, self._pending_iterations = [], 0, 0

@@ -200,6 +200,18 @@ def write_trace(trace: Trace, path: str | Path) -> None:
             writer.append(batch)
 
 
+def trace_bytes(columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace") -> bytes:
+    """A whole small trace as the content of its file, for callers that write it themselves.
+
+    ``columns`` and errors are those of :meth:`TraceWriter.append`.
+    """
+    sink = pa.BufferOutputStream()
+    schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        writer.write_batch(_to_batch(columns, 0, where), row_group_size=ROW_GROUP_ROWS)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 def read_metadata(path: str | Path) -> TraceMetadata:
     """The metadata of a trace file, without its rows. Raises InputError like :func:`read_trace`."""
     file, metadata = _open_trace(path)

@@ -184,6 +184,29 @@ def test_a_process_may_end_in_the_middle_of_a_task(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_end_waits_for_native_code_and_lets_none_begin(tmp_path: Path) -> None:
+    """A thread in C++ would abort the process when the interpreter goes away; a forked child has no such thread."""
+    code = (
+        "import os, sys, threading, time; from pathlib import Path\n"
+        "from live.housekeeping import Housekeeping, native\n"
+        "begun = threading.Event()\n"
+        "def work(final):\n"
+        "    with native: begun.set(); time.sleep(0.5); Path(sys.argv[1]).write_text('done')\n"
+        "    with native: Path(sys.argv[1]).write_text('once more')\n"
+        "house = Housekeeping(print)\n"
+        "house.add('work', 1e-6, work)\n"
+        "house.start()\n"
+        "begun.wait()\n"
+        "start_s = time.monotonic()\n"
+        "if not os.fork(): sys.exit()\n"
+        "os.wait()\n"
+        "print('child', time.monotonic() - start_s < 0.4)\n"
+    )
+    done = run_python(code, str(tmp_path / "out"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "child True\n", "")
+    assert (tmp_path / "out").read_text() == "done"
+
+
 def test_a_forked_child_has_no_thread_and_stops_at_once() -> None:
     code = (
         "import os, sys, threading; from live.housekeeping import Housekeeping\n"
