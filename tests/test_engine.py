@@ -188,6 +188,21 @@ def test_causes_are_independent_and_their_variances_add(simulator: Make) -> None
     assert x.std() == pytest.approx(math.sqrt(0.03), rel=0.02)
 
 
+def test_transfers_vary_by_a_share_of_their_duration_and_keep_the_link_busy_as_before(simulator: Make) -> None:
+    """Every group's by a factor of its own; the compute before it, and what the fluid says, stay as they are."""
+    setup: dict[str, Any] = {"ranks": 8, "groups": 4, "jitter_cv": 0.02, "has_barrier": True}
+    setup |= {"transfer_alone_s": 0.2, "uplink_work_s": 0.1}
+    sims = [simulator(range(20), **setup, transfer_cv=cv) for cv in (0.0, 0.1)]
+    even, uneven = (sim.record(sim.off(), 400) for sim in sims)
+    np.testing.assert_array_equal(uneven.entry_ETR, even.entry_ETR)
+    arrival_ETG = even.entry_ETR.reshape(20, 400, 4, 2).max(axis=3)
+    factor = (uneven.finish_ETG - arrival_ETG) / (even.finish_ETG - arrival_ETG)
+    assert_mean(factor.ravel(), 1.0)
+    assert_mean((factor.ravel() - 1.0) ** 2, 0.01)
+    assert abs(np.corrcoef(factor.reshape(-1, 4).T)[0, 1:]).max() < 0.05
+    assert abs(np.corrcoef(factor[:, 1:].ravel(), factor[:, :-1].ravel())[0, 1]) < 0.05
+
+
 def test_compute_is_never_negative(simulator: Make) -> None:
     x = computed_ETR(simulator(range(50), ranks=8, jitter_cv=1.0, common_cv=0.5), 200)
     assert x.min() == 0.0

@@ -172,6 +172,15 @@ def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> Non
     assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.03)
 
 
+@pytest.mark.parametrize("name", ["unequal-slack", "sockets-null-jitter"])
+def test_unequal_shares_of_a_link_are_told(name: str, simulated: Any) -> None:
+    cluster = load_cluster(name).changed(["noise.transfer_cv=0.03"], "test")
+    fit = calibrate_job(with_bytes(simulated(cluster), cluster))
+    assert not missed(fit, cluster, ["noise.transfer_cv"])
+    assert_good(fit)
+    assert abs(fit.cv_error) < 0.004, "without it a fit would be calmer than the job"
+
+
 def test_a_slow_rank_is_named(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
     trace = simulated(cluster)

@@ -18,7 +18,7 @@ from paceenv import configs
 from paceenv.calibration.collapse import CollapseFit, fit_collapse
 from paceenv.calibration.compute import ComputeFit, fit_compute
 from paceenv.calibration.exposed import ExposedFit, fit_exposed
-from paceenv.calibration.links import LinkFit, fit_links
+from paceenv.calibration.links import LinkFit, fit_links, transfer_cv
 from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
@@ -263,6 +263,9 @@ class _Calibration:
             said = "durations vary in a way that no one periodic tenant explains"
         self._uplink(links, unit_work_s)
         self._add(untold("tenants", 0.0, said, "none assumed"))
+        cv, se = transfer_cv(own, stamps.duration_TG, steady_T)
+        self.data["noise"]["transfer_cv"] = cv
+        self._add(told("noise.transfer_cv", cv, se, "what each group's payloads differ from the links' model"))
 
     def _source(self, section: str, key: str) -> str:
         return "assumed not to limit" if self._known(section, key) is None else "from base"

@@ -75,6 +75,20 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
     return LinkFit(alone_s, alone_se, work_s, work_se, why, residual_TG, probed, outliers)
 
 
+def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
+    """How much a group's duration differs from the model's, relative to it, iteration by iteration; standard error.
+
+    Of the iterations ``where_T`` that are no outliers; what differs in the mean between groups is not noise.
+    """
+    relative_TG = (links.residual_TG / duration_TG)[where_T]
+    away_T = np.abs(relative_TG - np.median(relative_TG, axis=0)).max(axis=1)
+    relative_TG = relative_TG[away_T <= _OUTLIER_MADS * np.median(away_T)]
+    T = len(relative_TG)
+    square_T = ((relative_TG - relative_TG.mean(axis=0)) ** 2).mean(axis=1) * T / (T - 1)
+    cv = float(np.sqrt(square_T.mean()))
+    return cv, float(square_T.std(ddof=1) / np.sqrt(T)) / (2.0 * cv) if cv > 0.0 else 0.0
+
+
 class _Model:
     """End times as a function of theta: the logarithm of the whole, and a group's own cap as a share of the uplink.
 

@@ -57,6 +57,7 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     for name in _NOISE:
         value = getattr(cluster.noise, name)
         jobs[name] = value if isinstance(value, int) else draw(value)
+    jobs["transfer_cv"] = draw.named("noise.transfer_cv", cluster.noise.transfer_cv)
     skewness = draw(cluster.noise.imbalance_skew)
     exposed = cluster.exposed
     jobs["exposed_groups"], jobs["exposed_s"] = exposed.groups, draw(exposed.work_s)

@@ -12,7 +12,7 @@ from paceenv.engine.layout import MAX_STALENESS
 
 
 class Noise(Config):
-    """Noise of compute time by cause; coefficients of variation are relative to ``job.compute_s``."""
+    """Noise by cause; coefficients of variation are relative to ``job.compute_s``, one to a collective's duration."""
 
     jitter_cv: Cv = Field(0.0, description="idiosyncratic, normal, anew each rank and step")
     common_cv: Cv = Field(0.0, description="common to all ranks, anew each step")
@@ -28,6 +28,7 @@ class Noise(Config):
     drift_iterations: AtLeastOne = Field(500.0, description="its correlation time, iterations")
     stall_rate: Share = Field(0.0, description="runtime or control-plane stalls per rank and iteration")
     stall_mean_s: NonNegative = Field(0.0, description="their mean length (exponential), s")
+    transfer_cv: Cv = Field(0.0, description="of what a group's collective takes, anew each group and step")
 
 
 class Exposed(Config):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.engine.draws import TENANT as TENANT_STREAM
-from paceenv.engine.draws import key_of, quantile, uniform, uniform_bits
+from paceenv.engine.draws import TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
 from paceenv.engine.layout import CYCLES, LEFT_S, NEXT_S
 
 _START = 1 << 62
@@ -145,6 +145,19 @@ def share_uplink(
             target_G[order_G[tail]] = served + work_s
             tail += 1
     clock["link_s"] = now_s
+
+
+def vary_transfers(
+    job: Any, clock: Any, normal: NDArray[np.float64], arrival_G: NDArray[np.float64], finish_G: NDArray[np.float64]
+) -> None:
+    """Stretch each group's collective, from its last arrival on, by a factor of its own: no link shares so evenly.
+
+    Of all that it takes, latency included, which is added later.
+    """
+    key = key_of(clock["key"], TRANSFER, clock["iteration"])
+    for g in range(finish_G.shape[0]):
+        lasts_s = finish_G[g] + job["latency_s"] - arrival_G[g]
+        finish_G[g] += lasts_s * max(job["transfer_cv"] * quantile(normal, bits32(key, g)), -1.0)
 
 
 def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:

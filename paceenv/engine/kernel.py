@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceenv import signals, timing
 from paceenv.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.engine.draws import OBSERVER, uniform
-from paceenv.engine.fabric import reset_tenants, rewind, share_uplink
+from paceenv.engine.fabric import reset_tenants, rewind, share_uplink, vary_transfers
 from paceenv.engine.incast import receive_all
 from paceenv.engine.layout import EXPOSED_NOW_S, EXPOSED_UNTIL, FIXED_EXPOSED_S, NO_INCAST
 from paceenv.engine.noise import draw_compute, reset_noise, start_exposed
@@ -313,6 +313,8 @@ def advance_job(
             if job["uplink_work_s"] > 0.0:
                 sort_groups(arrival_G, order_G)
             share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
+        if job["transfer_cv"] > 0.0:
+            vary_transfers(job, clock, normal, arrival_G, finish_G)
         if job["exposed_share"] > 0.0:
             start_exposed(job, clock, group)
         step_s = finish_step(job, clock["iteration"], group, complete_G, finish_G, ready_G)

@@ -29,6 +29,7 @@ JOB = np.dtype(
         ("transfer_alone_s", "f8"),
         ("uplink_work_s", "f8"),
         ("latency_s", "f8"),
+        ("transfer_cv", "f8"),
         ("overlap_share", "f8"),
         ("tail_s", "f8"),
         ("has_barrier", "?"),
@@ -63,7 +64,8 @@ JOB = np.dtype(
     align=True,
 )
 """Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` what of it
-occupies the shared uplink, in seconds of the whole uplink. ``imbalance_table`` indexes the quantile tables.
+occupies the shared uplink, in seconds of the whole uplink; a group's collective takes ``transfer_cv`` longer or shorter
+than the fluid says, anew each group and iteration. ``imbalance_table`` indexes the quantile tables.
 ``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports.
 
 ``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the

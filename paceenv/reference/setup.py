@@ -49,6 +49,7 @@ def _refuse_what_is_unknown(cluster: Cluster) -> None:
         "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
+        "noise.transfer_cv": cluster.noise.transfer_cv != 0.0,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,
         "reliability.mtbf": reliability.mtbf_iterations is not None or reliability.mtbf_hours is not None,
