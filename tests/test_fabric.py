@@ -138,6 +138,14 @@ def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
     assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
 
 
+def test_a_tenant_pauses_for_up_to_a_period(simulator: Make) -> None:
+    tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5, "pause_rate": 0.2}
+    sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
+    elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
+    period_s = elapsed_E / sim.tenant_ENK[:, layout.CYCLES, 0]
+    assert period_s.mean() == pytest.approx(0.9 * (1.0 + 0.2 * 0.5), rel=5e-3)
+
+
 def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: Make) -> None:
     tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, "bursty": True}
     sim = simulator(range(600), uplink_work_s=1e-9, tenants=[tenant])

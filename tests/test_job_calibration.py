@@ -270,6 +270,17 @@ def test_a_tenant_of_another_period(seed: int, simulated: Any) -> None:
     assert_good(fit)
 
 
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.04), (0.1, 0.05, 0.2)])
+def test_a_tenant_that_pauses_now_and_then(rate: float, low: float, high: float, simulated: Any) -> None:
+    """What decides how long a shift of phase lasts: within a factor of two, and never quite none.
+
+    The filter loses sight of a tenant that is not quite the fitted one, too.
+    """
+    cluster = load_cluster("sockets-two-jobs").changed([f"tenants.0.pause_rate={rate}", "noise.transfer_cv=0.02"])
+    found = by_key(calibrate_job(with_bytes(simulated(cluster, seed=3), cluster), base=_without_tenants(cluster)))
+    assert low <= found["tenants.0.pause_rate"].value <= high  # type: ignore[operator]
+
+
 def _without_tenants(cluster: Cluster) -> Cluster:
     return cluster.changed(["tenants=[]"])
 

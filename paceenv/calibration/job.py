@@ -324,7 +324,7 @@ class _Calibration:
         if found.explained < LEAST_EXPLAINED:
             return False
         best = make(found.period_ratio[0], found.comm_share[0], found.alone_s[0])
-        self.data["tenants"] = [t.model_dump() for t in best.tenants]
+        self.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate[0]} for t in best.tenants]
         fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
         self.parameters = [p for p in self.parameters if p.key != "fabric.nic_gbps"]
         self._add_tenant(found, unit_work_s * groups)
@@ -345,6 +345,8 @@ class _Calibration:
         self._add(Parameter("tenants.0.comm_share", *found.comm_share, said))
         why = "a tenant that takes less of the uplink for longer slows us alike"
         self._add(untold("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
+        said = "chance a period, by how often the filter loses sight of it"
+        self._add(Parameter("tenants.0.pause_rate", *found.pause_rate, said))
         key, why = "tenants.0.phase", "the filter leaves open where it is in its period"
         if found.phase_sd < LEAST_PHASE_SD:
             self._add(

@@ -155,7 +155,15 @@ class Filtered:
 
 
 def filter_tenant(
-    batch: JobBatch, arrival_TG: Array, lasts_T: Array, advance_T: Array, *, spread_s: float, particles: int, seed: int
+    batch: JobBatch,
+    arrival_TG: Array,
+    lasts_T: Array,
+    advance_T: Array,
+    *,
+    spread_s: float,
+    particles: int,
+    seed: int,
+    jumps: float = JUMPS,
 ) -> Filtered:
     """Follow the one tenant of ``batch`` (one environment) through recorded arrivals by a bootstrap particle filter.
 
@@ -170,7 +178,7 @@ def filter_tenant(
     uniform_TN = np.random.default_rng(seed).uniform(size=(len(lasts_T), 1 + particles))
     parameters = (batch.jobs, clocks, batch.tenants_EK, tenant_NFK, normal_table())
     stamps = (np.ascontiguousarray(arrival_TG), lasts_T, advance_T, uniform_TN)
-    total = _filter_compiled(*parameters, *stamps, spread_s, OUTLIERS, JUMPS, expected_T)
+    total = _filter_compiled(*parameters, *stamps, spread_s, OUTLIERS, jumps, expected_T)
     tenant = batch.tenants_EK[0, 0]
     compute_s, transfer_s = tenant["compute_s"], tenant["uplink_work_s"] / tenant["rate_cap"]
     left_s, next_s = tenant_NFK[:, layout.LEFT_S, 0], tenant_NFK[:, layout.NEXT_S, 0]

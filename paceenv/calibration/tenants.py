@@ -56,6 +56,10 @@ _ROUNDS = (
     (1.0, np.array([0.005, 0.04, 0.03])),
 )
 """Temperature of the weights by which points are chosen, and how far new ones lie from them."""
+_PAUSE_RATES = np.array([0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2])
+_PAUSE_PARTICLES, _PAUSE_SEEDS = 384, 4
+_PAUSE_TEMPERATURE = 2.0
+"""Pauses are independent events, unlike the durations in between, but the likelihood is no less noisy."""
 _WIDE = 3.0 * _ROUNDS[-1][1]
 """Over which the sample's density is smoothed."""
 
@@ -65,7 +69,7 @@ Make = Callable[[float, float, float], Cluster]
 
 @dataclass(frozen=True)
 class TenantFit:
-    """Value, standard deviation and 95 % interval of period ratio, share and our own time alone; phase at the end.
+    """Value, standard deviation, 95 % interval of period ratio, share, own time alone, pauses; phase at the end.
 
     ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
     share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
@@ -74,6 +78,7 @@ class TenantFit:
     period_ratio: tuple[float, float, float, float]
     comm_share: tuple[float, float, float, float]
     alone_s: tuple[float, float, float, float]
+    pause_rate: tuple[float, float, float, float]
     explained: float
     phase: float
     phase_sd: float
@@ -113,9 +118,16 @@ def fit_tenant(
     lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
     advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
     spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
+    seeds = range(seed, seed + _PAUSE_SEEDS)
     counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MOST_ITERATIONS))
 
-    def follow(theta: Array, iterations: int = _MOST_ITERATIONS, particles: int = _PARTICLES) -> Filtered:
+    def follow(
+        theta: Array,
+        iterations: int = _MOST_ITERATIONS,
+        particles: int = _PARTICLES,
+        first_seed: int = seed,
+        **more: float,
+    ) -> Filtered:
         last = slice(-iterations, None)
         return filter_tenant(
             derive(make(*_natural(theta)), episode_keys([0])),
@@ -124,8 +136,20 @@ def fit_tenant(
             advance_T[last],
             spread_s=spread_s,
             particles=particles,
-            seed=seed,
+            seed=first_seed,
+            **more,
         )
+
+    def pauses(theta: Array) -> tuple[float, float, float, float]:
+        """How often the tenant is not where it should be, by the likelihood of each rate."""
+        found = [
+            np.mean([follow(theta, particles=_PAUSE_PARTICLES, first_seed=s, jumps=r).log_likelihood for s in seeds])
+            for r in _PAUSE_RATES
+        ]
+        weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
+        mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
+        low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
+        return mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean)
 
     def cost(theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -152,7 +176,7 @@ def fit_tenant(
     turn = np.mean(np.exp(2j * np.pi * best.phase_N))
     phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
     phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
-    return TenantFit(estimates[0], estimates[1], estimates[2], explained, phase, phase_sd)
+    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, phase, phase_sd)
 
 
 def _natural(theta: Array) -> tuple[float, float, float]:

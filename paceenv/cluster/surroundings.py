@@ -52,6 +52,15 @@ class Tenant(Config):
     ranks: int = Field(1, ge=1, description="how many ranks it waits for in every step")
     jitter_cv: Cv | None = Field(None, description="idiosyncratic variation of their compute time; empty: as our own")
     bursty: bool = Field(False, description="background traffic: lengths of its gaps and transfers exponential")
+    pause_rate: Share = Field(
+        0.0, description="chance a period of standing still for up to one more, after which its phase is new"
+    )
+
+    @model_validator(mode="after")
+    def _no_pauses_in_bursts(self) -> Tenant:
+        if self.bursty and self.pause_rate != 0.0:
+            raise ValueError("pause_rate 0 where bursty is set: its phase is new every time")
+        return self
 
 
 class Pacing(Config):

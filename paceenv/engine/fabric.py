@@ -74,7 +74,12 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
         return float(-tenants[k]["compute_s"] * math.log(u))
     # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
     slowest = quantile(normal, uniform_bits(u ** (1.0 / tenants[k]["ranks"])))
-    return float(tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0))
+    compute_s = tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0)
+    if tenants[k]["pause_rate"] > 0.0:
+        v = uniform(key, TENANT_STREAM, 2 * tenants.shape[0] + k) / tenants[k]["pause_rate"]
+        if v < 1.0:  # then v is uniform itself
+            compute_s += v * (tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"])
+    return float(compute_s)
 
 
 def _transfer_work_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int) -> float:

@@ -152,4 +152,8 @@ class TenantJob:
             slowest_u = u ** (1.0 / self._setup.ranks)
             slowest = draws.quantile(draws.normal_table(), draws.uniform_bits(slowest_u))
             stretch = max(1.0 + self._setup.jitter_cv * slowest, 0.0)
-        self._network.after(self._compute_s * stretch, self._begin)
+        pause_s = 0.0
+        if self._setup.pause_rate > 0.0:
+            share = self._uniform(self._cycle, 2 * self._tenants + self._k) / self._setup.pause_rate
+            pause_s = share * (self._compute_s + self._transfer_s) if share < 1.0 else 0.0
+        self._network.after(self._compute_s * stretch + pause_s, self._begin)

@@ -70,6 +70,7 @@ class TenantSetup:
     ranks: int
     jitter_cv: float
     is_bursty: bool = False
+    pause_rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Setup:
                 t.ranks,
                 value(t.jitter_cv) if t.jitter_cv is not None else value(cluster.noise.jitter_cv) / math.sqrt(every),
                 t.bursty,
+                value(t.pause_rate),
             )
             for t in cluster.tenants
         )
