@@ -192,17 +192,15 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     plan = scenario().loop
     fitted = with_cap(load_cluster("unequal-slack"), plan, 0.34)
     schedule = Schedule(0, block_iterations=plan.block_iterations, first_iteration=plan.quiet_first)
-    same = Predictor([fitted] * 4, plan, schedule, 2, 0)
-    vague = Predictor(
-        [fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, schedule, 2, 0
-    )
+    same = Predictor([fitted] * 4, plan, 2, 0)
+    vague = Predictor([fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, 2, 0)
     rule = default_rule(scenario())
-    sharp, wide = same.predict(rule), vague.predict(rule)
+    sharp, wide = same.predict(rule, schedule), vague.predict(rule, schedule)
     assert sharp.always.high < -0.1
     assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)
     assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
     assert vague.passive.high_s - vague.passive.low_s > 3.0 * (same.passive.high_s - same.passive.low_s)
-    nothing = same.predict("passive")
+    nothing = same.predict("passive", schedule)
     assert nothing.always.change == 0.0
     assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what a canary of nothing reads
 
@@ -282,6 +280,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert float(testbed.runs[1]["--probe-s"]) == 0.01
     assert report["fit"]["mean_within"]
     assert report["fit"]["cv_within"]
+    assert all(unseen["mean_within"] for unseen in report["held_out"].values())
     ours, paper = (report["canaries"][stage] for stage in ("canary-ours", "canary-paper"))
     assert ours["measured"]["high"] < -0.1
     assert ours["sign"]

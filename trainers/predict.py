@@ -14,6 +14,7 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,9 +91,11 @@ def drawn_clusters(
     random, vague = np.random.default_rng(seed), [p for p in parameters if _can_be_drawn(cluster, p)]
     if not vague:
         return [cluster] * draws
-    candidates = [
-        cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn") for _ in range(CANDIDATES * draws)
-    ]
+    candidates = [cluster] * draws  # at least, should most draws contradict themselves
+    for _ in range(CANDIDATES * draws):
+        with contextlib.suppress(InputError):
+            candidates.append(cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn"))
+    candidates = candidates[-CANDIDATES * draws :]
     mean_s_N = np.array([_mean_step_s(candidate) for candidate in candidates])
     found = []
     for wanted_s in random.normal(
@@ -151,18 +154,14 @@ class Predictor:
     ----------
     clusters : drawn from a calibration (:func:`drawn_clusters`), capped (:func:`with_cap`)
     plan : of the loop: blocks, intervals, the mechanism
-    schedule : of the canary that is to be predicted
     seeds : episodes a cluster
     first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
     """
 
-    def __init__(
-        self, clusters: Sequence[Cluster], plan: LoopPlan, schedule: Schedule, seeds: int, first_seed: int
-    ) -> None:
-        self._clusters, self._plan, self._schedule = clusters, plan, schedule
+    def __init__(self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int) -> None:
+        self._clusters, self._plan = clusters, plan
         self._seeds = first_seed + np.arange(len(clusters) * seeds).reshape(len(clusters), seeds)
         iterations = plan.quiet_first + 2 * plan.block_iterations * (1 + plan.pairs)
-        self._blocks = Blocks.of(schedule, iterations)
         self._always_T = np.arange(iterations) >= plan.quiet_first
         self._from = plan.quiet_first + plan.block_iterations
         self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
@@ -174,8 +173,9 @@ class Predictor:
         mean_s_N = step_s_NT.mean(axis=1)
         return Passive(*_one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
-    def predict(self, policy: str) -> Prediction:
-        """One policy, by name or file."""
+    def predict(self, policy: str, schedule: Schedule) -> Prediction:
+        """One policy, by name or file, always on and in a canary with the given ``schedule``."""
+        in_blocks = Blocks.of(schedule, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)
@@ -183,7 +183,7 @@ class Predictor:
             always_D.append(np.log(paced.mean(axis=1) / plain.mean(axis=1)).mean())
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
-            blocks_D.append(log_ratios(self._run(policy, d, self._blocks.on_T)[0], self._blocks).mean(axis=1))
+            blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
         always, blocks = (_as_effect(np.ravel(found)) for found in (always_D, blocks_D))
         return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
 
