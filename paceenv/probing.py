@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 METADATA_KEY: Final = "probe"
@@ -23,6 +23,11 @@ MOST_SHARE: Final = 0.25
 """Share of the other holds in which a unit is delayed, at most; with many units it is one of them on average."""
 LEVELS: Final = 4
 """Delays are 1/4, 2/4, 3/4 or all of the probe's bound."""
+HEAD_START_SHARE: Final = 1.0 / 3.0
+"""Share of the other holds in which all groups but one or so are delayed alike, and that one has the network alone."""
+LEAST_UNITS: Final = 3
+"""With fewer groups, to delay all but one is to delay one."""
+_GROUP: Final = "group "
 
 
 def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
@@ -31,7 +36,7 @@ def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
     Delaying all ``ranks`` of a job alike only shifts it in time, so where one group has them all each rank is a unit.
     """
     if 1 < members < ranks:
-        return f"group {group}", ranks // members
+        return f"{_GROUP}{group}", ranks // members
     return f"rank {rank}", ranks
 
 
@@ -44,22 +49,37 @@ class Plan:
     seed : shared by all ranks of the job
     probe_s : longest probe, seconds
     first_iteration : nobody is delayed before
+    head_start_share : of the holds that are no rest, those with head starts; 0 in traces from before there were any
     """
 
     seed: int
     probe_s: float
     first_iteration: int = 0
+    head_start_share: float = HEAD_START_SHARE
 
     def rests(self, iteration: int) -> bool:
         """Whether ``iteration`` is one in which no unit is delayed."""
         return iteration < self.first_iteration or self._draw(iteration, "rest") < REST_SHARE
 
+    def has_head_start(self, iteration: int, unit: str, units: int) -> bool:
+        """Whether ``iteration`` is one in which units like ``unit`` are delayed all alike, but for one or so of them.
+
+        Which one goes first is drawn by each for itself with a chance of one in ``units``, as a rank knows no other
+        unit's name: two may, or nobody, and then the job is only shifted. Single ranks that all wait for each other are
+        not asked: one of them that goes first finds nobody to talk to.
+        """
+        if units < LEAST_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
+            return False
+        return self._draw(iteration, "head start") < self.head_start_share
+
     def level(self, iteration: int, unit: str, units: int) -> float:
         """The share of the probe's bound by which ``unit``, one of ``units``, is delayed before ``iteration``."""
         if self.rests(iteration):
             return 0.0
-        share = min(MOST_SHARE, 1.0 / units)
-        drawn = self._draw(iteration, unit) / share
+        drawn = self._draw(iteration, unit)
+        if self.has_head_start(iteration, unit, units):
+            return 0.0 if drawn < 1.0 / units else 1.0
+        drawn /= min(MOST_SHARE, 1.0 / units)
         return (1.0 + int(drawn * LEVELS)) / LEVELS if drawn < 1.0 else 0.0
 
     def _draw(self, iteration: int, what: str) -> float:
@@ -69,7 +89,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a trace's metadata."""
-        return {"seed": self.seed, "probe_s": self.probe_s, "first_iteration": self.first_iteration}
+        return asdict(self)
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Plan | None:
@@ -80,4 +100,5 @@ class Plan:
         seed, probe_s, first = (found.get(name) for name in ("seed", "probe_s", "first_iteration"))
         if type(seed) is not int or not isinstance(probe_s, (int, float)) or type(first) is not int:
             return None
-        return cls(seed, float(probe_s), first)
+        share = found.get("head_start_share", 0.0)
+        return cls(seed, float(probe_s), first, float(share)) if isinstance(share, (int, float)) else None

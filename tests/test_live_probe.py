@@ -25,7 +25,7 @@ from live.summary import summarise
 from paceenv.calibration.probed import read_probed
 from paceenv.calibration.response import measure_response
 from paceenv.errors import InputError
-from paceenv.probing import HOLD_ITERATIONS, LEVELS, MOST_SHARE, REST_SHARE, Plan, unit_of
+from paceenv.probing import HEAD_START_SHARE, HOLD_ITERATIONS, LEVELS, MOST_SHARE, REST_SHARE, Plan, unit_of
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -44,7 +44,7 @@ def test_a_level_is_one_of_few_and_holds(seed: int, iteration: int, units: int, 
 
 @pytest.mark.parametrize("units", [1, 4, 8, 64])
 def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: int) -> None:
-    plan, holds, share = Plan(7, 0.01), 8000, min(MOST_SHARE, 1.0 / units)
+    plan, holds, share = Plan(7, 0.01, head_start_share=0.0), 8000, min(MOST_SHARE, 1.0 / units)
     level = np.array([[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(2)] for b in range(holds)])
     active = (1.0 - REST_SHARE) * share
     assert abs((level > 0.0).mean() - active) < 4.0 * np.sqrt(active / holds)
@@ -55,9 +55,39 @@ def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: 
     assert abs(np.corrcoef(level[:-1, 0], level[1:, 0])[0, 1]) < 4.0 / np.sqrt(holds)
 
 
+@pytest.mark.parametrize("units", [3, 4, 8])
+def test_in_a_head_start_all_groups_but_one_or_so_are_delayed_alike(units: int) -> None:
+    plan, holds = Plan(7, 0.01), 6000
+    level = np.array(
+        [[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(units)] for b in range(holds)]
+    )
+    head_start = np.array([plan.has_head_start(b * HOLD_ITERATIONS, "group 1", units) for b in range(holds)])
+    rests = np.array([plan.rests(b * HOLD_ITERATIONS) for b in range(holds)])
+    share = (1.0 - REST_SHARE) * HEAD_START_SHARE
+    assert abs(head_start.mean() - share) < 4.0 * np.sqrt(share / holds)
+    assert rests.mean() == pytest.approx(REST_SHARE, abs=0.025)
+    assert not (head_start & rests).any()
+    assert set(level[head_start].ravel().tolist()) == {0.0, 1.0}
+    first = (level[head_start] == 0.0).sum(axis=1)
+    alone = (1.0 - 1.0 / units) ** (units - 1)
+    assert first.mean() == pytest.approx(1.0, abs=0.12)
+    assert (first == 1).mean() == pytest.approx(alone, abs=4.0 * np.sqrt(0.25 / head_start.sum()))
+    assert (level[~head_start & ~rests] > 0.0).mean() == pytest.approx(min(MOST_SHARE, 1.0 / units), abs=0.02)
+
+
+@given(seed=SEEDS, iteration=st.integers(0, 10**6))
+def test_two_groups_and_single_ranks_have_no_head_starts(seed: int, iteration: int) -> None:
+    plan = Plan(seed, 0.01)
+    before = Plan(seed, 0.01, head_start_share=0.0)
+    for unit, units in (("group 1", 2), ("rank 1", 8)):
+        assert not plan.has_head_start(iteration, unit, units)
+        assert plan.level(iteration, unit, units) == before.level(iteration, unit, units)
+
+
 def test_draws_are_those_of_the_traces_that_exist() -> None:
     """Who reads a trace draws again: another hash would make noise of all traces that were taken before."""
-    plan = Plan(7, 0.01, 10)
+    plan = Plan.of_job({"probe": {"seed": 7, "probe_s": 0.01, "first_iteration": 10}})
+    assert plan is not None
     found = {unit: [plan.level(i * HOLD_ITERATIONS, unit, 4) for i in range(16)] for unit in ("group 1", "rank 1")}
     assert {unit: {i: level for i, level in enumerate(levels) if level} for unit, levels in found.items()} == {
         "group 1": {11: 0.25},
@@ -74,21 +104,23 @@ def test_what_moves_together_is_a_group_or_else_a_rank() -> None:
 def test_a_plan_survives_a_trace_s_metadata() -> None:
     plan = Plan(2**64 - 1, 0.005, 50)
     assert Plan.of_job({"probe": plan.to_json()}) == plan
-    for broken in ({}, {"probe": 3}, {"probe": {"seed": "x", "probe_s": 0.1, "first_iteration": 1}}):
-        assert Plan.of_job(broken) is None
+    broken: dict[str, Any] = plan.to_json() | {"head_start_share": "often"}
+    for job in ({}, {"probe": 3}, {"probe": {"seed": "x", "probe_s": 0.1, "first_iteration": 1}}, {"probe": broken}):
+        assert Plan.of_job(job) is None
 
 
 class Job:
-    """Rank 2 of eight in one group, whose steps last ``step_s(delay_s)``; time stands still otherwise."""
+    """Rank 2 of eight, in one group or in groups of ``members``, whose steps last ``step_s(delay_s)``."""
 
-    def __init__(self, step_s: Callable[[float], float], **options: Any) -> None:
+    def __init__(self, step_s: Callable[[float], float], members: int = 8, **options: Any) -> None:
         self.now_s, self.said, self._step_s = 0.0, list[str](), step_s
+        self._place = (2 % members, members)
         chosen = make_options({"mode": "probe", "seed": 3} | options)
         self.control = Control(chosen, find_policy(None), self.said.append, lambda: self.now_s)
         self.control.begin(HostStamps(lambda: self.now_s), "cpu", 2, 8)
         actuator: Any = self.control._actuator
         actuator._sleeper = self
-        self.shape = Shape({0: (2, 8)})
+        self.shape = Shape({0: self._place})
         for _ in range(LEARNING_ITERATIONS):
             self.shape.learn([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], 0.1)
         self.delays_s: list[float] = []
@@ -101,7 +133,9 @@ class Job:
             delay_s = self.control.settle(self.control.hold_back(i))
             self.delays_s.append(delay_s)
             step_s = self._step_s(delay_s)
-            self.control.learn(Iteration(i, 0.0, step_s, 0.0, delay_s, (), 0.01, 0.0, True, ""), self.shape, 2, 8)
+            self.control.learn(
+                Iteration(i, 0.0, step_s, 0.0, delay_s, (), 0.01, 0.0, True, ""), self.shape, *self._place
+            )
             self.now_s += step_s - delay_s
         return np.array(self.delays_s)
 
@@ -118,6 +152,20 @@ def test_a_rank_without_slack_is_probed_by_the_plan_within_every_limit() -> None
     assert (delay_s_T > 0.0).sum() > 50
     assert job.control.mode == "probe", job.said  # nobody asks for a policy
     assert job.said == []
+
+
+def test_head_starts_are_taken_in_full_within_the_budget() -> None:
+    """Three of four groups are delayed for whole holds, at the largest bound that the defaults allow."""
+    job = Job(lambda delay_s: 0.1, members=2)
+    delay_s_T = job.run(3000)
+    probe = job.control.probe
+    assert probe is not None
+    assert probe.snapshot()["unit"] == "group 0"
+    head_start_T = np.array([probe.plan.has_head_start(i, "group 0", 4) for i in range(3000)])
+    assert (delay_s_T[head_start_T] > 0.0).mean() == pytest.approx(0.75, abs=0.1)
+    assert delay_s_T == pytest.approx([0.01 * probe.plan.level(i, "group 0", 4) for i in range(3000)], rel=0.02)
+    assert job.control.delays()["cut"] == {}
+    assert delay_s_T.sum() < 0.03 * job.now_s
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from probed_jobs import levels, linear_job, simulated
 
 from paceenv.calibration.response import NEGLIGIBLE, Effect, Response, measure_response
-from paceenv.probing import Plan
+from paceenv.probing import HOLD_ITERATIONS, Plan
 from paceenv.trace import Trace
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -103,6 +103,24 @@ def test_what_comes_after_a_hold_is_told_apart() -> None:
     assert all(response.after.verdict == "lengthens" for response in found)
     assert sum(within(response.after, 0.6) for response in found) >= 17
     assert sum(within(response.overall, 1.0) for response in found) >= 17
+
+
+def test_holds_in_which_one_goes_first_are_no_part_of_the_response() -> None:
+    """In these, delays of a whole job do not add up; here every step of such a hold is thrice as long."""
+    plan = Plan(4, 0.01, 50)
+    head_start_T = np.array([plan.has_head_start(i, "group 1", 4) for i in range(800)])
+    plain, longer = (
+        measure_response(linear_job(TRUTH, plan=plan, noise=lambda r, n, by=by: r.normal(0.0, 0.01, n) + by))
+        for by in (0.0, 2.0 * head_start_T)
+    )
+    assert 0.15 * 800 < head_start_T.sum() < 0.3 * 800
+    for one, other in zip(longer.units, plain.units, strict=True):
+        assert one.step.value == pytest.approx(other.step.value, rel=1e-6)
+        assert one.step.se == pytest.approx(other.step.se, rel=1e-6)
+    assert longer.holds == plain.holds < 0.85 * 750 / HOLD_ITERATIONS
+    assert longer.iterations == plain.iterations > 700
+    assert longer.cost_share is not None
+    assert longer.cost_share == pytest.approx(2.0 * head_start_T[50:].mean(), abs=0.05)  # but of what it cost
 
 
 def test_a_head_start_shortens_a_collective() -> None:

@@ -8,7 +8,7 @@ are left out. Legend: T iterations, R ranks, B holds, U units, G process groups.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -44,17 +44,32 @@ class Probed:
 
     ``level_BU`` is the share of the probe's bound that was drawn, ``delay_s_BU`` what its ranks held back on average,
     ``collective_s_BG`` from the entry of a group's last member into its first payload collective of an iteration to the
-    last exit from the last one. ``hold_B`` numbers the holds; some may be missing in between.
+    last exit from the last one. ``hold_B`` numbers the holds; some may be missing in between. ``head_start_B`` says in
+    which of them all units but one or so were to be delayed alike.
     """
 
     units: tuple[Unit, ...]
     groups: tuple[int, ...]
     hold_B: NDArray[np.int64]
+    head_start_B: NDArray[np.bool_]
     level_BU: Array
     delay_s_BU: Array
     step_s_B: Array
     collective_s_BG: Array
     iterations: int
+
+    def without_head_starts(self) -> Probed:
+        """The holds in which each unit was delayed for itself, whose effects add up; iterations are still of all."""
+        use_B = ~self.head_start_B
+        return replace(
+            self,
+            hold_B=self.hold_B[use_B],
+            head_start_B=self.head_start_B[use_B],
+            level_BU=self.level_BU[use_B],
+            delay_s_BU=self.delay_s_BU[use_B],
+            step_s_B=self.step_s_B[use_B],
+            collective_s_BG=self.collective_s_BG[use_B],
+        )
 
 
 def read_probed(trace: Trace) -> Probed | str:
@@ -92,10 +107,12 @@ def read_probed(trace: Trace) -> Probed | str:
     delay_s_TU = np.stack([rows.delay_s_TR[:, np.isin(rows.rank_R, u.ranks)].mean(axis=1) for u, _ in units], axis=1)
     iterations = (hold_B * HOLD_ITERATIONS + HOLD_ITERATIONS - 1).tolist()  # the last ones: the first hold may be cut
     level_BU = np.array([[plan.level(i, unit.name, number) for unit, number in units] for i in iterations])
+    head_start_B = [any(plan.has_head_start(i, unit.name, number) for unit, number in units) for i in iterations]
     return Probed(
         units=tuple(unit for unit, _ in units),
         groups=groups,
         hold_B=hold_B,
+        head_start_B=np.array(head_start_B),
         level_BU=level_BU,
         delay_s_BU=per_hold(delay_s_TU),
         step_s_B=per_hold(_clipped(rows.step_s_T)[:, None])[:, 0],

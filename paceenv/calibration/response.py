@@ -12,6 +12,9 @@ unequal spread (HC2) but never below those of equal spread, and Student's t has 
 are few, and may by luck be calm ones. Noise that lasts for many holds needs no more than that: a draw knows nothing of
 any other, so draw times error is uncorrelated from hold to hold however much the errors are not.
 
+Holds with head starts (all units but one or so delayed alike) are left out: effects of delays that small add up, those
+of a whole job that comes later do not. They are there for calibration (:mod:`paceenv.calibration.links`).
+
 A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
 delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
 by bit) is not in it. Legend: B holds, U units.
@@ -91,6 +94,7 @@ class CollectiveResponse:
 class Response:
     """The response of a job to delays.
 
+    ``iterations`` are all that were measured, ``holds`` those without head starts, from which effects are estimated.
     ``overall`` is per ms of delay of every unit, each by chance for itself: the sum of the units' responses. ``after``
     is what of that shows in the hold after (a phase that moved, say). ``cost_share`` is by how much of the step the run
     was longer than it was at rest. ``text`` says in a sentence what was found.
@@ -113,12 +117,15 @@ class Response:
 
 def measure_response(trace: Trace) -> Response:
     """What delays did in the job of ``trace``; where a trace cannot tell, the answer says why."""
-    probed = read_probed(trace)
-    if not isinstance(probed, str) and len(probed.hold_B) < MIN_HOLDS:
-        probed = f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations; at least {MIN_HOLDS} are needed"
-    if isinstance(probed, str):
-        nothing = _nothing(probed)
-        return Response(0, 0, None, None, nothing, nothing, (), (), nothing.text)
+    every = read_probed(trace)
+    if isinstance(every, str):
+        return _cannot_tell(every)
+    probed = every.without_head_starts()
+    if len(probed.hold_B) < MIN_HOLDS:
+        left_out = " without head starts" if every.head_start_B.any() else ""
+        return _cannot_tell(
+            f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations{left_out}; at least {MIN_HOLDS} are needed"
+        )
     step_s_B, delay_s_B, level_B = probed.step_s_B, probed.delay_s_BU.mean(axis=1), probed.level_BU.mean(axis=1)
     overall = _regress(step_s_B, delay_s_B[:, None], level_B[:, None], _before(probed, step_s_B, 1, 2))[0]
     delay_s_B2, level_B2 = (np.stack([now, *_before(probed, now, 1).T], axis=1) for now in (delay_s_B, level_B))
@@ -126,11 +133,12 @@ def measure_response(trace: Trace) -> Response:
     units = _units(probed)
     said = _effect(overall, probed.iterations)
     rest_s = float(step_s_B[level_B == 0.0].mean()) if (level_B == 0.0).any() else math.nan
+    mean_s = float(every.step_s_B.mean())
     return Response(
         iterations=probed.iterations,
         holds=len(step_s_B),
-        mean_step_s=float(step_s_B.mean()),
-        cost_share=float(step_s_B.mean()) / rest_s - 1.0 if rest_s > 0.0 else None,
+        mean_step_s=mean_s,
+        cost_share=mean_s / rest_s - 1.0 if rest_s > 0.0 else None,
         overall=said,
         after=_effect(after, probed.iterations),
         units=units,
@@ -237,6 +245,11 @@ def _effect(estimate: _Estimate, iterations: int) -> Effect:
         needed = iterations * max((half / NEGLIGIBLE) ** 2, 2.0)
         text = f"cannot tell from this trace: {text}; some {needed:.1g} iterations instead of {iterations} would do"
     return Effect(value, se, freedom, lo, hi, verdict, text)
+
+
+def _cannot_tell(why: str) -> Response:
+    nothing = _nothing(why)
+    return Response(0, 0, None, None, nothing, nothing, (), (), nothing.text)
 
 
 def _nothing(why: str) -> Effect:
