@@ -6,7 +6,12 @@ side tells their sum; what one gains or loses by a head start tells them apart. 
 starts as they happen to vary (least squares), which whatever delays both a start and a transfer would bias. With
 one, only the part of the starts that the probe drew counts: its effect on the arrivals goes into the instruments, the
 derivatives of the model at arrivals that differ by the drawn delays alone (optimal instruments for a nonlinear model,
-Amemiya 1977), and nothing else does. Standard errors are clustered by iteration.
+Amemiya 1977), and nothing else does.
+
+Standard errors are those of a jackknife that leaves out a hold of a few iterations at a time, in which the draws stay
+as they are, or, where that says more, an eighth of the trace, as noise may last longer than a hold. A few holds carry
+most of what is known of a group's own links; residuals there are small because the fit went after them, which errors
+from residuals alone do not see (MacKinnon and White 1985).
 
 Axes: T iterations, G process groups.
 """
@@ -22,6 +27,7 @@ from scipy import optimize
 
 from paceenv.calibration.replay import share_uplink
 from paceenv.calibration.structure import JobStamps
+from paceenv.probing import HOLD_ITERATIONS
 
 MOST_RELATIVE_SE: Final = 0.2
 """A number known no better counts as unknown."""
@@ -29,6 +35,7 @@ _OUTLIER_MADS = 10.0
 _STEP = 1e-3
 _PROBED_S = 1e-4
 _ROUNDS = 20
+_LONG_BLOCKS = 8
 
 Array = NDArray[np.float64]
 
@@ -64,7 +71,8 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
         se = float(lasts_TG[use_T].std(ddof=1) / np.sqrt(use_T.sum()))
         why = "one process group, so that nobody shows whether its own links or the uplink limit it"
         return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
-    model = _Model(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], known_alone_s)
+    hold_T = stamps.iteration_T[use_T] // HOLD_ITERATIONS
+    model = _Model(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], hold_T, known_alone_s)
     theta = model.least_squares()
     probed = model.probed and known_alone_s is None
     if probed:
@@ -96,8 +104,16 @@ class _Model:
     group never feels the others, to 1. A known time alone leaves the whole only.
     """
 
-    def __init__(self, arrival_TG: Array, end_TG: Array, delay_TG: Array, known_alone_s: float | None) -> None:
+    def __init__(
+        self,
+        arrival_TG: Array,
+        end_TG: Array,
+        delay_TG: Array,
+        hold_T: NDArray[np.int64],
+        known_alone_s: float | None,
+    ) -> None:
         self.arrival_TG, self.end_TG, self.known_alone_s = arrival_TG, end_TG, known_alone_s
+        self.hold_T = hold_T
         self.groups = arrival_TG.shape[1]
         self.lasts_TG = end_TG - arrival_TG
         relative_TG = delay_TG - delay_TG.mean(axis=1, keepdims=True)
@@ -159,11 +175,17 @@ class _Model:
         x_TGP = self.jacobian(theta, self.arrival_TG)
         z_TGP = self.jacobian(theta, self.drawn_TG) if probed else x_TGP
         scores_TP = np.einsum("tgp,tg->tp", z_TGP, self.residual(theta))
-        bread = np.einsum("tgp,tgq->pq", z_TGP, x_TGP)
-        free = np.abs(np.diag(bread)) > 1e-9 * np.abs(np.diag(bread)).max()
+        bread_TPP = np.einsum("tgp,tgq->tpq", z_TGP, x_TGP)
+        size_P = np.abs(np.diag(bread_TPP.sum(axis=0)))
+        free = size_P > 1e-9 * size_P.max()
+        inner = np.ix_(free, free)
+        by_holds, by_eighths = (
+            _jackknife(scores_TP[:, free], bread_TPP[:, free][:, :, free], block_T)
+            for block_T in (self.hold_T, _LONG_BLOCKS * np.arange(len(scores_TP)) // len(scores_TP))
+        )
+        factor = np.sqrt(np.maximum(np.diag(by_eighths) / np.maximum(np.diag(by_holds), 1e-300), 1.0))
         covariance = np.full((len(theta),) * 2, np.inf)
-        inverse = np.linalg.pinv(bread[np.ix_(free, free)])
-        covariance[np.ix_(free, free)] = inverse @ (scores_TP[:, free].T @ scores_TP[:, free]) @ inverse.T
+        covariance[inner] = by_holds * np.outer(factor, factor)
         alone_s, work_s = self.seconds(theta)
         work_se = work_s * float(np.sqrt(covariance[0, 0]))
         if self.known_alone_s is not None:
@@ -179,3 +201,21 @@ class _Model:
             why = "all groups transfer at the same time, and starts vary too little to tell a group's own cap"
             return np.inf, work_se, why
         return alone_se, work_se, ""
+
+
+def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:
+    """Covariance of the solution of the moments ``scores`` with derivatives ``bread``, by leaving out blocks.
+
+    One Newton step away from the whole solution; infinite where without some block nothing would be known.
+    """
+    which_T = np.unique(block_T, return_inverse=True)[1]
+    blocks = int(which_T.max()) + 1
+    score_BP, left_BPP = np.zeros((blocks, scores_TP.shape[1])), np.zeros((blocks, *bread_TPP.shape[1:]))
+    np.add.at(score_BP, which_T, scores_TP)
+    np.add.at(left_BPP, which_T, -bread_TPP)
+    left_BPP += bread_TPP.sum(axis=0)
+    if blocks < 2 or (np.linalg.cond(left_BPP) > 1e12).any():
+        return np.full(bread_TPP.shape[1:], np.inf)
+    moved_BP = np.linalg.solve(left_BPP, score_BP[..., None])[..., 0]
+    moved_BP -= moved_BP.mean(axis=0)
+    return np.asarray((blocks - 1) / blocks * moved_BP.T @ moved_BP)
