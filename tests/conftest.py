@@ -27,6 +27,7 @@ EVERY_NOISE: dict[str, Any] = {
     "drift_cv": 0.02,
     "drift_iterations": 50.0,
     "stall_rate": 0.01,
+    "transfer_cv": 0.05,
     "stall_mean_s": 0.3,
 }
 """Engine parameters with every kind of noise on."""

@@ -65,7 +65,7 @@ def test_without_noise_every_step_is_the_ideal_step(simulator: Make, ranks: int)
 
 
 def test_stamps_are_consistent(simulator: Make) -> None:
-    sim = simulator(range(3), **EVERY_NOISE | COUPLED, latency_s=1e-3, barrier_s=1e-4)
+    sim = simulator(range(3), **EVERY_NOISE | COUPLED | {"transfer_cv": 0.0}, latency_s=1e-3, barrier_s=1e-4)
     rec = sim.record(np.tile(pacing.one_mechanism("slack", 0.0, 0.5), (3, 1, 1, 1)), 100)
     last_ETG = rec.entry_ETR.reshape(3, 100, 4, 2).max(axis=3)
     assert (rec.entry_ETR >= rec.delay_ETR).all()

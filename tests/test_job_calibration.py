@@ -172,9 +172,9 @@ def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> Non
     assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.03)
 
 
-@pytest.mark.parametrize("name", ["unequal-slack", "sockets-null-jitter"])
-def test_unequal_shares_of_a_link_are_told(name: str, simulated: Any) -> None:
-    cluster = load_cluster(name).changed(["noise.transfer_cv=0.03"], "test")
+@pytest.mark.parametrize(("name", "cv"), [("unequal-slack", 0.03), ("sockets-null-jitter", 0.3)])
+def test_unequal_shares_of_a_link_are_told(name: str, cv: float, simulated: Any) -> None:
+    cluster = load_cluster(name).changed([f"noise.transfer_cv={cv}"], "test")
     fit = calibrate_job(with_bytes(simulated(cluster), cluster))
     assert not missed(fit, cluster, ["noise.transfer_cv"])
     assert_good(fit)

@@ -38,6 +38,7 @@ noises = st.fixed_dictionaries(
         "drift_cv": cv,
         "drift_iterations": st.floats(1.0, 100.0),
         "stall_rate": st.floats(0.0, 0.05),
+        "transfer_cv": st.floats(0.0, 0.5),
         "stall_mean_s": st.floats(0.0, 2.0),
     }
 )

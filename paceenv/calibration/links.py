@@ -88,7 +88,7 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
 
     Of the iterations ``where_T`` that are no outliers; what differs in the mean between groups is not noise.
     """
-    relative_TG = (links.residual_TG / duration_TG)[where_T]
+    relative_TG = (links.residual_TG / (duration_TG - links.residual_TG))[where_T]
     away_T = np.abs(relative_TG - np.median(relative_TG, axis=0)).max(axis=1)
     relative_TG = relative_TG[away_T <= _OUTLIER_MADS * np.median(away_T)]
     T = len(relative_TG)

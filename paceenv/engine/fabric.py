@@ -157,12 +157,13 @@ def vary_transfers(
 ) -> None:
     """Stretch each group's collective, from its last arrival on, by a factor of its own: no link shares so evenly.
 
-    Of all that it takes, latency included, which is added later.
+    The factor is lognormal with mean 1, and of all that the collective takes, latency included, which is added later.
     """
-    key = key_of(clock["key"], TRANSFER, clock["iteration"])
+    key, variance = key_of(clock["key"], TRANSFER, clock["iteration"]), math.log1p(job["transfer_cv"] ** 2)
     for g in range(finish_G.shape[0]):
         lasts_s = finish_G[g] + job["latency_s"] - arrival_G[g]
-        finish_G[g] += lasts_s * max(job["transfer_cv"] * quantile(normal, bits32(key, g)), -1.0)
+        factor = math.exp(math.sqrt(variance) * quantile(normal, bits32(key, g)) - 0.5 * variance)
+        finish_G[g] += lasts_s * (factor - 1.0)
 
 
 def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:
