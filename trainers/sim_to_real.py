@@ -117,7 +117,8 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
     """What a reader must know before believing a canary's numbers."""
     agents, found = canary["agents"], []
     if agents["paced_pairs"] is not None:
-        why = "; ".join(agents["stopped"]) or "no reason given"
+        why, more = (agents["stopped"] or ["no reason given"])[0], len(agents["stopped"]) - 1
+        why += f"; {more} more to that effect" if more > 0 else ""
         pairs = f"only the first {agents['paced_pairs']} pairs count"
         found.append(f"{name}: not all agents paced to the end ({why}); {pairs}")
     unpaced, paced = (Effect.of(canary["against_observed"][kind]) for kind in ("unpaced", "paced"))
