@@ -141,7 +141,10 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
     program = "import sys; from live.testbed.commands import application; application(sys.argv[1:])"
     command = [sys.executable, "-c", program, "run", str(file), "-o", str(out), "--iterations", "100000"]
     with (tmp_path / "output").open("wb") as output:
+        # a job that a shell put into the background ignores SIGINT, and so would everything it starts
+        heard = signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(command, stdout=output, stderr=output)
+        signal.signal(signal.SIGINT, heard)
         try:
             until_s = time.monotonic() + DEADLINE_S
             while not any(path.stat().st_size for path in out.glob("pair/steps/*")):

@@ -21,6 +21,8 @@ SCHEMA = "paceenv.loop/1"
 FILES = ("report.md", "report.json", "effects.png", "steps.png", "calibration.png")
 MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
 """How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
+MANY = 0.2
+"""Share of the delays that the guard may cut before it is worth a note."""
 CANARIES = {"canary-ours": "ours", "canary-paper": "the paper's rule"}
 Found = dict[str, Any]
 
@@ -127,6 +129,9 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
         found.append(
             f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
         )
+    held = agents["cut"].get("slack", 0)
+    if held > MANY * max(agents.get("delays", 0), 1):
+        found.append(f"{name}: the guard held {held} delays to the rank's own slack, which predictions do not know")
     steps, budget = canary["steps"], scenario.loop.budget_s_per_minute / 60.0
     if agents["cut"].get("budget") and steps["paced"]["mean_s"]:
         share = agents["mean_delay_s"] / steps["paced"]["mean_s"]
