@@ -71,7 +71,7 @@ its trace, predicts by simulation what every policy would do, and measures two o
 it chose (or, where none is predicted to help, the mechanism's default rule) and the paper's. Changes are of mean step
 time, below 0 where steps got shorter; intervals are 95 %, those of measurements from paired blocks of the job's own
 stamps, those of predictions what 95 % of canaries would read given the errors of the calibration. A static rule is
-named by its mechanism, threshold / window. Nothing else ran on the machine: beside other work on the same cores a
+named by its mechanism, threshold / window. The machine was quiet: beside other work on the same cores a
 canary of unequal slack lost a third of its effect (-14.7 % [-19.2, -9.9]), as ranks that are held up have less slack.
 """
 
