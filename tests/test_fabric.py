@@ -146,6 +146,19 @@ def test_a_tenant_pauses_for_up_to_a_period(simulator: Make) -> None:
     assert period_s.mean() == pytest.approx(0.9 * (1.0 + 0.2 * 0.5), rel=5e-3)
 
 
+def test_a_tenant_comes_and_goes(simulator: Make) -> None:
+    """Pauses of up to 400 periods at one in 100: present a third of the time, from the first step to the last."""
+    tenant = {"compute_s": 0.7, "uplink_work_s": 0.3, "pause_rate": 0.01, "pause_periods": 400.0}
+    sim = simulator(range(2000), uplink_work_s=1e-9, tenants=[tenant])
+    away_E = (sim.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
+    assert away_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
+    rest_E = (sim.tenant_ENK[away_E, layout.NEXT_S, 0] - 0.7) / 400.0
+    assert rest_E.mean() == pytest.approx(1.0 / 3.0, abs=0.03), "of a uniform pause that one looks into"
+    sim.run(sim.off(), 1000)
+    later_E = (sim.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
+    assert later_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
+
+
 def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: Make) -> None:
     tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, "bursty": True}
     sim = simulator(range(600), uplink_work_s=1e-9, tenants=[tenant])

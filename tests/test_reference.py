@@ -213,6 +213,7 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
         cluster(6, fabric={"barrier_us": 1e5}, **NOISY),
         cluster(6, tenants=[tenant(bursty=True, ranks=8)], fabric=SHARED, **NOISY),
         cluster(6, tenants=[tenant(pause_rate=0.3)], fabric=SHARED, **NOISY),
+        cluster(6, tenants=[tenant(pause_rate=0.1, pause_periods=10)], fabric=SHARED, **NOISY),
         cluster(6, 1e8, job={"collective": "gather"}, fabric={"buffer_kb": 32.0, "latency_us": 20.0}, **NOISY),
         cluster(6, job={"collective": "all_to_all"}, fabric={"latency_us": 20.0}, **NOISY),
         cluster(6, job={"algorithm": "ring"}, fabric=SHARED, tenants=[tenant()], **NOISY),

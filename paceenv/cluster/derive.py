@@ -197,6 +197,7 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
         records["ranks"][:, k] = tenant.ranks
         records["bursty"][:, k] = tenant.bursty
         records["pause_rate"][:, k] = draw.named(f"tenants.{k}.pause_rate", tenant.pause_rate)
+        records["pause_periods"][:, k] = draw.named(f"tenants.{k}.pause_periods", tenant.pause_periods)
         records["jitter_cv"][:, k] = jobs["jitter_cv"] if tenant.jitter_cv is None else draw(tenant.jitter_cv)
     return records
 

@@ -52,8 +52,10 @@ class Tenant(Config):
     ranks: int = Field(1, ge=1, description="how many ranks it waits for in every step")
     jitter_cv: Cv | None = Field(None, description="idiosyncratic variation of their compute time; empty: as our own")
     bursty: bool = Field(False, description="background traffic: lengths of its gaps and transfers exponential")
-    pause_rate: Share = Field(
-        0.0, description="chance a period of standing still for up to one more, after which its phase is new"
+    pause_rate: Share = Field(0.0, description="chance a period of standing still, after which its phase is new")
+    pause_periods: AtLeastOne = Field(
+        1.0,
+        description="how many of its periods it stands still at most: 1 a checkpoint, many a job that comes and goes",
     )
 
     @model_validator(mode="after")

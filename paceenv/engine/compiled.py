@@ -42,7 +42,7 @@ _REGISTERED = (
         noise.change_fail_slow,
     ),
     (noise.add_stalls, noise.draw_compute, noise.episode_s),
-    (fabric.fair_level, fabric.reset_tenants, fabric._next_compute_s, fabric._transfer_work_s),
+    (fabric.fair_level, fabric.reset_tenants, fabric._starts_away_s, fabric._next_compute_s, fabric._transfer_work_s),
     (fabric.share_uplink, fabric.vary_transfers, fabric.rewind),
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),

@@ -51,7 +51,7 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.fl
 
 
 def reset_tenants(job: Any, clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
-    """Start every tenant at a uniformly drawn point of its own uncontended period."""
+    """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause it may be in."""
     for k in range(tenants.shape[0]):
         alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)
         at_s = uniform(clock["key"], TENANT_STREAM, _START + k) * (tenants[k]["compute_s"] + alone_s)
@@ -63,6 +63,25 @@ def reset_tenants(job: Any, clock: Any, tenants: Any, tenant: NDArray[np.float64
             tenant[NEXT_S, k] = math.inf
         elif not in_compute:
             tenant[LEFT_S, k] = tenants[k]["uplink_work_s"] * (1.0 - (at_s - tenants[k]["compute_s"]) / alone_s)
+        if tenants[k]["weight"] > 0.0 and tenants[k]["pause_periods"] > 1.0:
+            away_s = _starts_away_s(clock, tenants, k)
+            if away_s > 0.0:
+                tenant[NEXT_S, k], tenant[LEFT_S, k] = away_s, 0.0
+
+
+def _starts_away_s(clock: Any, tenants: Any, k: int) -> float:
+    """When a tenant that is in a pause as the episode starts transfers again, seconds; 0 if it is in none.
+
+    As in a stationary process: the more of its time it stands still the more often, and the rest of a uniform pause
+    that one looks into is denser near zero.
+    """
+    paused = 0.5 * tenants[k]["pause_rate"] * tenants[k]["pause_periods"]
+    u = uniform(clock["key"], TENANT_STREAM, _START + tenants.shape[0] + k) * (1.0 + paused)
+    if u >= paused:
+        return 0.0
+    period_s = tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"]
+    rest = tenants[k]["pause_periods"] * (1.0 - math.sqrt(1.0 - u / paused))
+    return float(rest * period_s + tenants[k]["compute_s"])
 
 
 def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: int, normal: Any) -> float:
@@ -78,7 +97,8 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
     if tenants[k]["pause_rate"] > 0.0:
         v = uniform(key, TENANT_STREAM, 2 * tenants.shape[0] + k) / tenants[k]["pause_rate"]
         if v < 1.0:  # then v is uniform itself
-            compute_s += v * (tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"])
+            period_s = tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"]
+            compute_s += v * tenants[k]["pause_periods"] * period_s
     return float(compute_s)
 
 

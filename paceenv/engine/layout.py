@@ -97,14 +97,15 @@ TENANT = np.dtype(
         ("ranks", "f8"),
         ("bursty", "?"),
         ("pause_rate", "f8"),
+        ("pause_periods", "f8"),
     ],
     align=True,
 )
 """A co-tenant on the uplink: computes, then transfers ``uplink_work_s`` at no more than ``rate_cap`` of the uplink,
 then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
-groups; weight 0 means absent. With probability ``pause_rate`` it stands still after a transfer, for up to one of its
-own periods, as for a checkpoint, so that its phase is new. A ``bursty`` one draws lengths of gaps and transfers
-exponentially, as background traffic does, and does not pause."""
+groups; weight 0 means absent. With probability ``pause_rate`` it stands still after a transfer, uniformly for up to
+``pause_periods`` of its own periods, so that its phase is new: a checkpoint, or another job in its place. A ``bursty``
+one draws lengths of gaps and transfers exponentially, as background traffic does, and does not pause."""
 
 CLOCK = np.dtype(
     [

@@ -121,7 +121,12 @@ class TenantJob:
         self._transfer_s = period_s * setup.comm_share
         self._compute_s = period_s - self._transfer_s
         at_s = self._uniform(_START + k, None) * period_s
-        if at_s < self._compute_s:
+        away = 0.5 * setup.pause_rate * setup.pause_periods if setup.pause_periods > 1.0 else 0.0
+        paused = self._uniform(_START + tenants + k, None) * (1.0 + away)
+        if paused < away:  # in a pause already, of which the rest is denser near zero
+            rest = setup.pause_periods * (1.0 - math.sqrt(1.0 - paused / away))
+            network.at(rest * period_s + self._compute_s, self._begin)
+        elif at_s < self._compute_s:
             network.at(self._compute_s - at_s, self._begin)
         else:
             self._send(period_s - at_s)
@@ -155,5 +160,6 @@ class TenantJob:
         pause_s = 0.0
         if self._setup.pause_rate > 0.0:
             share = self._uniform(self._cycle, 2 * self._tenants + self._k) / self._setup.pause_rate
-            pause_s = share * (self._compute_s + self._transfer_s) if share < 1.0 else 0.0
+            period_s = self._compute_s + self._transfer_s
+            pause_s = share * self._setup.pause_periods * period_s if share < 1.0 else 0.0
         self._network.after(self._compute_s * stretch + pause_s, self._begin)

@@ -71,6 +71,7 @@ class TenantSetup:
     jitter_cv: float
     is_bursty: bool = False
     pause_rate: float = 0.0
+    pause_periods: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ class Setup:
                 value(t.jitter_cv) if t.jitter_cv is not None else value(cluster.noise.jitter_cv) / math.sqrt(every),
                 t.bursty,
                 value(t.pause_rate),
+                value(t.pause_periods),
             )
             for t in cluster.tenants
         )
