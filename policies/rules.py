@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,21 @@ PAPER_THRESHOLD, PAPER_WINDOW = 0.02, 0.1
 
 
 class Static(Policy):
-    """One mechanism with one threshold and window, always on. ``passive`` and ``paper`` are cases of it."""
+    """Fixed settings, always on: (threshold, window) by mechanism, both ratios in [0, 1], the other mechanisms off.
 
-    def __init__(self, mechanism: str, threshold: float, window: float, name: str = "static") -> None:
-        if mechanism not in pacing.MECHANISMS:
-            raise out_of_range("mechanism", mechanism, f"one of {', '.join(pacing.MECHANISMS)}", f"policy {name}")
-        for option, value in (("threshold", threshold), ("window", window)):
-            if not (math.isfinite(value) and 0.0 <= value <= 1.0):
-                raise out_of_range(option, value, "0 to 1", f"policy {name}")
+    ``passive`` and ``paper`` are cases of it. Raises InputError for an unknown mechanism and values out of range.
+    """
+
+    def __init__(self, settings: Mapping[str, tuple[float, float]], name: str = "static") -> None:
         self.name = name
-        self._settings = pacing.one_mechanism(mechanism, threshold, window)
+        self._settings = pacing.off()
+        for mechanism, setting in settings.items():
+            if mechanism not in pacing.MECHANISMS:
+                raise out_of_range("mechanism", mechanism, f"one of {', '.join(pacing.MECHANISMS)}", f"policy {name}")
+            for option, value in zip(("threshold", "window"), setting, strict=True):
+                if not (math.isfinite(value) and 0.0 <= value <= 1.0):
+                    raise out_of_range(option, value, "0 to 1", f"policy {name}")
+            self._settings[pacing.MECHANISMS.index(mechanism)] = setting
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.broadcast_to(self._settings, (len(signals_BO), *self._settings.shape))
@@ -36,12 +42,12 @@ class Static(Policy):
 
 def passive() -> Static:
     """No pacing at all: the baseline of every comparison."""
-    return Static("slack", 0.0, 0.0, "passive")
+    return Static({}, "passive")
 
 
 def paper() -> Static:
     """The paper's rule (``paceenv.pacing.paper_delay_s``), always on."""
-    return Static("paper", PAPER_THRESHOLD, PAPER_WINDOW, "paper")
+    return Static({"paper": (PAPER_THRESHOLD, PAPER_WINDOW)}, "paper")
 
 
 class Adaptive(Policy):

@@ -15,7 +15,8 @@ from policies.file import load_policy
 NAMES = (*names.NAMES, "clairvoyant")
 POLICY_HELP = (
     "passive, static, paper, adaptive, clairvoyant (a bound: it looks ahead), or a policy file. "
-    "static takes options: static:threshold=0.05,window=0.2,mechanism=slide"
+    "static takes options: static:threshold=0.05,window=0.2,mechanism=slide, or threshold/window by mechanism: "
+    "static:slack=0.02/0.3,slide=0.05/0.05"
 )
 
 

@@ -222,7 +222,7 @@ def delaying_policy() -> Any:
     """Delays every rank but a group's first in every iteration, by up to half the step."""
     from policies.rules import Static
 
-    return Static("stagger", 0.0, 0.5, "delaying")
+    return Static({"stagger": (0.0, 0.5)}, "delaying")
 
 
 def train(*, way: str, modes: Sequence[str], iterations: int = ITERATIONS, **options: Any) -> list[dict[str, Any]]:

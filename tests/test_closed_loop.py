@@ -127,7 +127,7 @@ def test_in_blocks_without_pacing_nothing_is_delayed_and_the_policy_stands_still
     """Where pacing is off the steps are those of a job without any; where it is on again, the delay is back at once."""
     cluster, on_T = load_cluster("unequal-slack").changed(["noise.jitter_cv=0"]), np.zeros(160, np.bool_)
     on_T[40:80] = on_T[120:] = True
-    paced, _ = run_in_blocks(Static("slack", 0.02, 0.3), start(cluster, np.arange(2)), on_T, 40, 10)
+    paced, _ = run_in_blocks(Static({"slack": (0.02, 0.3)}), start(cluster, np.arange(2)), on_T, 40, 10)
     plain, _ = run_in_blocks(passive(), start(cluster, np.arange(2)), on_T, 40, 10)
     np.testing.assert_allclose(paced[:, ~on_T], plain[:, ~on_T], rtol=1e-6)
     assert paced[:, 75:80].mean() < 0.9 * plain[:, 75:80].mean()
@@ -153,7 +153,7 @@ def test_predictions_are_capped_as_a_live_rank_is() -> None:
         assert capped.pacing.cap * ideal_s == pytest.approx(min(0.1, 0.25 * baseline_s))
     tight = with_cap(cluster, scenario(cap_s=0.004).loop, 0.3)
     simulator = start(tight, np.arange(2))
-    run_in_blocks(Static("slack", 0.0, 0.4), simulator, np.ones(100, np.bool_), 10, 10)
+    run_in_blocks(Static({"slack": (0.0, 0.4)}), simulator, np.ones(100, np.bool_), 10, 10)
     assert simulator.batch.jobs["cap_s"] == pytest.approx(0.004)
     assert 0.0 < simulator.mean_delay_s().max() <= 0.004
 

@@ -200,7 +200,7 @@ def test_a_failing_reset_is_a_fault() -> None:
             raise OSError("no memory")
 
     with pytest.raises(PolicyFault, match="OSError: no memory when it was reset"):
-        GuardedPolicy(Unready("slack", 0.0, 0.1)).reset(1)
+        GuardedPolicy(Unready({"slack": (0.0, 0.1)})).reset(1)
 
 
 class Clock:
@@ -231,7 +231,7 @@ def test_a_policy_that_takes_too_long_is_let_go(took_s: tuple[float, ...], calls
 
 def test_a_view_outside_the_calibrated_range_for_long_ends_the_policy_and_says_which() -> None:
     policy = GuardedPolicy(
-        Static("slack", 0.0, 0.1), calibrated_range={"step_cv": (0.1, 0.3), "wait_share": (-1.0, 1.0)}
+        Static({"slack": (0.0, 0.1)}), calibrated_range={"step_cv": (0.1, 0.3), "wait_share": (-1.0, 1.0)}
     )
     inside, outside = _view(0.33), _view(0.5)  # a little beyond the end is tolerated
     for view in (outside, outside, inside) + (outside,) * (OUTSIDE_INTERVALS - 1):
@@ -242,7 +242,7 @@ def test_a_view_outside_the_calibrated_range_for_long_ends_the_policy_and_says_w
 
 
 def test_a_view_that_is_no_number_is_outside_every_range() -> None:
-    policy = GuardedPolicy(Static("slack", 0.0, 0.1))
+    policy = GuardedPolicy(Static({"slack": (0.0, 0.1)}))
     for _ in range(OUTSIDE_INTERVALS - 1):
         policy.act(_view(math.nan))
     with pytest.raises(OutOfRange, match="step_inflation = nan"):
@@ -254,7 +254,7 @@ def test_a_view_that_is_no_number_is_outside_every_range() -> None:
 )
 def test_an_impossible_guard_of_a_policy_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="allowed"):
-        GuardedPolicy(Static("slack", 0.0, 0.1), **wrong)
+        GuardedPolicy(Static({"slack": (0.0, 0.1)}), **wrong)
 
 
 @given(
@@ -280,7 +280,7 @@ def test_whatever_a_policy_returns_a_delay_is_within_the_limits(answer: np.ndarr
 
 
 def test_a_guarded_policy_decides_as_the_one_inside() -> None:
-    inner = Static("slack", 0.02, 0.3)
+    inner = Static({"slack": (0.02, 0.3)})
     policy = GuardedPolicy(inner, calibrated_range=dict.fromkeys(signals.NAMES, (-1.0, 1.0)))
     policy.reset(3)
     views = np.zeros((3, signals.SIGNALS), np.float32)

@@ -44,7 +44,7 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
     return stamps
 
 
-@pytest.mark.parametrize("policy", [_learned, Adaptive, lambda: Static("slack", 0.0, 0.3)])
+@pytest.mark.parametrize("policy", [_learned, Adaptive, lambda: Static({"slack": (0.0, 0.3)})])
 @pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
     simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))

@@ -19,7 +19,7 @@ from paceenv.cluster import load_cluster
 from paceenv.cluster.derive import ClusterMix
 from paceenv.engine.simulator import Simulator
 from paceenv.errors import InputError
-from policies import rules
+from policies import names, rules
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant, candidates
 from policies.rollout import run, start
@@ -28,7 +28,7 @@ Make = Callable[..., Simulator]
 EVERY: dict[str, Callable[[], Policy]] = {
     "passive": rules.passive,
     "paper": rules.paper,
-    "static": lambda: rules.Static("slide", 0.05, 0.3),
+    "static": lambda: rules.Static({"slide": (0.05, 0.3)}),
     "adaptive": rules.Adaptive,
 }
 
@@ -71,19 +71,54 @@ def test_passive_is_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("settings", "expected"),
     [
-        (("magic", 0.1, 0.1), "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper, stagger"),
-        (("slack", -0.1, 0.1), "policy static: threshold = -0.1; allowed: 0 to 1"),
-        (("slack", 0.1, 1.5), "policy static: window = 1.5; allowed: 0 to 1"),
-        (("slack", math.nan, 0.1), "policy static: threshold = nan; allowed: 0 to 1"),
-        (("slack", 0.1, math.inf), "policy static: window = inf; allowed: 0 to 1"),
+        ({"magic": (0.1, 0.1)}, "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper, stagger"),
+        ({"slack": (-0.1, 0.1)}, "policy static: threshold = -0.1; allowed: 0 to 1"),
+        ({"slack": (0.1, 1.5)}, "policy static: window = 1.5; allowed: 0 to 1"),
+        ({"slide": (0.1, 0.1), "slack": (math.nan, 0.1)}, "policy static: threshold = nan; allowed: 0 to 1"),
+        ({"slack": (0.1, math.inf)}, "policy static: window = inf; allowed: 0 to 1"),
     ],
 )
-def test_static_refuses_bad_settings(arguments: tuple[str, float, float], expected: str) -> None:
+def test_static_refuses_bad_settings(settings: dict[str, tuple[float, float]], expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        rules.Static(*arguments)
+        rules.Static(settings)
     assert str(caught.value) == expected
+
+
+def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
+    def of(text: str) -> dict[str, list[float]]:
+        policy = names.rule(text, ("slide", 0.1, 0.2))
+        assert policy is not None
+        assert policy.name == text
+        constant = policy.constant()
+        assert constant is not None
+        return {m: constant[i].tolist() for i, m in enumerate(pacing.MECHANISMS) if constant[i].any()}
+
+    assert of("static") == {"slide": [0.1, 0.2]}
+    assert of("static:window=0.3") == {"slide": [0.1, 0.3]}
+    assert of("static:mechanism=stagger,threshold=0.5,window=0.4") == {"stagger": [0.5, 0.4]}
+    several = {"slack": [0.02, 0.3], "slide": [0.05, 0.05], "stagger": [0.5, 0.4]}
+    assert of("static:slack=0.02/0.3,slide=0.05/0.05,stagger=0.5/0.4") == several
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("slack=0.02/0.3,slip=0.1/0.1", "unknown option slip; allowed: mechanism=, threshold=, window=, or threshold"),
+        ("slack=0.02", "slack = '0.02'; allowed: threshold/window, both 0 to 1"),
+        ("slack=low/0.3", "threshold of slack = 'low'; allowed: 0 to 1"),
+        ("slack=0.02/0.3/0.4", "window of slack = '0.3/0.4'; allowed: 0 to 1"),
+        ("slack=0.02/7", "window = 7.0; allowed: 0 to 1"),
+        ("slack=0.02/0.3,slack=0.1/0.1", "slack= given twice; allowed: once"),
+        ("slack=0.02/0.3,window=0.1", "mechanism=, threshold= or window= beside a mechanism by name; allowed: either"),
+    ],
+)
+def test_static_by_name_refuses_bad_options(options: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        names.rule(f"static:{options}")
+    assert str(caught.value).startswith(f"policy static:{options}: {expected}")
+    assert "\n" not in str(caught.value)
 
 
 def slack_is_on(policy: rules.Adaptive, view: np.ndarray[Any, np.dtype[np.float32]]) -> bool:

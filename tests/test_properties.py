@@ -265,7 +265,7 @@ def test_slide_rests_where_nobody_shares_the_uplink(simulator: Make, window: flo
 def packaged_gain(name: str) -> float:
     """Throughput of a packaged cluster's own static policy against passive, minus 1."""
     some = load_cluster(name)
-    static = rules.Static(some.pacing.mechanism, some.pacing.threshold, some.pacing.window)
+    static = rules.Static({some.pacing.mechanism: (some.pacing.threshold, some.pacing.window)})
     means = [run(policy, start(some, np.arange(48)), 500).step_ET.mean() for policy in (static, rules.passive())]
     return float(means[1] / means[0] - 1.0)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceenv import metrics
 from paceenv.cluster import Cluster, load_cluster
 from policies.rollout import Rollout, run, start
-from policies.rules import Static
+from policies.rules import Static, passive
 from policies.select import select_policy
 from trainers.config import Suite, SuiteCase
 
@@ -121,10 +121,10 @@ def best_static(
     gains = np.zeros((len(settings), len(suite.cases)))
     for c, case in enumerate(suite.cases):
         first = start(loaded[case.cluster], _seeds(search), threads=os.cpu_count() or 1)
-        passive_E = run(Static("slack", 0.0, 0.0), first, suite.iterations).step_ET.mean(axis=1)
+        passive_E = run(passive(), first, suite.iterations).step_ET.mean(axis=1)
         for s, (mechanism, threshold, window) in enumerate(settings):
             again = start(loaded[case.cluster], _seeds(search), threads=os.cpu_count() or 1)
-            step_E = run(Static(mechanism, threshold, window), again, suite.iterations).step_ET.mean(axis=1)
+            step_E = run(Static({mechanism: (threshold, window)}), again, suite.iterations).step_ET.mean(axis=1)
             gains[s, c] = (passive_E / step_E).mean() - 1.0
             on_done(c * len(settings) + s + 1)
     mechanism, threshold, window = settings[int((gains @ weights).argmax())]

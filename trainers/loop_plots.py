@@ -54,6 +54,8 @@ def label(policy: str) -> str:
     if name != "static" or not settings:
         return report.label(policy)
     given = dict(setting.split("=") for setting in settings.split(","))
+    if "mechanism" not in given:
+        return ", ".join(f"{mechanism} {setting.replace('/', ' / ')}" for mechanism, setting in given.items())
     return f"{given['mechanism']} {float(given['threshold']):g} / {float(given['window']):g}"
 
 
