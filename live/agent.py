@@ -101,8 +101,8 @@ def attach(
     Parameters
     ----------
     model_or_optimizer : the optimizer whose step ends an iteration; with a model, or None, it is the first that steps
-    policy : a policy file, a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4), or an
-        object; without one the agent can only observe and probe
+    policy : a policy file, a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4, learned,
+        learned:preference=0.3), or an object; without one the agent can only observe and probe
     mode : off, observe, probe, shadow, canary, active
     options : see :class:`live.options.Options`
 

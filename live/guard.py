@@ -14,18 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing, signals
+from paceenv import pacing
 from paceenv.errors import out_of_range
 from policies.base import Policy
+from policies.ranges import RangeWatch
 
 MOST_WINDOW, MOST_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
 """What a sane policy stays within, ratios; hand-written ones may go beyond the codec's ends, but not by much."""
 BURST_SHARE = 1 / 12
 """Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute sees more than one."""
-OUTSIDE_INTERVALS = 3
-"""A view outside the calibrated range for so many control intervals in a row is no accident."""
-RANGE_TOLERANCE = 0.05
-"""How far outside the range a signal may lie, on the signals' own scale of -1 to 1."""
 SLOW_DECISIONS, FAR_TOO_SLOW = 3, 10.0
 """A decision over the limit may be the machine's fault; so many in a row, or one so many limits long, are not."""
 
@@ -163,22 +160,16 @@ class GuardedPolicy(Policy):
         limit_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._range = dict(calibrated_range or {})
-        for signal in self._range:
-            if signal not in signals.NAMES:
-                raise out_of_range("calibrated_range", signal, f"one of {', '.join(signals.NAMES)}", "policy")
+        self._watch = RangeWatch(calibrated_range or {})
         if not 0.0 < limit_s < math.inf:
             raise out_of_range("limit_s", limit_s, "above 0", "policy")
         self._policy, self._limit_s, self._clock = policy, limit_s, clock
         self.name = str(getattr(policy, "name", type(policy).__name__))
-        range_2O = np.full((2, signals.SIGNALS), [[-np.inf], [np.inf]])
-        for signal, (low, high) in self._range.items():
-            range_2O[:, signals.NAMES.index(signal)] = low - RANGE_TOLERANCE, high + RANGE_TOLERANCE
-        self._low_O, self._high_O = range_2O
-        self._outside, self._slow, self._fault = 0, 0, ""
+        self._slow, self._fault = 0, ""
 
     def reset(self, rows: int) -> None:
-        self._outside = self._slow = 0
+        self._slow = 0
+        self._watch.reset(rows)
         try:
             self._policy.reset(rows)
         except (Exception, SystemExit) as error:
@@ -215,18 +206,10 @@ class GuardedPolicy(Policy):
         return PolicyFault(self._fault)
 
     def _check_range(self, signals_BO: NDArray[np.float32]) -> None:
-        outside_O = ~((signals_BO >= self._low_O) & (signals_BO <= self._high_O)).all(axis=0)
-        if not outside_O.any():
-            self._outside = 0
-            return
-        self._outside += 1
-        if self._outside >= OUTSIDE_INTERVALS:
-            listed = ", ".join(self._place(o, float(signals_BO[0, o])) for o in np.flatnonzero(outside_O).tolist())
+        lost = np.flatnonzero(self._watch.lost(signals_BO))
+        if len(lost):
+            listed = self._watch.described(signals_BO[lost[0]])
             raise OutOfRange(f"policy {self.name} is not calibrated for this job: {listed}")
-
-    def _place(self, signal: int, value: float) -> str:
-        low, high = self._range.get(signals.NAMES[signal], (-1.0, 1.0))
-        return f"{signals.NAMES[signal]} = {value:.3g} (calibrated: {low:.3g} to {high:.3g})"
 
     def _check_time(self, took_s: float) -> None:
         self._slow = self._slow + 1 if took_s > self._limit_s else 0

@@ -52,8 +52,9 @@ def launch(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Decides in modes shadow, canary and active: a policy file of paceenv train, or a rule by name: "
-            "paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4.",
+            help="Decides in modes shadow, canary and active: a policy file of paceenv train, learned (the "
+            "released one), both also with :preference=0.3, or a rule by name: paper, adaptive, "
+            "static:mechanism=slack,threshold=0.02,window=0.4.",
         ),
     ] = None,
     out: Annotated[

@@ -9,11 +9,11 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from paceenv.errors import InputError
 from policies.base import Policy
-from policies.names import NAMES, rule
+from policies.learned import Learned
+from policies.names import rule
 from policies.rules import passive
 
 
@@ -33,21 +33,20 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
     if given is None:
         return NamedPolicy(passive(), "none given", fault="no policy was given")
     if isinstance(given, Policy):
-        return NamedPolicy(given, type(given).__name__)
+        known = given.calibrated_range if isinstance(given, Learned) else {}
+        return NamedPolicy(given, type(given).__name__, calibrated_range=known)
     text = str(given)
     try:
         named = rule(text)
-        return NamedPolicy(named, text) if named is not None else _from_file(Path(text))
+        return NamedPolicy(named, text) if named is not None else _from_file(text)
     except Exception as error:  # of a hostile file anything may be expected
         reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
         return NamedPolicy(passive(), text, fault=reason)
 
 
-def _from_file(path: Path) -> NamedPolicy:
-    from policies.file import load_policy
+def _from_file(text: str) -> NamedPolicy:
+    from policies import saved
 
-    if not path.suffix and not path.exists():
-        raise InputError(f"policy {path}: no such file; allowed: {', '.join(NAMES)} or a .safetensors file")
-    content = load_policy(path)
+    path, content = saved.find(text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedPolicy(content.policy, str(path), digest, content.calibrated_range)
+    return NamedPolicy(content.policy, text, digest, content.calibrated_range)

@@ -107,7 +107,9 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
 
 def _is_type_tag(part: Any) -> bool:
     """Whether a location part is Pydantic's name for a type it tried, not a key of the file."""
-    return isinstance(part, str) and (part in {"float", "int", "str", "bool"} or part[:1].isupper() or "[" in part)
+    return isinstance(part, str) and (
+        part in {"float", "constrained-float", "int", "str", "bool"} or part[:1].isupper() or "[" in part
+    )
 
 
 def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from paceenv import metrics, pacing, signals
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import ClusterMix
+from paceenv.cluster.draw import Draw
+from paceenv.cluster.quantity import Uniform
 from paceenv.engine.simulator import Simulator, episode_keys
 from paceenv.errors import out_of_range
 from paceenv.registration import register_envs
@@ -25,6 +27,32 @@ from paceenv.registration import register_envs
 ClusterLike = str | os.PathLike[str] | Cluster
 
 _WHERE = "paceenv/Pacing-v0"
+
+
+class _Preference:
+    """The weight of variation in the reward: one number, or drawn for each episode from a range."""
+
+    def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
+        ends = [float(end) for end in np.ravel(cv_weight)]
+        self.is_drawn = np.ndim(cv_weight) > 0
+        if len(ends) != 1 + self.is_drawn or not (0.0 <= ends[0] and ends[-1] < np.inf) or ends != sorted(set(ends)):
+            raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", _WHERE)
+        # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
+        self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
+        self.weight_E = np.full(environments, ends[0])
+
+    def draw(self, which: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
+        """Draw the weights of new episodes from their keys; by name, so that no other draw moves."""
+        if self.is_drawn:
+            squashed = Draw(keys, 1).named("cv_weight", self._squashed)
+            self.weight_E[which] = signals.PREFERENCE_SCALE * squashed / (1.0 - squashed)
+
+    def beside(self, observation_EO: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The observation, with the weight as one entry more where it is drawn."""
+        if not self.is_drawn:
+            return observation_EO
+        squashed_E = np.array([signals.squashed_preference(w) for w in self.weight_E.tolist()], np.float32)
+        return np.column_stack([observation_EO, squashed_E])
 
 
 class _Batch:
@@ -38,7 +66,7 @@ class _Batch:
         mechanisms: Sequence[str],
         interval_iterations: int,
         episode_intervals: int,
-        cv_weight: float,
+        cv_weight: float | Sequence[float],
         threads: int,
     ) -> None:
         for name, value in (
@@ -53,18 +81,19 @@ class _Batch:
         if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
             allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
             raise out_of_range("mechanisms", tuple(mechanisms), allowed, _WHERE)
-        if not 0.0 <= cv_weight < np.inf:
-            raise out_of_range("cv_weight", cv_weight, "a number of at least 0", _WHERE)
+        self.preference = _Preference(cv_weight, environments)
         one = isinstance(cluster, (str, os.PathLike, Cluster))
         clusters: list[ClusterLike] = [cluster] if one else list(cluster)  # type: ignore[list-item, arg-type]
         self.mix = ClusterMix([c if isinstance(c, Cluster) else load_cluster(c) for c in clusters], weights)
         self.mechanisms, self.interval_iterations = tuple(mechanisms), interval_iterations
-        self.episode_intervals, self.cv_weight, self.threads = episode_intervals, cv_weight, threads
+        self.episode_intervals, self.threads = episode_intervals, threads
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
         self.elapsed_E = np.zeros(environments, np.int64)
         self.simulator: Simulator | None = None
-        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (signals.SIGNALS,), np.float32)
+        self.observation_space = gymnasium.spaces.Box(
+            -1.0, 1.0, (signals.SIGNALS + self.preference.is_drawn,), np.float32
+        )
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(mechanisms),), np.float32)
 
     def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
@@ -77,13 +106,14 @@ class _Batch:
         self.episode_E[which] += 1
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
+        self.preference.draw(which, keys)
         if self.simulator is None:
             all_keys = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
             self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads)
         else:
             self.simulator.reset(which, keys, self.mix.derive(keys))
         self.simulator.run(self.simulator.off(), self.interval_iterations, which)
-        return self.simulator.observe()
+        return self.preference.beside(self.simulator.observe())
 
     def step(
         self, action_EA: NDArray[np.floating]
@@ -99,15 +129,16 @@ class _Batch:
         self.elapsed_E += 1
         mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
         reference_E = self.simulator.batch.jobs["ideal_step_s"]
-        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.cv_weight)  # type: ignore[arg-type]
+        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
         terms = {
             "step_mean_s": mean_E,
             "step_cv": sd_E / mean_E,
             "throughput_ratio": reference_E / mean_E,
             "reference_step_s": reference_E.copy(),
+            "cv_weight": self.preference.weight_E.copy(),
         }
         truncated_E = self.elapsed_E >= self.episode_intervals
-        return self.simulator.observe(), np.asarray(rewards_E), truncated_E, terms
+        return self.preference.beside(self.simulator.observe()), np.asarray(rewards_E), truncated_E, terms
 
 
 def _seed(seed: int) -> int:
@@ -141,7 +172,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Observation Space
 
     `Box(-1, 1, (12,), float32)`: what one rank, drawn anew each episode, sees of itself. Entries are dimensionless
-    ratios squashed by ``x / (1 + |x|)`` on fixed scales (`paceenv.signals`).
+    ratios squashed by ``x / (1 + |x|)`` on fixed scales (`paceenv.signals`). Where ``cv_weight`` is a range it is
+    `Box(-1, 1, (13,), float32)`, so that one policy can learn the whole trade-off of throughput against variation.
 
     | Num | Observation                                                       | Min | Max | Unit          |
     |-----|-------------------------------------------------------------------|-----|-----|---------------|
@@ -157,16 +189,18 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     | 9   | low quantile of recent slack / step                               | 0   | 1   | 0.05, squashed|
     | 10  | mean own delay / step                                             | 0   | 1   | 0.05, squashed|
     | 11  | the same over about five hundred iterations                       | 0   | 1   | 0.02, squashed|
+    | 12  | preference: the episode's ``cv_weight``, if drawn from a range    | 0   | 1   | 0.5, squashed |
 
     ## Rewards
 
     ``reference / mean - cv_weight * sd / reference`` with mean and standard deviation of the interval's step times and
-    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls.
+    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls. The
+    terms are in ``info``, as is the weight.
 
     ## Starting State
 
-    The cluster's random quantities, the noise and the tenants' phases are drawn from the seed and the episode number;
-    one interval without pacing has run.
+    The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
+    episode number; one interval without pacing has run.
 
     ## Episode End
 
@@ -179,7 +213,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``mechanisms``: which of ``slack``, ``slide``, ``paper``, ``stagger`` the action sets (default ``("slack",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
-    * ``cv_weight``: weight of the variation in the reward (default 0.5)
+    * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
+      episode draws its own, uniformly as entry 12 shows it
     * ``threads``: threads that share a batch, vector environment only (default 1)
 
     ```python
@@ -203,7 +238,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         mechanisms: Sequence[str] = ("slack",),
         interval_iterations: int = 20,
         episode_intervals: int = 64,
-        cv_weight: float = 0.5,
+        cv_weight: float | Sequence[float] = 0.5,
         render_mode: None = None,
     ) -> None:
         self._batch = _Batch(1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1)
@@ -243,7 +278,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         mechanisms: Sequence[str] = ("slack",),
         interval_iterations: int = 20,
         episode_intervals: int = 64,
-        cv_weight: float = 0.5,
+        cv_weight: float | Sequence[float] = 0.5,
         threads: int = 1,
         render_mode: None = None,
     ) -> None:

@@ -66,6 +66,8 @@ NAMES = (
 )
 SIGNALS = len(NAMES)
 SLOW_WEIGHT = 0.05
+PREFERENCE_SCALE = 0.5
+"""Scale of the one entry that may follow the signals: how much less variation is worth, the reward's ``cv_weight``."""
 _TINY_S = 1e-12
 
 
@@ -73,6 +75,11 @@ def squash(value: float, scale: float) -> float:
     """``x / (1 + |x|)`` with ``x = value / scale``."""
     x = value / scale
     return x / (1.0 + abs(x))
+
+
+def squashed_preference(cv_weight: float) -> float:
+    """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike."""
+    return squash(cv_weight, PREFERENCE_SCALE)
 
 
 def close_step_interval(tick: NDArray[np.float64]) -> None:

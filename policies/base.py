@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.ranges import Outside
+
 
 class Policy(ABC):
     """Maps observations of ranks to pacing settings; every rank runs its own copy on its own view.
@@ -26,4 +28,8 @@ class Policy(ABC):
 
     def constant(self) -> NDArray[np.float64] | None:
         """Settings ``(M, 2)`` if they are the same for every rank at all times, else None; saves a run the views."""
+        return None
+
+    def outside(self) -> Outside | None:
+        """How often since the last reset ranks were passive as they saw what the policy does not know; None: never."""
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,6 +140,11 @@ def _curve(
         ]
         columns = ("nodes", "what if", "policy", "samples/s", "95 % interval", "CV", "step, s", "compute / step")
         output.print_table(f"{config.name}: scaling", columns, rows, f"drawn in {plot}" if plot else "")
+    outside = [p for p in points if p.outside is not None]
+    if outside:
+        worst = max(outside, key=lambda p: p.outside.share if p.outside else 0.0)
+        case = f"{worst.nodes} nodes{f', {worst.what_if}' if worst.what_if else ''}"
+        output.say(f"policy {worst.policy}: at {len(outside)} of {len(points)} points, most at {case}: {worst.outside}")
 
 
 def _one(
@@ -181,6 +187,9 @@ def _one(
         "rerun_share": float((outcome.rerun_iterations / iterations).mean()),
         "energy_j_per_sample": float((outcome.energy_j / np.maximum(useful, samples)).mean()),
     }
+    summary["outside_calibrated_range"] = asdict(result.outside) if result.outside else None
+    if result.outside is not None:
+        output.say(f"policy {policy}: {result.outside}")
     if json_ is not None:
         output.write_json(summary, json_)
     if json_ != "-":

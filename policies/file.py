@@ -34,8 +34,9 @@ _MAX_LAYERS, _MAX_BYTES = 16, 64 << 20
 class PolicyFile:
     """What a policy file says.
 
-    ``calibrated_range`` gives for each signal the interval ``[low, high]`` met in training; ``provenance`` the
-    resolved config, git commit, seeds and scores.
+    ``policy`` holds the network, the preference that it follows unless told another, and between which ones it was
+    trained. ``calibrated_range`` gives for each signal the interval ``[low, high]`` met in training; ``provenance`` the
+    resolved config, git commit, seeds and scores. A loaded policy knows its calibrated range.
     """
 
     policy: Learned
@@ -56,6 +57,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "action_schema": ACTION_SCHEMA,
         "mechanisms": list(content.policy.mechanisms),
         "activation": "tanh",
+        "preference": _preference_header(content.policy),
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
@@ -78,12 +80,20 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
     header = _header(target, metadata)
-    layers = _layers(target, tensors, header)
+    default, preference_range = _preference(target, header.get("preference"))
+    layers = _layers(target, tensors, header, signals.SIGNALS + (default is not None))
     ranges = _ranges(target, header.get("calibrated_range", {}))
     provenance = header.get("provenance", {})
     if not isinstance(provenance, dict):
         raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
-    policy = Learned(layers, header["mechanisms"], name=target.stem)
+    policy = Learned(
+        layers,
+        header["mechanisms"],
+        target.stem,
+        default,
+        preference_range=preference_range,
+        calibrated_range=ranges,
+    )
     return PolicyFile(policy, ranges, provenance)
 
 
@@ -119,8 +129,30 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     return header
 
 
+def _preference_header(policy: Learned) -> dict[str, Any] | None:
+    if policy.preference is None or policy.preference_range is None:
+        return None
+    return {"range": list(policy.preference_range), "default": policy.preference}
+
+
+def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float] | None]:
+    """The default preference and the range of a header's entry; both None where it has none, as older files."""
+    if data is None:
+        return None, None
+    try:
+        low, high = (float(end) for end in data["range"])
+        default = float(data["default"])
+    except (TypeError, ValueError, KeyError, OverflowError):
+        allowed = '{"range": [low, high], "default": weight} or null'
+        raise InputError(f"{path}: preference = {str(data)[:60]}; allowed: {allowed}") from None
+    if not 0.0 <= low <= default <= high < math.inf:
+        allowed = "numbers of at least 0 in the order low, default, high"
+        raise InputError(f"{path}: preference of {default} within [{low}, {high}]; allowed: {allowed}")
+    return default, (low, high)
+
+
 def _layers(
-    path: Path, tensors: Mapping[str, NDArray[Any]], header: Mapping[str, Any]
+    path: Path, tensors: Mapping[str, NDArray[Any]], header: Mapping[str, Any], inputs: int
 ) -> Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     count = len(tensors) // 2
     names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
@@ -128,7 +160,7 @@ def _layers(
         raise InputError(
             f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ..."
         )
-    layers, width = [], signals.SIGNALS
+    layers, width = [], inputs
     for i in range(count):
         weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
         if weight.dtype != np.float32 or bias.dtype != np.float32:
@@ -151,6 +183,8 @@ def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:
     except (TypeError, ValueError):
         raise InputError(f"{path}: calibrated_range = {str(data)[:60]}; allowed: signal: [low, high]") from None
     for name, (low, high) in ranges.items():
+        if name not in signals.NAMES:
+            raise InputError(f"{path}: calibrated_range of {name[:60]}; allowed: of {', '.join(signals.NAMES)}")
         if not -math.inf < low <= high < math.inf:
             raise InputError(f"{path}: calibrated_range of {name} = [{low}, {high}]; allowed: finite, lower end first")
     return ranges

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing
+from paceenv import pacing, signals
+from paceenv.errors import InputError, out_of_range
 from policies.base import Policy
+from policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
 """The same function without numpy's look-up of other array types, which is a quarter of its time on one row."""
@@ -18,8 +21,21 @@ _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
 class Learned(Policy):
     """A multilayer perceptron over one rank's signals; the action is decoded by the project's one codec.
 
-    ``layers`` are (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one linear: the
-    deterministic action of an actor, clipped to [-1, 1] by the codec.
+    Where its view has been outside the calibrated range for ``ranges.OUTSIDE_INTERVALS`` a rank is passive, and for
+    ``ranges.HOLD_INTERVALS`` after; :meth:`outside` says how often that was.
+
+    Parameters
+    ----------
+    layers : (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one linear: the deterministic
+        action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, and with a ``preference`` one
+        number more.
+    mechanisms : those whose threshold and window the action sets, in its order
+    name : what messages call it
+    preference : the weight of variation against throughput that it is to follow; None for a network without that input
+    preference_range : the weights it was trained for, lowest and highest; None: this one only
+    calibrated_range : for each signal the interval ``[low, high]`` met in training; signals not named are not compared
+
+    Raises InputError where preference, its range and the width of the network do not go together.
     """
 
     def __init__(
@@ -27,14 +43,63 @@ class Learned(Policy):
         layers: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
         mechanisms: Sequence[str],
         name: str = "learned",
+        preference: float | None = None,
+        *,
+        preference_range: tuple[float, float] | None = None,
+        calibrated_range: Mapping[str, tuple[float, float]] | None = None,
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
+        self.preference, self.preference_range = preference, preference_range
+        self.calibrated_range = dict(calibrated_range or {})
+        where = f"policy {name}"
+        if preference is not None:
+            low, high = preference_range or (0.0, math.inf)
+            if not (0.0 <= low <= preference <= high and preference < math.inf):
+                raise out_of_range("preference", preference, f"{low:g} to {high:g}", where)
+            self.preference_range = preference_range or (preference, preference)
+        inputs = self.layers[0][0].shape[-1]
+        if inputs != signals.SIGNALS + (preference is not None):
+            allowed = f"a number with {signals.SIGNALS + 1} inputs, None with {signals.SIGNALS}"
+            raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
+        self._preference = np.float32(0.0 if preference is None else signals.squashed_preference(preference))
+        self._hold = RangeHold(self.calibrated_range, where)
 
-    def action(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised actions ``(B, 2 * len(mechanisms))``, not clipped."""
+    def with_preference(self, preference: float) -> Learned:
+        """The same policy following another preference, with nothing seen yet.
+
+        Raises InputError for a preference outside the range it was trained for, or where it takes none.
+        """
+        if self.preference_range is None:
+            raise InputError(
+                f"policy {self.name}: preference = {preference:g}; allowed: none, as it was trained for one"
+            )
+        name = f"{self.name.partition(':')[0]}:preference={preference:g}"
+        return Learned(
+            self.layers,
+            self.mechanisms,
+            name,
+            preference,
+            preference_range=self.preference_range,
+            calibrated_range=self.calibrated_range,
+        )
+
+    def reset(self, rows: int) -> None:
+        self._hold.reset(rows)
+
+    def inputs(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the network takes ``(B, I)``: the signals, and the squashed preference after them where there is one."""
+        x = np.asarray(signals_BO, np.float32)
+        if self.preference is None:
+            return x
+        x_BI = np.empty((len(x), signals.SIGNALS + 1), np.float32)
+        x_BI[:, :-1], x_BI[:, -1] = x, self._preference
+        return x_BI
+
+    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""
         # einsum and not a matrix product: that would round a row differently in batches of different size, and a live
         # rank, which sees a batch of one, would not decide quite as the simulated one did
-        x = np.asarray(signals_BO, np.float32)
+        x = np.asarray(inputs_BI, np.float32)
         for weight, bias in self.layers[:-1]:
             x = _einsum("bi,oi->bo", x, weight)
             x += bias
@@ -45,4 +110,11 @@ class Learned(Policy):
         return x
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        return pacing.decode_action(self.action(signals_BO), self.mechanisms)
+        settings = pacing.decode_action(self.action(self.inputs(signals_BO)), self.mechanisms)
+        passive_B = self._hold.passive(signals_BO)
+        if np.count_nonzero(passive_B):
+            settings[passive_B] = pacing.off()
+        return settings
+
+    def outside(self) -> Outside | None:
+        return self._hold.outside()

@@ -1,4 +1,4 @@
-"""The hand-written policies by name, as command lines, suites and a live job spell them; needs numpy only."""
+"""Policies by name, as command lines, suites and a live job spell them, and the hand-written ones; needs numpy only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
     "stagger": Adaptive.STAGGER_SETTING,
 }
 """(threshold, window) of ``static`` for a mechanism whose settings nobody gave; the paper's rule has its own name."""
-NAMES = (*RULES, "static")
+LEARNED = "learned"
+"""The name of the policy file that is released with the package; see ``policies.saved``."""
+NAMES = (*RULES, "static", LEARNED)
 _OPTIONS = ("mechanism", "threshold", "window")
 
 

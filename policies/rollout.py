@@ -17,6 +17,7 @@ from paceenv.errors import InputError
 from paceenv.reference import References
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
+from policies.ranges import Outside
 
 INTERVAL_ITERATIONS = 20
 Engine = Literal["fast", "reference"]
@@ -44,13 +45,15 @@ class Runner(Protocol):
 class Rollout:
     """Step times ``(E, T)`` in seconds, mean delay of all ranks ``(E,)``, ideal steps ``(E,)``, one row a seed.
 
-    ``outcome`` is what the episodes came to since their start: energy, failures, re-runs.
+    ``outcome`` is what the episodes came to since their start: energy, failures, re-runs. ``outside`` says how often
+    the policy was passive because it saw what it was not calibrated for, None for never.
     """
 
     step_ET: NDArray[np.float64]
     mean_delay_E: NDArray[np.float64]
     ideal_step_E: NDArray[np.float64]
     outcome: Outcome
+    outside: Outside | None = None
 
 
 def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
@@ -106,4 +109,6 @@ def run(
             on_recording(recording)
         delay_E += simulator.mean_delay_s() * n
         on_interval(t + n)
-    return Rollout(step_ET, delay_E / iterations, simulator.batch.jobs["ideal_step_s"].copy(), simulator.outcome())
+    ideal_step_E = simulator.batch.jobs["ideal_step_s"].copy()
+    outside = policy.outside() if isinstance(policy, Policy) else None
+    return Rollout(step_ET, delay_E / iterations, ideal_step_E, simulator.outcome(), outside)

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceenv import figures, metrics
 from paceenv.cluster import Cluster
+from policies.ranges import Outside
 from policies.rollout import Engine, run, start_engine
 from policies.select import select_policy
 
@@ -21,7 +22,10 @@ _BETWEEN = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
 
 @dataclass(frozen=True)
 class Point:
-    """One job size under one policy: throughput in samples/s, CV of step time, with 95 % intervals over seeds."""
+    """One job size under one policy: throughput in samples/s, CV of step time, with 95 % intervals over seeds.
+
+    ``outside`` as in ``policies.rollout.Rollout``.
+    """
 
     what_if: str
     policy: str
@@ -34,6 +38,7 @@ class Point:
     step_time_s: float
     ideal_step_time_s: float
     efficiency: float
+    outside: Outside | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -67,6 +72,7 @@ def measure(
         float(mean_E.mean()),
         float(found.ideal_step_E.mean()),
         float((simulator.batch.jobs["compute_s"] / mean_E).mean()),
+        found.outside,
     )
 
 

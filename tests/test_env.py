@@ -299,6 +299,7 @@ def test_observation_and_action_spaces_are_as_documented() -> None:
     documented = PacingEnv.__doc__ or ""
     assert f"({signals.SIGNALS},)" in documented
     assert f"0 to {pacing.MAX_WINDOW:g}" in documented
+    assert f"({signals.SIGNALS + 1},)" in documented
 
 
 def test_info_has_the_raw_terms_of_the_reward() -> None:
@@ -307,6 +308,7 @@ def test_info_has_the_raw_terms_of_the_reward() -> None:
     _, reward, terminated, truncated, info = env.step(OFF)
     sd_s = info["step_cv"] * info["step_mean_s"]
     assert reward == pytest.approx(info["throughput_ratio"] - 0.75 * sd_s / info["reference_step_s"])
+    assert info["cv_weight"] == 0.75
     assert info["throughput_ratio"] == pytest.approx(info["reference_step_s"] / info["step_mean_s"])
     assert (terminated, truncated) == (False, False)
 

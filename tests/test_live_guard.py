@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from live.guard import MOST_THRESHOLD, OUTSIDE_INTERVALS, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
+from live.guard import MOST_THRESHOLD, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
 from live.pacer import RankPacer
 from paceenv import pacing, signals
 from paceenv.errors import InputError
 from policies.base import Policy
+from policies.ranges import OUTSIDE_INTERVALS
 from policies.rules import Static
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)

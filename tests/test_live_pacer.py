@@ -29,6 +29,17 @@ def _learned() -> Policy:
     )
 
 
+def _with_preference() -> Policy:
+    random = np.random.default_rng(4)
+    layers = [(signals.SIGNALS + 1, 32), (32, 2 * len(pacing.MECHANISMS))]
+    return Learned(
+        [(random.normal(0, 0.6, (b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in layers],
+        pacing.MECHANISMS,
+        preference=0.3,
+        calibrated_range={"slack_share": (0.0, 0.3)},  # left now and then, so that ranks hold
+    )
+
+
 def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]]:
     """Stamps (step, comm, barrier, delay) of every rank and iteration, ``(R,)`` each, under a decentralised policy."""
     ranks, groups = simulator.batch.ranks, simulator.batch.groups
@@ -44,7 +55,7 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
     return stamps
 
 
-@pytest.mark.parametrize("policy", [_learned, Adaptive, lambda: Static({"slack": (0.0, 0.3)})])
+@pytest.mark.parametrize("policy", [_learned, _with_preference, Adaptive, lambda: Static({"slack": (0.0, 0.3)})])
 @pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
     simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))

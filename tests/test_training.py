@@ -11,6 +11,7 @@ import pytest
 
 from paceenv import cli, signals
 from paceenv.env import PacingVectorEnv
+from paceenv.errors import InputError
 from policies.file import load_policy
 from trainers.config import load_suite, load_train_config
 from trainers.evaluate import best_static, evaluate
@@ -43,6 +44,33 @@ def test_a_trained_policy_carries_what_deployment_needs(tmp_path: Path) -> None:
     assert content.provenance["git_commit"]
     assert (tmp_path / "learning-curve.png").stat().st_size > 1000
     assert (tmp_path / "config.yaml").exists()
+
+
+def test_a_policy_trained_over_preferences_takes_one(tmp_path: Path) -> None:
+    _train(tmp_path, "--set", "environment.cv_weight=[0.0, 1.0]")
+    content = load_policy(tmp_path / "policy.safetensors")
+    assert (content.policy.preference, content.policy.preference_range) == (0.5, (0.0, 1.0))
+    assert set(content.calibrated_range) == set(signals.NAMES)
+    assert content.provenance["config"]["environment"]["cv_weight"] == [0.0, 1.0]
+    again = load_train_config(tmp_path / "config.yaml")
+    assert again.environment.preference_range == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["cv_weight=[1.0, 0.5]"], "cv_weight = [1, 0.5]; allowed: a number, or two, the lower one first"),
+        (["cv_weight=-1"], "environment.cv_weight = -1; allowed: input should be greater than or equal to 0"),
+        (["preference=0.5"], "preference = 0.5; allowed: none, as cv_weight is one number"),
+        (["cv_weight=[0, 1]", "preference=2"], "preference = 2; allowed: 0 to 1, as cv_weight says"),
+    ],
+)
+def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expected: str, tmp_path: Path) -> None:
+    changed = [part for assignment in assignments for part in ("--set", f"environment.{assignment}")]
+    with pytest.raises(InputError) as caught:
+        cli.run(["train", "demo", "-o", str(tmp_path / "out"), *changed])
+    assert expected in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_adapter_is_the_environment() -> None:

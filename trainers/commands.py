@@ -82,6 +82,8 @@ def evaluate(
                 names[i] = best_static(chosen, on_done=done)
     with output.progress(f"evaluate on {chosen.name}", len(chosen.cases) * (len(names) + 1)) as done:
         comparison = compare(names, chosen, on_done=done)
+    for line in comparison.outside():
+        output.say(line)
     if json_ is not None:
         output.write_json(report.as_json(comparison), json_)
     if json_ != "-":

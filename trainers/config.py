@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from paceenv import configs
 from paceenv.configs import Config
@@ -18,6 +18,9 @@ class ClusterShare(Config):
     weight: float = Field(1.0, gt=0)
 
 
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Environment(Config):
     """What is trained on; see ``paceenv.env.PacingEnv``."""
 
@@ -25,10 +28,35 @@ class Environment(Config):
     mechanisms: list[Literal["slack", "slide", "paper", "stagger"]] = Field(min_length=1)
     interval_iterations: int = Field(20, ge=1)
     episode_intervals: int = Field(64, ge=1)
-    cv_weight: float = Field(0.5, ge=0)
+    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
+    preference: _Weight | None = Field(None, description="the policy's unless told another; None: middle of the range")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
+
+    @model_validator(mode="after")
+    def _preference_fits(self) -> Self:
+        if isinstance(self.cv_weight, tuple):
+            low, high = self.cv_weight
+            if not low < high:
+                raise ValueError(f"cv_weight = [{low:g}, {high:g}]; allowed: a number, or two, the lower one first")
+            if self.preference is not None and not low <= self.preference <= high:
+                raise ValueError(f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, as cv_weight says")
+        elif self.preference is not None:
+            raise ValueError(f"preference = {self.preference:g}; allowed: none, as cv_weight is one number")
+        return self
+
+    @property
+    def preference_range(self) -> tuple[float, float] | None:
+        """The weights that episodes draw from; None where all have the same."""
+        return self.cv_weight if isinstance(self.cv_weight, tuple) else None
+
+    @property
+    def default_preference(self) -> float | None:
+        """What the trained policy follows unless told another; None for a policy without that input."""
+        if self.preference is not None or self.preference_range is None:
+            return self.preference
+        return sum(self.preference_range) / 2.0
 
 
 class Ppo(Config):

@@ -52,6 +52,17 @@ class Comparison:
     policies: list[str]
     rollouts: dict[tuple[str, str], Rollout] = field(default_factory=dict)
 
+    def outside(self) -> list[str]:
+        """One line for each policy that was passive somewhere because it saw what it was not calibrated for."""
+        lines = []
+        for policy in self.policies:
+            met = [(found, c.cluster) for c in self.suite.cases if (found := self.rollouts[policy, c.cluster].outside)]
+            if met:
+                worst, cluster = max(met, key=lambda one: one[0].share)
+                where = f"on {len(met)} of {len(self.suite.cases)} clusters, most on {cluster}"
+                lines.append(f"policy {policy}: {where}: {worst}")
+        return lines
+
     def step_s_E(self, policy: str, case: SuiteCase) -> NDArray[np.float64]:
         """Mean step time of a policy on a cluster by seed, ``(E,)``, seconds."""
         return np.asarray(self.rollouts[policy, case.cluster].step_ET.mean(axis=1))

@@ -21,8 +21,9 @@ def scores(comparison: Comparison) -> list[Score]:
 
 
 def label(policy: str) -> str:
-    """A policy as a table names it: a file by its name alone."""
-    return Path(policy).stem if policy.endswith(".safetensors") else policy
+    """A policy as a table names it: a file by its name alone, with its options."""
+    file, suffix, options = policy.rpartition(".safetensors")
+    return f"{Path(file).name}{options}" if suffix else policy
 
 
 def cells(score: Score) -> tuple[str, ...]:

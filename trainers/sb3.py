@@ -111,7 +111,13 @@ def train(
     )
     curve = _Curve((1.0 - ppo.average_last) * ppo.total_timesteps, on_progress)
     model.learn(ppo.total_timesteps, callback=curve)
-    policy = Learned(curve.layers or _layers(model), config.environment.mechanisms)
+    env = config.environment
+    policy = Learned(
+        curve.layers or _layers(model),
+        env.mechanisms,
+        preference=env.default_preference,
+        preference_range=env.preference_range,
+    )
     record = {
         "paceenv": paceenv.__version__,
         "git_commit": git_commit(),
@@ -135,7 +141,7 @@ def _calibrated_range(envs: PacingVectorEnv, policy: Learned, intervals: int = 9
     views = []
     observation, _ = envs.reset()
     for _ in range(intervals):
-        views.append(observation)
+        views.append(observation[:, : signals.SIGNALS])
         observation, *_ = envs.step(np.clip(policy.action(observation), -1.0, 1.0))
     low, high = np.quantile(np.concatenate(views), RANGE_QUANTILES, axis=0)
     return {name: (round(float(a), 4), round(float(b), 4)) for name, a, b in zip(signals.NAMES, low, high, strict=True)}

@@ -1,0 +1,155 @@
+"""Whether what a rank sees is what its policy was calibrated on: one comparison, in the simulator and live.
+
+:class:`RangeWatch` tells when a rank has been outside for too long, which live ends the policy (``live.guard``);
+:class:`RangeHold` turns it into passive intervals and counts them, as every learned policy does wherever it runs.
+Needs numpy only. Legend: B rows, one a rank, O signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import signals
+from paceenv.errors import out_of_range
+
+OUTSIDE_INTERVALS = 3
+"""A view outside the calibrated range for so many control intervals in a row is no accident."""
+RANGE_TOLERANCE = 0.05
+"""How far outside the range a signal may lie, on the signals' own scale of -1 to 1."""
+HOLD_INTERVALS = 20
+"""How long a rank stays passive once its view is back inside: what the slow signals remember (``signals.SLOW_WEIGHT``).
+
+Pacing itself moves the signals, so a rank that paced again at once could be outside again at once, over and over.
+"""
+
+
+class RangeWatch:
+    """Counts for each rank the control intervals in a row in which its view was outside the calibrated range.
+
+    Parameters
+    ----------
+    calibrated_range : for each signal the interval ``[low, high]`` met in training; of signals not named only what is
+        not a number is outside
+    where : where the range comes from, for the error
+
+    Raises InputError for what is no signal.
+    """
+
+    def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
+        for signal in calibrated_range:
+            if signal not in signals.NAMES:
+                raise out_of_range("calibrated_range", signal, f"one of {', '.join(signals.NAMES)}", where)
+        self.calibrated_range = dict(calibrated_range)
+        range_2O = np.full((2, signals.SIGNALS), [[-np.inf], [np.inf]])
+        for signal, (low, high) in calibrated_range.items():
+            range_2O[:, signals.NAMES.index(signal)] = low - RANGE_TOLERANCE, high + RANGE_TOLERANCE
+        self._low_O, self._high_O = range_2O
+        self.reset(0)
+
+    def reset(self, rows: int) -> None:
+        """Start counting anew, for ``rows`` ranks."""
+        self._run_B = np.zeros(rows, np.int64)
+
+    def lost(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Which rows ``(B,)`` have been outside for ``OUTSIDE_INTERVALS`` in a row, this view included.
+
+        A batch of another size than before starts the count anew.
+        """
+        if len(signals_BO) != len(self._run_B):
+            self.reset(len(signals_BO))
+        self._run_B += 1
+        self._run_B[self.inside(signals_BO).all(axis=1)] = 0
+        return self._run_B >= OUTSIDE_INTERVALS
+
+    def inside(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """The comparison: which signals ``(B, O)`` are within range and tolerance; what is not a number is not."""
+        return (signals_BO >= self._low_O) & (signals_BO <= self._high_O)
+
+    def ends(self, signal: str) -> tuple[float, float]:
+        """The calibrated range of a signal, without the tolerance."""
+        return self.calibrated_range.get(signal, (-1.0, 1.0))
+
+    def described(self, signals_O: NDArray[np.float32]) -> str:
+        """The signals of one view that are outside, with value and range."""
+        outside = np.flatnonzero(~self.inside(signals_O[None])[0]).tolist()
+        return ", ".join(self._place(signals.NAMES[o], float(signals_O[o])) for o in outside)
+
+    def _place(self, signal: str, value: float) -> str:
+        low, high = self.ends(signal)
+        return f"{signal} = {value:.3g} (calibrated: {low:.3g} to {high:.3g})"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """How often a policy was passive because its view was outside its calibrated range.
+
+    ``share`` is of all ranks' decisions, 0 to 1; ``signal`` was outside most often, ``value`` was its farthest, and
+    ``low`` and ``high`` are what it is calibrated for.
+    """
+
+    share: float
+    signal: str
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        calibrated = f"{self.signal}: {self.value:.3g}, calibrated {self.low:.3g} to {self.high:.3g}"
+        return f"outside its calibrated range in {100 * self.share:.3g} % of decisions ({calibrated}); passive there"
+
+
+class RangeHold:
+    """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why."""
+
+    def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
+        self.watch = RangeWatch(calibrated_range, where)
+        self.reset(0)
+
+    def reset(self, rows: int) -> None:
+        """Forget everything and prepare for ``rows`` ranks."""
+        self.watch.reset(rows)
+        self._left_B = np.zeros(rows, np.int64)
+        self._decisions, self._passive, self._holds = 0, 0, False
+        self._count_O, self._farthest_O = np.zeros(signals.SIGNALS, np.int64), np.zeros(signals.SIGNALS)
+        self._beyond_O = np.full(signals.SIGNALS, -np.inf)
+
+    def passive(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Which rows ``(B,)`` are to be passive in the coming interval; call once for each."""
+        if len(signals_BO) != len(self._left_B):
+            self.reset(len(signals_BO))
+        lost_B = self.watch.lost(signals_BO)
+        self._decisions += len(signals_BO)
+        if not (self._holds or np.count_nonzero(lost_B)):  # the usual case, on the path of a live decision
+            return lost_B
+        np.maximum(self._left_B - 1, 0, out=self._left_B)
+        if lost_B.any():
+            self._left_B[lost_B] = HOLD_INTERVALS + 1
+            self._remember(signals_BO[lost_B])
+        passive_B = self._left_B > 0
+        passive = int(np.count_nonzero(passive_B))
+        self._passive, self._holds = self._passive + passive, passive > 0
+        return passive_B
+
+    def outside(self) -> Outside | None:
+        """What happened since the last reset; None where every decision was the policy's own."""
+        if not self._passive:
+            return None
+        o = int(self._count_O.argmax())
+        signal = signals.NAMES[o]
+        return Outside(self._passive / self._decisions, signal, float(self._farthest_O[o]), *self.watch.ends(signal))
+
+    def _remember(self, signals_LO: NDArray[np.float32]) -> None:
+        """Count the signals of the rows L that are lost, and keep each one's value farthest from its range."""
+        outside_LO = ~self.watch.inside(signals_LO)
+        for o in np.flatnonzero(outside_LO.any(axis=0)).tolist():
+            values = signals_LO[outside_LO[:, o], o]
+            low, high = self.watch.ends(signals.NAMES[o])
+            beyond = np.maximum(low - values, values - high)
+            worst = int(beyond.argmax())  # what is not a number comes first
+            if not beyond[worst] <= self._beyond_O[o]:
+                self._beyond_O[o], self._farthest_O[o] = beyond[worst], values[worst]
+            self._count_O[o] += len(values)

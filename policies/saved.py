@@ -1,0 +1,60 @@
+"""Policy files as command lines, suites and a live job spell them: a file or ``learned``, each also with a preference.
+
+``learned`` is the file released with the package, ``policies/learned.safetensors``. Needs numpy and safetensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.resources
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceenv.errors import InputError
+from policies.file import PolicyFile, load_policy
+from policies.names import LEARNED, NAMES
+
+_SUFFIX = ".safetensors"
+
+
+def released() -> Path:
+    """Where the released policy lies, if there is one."""
+    return Path(str(importlib.resources.files("policies"))) / f"{LEARNED}{_SUFFIX}"
+
+
+def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
+    """The policy file that ``text`` names, and what it says: ``FILE.safetensors:preference=0.3``, ``learned``.
+
+    ``known`` are the names that are allowed where it is meant. Raises InputError for what is neither a name nor a file,
+    for a file with anything wrong, and for a preference that its policy does not take.
+    """
+    name, preference = _parts(text)
+    if name == LEARNED:
+        path = released()
+        if not path.is_file():
+            raise InputError(f"policy {text}: none is released yet; allowed: a {_SUFFIX} file written by paceenv train")
+    else:
+        path = Path(name)
+        if path.suffix != _SUFFIX and not path.exists():
+            close = difflib.get_close_matches(name.partition(":")[0], known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise InputError(f"policy {text}: no such file; allowed: {', '.join(known)} or a {_SUFFIX} file{hint}")
+    content = load_policy(path)
+    if preference is not None:
+        content = dataclasses.replace(content, policy=content.policy.with_preference(preference))
+    return path, content
+
+
+def _parts(text: str) -> tuple[str, float | None]:
+    """The name and the preference in a policy's spelling; a file that is there is one, whatever its name."""
+    name, _, option = text.rpartition(":")
+    if not (name == LEARNED or name.endswith(_SUFFIX)) or Path(text).exists():
+        return text, None
+    key, _, value = option.partition("=")
+    if key != "preference":
+        raise InputError(f"policy {text}: unknown option {key}; allowed: preference=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise InputError(f"policy {text}: preference = {value!r}; allowed: a number") from None

@@ -1,0 +1,261 @@
+"""One policy for the whole trade-off: the preference from the environment to the network, its file and its spelling."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from safetensors.numpy import save
+
+from live.policy import find_policy
+from paceenv import pacing, signals
+from paceenv.check import check_vector_env, pacing_factories
+from paceenv.cluster import load_cluster
+from paceenv.env import PacingEnv, PacingVectorEnv
+from paceenv.errors import InputError
+from paceenv.registration import ENV_ID
+from policies import saved
+from policies.file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
+from policies.learned import Learned
+from policies.select import select_policy
+
+INPUTS = signals.SIGNALS + 1
+OFF = np.array([-1.0, -1.0], np.float32)
+
+
+def network(seed: int = 0, inputs: int = INPUTS) -> list[tuple[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.normal(size=(b, a)).astype(np.float32), rng.normal(size=b).astype(np.float32))
+        for a, b in ((inputs, 16), (16, 2))
+    ]
+
+
+def learned(default: float = 0.5) -> Learned:
+    return Learned(network(), ("slack",), preference=default, preference_range=(0.0, 2.0))
+
+
+def saved_at(folder: Path, name: str = "mine.safetensors") -> Path:
+    save_policy(folder / name, PolicyFile(learned(), {"step_cv": (-0.5, 0.5)}))
+    return folder / name
+
+
+# The environment
+
+
+def test_every_episode_has_its_own_preference_and_shows_it_last() -> None:
+    envs = PacingVectorEnv(400, episode_intervals=2, cv_weight=(0.0, 2.0))
+    observation, _ = envs.reset(seed=0)
+    assert envs.single_observation_space.shape == (INPUTS,)
+    shown = observation[:, -1]
+    assert 0.0 <= shown.min() < 0.02
+    assert 0.78 < shown.max() <= 0.8
+    assert np.quantile(shown, [0.25, 0.5, 0.75]) == pytest.approx([0.2, 0.4, 0.6], abs=0.06), "uniform as it is seen"
+    _, reward, _, _, info = envs.step(np.tile(OFF, (400, 1)))
+    weight_E, sd_s = info["cv_weight"], info["step_cv"] * info["step_mean_s"]
+    np.testing.assert_array_equal(np.float32(weight_E / (0.5 + weight_E)), shown)
+    np.testing.assert_allclose(reward, info["throughput_ratio"] - weight_E * sd_s / info["reference_step_s"])
+    observation, *_, info = envs.step(np.tile(OFF, (400, 1)))
+    np.testing.assert_array_equal([final[-1] for final in info["final_obs"]], shown, err_msg="the old episode's")
+    assert np.mean(observation[:, -1] == shown) < 0.1, "the next episode has another"
+
+
+def test_the_preference_moves_nothing_else() -> None:
+    """The same seeds give the same clusters and noise, so that policies can be compared at different weights."""
+    plain, drawn = (PacingVectorEnv(3, "two-jobs", cv_weight=w) for w in (0.5, (0.0, 1.0)))
+    np.testing.assert_array_equal(plain.reset(seed=4)[0], drawn.reset(seed=4)[0][:, :-1])
+    actions = np.zeros((3, 2), np.float32)
+    np.testing.assert_array_equal(plain.step(actions)[0], drawn.step(actions)[0][:, :-1])
+
+
+def test_the_checkers_have_nothing_to_say() -> None:
+    check_env(gymnasium.make(ENV_ID, cv_weight=(0.1, 1.0), episode_intervals=3).unwrapped)
+    factories = pacing_factories(cluster="two-jobs", cv_weight=(0.0, 1.0), episode_intervals=4)
+    check_vector_env(*factories, num_envs=4, steps=9, seed=3)
+
+
+@pytest.mark.parametrize(
+    "wrong", [(1.0, 0.0), (0.5, 0.5), (-1.0, 1.0), (0.0, float("inf")), (0.0,), (0.0, 1.0, 2.0), (float("nan"), 1.0)]
+)
+def test_a_range_that_is_none_is_refused(wrong: tuple[float, ...]) -> None:
+    with pytest.raises(InputError, match=r"cv_weight = \(.*\); allowed: a number of at least 0, or two, the lower one"):
+        PacingEnv(cv_weight=wrong)
+
+
+# The policy
+
+
+def test_the_network_sees_the_preference_as_the_environment_shows_it() -> None:
+    envs = PacingVectorEnv(5, "two-jobs", cv_weight=(0.0, 2.0))
+    observation, _ = envs.reset(seed=1)
+    weight_E = envs.step(np.tile(OFF, (5, 1)))[4]["cv_weight"].tolist()
+    policy = learned()
+    for row, weight in zip(observation, weight_E, strict=True):
+        following = policy.with_preference(weight)
+        view = row[None, :-1]
+        np.testing.assert_array_equal(following.inputs(view), row[None])
+        np.testing.assert_array_equal(following.act(view), pacing.decode_action(policy.action(row[None]), ("slack",)))
+    assert len({policy.with_preference(w).act(view)[0, 0, 0] for w in weight_E}) == len(weight_E)
+    assert policy.preference == 0.5, "a copy follows another one"
+
+
+def test_decisions_do_not_depend_on_the_size_of_the_batch() -> None:
+    policy, rng = learned(), np.random.default_rng(1)
+    for rows in (2, 3, 8, 33, 200):
+        views = rng.uniform(-1, 1, (rows, signals.SIGNALS)).astype(np.float32)
+        alone = np.concatenate([policy.action(policy.inputs(view[None])) for view in views])
+        np.testing.assert_array_equal(policy.action(policy.inputs(views)), alone)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments", "expected"),
+    [
+        (INPUTS, {}, "preference = None; allowed: a number with 13 inputs, None with 12; the network has 13"),
+        (signals.SIGNALS, {"preference": 0.5}, "preference = 0.5; allowed: a number with 13 inputs"),
+        (INPUTS, {"preference": -1.0}, "preference = -1.0; allowed: 0 to inf"),
+        (INPUTS, {"preference": 3.0, "preference_range": (0.0, 2.0)}, "preference = 3.0; allowed: 0 to 2"),
+    ],
+)
+def test_a_preference_that_does_not_fit_is_refused(inputs: int, arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Learned(network(inputs=inputs), ("slack",), **arguments)
+    assert expected in str(caught.value)
+
+
+# The file
+
+
+def test_a_file_keeps_range_and_default(tmp_path: Path) -> None:
+    policy = load_policy(saved_at(tmp_path)).policy
+    assert (policy.preference, policy.preference_range) == (0.5, (0.0, 2.0))
+    assert policy.calibrated_range == {"step_cv": (-0.5, 0.5)}
+    views = np.random.default_rng(1).uniform(-0.5, 0.5, (5, signals.SIGNALS)).astype(np.float32)
+    np.testing.assert_array_equal(policy.act(views), learned().act(views))
+    assert policy.with_preference(1.0).calibrated_range == policy.calibrated_range
+
+
+def blob(inputs: int, **changed: Any) -> bytes:
+    """A file of a network with that many inputs, as paceenv wrote them before there was a preference, and changed."""
+    tensors = {}
+    for i, (weight, bias) in enumerate(network(inputs=inputs)):
+        tensors |= {f"layer{i}.weight": weight, f"layer{i}.bias": bias}
+    header = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "mechanisms": ["slack"],
+        "activation": "tanh",
+        "calibrated_range": {},
+        "provenance": {},
+    }
+    return save(tensors, {"paceenv": json.dumps(header | changed)})
+
+
+@pytest.mark.parametrize("changed", [{}, {"preference": None}])
+def test_a_file_without_a_preference_takes_the_signals_alone(tmp_path: Path, changed: dict[str, None]) -> None:
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(blob(signals.SIGNALS, **changed))
+    policy = load_policy(path).policy
+    assert (policy.preference, policy.preference_range) == (None, None)
+    assert policy.act(np.zeros((1, signals.SIGNALS), np.float32)).shape == (1, len(pacing.MECHANISMS), 2)
+
+
+GOOD = {"range": [0.0, 2.0], "default": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "preference", "expected"),
+    [
+        (signals.SIGNALS, GOOD, "layer0 has shapes (16, 12), (16,); allowed: (n, 13), (n,)"),
+        (INPUTS, None, "layer0 has shapes (16, 13), (16,); allowed: (n, 12), (n,)"),
+        (INPUTS, 0.5, "preference = 0.5; allowed: {"),
+        (INPUTS, {"range": [0.0, 2.0]}, "preference = {'range': [0.0, 2.0]}; allowed: {"),
+        (INPUTS, GOOD | {"range": [0.0, 1.0, 2.0]}, "; allowed: {"),
+        (INPUTS, GOOD | {"range": [0.0, "b"]}, "; allowed: {"),
+        (INPUTS, GOOD | {"default": 3}, "preference of 3.0 within [0.0, 2.0]; allowed: numbers of at"),
+        (INPUTS, GOOD | {"range": [-1.0, 2.0]}, "within [-1.0, 2.0]; allowed"),
+        (INPUTS, GOOD | {"range": [0.0, float("inf")]}, "within [0.0, inf]; allowed"),
+        (INPUTS, GOOD | {"default": float("nan")}, "preference of nan"),
+    ],
+)  # fmt: skip
+def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, inputs: int, preference: Any, expected: str) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(blob(inputs, preference=preference))
+    with pytest.raises(InputError) as caught:
+        load_policy(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert expected in str(caught.value)
+
+
+def test_a_range_of_what_is_no_signal_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(blob(signals.SIGNALS, calibrated_range={"preference": [0.0, 1.0]}))
+    with pytest.raises(InputError, match="calibrated_range of preference; allowed: of step_inflation, "):
+        load_policy(path)
+
+
+# Its spelling, on command lines and live
+
+
+def test_a_file_is_told_its_preference_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cluster = saved_at(tmp_path), load_cluster("null-jitter")
+    monkeypatch.setattr(saved, "released", lambda: path)
+    for text, preference in (
+        (path, 0.5),
+        (f"{path}:preference=1.5", 1.5),
+        ("learned", 0.5),
+        ("learned:preference=0", 0),
+    ):
+        simulated, live = select_policy(str(text), cluster), find_policy(str(text))
+        assert isinstance(simulated, Learned)
+        assert isinstance(live.policy, Learned)
+        assert simulated.preference == live.policy.preference == preference
+        assert live.fault == ""
+        assert live.sha256 is not None
+        assert live.calibrated_range == simulated.calibrated_range == {"step_cv": (-0.5, 0.5)}
+
+
+def test_a_file_whose_name_looks_like_an_option_is_a_file(tmp_path: Path) -> None:
+    policy = saved.find(str(saved_at(tmp_path, "b.safetensors:preference=1.5")))[1].policy
+    assert policy.preference == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{file}:preference=2.5", "preference = 2.5; allowed: 0 to 2"),
+        ("{file}:preference=-1", "preference = -1.0; allowed: 0 to 2"),
+        ("{file}:preference=nan", "preference = nan; allowed: 0 to 2"),
+        ("{file}:preference=much", "preference = 'much'; allowed: a number"),
+        ("{file}:preferenc=1", "unknown option preferenc; allowed: preference="),
+        ("{file}:", "unknown option ; allowed: preference="),
+        ("{old}:preference=1", "policy old: preference = 1; allowed: none, as it was trained for one"),
+        ("{missing}:preference=1", "no such policy file"),
+        ("learned", "policy learned: none is released yet; allowed: a .safetensors file"),
+        ("learned:preference=1", "policy learned:preference=1: none is released yet"),
+        ("learnt:preference=1", "no such file; allowed: passive, paper, adaptive, static, learned"),
+        ("learnt", "did you mean learned?"),
+    ],
+)
+def test_what_is_wrong_with_a_spelling_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setattr(saved, "released", lambda: tmp_path / "unreleased.safetensors")
+    (tmp_path / "old.safetensors").write_bytes(blob(signals.SIGNALS))
+    files = {"file": saved_at(tmp_path), "old": tmp_path / "old.safetensors", "missing": tmp_path / "no.safetensors"}
+    spelled = text.format(**files)
+    with pytest.raises(InputError) as caught:
+        select_policy(spelled, load_cluster("null-jitter"))
+    assert expected in str(caught.value)
+    assert expected in find_policy(spelled).fault, "live observes for the same reason"
+
+
+def test_the_released_policy_would_be_packaged() -> None:
+    assert saved.released().name == "learned.safetensors"
+    assert (saved.released().parent / "saved.py").is_file()
