@@ -35,7 +35,7 @@ class _Preference:
     def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
         ends = [float(end) for end in np.ravel(cv_weight)]
         self.is_drawn = np.ndim(cv_weight) > 0
-        if len(ends) != 1 + self.is_drawn or not (0.0 <= ends[0] and ends[-1] < np.inf) or ends != sorted(set(ends)):
+        if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
             raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", _WHERE)
         # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
         self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
