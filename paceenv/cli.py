@@ -20,6 +20,7 @@ SUMMARIES = {
     "validate": "Hold the simulator against published numbers, line by line.",
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
+    "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
     "scores": "Rebuild SCORES.md from the committed configs.",
     "live": "Look at a live run: status, summary, its trace, the dashboard.",
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from paceenv.errors import InputError
+from paceenv.files import write_whole
 
 matplotlib.use("Agg")
 COLOURS = {
@@ -19,6 +22,17 @@ COLOURS = {
     "clairvoyant": "#8172b3",
 }
 STATIC_COLOUR = "#55a868"
+PHASE_COLOURS = {
+    "delay": "#c44e52",
+    "compute": "#aebfd8",
+    "wait for peers": "#f3dfa6",
+    "collective": "#55a868",
+    "exposed work": "#8172b3",
+    "barrier wait": "#e3c26f",
+    "restart": "#222222",
+    "checkpoint": "#777777",
+}
+"""What a rank spends its time on (``paceenv.engine.phases``); shades of yellow are waits."""
 _SIZE = (7.0, 4.2)
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -26,12 +40,28 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure of panels side by side, in the house style."""
     made = Figure(figsize=(_SIZE[0] * (1.0 if panels == 1 else 0.75 * panels), _SIZE[1]), dpi=130, layout="constrained")
-    found = [made.add_subplot(1, panels, i + 1) for i in range(panels)]
-    for axes in found:
-        axes.grid(alpha=0.3)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    return made, found
+    return made, [_plain(made.add_subplot(1, panels, i + 1)) for i in range(panels)]
+
+
+def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
+    size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
+    made = Figure(figsize=size, dpi=130, layout="constrained")
+    return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
+
+
+def stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """A wide figure of panels under each other, of these heights in inches, in the house style."""
+    made = Figure(figsize=(1.6 * _SIZE[0], sum(heights) + 1.0), dpi=130, layout="constrained")
+    shape = made.add_gridspec(len(heights), 1, height_ratios=heights)
+    return made, [_plain(made.add_subplot(shape[i])) for i in range(len(heights))]
+
+
+def _plain(panel: Axes) -> Axes:
+    panel.grid(alpha=0.3)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    return panel
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
@@ -44,6 +74,13 @@ def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 def colour(policy: str) -> str:
     """A policy's colour, the same in every picture."""
     return COLOURS.get(policy, STATIC_COLOUR if policy.startswith("static") else "#4c72b0")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure whole or not at all; what kind of file it is follows from the suffix."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:])
+    write_whole(path, content.getvalue())
 
 
 def check_path(path: Path) -> None:

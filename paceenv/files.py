@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from paceenv.errors import InputError
 
@@ -14,6 +17,13 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
     What the system refuses (no permission, disk full) is an :class:`InputError`.
     """
+    with open_whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def open_whole(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """As :func:`write_whole` for content that comes piece by piece: a file that replaces ``path`` on a clean exit."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +32,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
         os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException as error:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from paceenv.timing import (
     COMM_BASELINE_S,
@@ -65,10 +65,13 @@ NAMES = (
     "delay_share_slow",
 )
 SIGNALS = len(NAMES)
+SCALES = (0.1, 0.05, 0.05, 0.1, 0.0, 0.2, 0.2, 0.05, 0.05, 0.05, 0.05, 0.02)
+"""What each entry is squashed with (the table above); 0 is as it is."""
 SLOW_WEIGHT = 0.05
 PREFERENCE_SCALE = 0.5
 """Scale of the one entry that may follow the signals: how much less variation is worth, the reward's ``cv_weight``."""
 _TINY_S = 1e-12
+_FULL = 0.999
 
 
 def squash(value: float, scale: float) -> float:
@@ -80,6 +83,18 @@ def squash(value: float, scale: float) -> float:
 def squashed_preference(cv_weight: float) -> float:
     """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike."""
     return squash(cv_weight, PREFERENCE_SCALE)
+
+
+def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:
+    """The physical value of entries of the signal ``name``, inverse of :func:`squash`; logarithms stay logarithms.
+
+    Entries at the ends of the scale, which no number is squashed to, come back large and finite.
+    """
+    scale, x = SCALES[NAMES.index(name)], np.asarray(entry, np.float64)
+    if scale == 0.0:
+        return x
+    x = np.clip(x, -_FULL, _FULL)
+    return np.asarray(scale * x / (1.0 - np.abs(x)))
 
 
 def close_step_interval(tick: NDArray[np.float64]) -> None:
@@ -100,18 +115,18 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
     comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), np.float64(rank[WAIT_MEAN_S, r])
     comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), _TINY_S)
     before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
-    out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), 0.1)
-    out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, 0.05)
-    out[2] = squash(math.log(step_s / before_s), 0.05)
-    out[3] = squash(tick[INFLATION_SLOW], 0.1)
+    out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), SCALES[0])
+    out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, SCALES[1])
+    out[2] = squash(math.log(step_s / before_s), SCALES[2])
+    out[3] = squash(tick[INFLATION_SLOW], SCALES[3])
     out[4] = min(comm_s / step_s, 1.0)
-    out[5] = squash(math.log(comm_s / comm_baseline_s), 0.2)
-    out[6] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, 0.2)
-    out[7] = squash(wait_s / step_s, 0.05)
-    out[8] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, 0.05)
-    out[9] = squash(slack_low_s(rank, r) / step_s, 0.05)
-    out[10] = squash(np.float64(rank[DELAY_S, r]) / step_s, 0.05)
-    out[11] = squash(np.float64(rank[DELAY_SLOW_S, r]) / step_s, 0.02)
+    out[5] = squash(math.log(comm_s / comm_baseline_s), SCALES[5])
+    out[6] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[6])
+    out[7] = squash(wait_s / step_s, SCALES[7])
+    out[8] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[8])
+    out[9] = squash(slack_low_s(rank, r) / step_s, SCALES[9])
+    out[10] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[10])
+    out[11] = squash(np.float64(rank[DELAY_SLOW_S, r]) / step_s, SCALES[11])
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:

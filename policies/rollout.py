@@ -76,10 +76,12 @@ def run(
     interval_iterations: int = INTERVAL_ITERATIONS,
     on_interval: Callable[[int], None] = lambda done: None,
     on_recording: Callable[[Recording], None] | None = None,
+    on_settings: Callable[[NDArray[np.float64]], None] = lambda settings_ESM2: None,
 ) -> Rollout:
     """Run ``policy`` for ``iterations``, the first interval without pacing, deciding anew every interval.
 
-    ``on_interval`` is called with the iterations done, for progress bars; ``on_recording`` with every stamp.
+    ``on_interval`` is called with the iterations done, for progress bars; ``on_recording`` with every stamp;
+    ``on_settings`` with each decision ``(E, 1 or R, M, 2)`` before it acts, when the engine still shows what it saw.
     """
     if isinstance(policy, Clairvoyant) and not isinstance(simulator, Simulator):
         raise InputError("policy = clairvoyant; allowed in the reference engine, which cannot look ahead: any other")
@@ -101,6 +103,7 @@ def run(
             else:
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+            on_settings(settings)
         if on_recording is None:
             step_ET[:, t : t + n] = simulator.run(settings, n)
         else:

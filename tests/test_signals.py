@@ -186,3 +186,12 @@ def test_observers_are_spread_over_all_ranks(simulator: Callable[..., Simulator]
     which_E = np.array([next(r for r in range(4) if np.array_equal(seen[e], every[e, r])) for e in range(400)])
     counts = np.bincount(which_E, minlength=4)
     assert counts.min() > 70, counts
+
+
+@pytest.mark.parametrize("name", signals.NAMES)
+def test_unsquash_is_the_way_back(name: str) -> None:
+    scale = signals.SCALES[signals.NAMES.index(name)]
+    values = [-0.5, -0.01, 0.0, 0.003, 0.2, 0.9]
+    entries = [signals.squash(value, scale) if scale else value for value in values]
+    assert signals.unsquash(name, entries) == pytest.approx(values, rel=1e-9)
+    assert np.isfinite(signals.unsquash(name, [-1.0, 1.0])).all()

@@ -1,0 +1,105 @@
+"""A rollout with everything kept: what ranks saw, what was decided, what they spent their time on. Talks to the engine.
+
+Legend: T iterations, I decisions (control intervals after the first), R ranks, M mechanisms, O signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import pacing, signals
+from paceenv.cluster import Cluster
+from paceenv.engine import phases
+from paceenv.engine.phases import Phase
+from paceenv.engine.simulator import JobBatch, Recording
+from policies.base import Policy
+from policies.clairvoyant import Clairvoyant
+from policies.rollout import INTERVAL_ITERATIONS, run, start
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One job under one policy, one seed; seconds.
+
+    ``views_IRO`` is what each decision was made on, ``settings_IRM2`` what was decided; a policy that does not look
+    (a constant, the clairvoyant bound) could have seen the same.
+    """
+
+    policy: str
+    batch: JobBatch
+    recording: Recording
+    views_IRO: NDArray[np.float32]
+    settings_IRM2: NDArray[np.float64]
+
+    @property
+    def step_T(self) -> NDArray[np.float64]:
+        """Step times."""
+        return np.asarray(self.recording.step_ET[0])
+
+    @property
+    def delay_TR(self) -> NDArray[np.float64]:
+        """Each rank's delay at the start of its iteration."""
+        return np.asarray(self.recording.delay_ETR[0])
+
+    @cached_property
+    def phases(self) -> list[Phase]:
+        """What the ranks spent their time on."""
+        return phases.phases(self.recording, self.batch)
+
+    @property
+    def views_BO(self) -> NDArray[np.float32]:
+        """Every view of every rank."""
+        return self.views_IRO.reshape(-1, signals.SIGNALS)
+
+    def on_share(self) -> dict[str, float]:
+        """Share of the ranks' decisions with which each mechanism was on, by its name."""
+        on_M = (self.settings_IRM2[..., pacing.WINDOW] > 0.0).mean(axis=(0, 1))
+        return dict(zip(pacing.MECHANISMS, on_M.tolist(), strict=True))
+
+    def wait_s_R(self) -> NDArray[np.float64]:
+        """Each rank's mean wait in a step: for peers, in the barrier, and its own delay. The critical wait least."""
+        waits = [p.length_TR for p in self.phases if p.name in {"delay", "wait for peers", "barrier wait"}]
+        return np.asarray(np.sum(waits, axis=0).mean(axis=0))
+
+
+def watch(
+    policy: Policy | Clairvoyant,
+    cluster: Cluster,
+    seed: int,
+    iterations: int,
+    *,
+    name: str | None = None,
+    on_interval: Callable[[int], None] = lambda done: None,
+) -> Watched:
+    """Run ``policy`` on ``cluster`` with one seed's noise and keep everything, 24 bytes a rank and iteration.
+
+    The first interval is without pacing, as in every rollout, so at least two are needed.
+    """
+    if iterations <= INTERVAL_ITERATIONS:
+        raise ValueError(f"{iterations} iterations; a first decision needs more than {INTERVAL_ITERATIONS}")
+    simulator = start(cluster, np.array([seed]))
+    views: list[NDArray[np.float32]] = []
+    settings: list[NDArray[np.float64]] = []
+    recordings: list[Recording] = []
+
+    def keep(settings_ESM2: NDArray[np.float64]) -> None:
+        views.append(simulator.observe(every_rank=True)[0])
+        one_SM2 = settings_ESM2[0]
+        settings.append(np.broadcast_to(one_SM2, (simulator.batch.ranks, *one_SM2.shape[1:])).copy())
+
+    run(policy, simulator, iterations, on_interval=on_interval, on_recording=recordings.append, on_settings=keep)
+    return Watched(name or policy.name, simulator.batch, phases.joined(recordings), np.stack(views), np.stack(settings))
+
+
+def representative(wait_s_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """At most ``most`` ranks, in their order: all, or evenly from who waits least to who waits most."""
+    ranks = len(wait_s_R)
+    if ranks <= most:
+        return np.arange(ranks)
+    by_wait = np.argsort(wait_s_R, kind="stable")
+    return np.sort(by_wait[np.rint(np.linspace(0, ranks - 1, most)).astype(np.int64)])
