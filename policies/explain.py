@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from paceenv.engine.phases import shares
 from paceenv.errors import InputError, out_of_range
 from policies import explain_plots
 from policies.base import Policy
-from policies.file import load_policy
+from policies.learned import Learned
 from policies.rollout import INTERVAL_ITERATIONS
 from policies.rules import passive
 from policies.select import POLICY_HELP, select_policy
@@ -74,9 +75,11 @@ def explain(
         unpaced = watch(passive(), config, seed, iterations, on_interval=lambda n: done(iterations + n))
     where = f"{config.name}, {config.job.nodes} nodes, {config.job.ranks} ranks, seed {seed}"
     result = _summary(config.name, seed, paced, unpaced)
+    if paced.outside is not None:
+        output.say(f"{paced.policy}: {paced.outside}")
     result["slices"] = None
     if isinstance(chosen, Policy):
-        box = Box.of(_calibrated_range(chosen, policy))
+        box = Box.of(chosen.calibrated_range) if isinstance(chosen, Learned) else None
         result["slices"] = _slices(chosen, paced, box, config.pacing.mechanism, where, out / "slices.png")
     else:
         output.say("clairvoyant decides on the future and not on what a rank sees: there are no slices of it")
@@ -92,14 +95,6 @@ def _make_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be made a folder: {error.strerror}") from None
-
-
-def _calibrated_range(chosen: Policy, text: str) -> Mapping[str, tuple[float, float]]:
-    """What a policy's file says it is calibrated for; nothing for a policy that has none."""
-    known = getattr(chosen, "calibrated_range", None)
-    if known is None and Path(text).is_file():
-        known = load_policy(text).calibrated_range
-    return known or {}
 
 
 def _first(paced: Watched) -> int:
@@ -131,6 +126,7 @@ def _summary(cluster: str, seed: int, paced: Watched, unpaced: Watched) -> dict[
         "delayed_share": float((paced.delay_TR > 0.0).mean()),
         "phase_share": {name: shares(one.phases) for name, one in both.items()},
         "on_share": paced.on_share(),
+        "outside_calibrated_range": asdict(paced.outside) if paced.outside else None,
     }
 
 
@@ -177,11 +173,12 @@ def _slice_numbers(found: Slice, drawn: list[str]) -> dict[str, Any]:
 
 def _timeline(paced: Watched, unpaced: Watched, first: int, where: str, out: Path) -> dict[str, Any]:
     """Draw the timeline and write its trace; what they show."""
-    ranks_N = representative(unpaced.wait_s_R(), TIMELINE_RANKS)
     count = min(TIMELINE_ITERATIONS, len(paced.step_T) - first)
+    ranks_N = representative(unpaced.wait_s_R(slice(first, first + count)), TIMELINE_RANKS)
     title = f"{paced.policy} and passive on the same noise: {where}"
     if len(ranks_N) < paced.batch.ranks:
-        title += f"\n{len(ranks_N)} of {paced.batch.ranks} ranks, evenly from the one that waits least to the most"
+        chosen = f"{len(ranks_N)} of {paced.batch.ranks} ranks"
+        title += f"\n{chosen}, evenly from who waits least to who waits most here without pacing"
     explain_plots.draw_timeline(paced, unpaced, ranks_N, first, count, title, out / "timeline.png")
     per_iteration = 2 * paced.batch.ranks * len(paced.phases)
     begin = max(0, first + count - max(count, TRACE_EVENTS // per_iteration))

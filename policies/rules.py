@@ -87,7 +87,7 @@ class Adaptive(Policy):
         self._level_B = np.zeros(rows)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        self._level_B += _unsquash(signals_BO[:, signals.NAMES.index("step_trend")], 0.05)
+        self._level_B += signals.unsquash("step_trend", signals_BO[:, signals.NAMES.index("step_trend")])
         self._sum_B += self._level_B
         self._count_B += 1
         self._left_B -= 1
@@ -123,16 +123,10 @@ class Adaptive(Policy):
 
     def _wanted(self, signals_DO: NDArray[np.float32]) -> NDArray[np.int64]:
         """The mechanism each row's trigger asks for, -1 for none; slack first, as it is the more specific sign."""
-        slack_D = _unsquash(signals_DO[:, signals.NAMES.index("slack_share")], 0.05)
-        inflation_D = _unsquash(signals_DO[:, signals.NAMES.index("comm_inflation")], 0.2)
+        slack_D = signals.unsquash("slack_share", signals_DO[:, signals.NAMES.index("slack_share")])
+        inflation_D = signals.unsquash("comm_inflation", signals_DO[:, signals.NAMES.index("comm_inflation")])
         return np.where(
             slack_D > self.SLACK_TRIGGER,
             pacing.SLACK,
             np.where(inflation_D > self.SLIDE_TRIGGER, pacing.SLIDE, -1),
         )
-
-
-def _unsquash(value: NDArray[np.float32], scale: float) -> NDArray[np.float64]:
-    """The inverse of ``paceenv.signals.squash``."""
-    x = np.clip(np.asarray(value, np.float64), -0.999, 0.999)
-    return scale * x / (1.0 - np.abs(x))

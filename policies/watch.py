@@ -19,6 +19,7 @@ from paceenv.engine.phases import Phase
 from paceenv.engine.simulator import JobBatch, Recording
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
+from policies.ranges import Outside
 from policies.rollout import INTERVAL_ITERATIONS, run, start
 
 
@@ -27,7 +28,7 @@ class Watched:
     """One job under one policy, one seed; seconds.
 
     ``views_IRO`` is what each decision was made on, ``settings_IRM2`` what was decided; a policy that does not look
-    (a constant, the clairvoyant bound) could have seen the same.
+    (a constant, the clairvoyant bound) could have seen the same. ``outside`` is of the rollout.
     """
 
     policy: str
@@ -35,6 +36,7 @@ class Watched:
     recording: Recording
     views_IRO: NDArray[np.float32]
     settings_IRM2: NDArray[np.float64]
+    outside: Outside | None
 
     @property
     def step_T(self) -> NDArray[np.float64]:
@@ -61,9 +63,9 @@ class Watched:
         on_M = (self.settings_IRM2[..., pacing.WINDOW] > 0.0).mean(axis=(0, 1))
         return dict(zip(pacing.MECHANISMS, on_M.tolist(), strict=True))
 
-    def wait_s_R(self) -> NDArray[np.float64]:
-        """Each rank's mean wait in a step: for peers, in the barrier, and its own delay. The critical wait least."""
-        waits = [p.length_TR for p in self.phases if p.name in {"delay", "wait for peers", "barrier wait"}]
+    def wait_s_R(self, shown: slice) -> NDArray[np.float64]:
+        """Each rank's mean wait in these steps: for peers, in the barrier, its own delay. The critical wait least."""
+        waits = [p.length_TR[shown] for p in self.phases if p.name in {"delay", "wait for peers", "barrier wait"}]
         return np.asarray(np.sum(waits, axis=0).mean(axis=0))
 
 
@@ -92,8 +94,9 @@ def watch(
         one_SM2 = settings_ESM2[0]
         settings.append(np.broadcast_to(one_SM2, (simulator.batch.ranks, *one_SM2.shape[1:])).copy())
 
-    run(policy, simulator, iterations, on_interval=on_interval, on_recording=recordings.append, on_settings=keep)
-    return Watched(name or policy.name, simulator.batch, phases.joined(recordings), np.stack(views), np.stack(settings))
+    done = run(policy, simulator, iterations, on_interval=on_interval, on_recording=recordings.append, on_settings=keep)
+    recording = phases.joined(recordings)
+    return Watched(name or policy.name, simulator.batch, recording, np.stack(views), np.stack(settings), done.outside)
 
 
 def representative(wait_s_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:

@@ -241,8 +241,16 @@ def test_explain_draws_what_is_off_as_off(tmp_path: Path, capsys: pytest.Capture
 def test_explain_of_a_policy_file_draws_its_range(
     policy_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    explain(capsys, tmp_path / "out", str(policy_file), "-c", "two-jobs", "-i", "60", "--set", "noise.jitter_cv=0.01")
+    found = explain(capsys, tmp_path / "out", str(policy_file), "-i", "200")
     assert has_colour(tmp_path / "out" / "slices.png", "#e8000b")
+    slices = found["slices"]
+    slack_X, inflation_Y = np.array(slices["slack_share"]), np.array(slices["comm_inflation"])
+    outside_YX = (slack_X > 0.062) | (inflation_Y > 1.3)[:, None]  # with the tolerance that the policy allows
+    inside_YX = (slack_X <= 0.05) & (inflation_Y <= 1.2)[:, None]
+    window_MYX = np.array([one["window"] for one in slices["mechanisms"].values()])
+    assert (window_MYX[:, outside_YX] == 0.0).all(), "a policy that knows its range is off beyond it"
+    assert (window_MYX[:, inside_YX] > 0.0).any()
+    assert found["outside_calibrated_range"]["signal"] == "slack_share"
 
 
 def test_the_clairvoyant_bound_has_a_timeline_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
