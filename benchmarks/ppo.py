@@ -24,7 +24,7 @@ NATIVE, DUMMY = f"native batch of {ROWS}, paceenv's settings", f"DummyVecEnv of 
 
 
 def native_env() -> NativeVecEnv:
-    return NativeVecEnv(PacingVectorEnv(ROWS, CLUSTER))
+    return NativeVecEnv([PacingVectorEnv(ROWS, CLUSTER)])
 
 
 def dummy_env() -> DummyVecEnv:

@@ -89,7 +89,7 @@ class _Batch:
         self.episode_intervals, self.threads = episode_intervals, threads
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
-        self.elapsed_E = np.zeros(environments, np.int64)
+        self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
         self.simulator: Simulator | None = None
         self.observation_space = gymnasium.spaces.Box(
             -1.0, 1.0, (signals.SIGNALS + self.preference.is_drawn,), np.float32
@@ -107,6 +107,7 @@ class _Batch:
         self.elapsed_E[which] = 0
         keys = episode_keys(self.seeds_E[which], self.episode_E[which])
         self.preference.draw(which, keys)
+        self.cluster_E[which] = self.mix.which(keys) if len(self.mix.clusters) > 1 else 0
         if self.simulator is None:
             all_keys = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
             self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads)
@@ -325,6 +326,16 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             info["_final_info"] = truncated.copy()
             observation = self._batch.start(np.flatnonzero(truncated), None)
         return observation, reward, np.zeros(self.num_envs, np.bool_), truncated, info
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters episodes draw from."""
+        return len(self._batch.mix.clusters)
+
+    @property
+    def cluster_E(self) -> NDArray[np.int64]:
+        """Which of them each row's present episode has drawn, ``(E,)``."""
+        return self._batch.cluster_E.copy()
 
     def stagger(self) -> None:
         """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""

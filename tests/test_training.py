@@ -13,9 +13,11 @@ from paceenv import cli, signals
 from paceenv.env import PacingVectorEnv
 from paceenv.errors import InputError
 from policies.file import load_policy
-from trainers.config import load_suite, load_train_config
-from trainers.evaluate import best_static, evaluate
+from trainers.config import load_train_config
+from trainers.evaluate import evaluate
 from trainers.report import markdown, verdicts
+from trainers.static_search import search_static
+from trainers.suites import load_suite
 from trainers.vec_env import NativeVecEnv
 
 SMALL = ["--timesteps", "2048", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
@@ -75,7 +77,7 @@ def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expecte
 
 def test_the_adapter_is_the_environment() -> None:
     config = {"cluster": "two-jobs", "mechanisms": ("slide",), "episode_intervals": 4}
-    plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv(PacingVectorEnv(6, **config), seed=3)  # type: ignore[arg-type]
+    plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv([PacingVectorEnv(6, **config)], seed=3)  # type: ignore[arg-type]
     observation, _ = plain.reset(seed=3)
     plain.stagger()
     np.testing.assert_array_equal(observation, wrapped.reset())
@@ -97,7 +99,7 @@ def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs
     def make() -> PacingVectorEnv:
         return PacingVectorEnv(4, "null-jitter", mechanisms=("paper",), episode_intervals=3)
 
-    env = NativeVecEnv(make(), 0, make())
+    env = NativeVecEnv([make()], 0, [make()])
     env.reset()
     for _ in range(4):
         np.testing.assert_array_equal(env.step(np.full((4, 2), -1.0, np.float32))[1], 0.0)
@@ -108,7 +110,7 @@ def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs
 
 def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
     suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["slide"]})
-    static = best_static(suite)
+    static = search_static(suite).best()
     comparison = evaluate([static, "paper", "clairvoyant"], suite)
     total = comparison.total("clairvoyant")
     assert total.gain_ci95[0] <= total.gain <= total.gain_ci95[1]
@@ -126,9 +128,32 @@ def test_the_demo_config_trains_on_what_its_suite_measures() -> None:
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
-    env = NativeVecEnv(PacingVectorEnv(3, "two-jobs"), seed=0)
+    env = NativeVecEnv([PacingVectorEnv(3, "two-jobs")], seed=0)
     env.seed(seed)
     first = env.reset().copy()
     env.step(np.zeros((3, 2), np.float32))
     env.seed(seed)
     np.testing.assert_array_equal(first, env.reset())
+
+
+def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainers import sb3
+
+    longer = ["--timesteps", "12288", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
+    assert cli.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
+    advance, calls = sb3._Run.advance, []
+
+    def cut_short(run: sb3._Run) -> None:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(1)
+        advance(run)
+
+    monkeypatch.setattr(sb3._Run, "advance", cut_short)
+    assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
+    monkeypatch.setattr(sb3._Run, "advance", advance)
+    assert not (tmp_path / "cut" / "policy.safetensors").exists()
+    assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
+    whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))
+    assert whole == cut
+    assert list((tmp_path / "cut" / "tensorboard").iterdir())

@@ -30,11 +30,12 @@ from policies.file import save_policy
 from policies.names import STATIC_DEFAULTS
 from trainers import sim_to_real
 from trainers.blocks import Array, Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
-from trainers.config import ClusterShare, Suite, SuiteCase, load_train_config
-from trainers.evaluate import best_static, search_size
+from trainers.config import load_train_config
 from trainers.loop_agents import agents_say, baseline_s
 from trainers.loop_folder import Found, LoopFolder
 from trainers.predict import DRAWS, Predictor, drawn_clusters, with_cap
+from trainers.static_search import search_static
+from trainers.suites import Case, ClusterShare, Suite
 
 STAGES = ("observe", "probe", "calibrate", "predict", "choose", "canary-ours", "canary-paper", "report")
 RUN = "run"
@@ -212,14 +213,14 @@ class ClosedLoop:
         plan, drawn = self.scenario.loop, _numbered(clusters)
         suite = Suite(
             name=self.scenario.name,
-            cases=[SuiteCase(cluster=name) for name in drawn],
+            cases=[Case(cluster=name) for name in drawn],
             mechanisms=[plan.mechanism],
             iterations=max(plan.pairs * plan.block_iterations, 40),
-            seeds=max(self.options.seeds // 2, 2),
+            seeds=2 * self.options.seeds,
             first_seed=SEARCH_SEED + self.options.seed,
         )
-        with output.progress("best static setting", search_size(suite)) as done:
-            return best_static(suite, drawn, on_done=done)
+        with output.progress("best static setting", 1) as done:
+            return search_static(suite, drawn, on_done=done).best()
 
     def _train(self, clusters: Sequence[Cluster], place: Path) -> str:
         """A policy trained on the drawn clusters, as the path of its file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,30 +9,39 @@ import typer
 
 from paceenv import configs, output
 from paceenv.errors import InputError
-from policies.file import save_policy
 from policies.select import POLICY_HELP
 from trainers import report
-from trainers.config import TrainConfig, load_suite
-from trainers.evaluate import best_static, search_size
+from trainers.config import TrainConfig
 from trainers.evaluate import evaluate as compare
+from trainers.static_search import search_static
+from trainers.suites import Split, load_suite
 
 
 def train(
     config: Annotated[str, typer.Argument(help="A training config: a file, or a name in configs/train.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for policy.safetensors, curve and resolved config.")],
     seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the config's.")] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, max=99, help="Train so often, from this seed on, and keep the best on validation."),
+    ] = 1,
     timesteps: Annotated[
         int | None, typer.Option(min=1, help="Decisions to train on, instead of the config's.")
     ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoints, to the same result.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: ppo.gamma=0.9")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Train a pacing policy on the simulator with Stable-Baselines3's PPO.
 
-    Writes the policy file, the learning curve (JSON and picture) and the resolved config. The same config and seed give
-    the same file, digest and all, on one machine.
+    Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
+    event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
+    also when it was interrupted and resumed. A config with a selection is judged on validation clusters while it runs,
+    keeps its best policy and stops when it no longer improves; with several seeds median and spread are reported.
+
+    Examples: paceenv train demo -o runs/mine -- paceenv train released -o runs/released --seeds 5 --resume
     """
-    from trainers import plots, sb3
+    from trainers import several
 
     path = configs.find("train", config)
     data = configs.read_yaml(path)
@@ -41,19 +49,9 @@ def train(
     for assignment in [*(f"{key}={value}" for key, value in changes if value is not None), *(set_ or [])]:
         configs.set_value(data, assignment)
     resolved = configs.parse(TrainConfig, data, str(path))
-    prepare_folder(out)
-    with output.progress(f"train {resolved.name}", resolved.ppo.total_timesteps) as done:
-        trained = sb3.train(resolved, on_progress=done)
-    configs.write_text(out / "config.yaml", configs.to_yaml(resolved.model_dump()))
-    configs.write_text(out / "curve.json", json.dumps(trained.curve))
-    plots.learning_curve(trained.curve, out / "learning-curve.png", paired=resolved.environment.paired)
-    digest = save_policy(out / "policy.safetensors", trained.file)
-    summary = {
-        "policy": str(out / "policy.safetensors"),
-        "sha256": digest,
-        "timesteps": trained.curve[-1]["timesteps"],
-        "final_reward": trained.file.provenance["final_reward"],
-    }
+    if seeds > 1 and resolved.selection is None:
+        raise InputError(f"--seeds {seeds}: {path} has no selection to tell them apart; allowed: 1")
+    summary = several.train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
     if json_ is not None:
         output.write_json(summary, json_)
     if json_ != "-":
@@ -62,7 +60,8 @@ def train(
 
 def evaluate(
     policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help=f"{POLICY_HELP}; or best-static.")],
-    suite: Annotated[str, typer.Option(help="A suite: a file, or a name in configs/suites.")] = "demo",
+    suite: Annotated[str, typer.Option(help="A suite: a file, a name in configs/suites, or all.")] = "demo",
+    split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
     seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
     iterations: Annotated[
         int | None, typer.Option("--iterations", "-i", min=40, help="Instead of the suite's.")
@@ -72,15 +71,18 @@ def evaluate(
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
 
     best-static searches the single static setting that is best for the whole suite (on other seeds).
+
+    Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     """
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
     chosen = load_suite(suite).model_copy(update=update)
+    chosen = chosen.only([split]) if split else chosen
     names = list(policies)
     for i, name in enumerate(names):
         if name == "best-static":
-            with output.progress("best static setting", search_size(chosen)) as done:
-                names[i] = best_static(chosen, on_done=done)
-    with output.progress(f"evaluate on {chosen.name}", len(chosen.cases) * (len(names) + 1)) as done:
+            with output.progress("best static setting", 1) as done:
+                names[i] = search_static(chosen, on_done=done).best()
+    with output.progress(f"evaluate on {chosen.name}", len(chosen.cases) * (len(set(names)) + 1)) as done:
         comparison = compare(names, chosen, on_done=done)
     for line in comparison.outside():
         output.say(line)

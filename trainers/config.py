@@ -1,22 +1,15 @@
-"""Configs of training runs: which clusters, which mechanisms, which reward, which PPO."""
+"""Configs of training runs: which clusters, which mechanisms, which reward, which limits, which PPO."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from paceenv import configs
 from paceenv.configs import Config
-
-
-class ClusterShare(Config):
-    """One cluster of a mix and how often an episode draws it."""
-
-    cluster: str
-    weight: float = Field(1.0, gt=0)
-
+from trainers.suites import REPORTED, ClusterShare, load_suites
 
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -24,7 +17,8 @@ _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Environment(Config):
     """What is trained on; see ``paceenv.env.PacingEnv``."""
 
-    clusters: list[ClusterShare] = Field(min_length=1)
+    clusters: list[ClusterShare] = Field([], description="what episodes draw from; empty: the suites say")
+    suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
     mechanisms: list[Literal["slack", "slide", "paper", "stagger"]] = Field(min_length=1)
     interval_iterations: int = Field(20, ge=1)
     episode_intervals: int = Field(64, ge=1)
@@ -35,7 +29,13 @@ class Environment(Config):
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
     @model_validator(mode="after")
-    def _preference_fits(self) -> Self:
+    def _one_source(self) -> Environment:
+        if bool(self.clusters) == bool(self.suites):
+            raise ValueError("clusters or suites, one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _preference_fits(self) -> Environment:
         if isinstance(self.cv_weight, tuple):
             low, high = self.cv_weight
             if not low < high:
@@ -57,6 +57,30 @@ class Environment(Config):
         if self.preference is not None or self.preference_range is None:
             return self.preference
         return sum(self.preference_range) / 2.0
+
+    def shares(self) -> list[ClusterShare]:
+        """The clusters that episodes draw from, each with a name of its own."""
+        if self.clusters:
+            return list(self.clusters)
+        return list(load_suites(self.suites, "train").only(["train"]).cases)
+
+
+class Constraint(Config):
+    """What a policy may cost where pacing must not matter, held by a Lagrange multiplier for each such cluster."""
+
+    limit: float = Field(0.002, ge=0, le=1, description="share of mean step time; below the 0.5 % that is promised")
+    rate: float = Field(2.0, ge=0, description="how much a multiplier grows for each rollout and share over the limit")
+    most: float = Field(20.0, ge=0, description="the largest multiplier")
+
+
+class Selection(Config):
+    """How a training run is judged while it runs: on validation clusters, every rank deciding for itself."""
+
+    suites: list[str] = Field(list(REPORTED), min_length=1)
+    every: int = Field(10, ge=1, description="rollouts from one look to the next, which is also a checkpoint")
+    patience: int = Field(6, ge=1, description="looks without a better score after which training stops")
+    seeds: int = Field(8, ge=2)
+    iterations: int = Field(800, ge=40)
 
 
 class Ppo(Config):
@@ -82,36 +106,11 @@ class TrainConfig(Config):
     description: str = ""
     seed: int = Field(0, ge=0)
     environment: Environment
+    constraint: Constraint | None = None
+    selection: Selection | None = None
     ppo: Ppo = Ppo()
-
-
-class SuiteCase(Config):
-    """One cluster of a suite: its weight in the suite's mean, and whether pacing must not matter there."""
-
-    cluster: str
-    weight: float = Field(1.0, gt=0)
-    null_case: bool = False
-
-
-class Suite(Config):
-    """Clusters on which policies are compared."""
-
-    name: str
-    description: str = ""
-    cases: list[SuiteCase] = Field(min_length=1)
-    mechanisms: list[Literal["slack", "slide", "stagger"]] = Field(
-        ["slack", "slide"], min_length=1, description="those whose settings the search for the best static one tries"
-    )
-    iterations: int = Field(1280, ge=40)
-    seeds: int = Field(64, ge=2)
-    first_seed: int = Field(1_000_000, ge=0, description="far from the seeds that training uses")
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
     """A training config by file or by name in ``configs/train``."""
     return configs.load(TrainConfig, "train", name)
-
-
-def load_suite(name: str | os.PathLike[str]) -> Suite:
-    """A suite by file or by name in ``configs/suites``."""
-    return configs.load(Suite, "suites", name)

@@ -16,8 +16,10 @@ from paceenv.cluster import Cluster, load_cluster
 from paceenv.commands.calibrate import noise_cluster
 from policies.file import save_policy
 from trainers import plots, report, sb3
-from trainers.config import Suite, SuiteCase, TrainConfig, load_suite, load_train_config
-from trainers.evaluate import Comparison, best_static, evaluate, search_size
+from trainers.config import TrainConfig, load_train_config
+from trainers.evaluate import Comparison, evaluate
+from trainers.static_search import search_static
+from trainers.suites import Case, Suite, load_suite
 
 SHARED_TRACES = Path("../shared/data/bytedance-straggler")
 HEALTHY, IMBALANCED = "AR", "SE"
@@ -77,10 +79,10 @@ def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
     measured["jitter_cv"] = {"loguniform": [max(found["noise"]["jitter_cv"], 1e-3), NOISY_JITTER_CV]}
     clusters = {}
     for case in suite.cases:
-        data = load_cluster(case.cluster).model_dump()
+        data = case.load().model_dump()
         data["noise"] |= measured
         data["calibration"] = found["calibration"]
-        clusters[case.cluster] = configs.parse(Cluster, data, f"{case.cluster} with calibrated noise")
+        clusters[case.name] = configs.parse(Cluster, data, f"{case.name} with calibrated noise")
     return clusters
 
 
@@ -91,14 +93,14 @@ def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path
     path = out / "learned.safetensors"
     digest = save_policy(path, trained.file)
     configs.write_text(out / "learning-curve.json", json.dumps(trained.curve))
-    plots.learning_curve(trained.curve, out / "learning-curve.png", paired=config.environment.paired)
+    plots.learning_curves([trained.curve], out / "learning-curve.png", paired=config.environment.paired)
     output.say(f"wrote {path}, sha256 {digest[:16]}")
     return path
 
 
 def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[Comparison, str]:
-    with output.progress("best static setting", search_size(suite)) as done:
-        static = best_static(suite, clusters, on_done=done)
+    with output.progress("best static setting", 1) as done:
+        static = search_static(suite, clusters, on_done=done).best()
     names = [static, "paper", "adaptive", str(policy), "clairvoyant"]
     with output.progress("compare", len(suite.cases) * (len(names) + 1)) as done:
         return evaluate(names, suite, clusters, on_done=done), static
@@ -106,7 +108,7 @@ def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[
 
 def _compare_nulls(plain: Cluster, policy: Path, static: str) -> Comparison:
     """Where pacing has nothing to exploit: plain barrier jobs, one with the measured imbalance."""
-    cases = [SuiteCase(cluster=name, null_case=True) for name in ("null-jitter", plain.name)]
+    cases = [Case(cluster=name, null_case=True) for name in ("null-jitter", plain.name)]
     suite = Suite(
         name="nulls",
         description="Plain barrier jobs: independent jitter, and the data imbalance calibrated from the SE trace.",
@@ -131,7 +133,7 @@ def _tables(out: Path, comparison: Comparison, nulls: Comparison, static: str, p
 
 
 def _pictures(out: Path, comparison: Comparison) -> None:
-    plots.step_distributions(comparison, comparison.suite.cases[0].cluster, out / "step-times.png")
+    plots.step_distributions(comparison, comparison.suite.cases[0].name, out / "step-times.png")
     plots.pareto(comparison, out / "pareto.png")
     target = configs.load(ScalingTarget, "targets", SCALING)
     rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))

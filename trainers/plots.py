@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from paceenv import figures
 from paceenv.calibration.scaling import Comparison as Published
 from paceenv.figures import STATIC_COLOUR, axes, colour
 from trainers.evaluate import Comparison
@@ -42,24 +43,44 @@ def step_distributions(comparison: Comparison, cluster: str, path: Path) -> None
     """Cumulative distribution of step times over the ideal step on one cluster, a curve a policy."""
     figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
     for policy in comparison.policies:
-        rollout = comparison.rollouts[policy, cluster]
-        ratio = np.sort((rollout.step_ET / rollout.ideal_step_E[:, None]).ravel())
-        ratio = ratio[:: max(1, len(ratio) // 2000)]
+        ratio = np.sort(comparison.outcomes[policy, cluster].step_ratio.ravel())
         panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
     panel.legend(fontsize=8)
     figure.savefig(path)
 
 
-def learning_curve(curve: Sequence[Mapping[str, float]], path: Path, *, paired: bool) -> None:
-    """Mean reward by decisions taken: each rollout, and a running mean; ``paired`` says what the reward is."""
+def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
+    """Mean reward by decisions taken, a line a seed; below it, where there are any, gap closed and cost on nulls.
+
+    ``paired`` says what the reward is. Gap closed is on validation clusters, of the policy as it would be released; the
+    cost is what the exploring one pays on the null clusters it trains on.
+    """
+    judged = any("gap_closed" in row for row in curves[0])
+    costly = any("null_cost" in row for row in curves[0])
+    figure, panels = figures.figure(1 + judged + costly)
+    shade = colour("learned")
+    for curve in curves:
+        x = np.array([row["timesteps"] for row in curve]) / 1000.0
+        y = np.array([row["reward"] for row in curve])
+        panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8)
+        width = max(1, len(y) // 20)
+        if len(y) > width:
+            panels[0].plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade)
+        if judged:
+            seen = [(row["timesteps"] / 1000.0, 100 * row["gap_closed"]) for row in curve if "gap_closed" in row]
+            panels[1].plot(*zip(*seen, strict=True), "o-", ms=3, color=shade)
+        if costly:
+            paid = [(row["timesteps"] / 1000.0, 100 * row["null_cost"]) for row in curve if "null_cost" in row]
+            panels[-1].plot(*zip(*paid, strict=True), color=shade, linewidth=0.8)
     reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
-    figure, panel = axes("Learning curve", "decisions, thousands", reward)
-    x = np.array([row["timesteps"] for row in curve]) / 1000.0
-    y = np.array([row["reward"] for row in curve])
-    panel.plot(x, y, color=colour("learned"), alpha=0.3, linewidth=0.8)
-    width = max(1, len(y) // 20)
-    if len(y) > width:
-        panel.plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=colour("learned"))
+    panels[0].set(ylabel=reward, title="training")
+    if judged:
+        panels[1].set(ylabel="gap to the bound closed, %", title="validation clusters", ylim=(None, 100))
+    if costly:
+        panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
+        panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
+    for panel in panels:
+        panel.set_xlabel("decisions, thousands")
     figure.savefig(path)
 
 

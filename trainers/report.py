@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainers.evaluate import NULL_LIMIT, Comparison, Score
 
-HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "CV", "mean delay / ideal step")
+HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "gap closed", "CV", "delay / ideal step")
 
 
 def scores(comparison: Comparison) -> list[Score]:
@@ -35,24 +34,41 @@ def cells(score: Score) -> tuple[str, ...]:
         where,
         f"{score.gain:+.2%}",
         interval,
+        "" if score.gap_closed is None else f"{score.gap_closed:.0%}",
         f"{score.cv:.3f}",
         f"{score.mean_delay_share:.3f}",
     )
 
 
-def as_json(comparison: Comparison) -> list[dict[str, Any]]:
-    """The table as plain data."""
-    known = {case.cluster for case in comparison.suite.cases}
-    return [
-        {
-            "suite": comparison.suite.name,
-            "total": score.cluster not in known,
-            **asdict(score),
-            "seeds": comparison.suite.seeds,
-            "iterations": comparison.suite.iterations,
-        }
-        for score in scores(comparison)
-    ]
+def as_json(comparison: Comparison, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry."""
+    rows = []
+    for case in comparison.suite.cases:
+        passive = comparison.score("passive", case)
+        for policy in comparison.policies:
+            score = comparison.score(policy, case)
+            rows.append(
+                {
+                    "suite": case.suite or comparison.suite.name,
+                    "cluster": case.name,
+                    "ranks": comparison.ranks[case.name],
+                    "split": case.split,
+                    "null": case.null_case,
+                    "policy": (names or {}).get(policy, label(policy)),
+                    "throughput_gain": score.gain,
+                    "ci95": list(score.gain_ci95),
+                    "cv": score.cv,
+                    "cv_passive": passive.cv,
+                    "gap_closed": score.gap_closed,
+                }
+            )
+    return rows
+
+
+def table(rows: Sequence[Score]) -> list[str]:
+    """Rows of scores as a Markdown table."""
+    head = ["| " + " | ".join(HEADER) + " |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    return head + ["| " + " | ".join(cells(score)) + " |" for score in rows]
 
 
 def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
@@ -66,10 +82,8 @@ def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
         "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed.",
         "",
-        "| " + " | ".join(HEADER) + " |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        *table(scores(comparison)),
     ]
-    lines += ["| " + " | ".join(cells(score)) + " |" for score in scores(comparison)]
     return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
 
 
@@ -77,16 +91,16 @@ def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
     """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
     total, beats = comparison.total(policy), comparison.total(policy, against=static)
     name = label(policy)
-    sentences = [f"{name} {_judge(total)} against no pacing: {_interval(total)}."]
+    sentences = [f"{name} {_judge(total)} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
-    sentences.append(f"{name} {word} the best single static setting ({static}): {_interval(beats)}.")
+    sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
     for case in comparison.suite.cases:
         score = comparison.score(policy, case)
         if case.null_case:
             fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
             sentences.append(
-                f"On {case.cluster}, where pacing cannot help, it is {fine} the limit of -0.5 %: {_interval(score)}."
+                f"On {case.name}, where pacing cannot help, it is {fine} the limit of -0.5 %: {interval(score)}."
             )
     return sentences
 
@@ -96,5 +110,6 @@ def _judge(score: Score) -> str:
     return "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
 
 
-def _interval(score: Score) -> str:
+def interval(score: Score) -> str:
+    """A gain with its interval."""
     return f"{score.gain:+.2%} [{score.gain_ci95[0]:+.2%}, {score.gain_ci95[1]:+.2%}]"

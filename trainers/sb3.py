@@ -1,8 +1,13 @@
-"""Training with Stable-Baselines3's PPO: config in, policy file and learning curve out."""
+"""Training with Stable-Baselines3's PPO: config in, policy file and learning curve out.
+
+A run is a sequence of segments of a few rollouts. Each starts new episodes and seeds every generator from the run's
+seed and its own number; between two of them the run is judged on the validation clusters and a checkpoint is written.
+"""
 
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +15,31 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import set_random_seed
 
 import paceenv
 from paceenv import signals
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.env import PacingVectorEnv
+from paceenv.cluster import Cluster
+from paceenv.errors import InputError
 from policies.file import PolicyFile
 from policies.learned import Learned
+from trainers.batches import Part, make_parts
+from trainers.checkpoint import load_checkpoint, save_checkpoint
 from trainers.config import TrainConfig
+from trainers.constraint import NullConstraint
+from trainers.selection import Validation
 from trainers.vec_env import NativeVecEnv
 
 RANGE_QUANTILES = (0.001, 0.999)
 """What the calibrated range of a signal covers of the views met at the end of training."""
+SEGMENT_ROLLOUTS = 10
+"""Length of a segment where no selection says otherwise."""
+CHECKPOINT = "checkpoint.safetensors"
+Layers = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 @dataclass(frozen=True)
@@ -32,72 +48,220 @@ class Trained:
 
     file: PolicyFile
     curve: list[dict[str, float]]
+    cpu_s: float
 
 
 class _Curve(BaseCallback):
-    """Collects one row of the learning curve per rollout, averages the actor at the end, reports progress."""
+    """Collects one row of the learning curve per rollout and moves the constraint's multipliers."""
 
-    def __init__(self, average_from: float, on_progress: Callable[[float], None]) -> None:
+    def __init__(self, constraint: NullConstraint | None, on_progress: Callable[[float], None]) -> None:
         super().__init__()
-        self.layers: list[tuple[Any, Any]] = []
-        self._averaged, self._average_from = 0, average_from
         self.rows: list[dict[str, float]] = []
         self._rewards: list[float] = []
-        self._on_progress = on_progress
+        self._constraint, self._on_progress = constraint, on_progress
 
     def _on_step(self) -> bool:
         self._rewards.append(float(self.locals["rewards"].mean()))
         return True
 
     def _on_rollout_end(self) -> None:
-        self.rows.append({"timesteps": self.num_timesteps, "reward": float(np.mean(self._rewards))})
+        costs = self._constraint.update() if self._constraint is not None else {}
+        self.rows.append({"timesteps": self.num_timesteps, "reward": float(np.mean(self._rewards)), **costs})
+        for name, value in self.rows[-1].items():
+            self.logger.record(f"pacing/{name}", value)
         self._rewards.clear()
         self._on_progress(self.num_timesteps)
-        if self.num_timesteps >= self._average_from:
-            self._average()
 
-    def _average(self) -> None:
-        """Move the mean of the actor's weights towards the present ones."""
-        self._averaged += 1
-        new = _layers(self.model)  # type: ignore[arg-type]
+
+class _Average:
+    """The mean of the actor's weights over the last share of a run, which wavers less than any one of them."""
+
+    def __init__(self) -> None:
+        self.layers: Layers = []
+        self.count = 0
+
+    def add(self, new: Layers) -> None:
+        self.count += 1
         if not self.layers:
-            self.layers = new
+            self.layers = [(weight.copy(), bias.copy()) for weight, bias in new]
         for mean, latest in zip(self.layers, new, strict=True):
             for a, b in zip(mean, latest, strict=True):
-                a += (b - a) / self._averaged
-
-
-def make_env(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> PacingVectorEnv:
-    """The batch that a config trains on; ``clusters`` replaces configs by name (a fresh calibration, say)."""
-    env, given = config.environment, clusters or {}
-    return PacingVectorEnv(
-        env.environments,
-        [given.get(c.cluster) or load_cluster(c.cluster) for c in env.clusters],
-        weights=[c.weight for c in env.clusters],
-        mechanisms=env.mechanisms,
-        interval_iterations=env.interval_iterations,
-        episode_intervals=env.episode_intervals,
-        cv_weight=env.cv_weight,
-        threads=env.threads,
-    )
+                a += (b - a) / np.float32(self.count)
 
 
 def train(
     config: TrainConfig,
     clusters: Mapping[str, Cluster] | None = None,
     on_progress: Callable[[float], None] = lambda timesteps: None,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
 ) -> Trained:
-    """Train PPO on a config; the same config and seed give the same policy on one machine."""
-    torch.set_num_threads(1)
-    ppo, envs = config.ppo, make_env(config, clusters)
-    passive = make_env(config, clusters) if config.environment.paired else None
+    """Train PPO on a config; the same config and seed give the same policy on one machine.
+
+    Parameters
+    ----------
+    clusters : replaces configs by name (a fresh calibration, say)
+    on_progress : called with the decisions taken so far
+    folder : where checkpoints and TensorBoard's event files go; without one there are none
+    resume : go on from the folder's checkpoint, if there is one
+    """
+    run = _Run(config, clusters, on_progress, folder)
+    if resume and folder is not None and (folder / CHECKPOINT).exists():
+        run.restore(folder / CHECKPOINT)
+    while run.goes_on():
+        run.advance()
+    return run.result()
+
+
+class _Run:
+    """The state of a training run between its segments."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        clusters: Mapping[str, Cluster] | None,
+        on_progress: Callable[[float], None],
+        folder: Path | None,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.config, self.folder = config, folder
+        self.parts, passive = make_parts(config.environment, clusters), []
+        if config.environment.paired or config.constraint is not None:
+            passive = make_parts(config.environment, clusters)
+        self.constraint = None
+        if config.constraint is not None:
+            names, flags = [n for p in self.parts for n in p.names], [f for p in self.parts for f in p.is_null]
+            self.constraint = NullConstraint(config.constraint, names, flags)
+        self.envs = NativeVecEnv(
+            [part.env for part in self.parts],
+            config.seed,
+            [part.env for part in passive],
+            self.constraint,
+            paired=config.environment.paired,
+        )
+        self.model = _model(config, self.envs)
+        self.curve = _Curve(self.constraint, on_progress)
+        self.validation = Validation(config.selection) if config.selection else None
+        self.average, self.best_score, self.looks_since = _Average(), -np.inf, 0
+        self.best = self._policy()
+        self.segment, self.cpu_s = 0, 0.0
+        if folder is not None:
+            self.model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
+
+    def goes_on(self) -> bool:
+        """Whether there is more to train: decisions left, and patience."""
+        selection = self.config.selection
+        patient = selection is None or self.looks_since < selection.patience
+        return patient and self.model.num_timesteps < self.config.ppo.total_timesteps
+
+    def advance(self) -> None:
+        """One segment, a look at the validation clusters, a checkpoint."""
+        started, ppo, rows = time.process_time(), self.config.ppo, self.envs.num_envs
+        every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
+        rollouts = min(every, -(-(ppo.total_timesteps - self.model.num_timesteps) // (ppo.n_steps * rows)))
+        set_random_seed(self.config.seed + 1_000_003 * self.segment)
+        self.envs.seed(self.config.seed + self.segment * 16 * rows)
+        self.model._last_obs = None  # which starts new episodes
+        for _ in range(rollouts):
+            self.model.learn(ppo.n_steps * rows, callback=self.curve, reset_num_timesteps=False)
+            if self.model.num_timesteps > (1.0 - ppo.average_last) * ppo.total_timesteps:
+                self.average.add(_layers(self.model))
+        self.segment += 1
+        if self.validation is not None:
+            self._look(self.validation)
+        self.cpu_s += time.process_time() - started
+        if self.folder is not None:
+            save_checkpoint(self.folder / CHECKPOINT, self.model, self._progress())
+
+    def _look(self, validation: Validation) -> None:
+        policy = self._policy()
+        found = validation.judge(policy)
+        self.curve.rows[-1].update(found)
+        for name, value in found.items():
+            self.model.logger.record(f"validation/{name}", value)
+        self.model.logger.dump(self.model.num_timesteps)
+        self.looks_since += 1
+        if found["score"] > self.best_score:
+            self.best, self.best_score, self.looks_since = policy, found["score"], 0
+
+    def _policy(self) -> Learned:
+        """The policy as it stands: the mean over the last share of the run, before that the actor itself."""
+        return self._learned([(w.copy(), b.copy()) for w, b in self.average.layers or _layers(self.model)])
+
+    def _learned(self, layers: Layers) -> Learned:
+        environment = self.config.environment
+        return Learned(
+            layers,
+            environment.mechanisms,
+            preference=environment.default_preference,
+            preference_range=environment.preference_range,
+        )
+
+    def result(self) -> Trained:
+        """The selected policy, or the last where nothing selects, as a file says it."""
+        config = self.config
+        policy = self.best if self.validation is not None else self._policy()
+        record: dict[str, Any] = {
+            "paceenv": paceenv.__version__,
+            "git_commit": git_commit(),
+            "config": config.model_dump(mode="json"),
+            "seeds": {"first": config.seed, "rows": self.envs.num_envs},
+            "algorithm": "PPO, stable-baselines3",
+            "timesteps": self.model.num_timesteps,
+            "final_reward": round(float(np.mean([row["reward"] for row in self.curve.rows[-10:]])), 4),
+        }
+        if self.validation is not None:
+            record["validation"] = {k: round(v, 4) for k, v in self.validation.judge(policy).items()}
+        return Trained(PolicyFile(policy, _calibrated_range(self.parts, policy), record), self.curve.rows, self.cpu_s)
+
+    def _progress(self) -> dict[str, Any]:
+        arrays: dict[str, NDArray[Any]] = {
+            f"average.{i}.{k}": a for i, pair in enumerate(self.average.layers) for k, a in enumerate(pair)
+        }
+        arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.layers) for k, a in enumerate(pair)}
+        if self.constraint is not None:
+            arrays["multiplier"] = self.constraint.multiplier_C
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "segment": self.segment,
+            "averaged": self.average.count,
+            "best_score": None if self.best_score == -np.inf else self.best_score,
+            "looks_since": self.looks_since,
+            "cpu_s": self.cpu_s,
+            "curve": self.curve.rows,
+            "arrays": arrays,
+        }
+
+    def restore(self, path: Path) -> None:
+        """Go on from a checkpoint; InputError if it is of another config."""
+        progress = load_checkpoint(path, self.model)
+        if progress["config"] != self.config.model_dump(mode="json"):
+            raise InputError(f"{path}: of another config; allowed: the one it was started with, or another folder")
+        arrays = progress["arrays"]
+        self.segment, self.looks_since, self.cpu_s = progress["segment"], progress["looks_since"], progress["cpu_s"]
+        self.curve.rows = list(progress["curve"])
+        self.average.layers, self.average.count = _pairs(arrays, "average"), progress["averaged"]
+        if progress["best_score"] is not None:
+            self.best_score = progress["best_score"]
+            self.best = self._learned(_pairs(arrays, "best"))
+        if self.constraint is not None:
+            self.constraint.multiplier_C[:] = arrays["multiplier"]
+
+
+def _pairs(arrays: Mapping[str, NDArray[Any]], name: str) -> Layers:
+    count = sum(key.startswith(f"{name}.") for key in arrays) // 2
+    return [(arrays[f"{name}.{i}.0"].copy(), arrays[f"{name}.{i}.1"].copy()) for i in range(count)]
+
+
+def _model(config: TrainConfig, envs: NativeVecEnv) -> PPO:
+    ppo = config.ppo
     model = PPO(
         "MlpPolicy",
-        NativeVecEnv(envs, config.seed, passive),
+        envs,
         n_steps=ppo.n_steps,
-        batch_size=min(ppo.batch_size, ppo.n_steps * config.environment.environments),
+        batch_size=min(ppo.batch_size, ppo.n_steps * envs.num_envs),
         n_epochs=ppo.n_epochs,
-        learning_rate=lambda left: ppo.learning_rate * left,
         gamma=ppo.gamma,
         gae_lambda=ppo.gae_lambda,
         ent_coef=ppo.ent_coef,
@@ -109,40 +273,26 @@ def train(
         seed=config.seed,
         device="cpu",
     )
-    curve = _Curve((1.0 - ppo.average_last) * ppo.total_timesteps, on_progress)
-    model.learn(ppo.total_timesteps, callback=curve)
-    env = config.environment
-    policy = Learned(
-        curve.layers or _layers(model),
-        env.mechanisms,
-        preference=env.default_preference,
-        preference_range=env.preference_range,
-    )
-    record = {
-        "paceenv": paceenv.__version__,
-        "git_commit": git_commit(),
-        "config": config.model_dump(),
-        "seeds": {"first": config.seed, "rows": config.environment.environments},
-        "algorithm": "PPO, stable-baselines3",
-        "final_reward": round(float(np.mean([row["reward"] for row in curve.rows[-10:]])), 4),
-    }
-    return Trained(PolicyFile(policy, _calibrated_range(envs, policy), record), curve.rows)
+    # of the whole run, and not of one call of learn()
+    model.lr_schedule = lambda _: ppo.learning_rate * max(1.0 - model.num_timesteps / ppo.total_timesteps, 0.0)
+    return model
 
 
-def _layers(model: PPO) -> list[tuple[Any, Any]]:
+def _layers(model: PPO) -> Layers:
     """The actor's weights and biases as float32 arrays, input to output."""
     policy = model.policy
     modules = [m for m in [*policy.mlp_extractor.policy_net, policy.action_net] if isinstance(m, torch.nn.Linear)]
     return [(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in modules]
 
 
-def _calibrated_range(envs: PacingVectorEnv, policy: Learned, intervals: int = 96) -> dict[str, tuple[float, float]]:
+def _calibrated_range(parts: list[Part], policy: Learned, intervals: int = 96) -> dict[str, tuple[float, float]]:
     """For each signal, between which values it lay while the trained policy was running."""
     views = []
-    observation, _ = envs.reset()
-    for _ in range(intervals):
-        views.append(observation[:, : signals.SIGNALS])
-        observation, *_ = envs.step(np.clip(policy.action(observation), -1.0, 1.0))
+    for part in parts:
+        observation, _ = part.env.reset()
+        for _ in range(intervals):
+            views.append(observation[:, : signals.SIGNALS])
+            observation, *_ = part.env.step(np.clip(policy.action(observation), -1.0, 1.0))
     low, high = np.quantile(np.concatenate(views), RANGE_QUANTILES, axis=0)
     return {name: (round(float(a), 4), round(float(b), 4)) for name, a, b in zip(signals.NAMES, low, high, strict=True)}
 

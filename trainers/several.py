@@ -1,0 +1,62 @@
+"""A training run as people ask for it: one seed or several, everything it leaves in a folder, the best policy kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceenv import configs, output
+from policies.file import PolicyFile, save_policy
+from trainers import plots, sb3
+from trainers.config import TrainConfig
+
+POLICY = "policy.safetensors"
+
+
+def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train with ``seeds`` consecutive seeds into ``out`` (each into a folder of its own where they are several).
+
+    Returns what there is to say: the policy's file, digest, decisions and CPU-seconds; with a selection also the
+    validation score of every seed, their median and spread. The policy of the best seed is the run's.
+    """
+    found: list[tuple[sb3.Trained, Path]] = []
+    for seed in range(config.seed, config.seed + seeds):
+        folder = out if seeds == 1 else out / f"seed-{seed}"
+        found.append((_train_one(config.model_copy(update={"seed": seed}), folder, resume=resume), folder))
+    scores = [trained.file.provenance.get("validation", {}).get("score") for trained, _ in found]
+    best, _ = found[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    summary: dict[str, Any] = {"policy": str(out / POLICY)}
+    if seeds > 1:
+        spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
+        record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
+        summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
+        summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
+        plots.learning_curves(
+            [trained.curve for trained, _ in found], out / "learning-curve.png", paired=_paired(config)
+        )
+    else:
+        summary["sha256"] = save_policy(out / POLICY, best.file)
+        if scores[0] is not None:
+            summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
+    summary["timesteps"] = best.curve[-1]["timesteps"]
+    summary["final_reward"] = best.file.provenance["final_reward"]
+    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained, _ in found] if seeds > 1 else round(best.cpu_s, 1)
+    return summary
+
+
+def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> sb3.Trained:
+    folder.mkdir(parents=True, exist_ok=True)
+    configs.write_text(folder / "config.yaml", configs.to_yaml(config.model_dump(mode="json")))
+    with output.progress(f"train {config.name}, seed {config.seed}", config.ppo.total_timesteps) as done:
+        trained = sb3.train(config, on_progress=done, folder=folder, resume=resume)
+    configs.write_text(folder / "curve.json", json.dumps(trained.curve))
+    plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=_paired(config))
+    save_policy(folder / POLICY, trained.file)
+    return trained
+
+
+def _paired(config: TrainConfig) -> bool:
+    return config.environment.paired
