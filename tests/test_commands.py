@@ -218,10 +218,17 @@ def test_validate_holds_table_1(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) -> None:
-    text = _run(capsys, "evaluate", "static", "paper", "--suite", "nulls", "--seeds", "4", "-i", "200", "--json", "-")
-    rows = json.loads(text)
+    options = ["--suite", "nulls", "--split", "validation", "--seeds", "4", "-i", "200", "--json", "-"]
+    rows = json.loads(_run(capsys, "evaluate", "static", "paper", *options))
     assert {row["policy"] for row in rows} == {"passive", "static", "paper"}
+    assert {row["cluster"] for row in rows} == {"jitter-16", "alone-16", "equal-pairs-16", "exchange-12"}
     for row in rows:
-        assert row["gain"] <= 1e-9, "no policy can gain where nothing is shared"
-        low, high = row["gain_ci95"]
-        assert low <= row["gain"] <= high
+        assert set(row) == {
+            *("suite", "cluster", "ranks", "split", "null", "policy"),
+            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed"),
+        }
+        assert (row["suite"], row["split"], row["null"], row["gap_closed"]) == ("nulls", "validation", True, None)
+        low, high = row["ci95"]
+        assert low <= row["throughput_gain"] <= high
+        if row["cluster"] in {"jitter-16", "alone-16"}:
+            assert row["throughput_gain"] <= 1e-9, "no policy can gain where nothing is shared"

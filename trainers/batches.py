@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceenv.cluster import Cluster
@@ -30,12 +30,12 @@ def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = Non
     for share in config.shares():
         cluster = given.get(_name(share)) or share.load()
         shapes.setdefault((cluster.ranks, cluster.groups), []).append((share, cluster))
-    total = sum(share.weight for members in shapes.values() for share, _ in members)
+    weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
+    rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
     parts = []
-    for members in shapes.values():
-        weight = sum(share.weight for share, _ in members)
+    for members, count in zip(shapes.values(), rows, strict=True):
         env = PacingVectorEnv(
-            max(round(config.environments * weight / total), len(members)) if len(shapes) > 1 else config.environments,
+            count,
             [cluster for _, cluster in members],
             weights=[share.weight for share, _ in members],
             mechanisms=config.mechanisms,
@@ -47,6 +47,19 @@ def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = Non
         names = tuple(_name(share) for share, _ in members)
         parts.append(Part(env, names, tuple(share.null_case for share, _ in members)))
     return parts
+
+
+def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:
+    """``total`` rows in proportion to ``weights``, by largest remainder, but no part with fewer than its ``least``."""
+    if total <= sum(least):
+        return list(least)
+    spare = total - sum(least)
+    exact = [spare * weight / sum(weights) for weight in weights]
+    rows = [low + int(share) for low, share in zip(least, exact, strict=True)]
+    by_remainder = sorted(range(len(rows)), key=lambda i: int(exact[i]) - exact[i])
+    for i in by_remainder[: total - sum(rows)]:
+        rows[i] += 1
+    return rows
 
 
 def _name(share: ClusterShare) -> str:

@@ -30,7 +30,7 @@ class ClusterShare(Config):
     def load(self) -> Cluster:
         """The cluster config with the changes applied."""
         assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        return load_cluster(self.cluster).changed(assignments, self.cluster, "set")
+        return load_cluster(self.cluster).changed(assignments, f"{self.cluster}, set", "set")
 
 
 class Case(ClusterShare):

@@ -1,0 +1,69 @@
+"""Suites: split by cluster, every case a cluster that loads; the static sweep finds what it must."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceenv.cluster.derive import derive
+from paceenv.engine.simulator import episode_keys
+from paceenv.errors import InputError
+from trainers.evaluate import TUNED, evaluate
+from trainers.static_search import search_static
+from trainers.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite
+
+CASES = load_suite(ALL).cases
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_every_case_is_a_cluster(case: Case) -> None:
+    cluster = case.load()
+    assert cluster.name == case.name
+    assert case.suite in REPORTED
+    assert len(derive(cluster, episode_keys([0, 1]))) == 2
+
+
+def test_no_cluster_is_in_two_splits() -> None:
+    by_split = {split: [c.load().model_dump(exclude={"name"}) for c in CASES if c.split == split] for split in SPLITS}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not any(cluster in by_split[other] for cluster in by_split[one])
+    for split in SPLITS:
+        assert {c.null_case for c in CASES if c.split == split} == {True, False}
+    ranks = {c.load().ranks for c in CASES if c.split == "held-out"}
+    assert min(ranks) == 4
+    assert max(ranks) == 512
+
+
+def test_a_case_may_change_its_cluster_and_says_where_it_cannot(tmp_path: Path) -> None:
+    changed = Case(cluster="two-jobs", set={"noise.jitter_cv": 0.5, "tenants.0.comm_share": {"uniform": [0.1, 0.2]}})
+    assert changed.load().noise.jitter_cv == 0.5
+    with pytest.raises(InputError, match=r"two-jobs, set noise\.jitter_cvv=1\.0.*did you mean jitter_cv"):
+        Case(cluster="two-jobs", set={"noise.jitter_cvv": 1.0}).load()
+    (tmp_path / "twice.yaml").write_text("name: twice\ncases: [{cluster: two-jobs}, {cluster: two-jobs}]\n")
+    with pytest.raises(InputError, match=r"twice: two-jobs"):
+        load_suite(tmp_path / "twice.yaml")
+    with pytest.raises(InputError, match="no case in split train"):
+        load_suite("demo").only(["train"])
+
+
+def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
+    cases = [Case(cluster=name) for name in ("unequal-slack", "sockets-two-jobs", "incast-shallow")]
+    suite = Suite(name="three", cases=cases, seeds=8, iterations=300)
+    found = search_static(suite)
+    for case, mechanism in zip(cases, ("slack", "slide", "stagger"), strict=True):
+        assert f"{mechanism}=" in found.best_for(case.name)
+    weights_gain = found.gain_SC.mean(axis=1)
+    assert weights_gain[found.settings.index(_setting(found.best()))] == weights_gain.max()
+    tuned = {case.name: found.best_for(case.name) for case in cases}
+    scores = evaluate([found.best(), "clairvoyant"], suite, tuned=tuned)
+    assert scores.total(TUNED).gain > scores.total(found.best()).gain
+    assert scores.score("clairvoyant", cases[0]).gap_closed == 1.0
+    assert np.isfinite(scores.score(TUNED, cases[0]).gap_closed or np.nan)
+
+
+def _setting(policy: str) -> tuple[tuple[str, float, float], ...]:
+    parts = (option.split("=") for option in policy.removeprefix("static:").split(","))
+    return tuple((name, *map(float, value.split("/"))) for name, value in parts)  # type: ignore[misc]
