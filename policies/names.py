@@ -11,9 +11,9 @@ from policies.rules import Adaptive, Static, paper, passive
 
 RULES: dict[str, Callable[[], Policy]] = {"passive": passive, "paper": paper, "adaptive": Adaptive}
 STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
-    "slack": Adaptive.SLACK_SETTING,
-    "slide": Adaptive.SLIDE_SETTING,
-    "stagger": Adaptive.STAGGER_SETTING,
+    "slack": (0.02, 0.4),
+    "slide": (0.05, 0.4),
+    "stagger": (0.5, 0.4),
 }
 """(threshold, window) of ``static`` for a mechanism whose settings nobody gave; the paper's rule has its own name."""
 LEARNED = "learned"

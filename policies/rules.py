@@ -51,26 +51,40 @@ def paper() -> Static:
 
 
 class Adaptive(Policy):
-    """Hold and probe: tries pacing where its trigger fires, keeps it while it pays; backs off longer at each failure.
+    """Hold and probe: tries slack and slide in turn, keeps what pays, backs off longer at each failure.
 
-    A rank alternates between trials. Off, it measures the level of step time; when its own slack or its own
-    collective's inflation has been over the trigger it switches the matching mechanism on for a hold. The step time is
-    common to all ranks, so a rank can judge alone: the mean level of the hold against that of the off phase before. The
-    level is the sum of its trends and not the inflation over the baseline, which itself moves meanwhile. Success
-    doubles the next hold, failure doubles the next back-off. The stagger rule holds and probes by itself and is always
-    armed.
+    Every switch between off and on is a measurement: the mean level of two intervals before it against two after it,
+    the first one skipped. The level is the sum of the step time's trends and not its inflation over the baseline, which
+    itself moves meanwhile. What a mechanism gains is averaged over its switches, older ones counting less, and doubted
+    by the noise that step time shows between switches. Success doubles the next hold, failure the next back-off.
+
+    Step time is common to all ranks, so all judge alike without a word, if they switch together: holds end where the
+    number of intervals is a multiple of their length. Otherwise one rank's pause is another's unexplained loss.
+
+    Where a rank waits in a barrier, slack is measured, and its rule next to free where it does not help: it is tried
+    first, held long, and dropped only when it surely costs. Without a barrier the wait is what the collective takes
+    beyond its baseline, late peers and contention look the same, and either rule has to prove itself, slide first.
+    The stagger rule holds and probes by itself and is always armed.
     """
 
-    SLACK_TRIGGER, SLIDE_TRIGGER = 0.04, 0.05
-    """Share of the step that is repeatedly slack; logarithm of the collective's inflation."""
-    SLACK_SETTING, SLIDE_SETTING = (0.02, 0.4), (0.05, 0.4)
+    TRIED = (pacing.SLACK, pacing.SLIDE)
+    SLACK_SETTING, SLIDE_SETTING = (0.02, 0.4), (0.1, 0.2)
     """(threshold, window) while on."""
-    STAGGER_SETTING = (0.5, 0.4)
-    LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 2, 4, 32
+    STAGGER_SETTING = (0.7, 0.4)
+    LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 3, 16, 64
+    SHORTEST_BACK_OFF = 2
+    SETTLED = 3
+    """Intervals after a switch whose last two are compared with the last two before it."""
     MARGIN = 0.005
-    """A hold must lower step time by this share to count as a success."""
-    HOPELESS = 0.03
-    """A hold that has raised it by this share so far ends at once."""
+    """Share of the step that a mechanism must gain, or that slack at a barrier may seem to cost."""
+    DOUBT, TRUST = 0.5, 2.0
+    """Standard errors by which a gain must exceed the margin, and by which slack at a barrier may fall short of it."""
+    HOPELESS, HOPELESS_NOISES, HOPELESS_BACK_OFF = 0.03, 3.0, 8
+    """A trial that at once raises step time by this share, and by this multiple of the noise, ends: its back-off grows
+    by this factor and not by two."""
+    FORGET, NOISE_WEIGHT, BARRIER_FORGET = 0.7, 0.1, 0.95
+    BARRIER_SHARE = 0.6
+    """Difference between the wait and the collective's inflation, as a share of them, from which on there is one."""
 
     name = "adaptive"
 
@@ -78,55 +92,116 @@ class Adaptive(Policy):
         self.reset(0)
 
     def reset(self, rows: int) -> None:
-        self._mechanism_B = np.full(rows, -1)  # -1: off
+        self._interval = 0
+        self._on_B = np.full(rows, -1)  # index into TRIED; -1: off
+        self._measured_B = np.full(rows, -1)  # the same, of the mechanism that was last switched
+        self._age_B = np.zeros(rows, np.int64)  # intervals since that switch
         self._left_B = np.full(rows, self.LOOK_INTERVALS)
         self._hold_B = np.full(rows, self.HOLD_INTERVALS)
-        self._back_off_B = np.full(rows, self.LOOK_INTERVALS)
-        self._sum_B, self._count_B = np.zeros(rows), np.zeros(rows, np.int64)
-        self._off_level_B = np.full(rows, np.inf)
-        self._level_B = np.zeros(rows)
+        self._back_off_BM = np.full((rows, len(self.TRIED)), self.SHORTEST_BACK_OFF)
+        self._closed_BM = np.zeros((rows, len(self.TRIED)), np.int64)  # intervals of back-off to go
+        self._gain_BM, self._weight_BM = np.zeros((2, rows, len(self.TRIED)))
+        self._level_B, self._level_before_B, self._from_B = np.zeros((3, rows))
+        self._noise_B, self._apart_B, self._wait_B = np.zeros((3, rows))
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        self._level_B += signals.unsquash("step_trend", signals_BO[:, signals.NAMES.index("step_trend")])
-        self._sum_B += self._level_B
-        self._count_B += 1
-        self._left_B -= 1
-        on_B = self._mechanism_B >= 0
-        self._left_B[on_B & (self._sum_B / self._count_B > self._off_level_B + self.HOPELESS)] = 0
-        due = np.flatnonzero(self._left_B <= 0)
+        self._take_in(signals_BO)
+        on_B, settled_B = self._on_B >= 0, self._age_B == self.SETTLED
+        rise_B = self._level_B - self._from_B
+        sure_B = rise_B > np.maximum(self.HOPELESS, self.HOPELESS_NOISES * self._noise_B)
+        hopeless_B = on_B & (self._age_B < self.SETTLED) & sure_B
+        self._learn(np.flatnonzero(hopeless_B), -rise_B)
+        change_B = self._recent_B() - self._from_B
+        self._learn(np.flatnonzero(settled_B & (self._measured_B >= 0)), np.where(on_B, -change_B, change_B))
+        failed_B = on_B & (hopeless_B | settled_B) & ~self._pays_B()
+        due = np.flatnonzero(failed_B | (self._left_B <= 0))
         if len(due):
-            self._switch(due, signals_BO[due])
+            self._switch(due)
         settings = pacing.off(len(signals_BO))
         settings[:, pacing.STAGGER] = self.STAGGER_SETTING
-        for m, setting in ((pacing.SLACK, self.SLACK_SETTING), (pacing.SLIDE, self.SLIDE_SETTING)):
-            settings[self._mechanism_B == m, m] = setting
+        for k, setting in enumerate((self.SLACK_SETTING, self.SLIDE_SETTING)):
+            settings[self._on_B == k, self.TRIED[k]] = setting
         return settings
 
-    def _switch(self, due: NDArray[np.int64], signals_DO: NDArray[np.float32]) -> None:
-        """End the phase of the rows ``due`` and start their next one."""
-        mean_D = self._sum_B[due] / self._count_B[due]
-        was_on = self._mechanism_B[due] >= 0
-        paid = was_on & (mean_D < self._off_level_B[due] - self.MARGIN)
-        failed = was_on & ~paid
-        self._off_level_B[due[~was_on]] = mean_D[~was_on]
-        longer = np.minimum(2 * self._hold_B[due], self.LONGEST_INTERVALS)
-        self._hold_B[due] = np.where(paid, longer, np.where(failed, self.HOLD_INTERVALS, self._hold_B[due]))
-        back_off = np.minimum(2 * self._back_off_B[due], self.LONGEST_INTERVALS)
-        self._back_off_B[due] = np.where(failed, back_off, np.where(paid, self.LOOK_INTERVALS, self._back_off_B[due]))
-        wanted = self._wanted(signals_DO)
-        turn_on = ~was_on & (wanted >= 0)
-        self._mechanism_B[due] = np.where(paid, self._mechanism_B[due], np.where(turn_on, wanted, -1))
-        on_now = self._mechanism_B[due] >= 0
-        idle = np.where(failed, self._back_off_B[due], self.LOOK_INTERVALS)
-        self._left_B[due] = np.where(on_now, self._hold_B[due], idle)
-        self._sum_B[due], self._count_B[due] = 0.0, 0
-
-    def _wanted(self, signals_DO: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The mechanism each row's trigger asks for, -1 for none; slack first, as it is the more specific sign."""
-        slack_D = signals.unsquash("slack_share", signals_DO[:, signals.NAMES.index("slack_share")])
-        inflation_D = signals.unsquash("comm_inflation", signals_DO[:, signals.NAMES.index("comm_inflation")])
-        return np.where(
-            slack_D > self.SLACK_TRIGGER,
-            pacing.SLACK,
-            np.where(inflation_D > self.SLIDE_TRIGGER, pacing.SLIDE, -1),
+    def _take_in(self, signals_BO: NDArray[np.float32]) -> None:
+        """Clocks, the level and noise of step time, and whether the wait differs from the collective's inflation."""
+        trend_B, wait_B, inflation_B = (
+            signals.unsquash(name, signals_BO[:, signals.NAMES.index(name)])
+            for name in ("step_trend", "wait_share", "comm_inflation")
         )
+        self._interval += 1
+        self._age_B += 1
+        self._left_B -= 1
+        self._closed_BM -= 1
+        self._level_before_B = self._level_B
+        self._level_B = self._level_B + trend_B
+        calm_B = self._age_B > 1
+        self._noise_B += np.where(calm_B, self.NOISE_WEIGHT * (np.abs(trend_B) - self._noise_B), 0.0)
+        beyond_B = signals_BO[:, signals.NAMES.index("comm_share")] * (1.0 - np.exp(-inflation_B))
+        self._apart_B = self.BARRIER_FORGET * self._apart_B + np.abs(wait_B - beyond_B)
+        self._wait_B = self.BARRIER_FORGET * self._wait_B + np.maximum(wait_B, beyond_B)
+
+    def _recent_B(self) -> NDArray[np.float64]:
+        """Mean level of the last two intervals."""
+        return 0.5 * (self._level_B + self._level_before_B)
+
+    def _barrier_B(self) -> NDArray[np.bool_]:
+        """Whether a rank waits elsewhere than in its payload collective."""
+        return self._apart_B > self.BARRIER_SHARE * self._wait_B
+
+    def _learn(self, rows: NDArray[np.int64], gain_B: NDArray[np.float64]) -> None:
+        """Take in what the mechanism last switched gains, as a share of the step, for the rows with that index."""
+        m = self._measured_B[rows]
+        self._gain_BM[rows, m] = self.FORGET * self._gain_BM[rows, m] + gain_B[rows]
+        self._weight_BM[rows, m] = self.FORGET * self._weight_BM[rows, m] + 1.0
+
+    def _mean_gain_BM(self) -> NDArray[np.float64]:
+        return self._gain_BM / np.maximum(self._weight_BM, 1e-9)  # 0 for a mechanism never tried
+
+    def _pays_B(self) -> NDArray[np.bool_]:
+        """Whether the mechanism that is on is worth keeping; of no meaning where none is."""
+        row, m = np.arange(len(self._on_B)), self._on_B
+        mean_B, error_B = (
+            self._mean_gain_BM()[row, m],
+            self._noise_B / np.sqrt(np.maximum(self._weight_BM[row, m], 1.0)),
+        )
+        trusted_B = self._barrier_B() & (m == 0)
+        least_B = np.where(trusted_B, -self.MARGIN - self.TRUST * error_B, self.MARGIN + self.DOUBT * error_B)
+        pays_B: NDArray[np.bool_] = mean_B > least_B
+        return pays_B
+
+    def _switch(self, due: NDArray[np.int64]) -> None:
+        """End the phase of the rows ``due`` and start their next one."""
+        on, pays, barrier = self._on_B[due], self._pays_B()[due], self._barrier_B()[due]
+        was_on, short = on >= 0, self._age_B[due] < self.SETTLED
+        paid, failed = was_on & pays, was_on & ~pays
+        longer = np.where(paid, np.minimum(2 * self._hold_B[due], self.LONGEST_INTERVALS), self.HOLD_INTERVALS)
+        self._hold_B[due] = np.where(was_on, longer, self._hold_B[due])
+        longer = np.minimum(
+            np.where(short, self.HOPELESS_BACK_OFF, 2) * self._back_off_BM[due, on], self.LONGEST_INTERVALS
+        )
+        back_off = np.where(failed, longer, self.SHORTEST_BACK_OFF)
+        self._back_off_BM[due[was_on], on[was_on]] = back_off[was_on]
+        self._closed_BM[due[failed], on[failed]] = back_off[failed]
+        preference = np.where(barrier, 1e-6, -1e-6)[:, None] * (1.0, -1.0)  # between two never tried
+        score = np.where(self._closed_BM[due] <= 0, self._mean_gain_BM()[due] + preference, -np.inf)
+        chosen = np.where(was_on | np.isinf(score).all(axis=1), -1, score.argmax(axis=1))
+        self._start(due, chosen, np.where(was_on & ~short, on, chosen), barrier)
+
+    def _start(
+        self,
+        due: NDArray[np.int64],
+        chosen: NDArray[np.int64],
+        measured: NDArray[np.int64],
+        barrier: NDArray[np.bool_],
+    ) -> None:
+        """Start a phase with ``chosen`` on (-1: off); what changes with it counts as the gain of ``measured``."""
+        was_on, changed = self._on_B[due] >= 0, chosen != self._on_B[due]
+        self._from_B[due] = np.where(changed, self._recent_B()[due], self._from_B[due])
+        self._measured_B[due] = np.where(changed, measured, self._measured_B[due])
+        self._age_B[due] = np.where(changed, 0, self._age_B[due])
+        hold = np.where(barrier & (chosen == 0), self.LONGEST_INTERVALS, self._hold_B[due])
+        left = hold - self._interval % hold  # to the next multiple, or the one after that if it is near
+        left = np.where(left < hold // 2, left + hold, left)
+        self._left_B[due] = np.where(chosen >= 0, left, np.where(was_on, self.LOOK_INTERVALS, 1))
+        self._on_B[due] = chosen

@@ -121,56 +121,115 @@ def test_static_by_name_refuses_bad_options(options: str, expected: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def slack_is_on(policy: rules.Adaptive, view: np.ndarray[Any, np.dtype[np.float32]]) -> bool:
-    return bool(policy.act(view)[0, pacing.SLACK, pacing.WINDOW] > 0.0)
+BARRIER = {"wait_share": 0.5}
+"""What a rank sees that waits in a barrier, its collective as fast as ever."""
+NO_BARRIER = {
+    "wait_share": signals.squash(0.2 * (1.0 - np.exp(-0.5)), 0.05),
+    "comm_share": 0.2,
+    "comm_inflation": 5 / 7,
+}
+"""The wait is what the collective takes beyond its baseline."""
 
 
-def test_adaptive_rests_without_a_trigger_and_acts_on_one() -> None:
-    policy = rules.Adaptive()
-    policy.reset(1)
-    resting = np.stack([policy.act(seen())[0] for _ in range(100)])
-    assert not resting[:, [pacing.SLACK, pacing.SLIDE, pacing.PAPER]].any()
-    assert (resting[:, pacing.STAGGER] == rules.Adaptive.STAGGER_SETTING).all(), "armed: it holds and probes by itself"
-    assert any(slack_is_on(policy, seen(slack_share=0.8)) for _ in range(4))
-    policy.reset(1)
-    slid = [policy.act(seen(comm_inflation=0.8))[0, pacing.SLIDE, pacing.WINDOW] > 0 for _ in range(4)]
-    assert any(slid)
-
-
-def adapting(step_s: Callable[[int, bool], float], intervals: int) -> list[bool]:
-    """Whether an adaptive policy paces in each interval of a job with slack and a mean step of ``step_s(t, paced)``."""
-    policy, on, history, before_s = rules.Adaptive(), False, [], 0.0
+def adapting(step_s: Callable[[int, str], float], intervals: int, view: dict[str, float] | None = None) -> list[str]:
+    """The mechanism an adaptive policy has on in each interval, in a job with mean steps ``step_s(t, mechanism)``."""
+    policy, on, history, before_s = rules.Adaptive(), "", [], 0.0
     policy.reset(1)
     for t in range(intervals):
         mean_s = step_s(t, on)
         trend = np.log(mean_s / before_s) if before_s else 0.0
-        on = slack_is_on(policy, seen(slack_share=0.8, step_trend=signals.squash(trend, 0.05)))
+        decided = policy.act(seen(step_trend=signals.squash(trend, 0.05), **(view or BARRIER)))[0]
+        assert tuple(decided[pacing.STAGGER]) == rules.Adaptive.STAGGER_SETTING, "armed: it holds and probes by itself"
+        on = " ".join(name for name in ("slack", "slide", "paper") if decided[pacing.MECHANISMS.index(name)].any())
         history.append(on)
         before_s = mean_s
     return history
 
 
-def test_adaptive_holds_what_pays_and_backs_off_from_what_does_not() -> None:
-    assert np.mean(adapting(lambda t, on: 0.9 if on else 1.0, 400)[100:]) > 0.9
-    assert np.mean(adapting(lambda t, on: 1.02 if on else 1.0, 400)[100:]) < 0.2
+def share(history: list[str], mechanism: str) -> float:
+    return sum(on == mechanism for on in history) / len(history)
 
 
-def test_adaptive_ends_a_hopeless_hold_at_once() -> None:
-    history = adapting(lambda t, on: 1.3 if on else 1.0, 400)
-    assert any(history)
-    assert not any(a and b for a, b in itertools.pairwise(history)), "one interval is enough"
+def test_adaptive_starts_with_slack_at_a_barrier_and_with_slide_without() -> None:
+    for view, first, second in ((BARRIER, "slack", "slide"), (NO_BARRIER, "slide", "slack")):
+        history = adapting(lambda t, on: 1.02 if on else 1.0, 200, view)
+        assert history[:2] == ["", ""], "the first level needs intervals without pacing"
+        assert [on for on in dict.fromkeys(history) if on] == [first, second], "one at a time"
+
+
+@pytest.mark.parametrize("view", [BARRIER, NO_BARRIER], ids=["barrier", "no barrier"])
+@pytest.mark.parametrize("good", ["slack", "slide"])
+def test_adaptive_finds_and_holds_the_mechanism_that_pays(view: dict[str, float], good: str) -> None:
+    history = adapting(lambda t, on: 0.9 if on == good else 1.02 if on else 1.0, 400, view)
+    assert share(history[100:], good) > 0.9
+
+
+def test_adaptive_backs_off_from_what_does_not_pay() -> None:
+    assert share(adapting(lambda t, on: 1.02 if on else 1.0, 400)[100:], "") > 0.8
+    assert share(adapting(lambda t, on: 1.0, 400, NO_BARRIER)[100:], "") > 0.8
+
+
+def test_adaptive_trusts_measured_slack_until_it_costs() -> None:
+    assert share(adapting(lambda t, on: 1.0, 400)[10:], "slack") > 0.9
+
+
+def test_adaptive_ends_a_hopeless_trial_at_once() -> None:
+    for view in (BARRIER, NO_BARRIER):
+        history = adapting(lambda t, on: 1.3 if on else 1.0, 400, view)
+        assert 0 < sum(map(bool, history)) < 40
+        assert not any(a and b for a, b in itertools.pairwise(history)), "one interval is enough"
 
 
 def test_adaptive_is_not_misled_by_a_drifting_baseline() -> None:
     """Steps grow all the time, so that the last phase is always the longer one; pacing still pays."""
-    assert np.mean(adapting(lambda t, on: (0.9 if on else 1.0) * 1.0002**t, 400)[100:]) > 0.9
+    for view in (BARRIER, NO_BARRIER):
+        history = adapting(lambda t, on: (0.9 if on == "slack" else 1.0) * 1.0002**t, 400, view)
+        assert share(history[100:], "slack") > 0.9
+
+
+@pytest.mark.parametrize(("view", "good"), [(BARRIER, "slack"), (NO_BARRIER, "slide")], ids=["barrier", "no barrier"])
+def test_adaptive_is_not_misled_by_noise(view: dict[str, float], good: str) -> None:
+    noise_T = np.exp(np.random.default_rng(0).normal(0.0, 0.03, 400))
+    history = adapting(lambda t, on: (0.93 if on == good else 1.02 if on else 1.0) * noise_T[t], 400, view)
+    assert share(history[100:], good) > 0.7
 
 
 def test_adaptive_probes_again_after_backing_off() -> None:
     # the regime changes: what failed begins to pay
-    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on else 1.0, 600)
-    assert np.mean(history[100:300]) < 0.2
-    assert np.mean(history[450:]) > 0.9
+    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on == "slide" else 1.0, 600, NO_BARRIER)
+    assert share(history[100:300], "") > 0.8
+    assert share(history[450:], "slide") > 0.9
+
+
+def test_adaptive_ranks_come_into_step_whatever_they_took_for_first() -> None:
+    """One of two ranks meets the barrier later; from then on both pause for their measurements together."""
+    policy, before_s, on_TB = rules.Adaptive(), 1.0, []
+    policy.reset(2)
+    for t in range(400):
+        mean_s = 0.8 if t and on_TB[-1].all() else 1.0
+        trend = signals.squash(np.log(mean_s / before_s), 0.05)
+        late = NO_BARRIER if t < 6 else BARRIER
+        view = np.concatenate([seen(step_trend=trend, **BARRIER), seen(step_trend=trend, **late)])
+        on_TB.append(policy.act(view)[:, pacing.SLACK].any(axis=1))
+        before_s = mean_s
+    assert on_TB[5].tolist() == [True, False]
+    np.testing.assert_array_equal(*np.array(on_TB[200:]).T)
+    assert np.mean(on_TB[200:]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("cluster", "static"),
+    [("unequal-slack", rules.Static({"slack": (0.02, 0.4)})), ("two-jobs", rules.Static({"slide": (0.05, 0.4)}))],
+    ids=["unequal-slack", "two-jobs"],
+)
+def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, static: Policy) -> None:
+    some = load_cluster(cluster)
+    some = some.model_copy(update={"noise": some.noise.model_copy(update={"transfer_cv": 0.03})})
+    passive_s, static_s, adaptive_s = (
+        run(policy, start(some, np.arange(32)), 2560).step_ET.mean()
+        for policy in (rules.passive(), static, rules.Adaptive())
+    )
+    assert passive_s / adaptive_s - 1.0 > 0.7 * (passive_s / static_s - 1.0)
 
 
 # Running policies
