@@ -55,7 +55,7 @@ def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
     found = search_static(suite)
     for case, mechanism in zip(cases, ("slack", "slide", "stagger"), strict=True):
         assert f"{mechanism}=" in found.best_for(case.name)
-    weights_gain = found.gain_SC.mean(axis=1)
+    weights_gain = found.gain_SCE.mean(axis=(1, 2))
     assert weights_gain[found.settings.index(_setting(found.best()))] == weights_gain.max()
     tuned = {case.name: found.best_for(case.name) for case in cases}
     scores = evaluate([found.best(), "clairvoyant"], suite, tuned=tuned)

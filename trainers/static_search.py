@@ -37,21 +37,22 @@ def spelled(setting: Setting) -> str:
 
 @dataclass(frozen=True)
 class StaticSearch:
-    """Throughput gains over passive ``(settings, cases)`` of every setting tried, means over seeds."""
+    """What every setting came to on every case: throughput gain over passive and CV, ``(settings, cases, seeds)``."""
 
     cases: Sequence[Case]
     settings: Sequence[Setting]
-    gain_SC: NDArray[np.float64]
+    gain_SCE: NDArray[np.float64]
+    cv_SCE: NDArray[np.float64]
 
     def best(self) -> str:
         """The single setting with the highest mean gain over all cases, by their weights."""
         weights = np.array([case.weight for case in self.cases])
-        return spelled(self.settings[int((self.gain_SC @ weights).argmax())])
+        return spelled(self.settings[int((self.gain_SCE.mean(axis=2) @ weights).argmax())])
 
     def best_for(self, name: str) -> str:
         """The setting with the highest gain on the case of that name."""
         c = [case.name for case in self.cases].index(name)
-        return spelled(self.settings[int(self.gain_SC[:, c].argmax())])
+        return spelled(self.settings[int(self.gain_SCE[:, c].mean(axis=1).argmax())])
 
 
 def search_static(
@@ -61,58 +62,61 @@ def search_static(
 ) -> StaticSearch:
     """Try every mechanism of the suite alone on :data:`GRID`, then the best of them together.
 
-    On other seeds than the suite's own, so that a setting's score there is not its own selection. ``clusters``
-    replaces configs by the name of their case; ``on_done`` is told the share that is done. Settings are compared on
-    common random numbers, so fewer seeds and iterations than a score needs tell them apart.
+    On other seeds than the suite's own, so that a setting's score there is not its own selection, and on fewer:
+    settings are compared on common random numbers. ``clusters`` replaces configs by the name of their case;
+    ``on_done`` is told the share that is done.
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
     weights = np.array([case.weight for case in suite.cases])
     single: list[Setting] = [((m, t, w),) for m in suite.mechanisms for t, w in itertools.product(*GRID[m])]
-    gains = _gains(single, loaded, seeds, suite.iterations, lambda share: on_done(0.5 * share))
+    found = _outcomes(single, loaded, seeds, suite.iterations, lambda share: on_done(0.5 * share))
     settings = single
     if len(suite.mechanisms) > 1:
-        order = np.argsort(-(gains @ weights), kind="stable")
+        order = np.argsort(-(found[0].mean(axis=2) @ weights), kind="stable")
         top = [[single[s] for s in order if single[s][0][0] == m][:COMBINED] for m in suite.mechanisms]
         joint: list[Setting] = [
             tuple(part for choice in chosen for part in choice)
             for chosen in itertools.product(*([(), *choices] for choices in top))
             if sum(map(len, chosen)) > 1
         ]
-        more = _gains(joint, loaded, seeds, suite.iterations, lambda share: on_done(0.5 + 0.5 * share))
-        settings, gains = [*single, *joint], np.concatenate([gains, more])
+        more = _outcomes(joint, loaded, seeds, suite.iterations, lambda share: on_done(0.5 + 0.5 * share))
+        settings, found = [*single, *joint], np.concatenate([found, more], axis=1)
     on_done(1.0)
-    return StaticSearch(suite.cases, settings, gains)
+    return StaticSearch(suite.cases, settings, found[0], found[1])
 
 
-def _gains(
+def _outcomes(
     settings: Sequence[Setting],
     clusters: Sequence[Cluster],
     seeds: NDArray[np.int64],
     iterations: int,
     on_share: Callable[[float], None],
 ) -> NDArray[np.float64]:
-    """Mean gains ``(settings, cases)``; many settings run side by side, all on the same seeds."""
-    gain_SC = np.empty((len(settings), len(clusters)))
+    """Gains and CVs ``(2, settings, cases, seeds)``; many settings run side by side, all on the same seeds."""
+    found = np.empty((2, len(settings), len(clusters), len(seeds)))
     for c, cluster in enumerate(clusters):
-        passive_E = _mean_step_s([()], cluster, seeds, iterations)[0]
+        passive_E = _run([()], cluster, seeds, iterations)[0][0]
         for first in range(0, len(settings), _SETTINGS_AT_ONCE):
-            some = settings[first : first + _SETTINGS_AT_ONCE]
-            gain_SC[first : first + len(some), c] = (
-                passive_E / _mean_step_s(some, cluster, seeds, iterations) - 1.0
-            ).mean(axis=1)
+            some = slice(first, first + _SETTINGS_AT_ONCE)
+            mean_SE, cv_SE = _run(settings[some], cluster, seeds, iterations)
+            found[0, some, c], found[1, some, c] = passive_E / mean_SE - 1.0, cv_SE
         on_share((c + 1) / len(clusters))
-    return gain_SC
+    return found
 
 
-def _mean_step_s(
+def _run(
     settings: Sequence[Setting], cluster: Cluster, seeds: NDArray[np.int64], iterations: int
-) -> NDArray[np.float64]:
-    """Mean step times ``(settings, seeds)``, seconds; the first interval without pacing, as in a rollout."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean step times in seconds and CVs, ``(settings, seeds)``; the first interval without pacing, as in a rollout."""
     simulator = start(cluster, np.tile(seeds, len(settings)), threads=os.cpu_count() or 1)
-    total_E = simulator.run(simulator.off(), INTERVAL_ITERATIONS).sum(axis=1)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
-    total_E += simulator.run(np.repeat(given, len(seeds), axis=0)[:, None], iterations - INTERVAL_ITERATIONS).sum(
-        axis=1
+    step_ET = np.concatenate(
+        [
+            simulator.run(simulator.off(), INTERVAL_ITERATIONS),
+            simulator.run(np.repeat(given, len(seeds), axis=0)[:, None], iterations - INTERVAL_ITERATIONS),
+        ],
+        axis=1,
     )
-    return np.asarray(total_E.reshape(len(settings), len(seeds)) / iterations)
+    mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
+    return mean_E.reshape(len(settings), -1), (sd_E / mean_E).reshape(len(settings), -1)
