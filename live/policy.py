@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from paceenv.errors import InputError
 from policies.base import Policy
 from policies.learned import Learned
-from policies.names import rule
+from policies.names import NAMES, NEED_SIMULATOR, rule
 from policies.rules import passive
 
 
@@ -37,6 +37,10 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         return NamedPolicy(given, type(given).__name__, calibrated_range=known)
     text = str(given)
     try:
+        if text in NEED_SIMULATOR:
+            raise InputError(
+                f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
+            )
         named = rule(text)
         return NamedPolicy(named, text) if named is not None else _from_file(text)
     except Exception as error:  # of a hostile file anything may be expected

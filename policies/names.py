@@ -19,6 +19,8 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
 LEARNED = "learned"
 """The name of the policy file that is released with the package; see ``policies.saved``."""
 NAMES = (*RULES, "static", LEARNED)
+NEED_SIMULATOR = ("projection", "clairvoyant")
+"""Policies that look ahead in the simulator of a cluster; ``policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
 
 

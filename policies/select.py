@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from paceenv.cluster import Cluster
 from policies import names, saved
 from policies.base import Policy
 from policies.clairvoyant import Clairvoyant
 
-NAMES = (*names.NAMES, "clairvoyant")
+NAMES = (*names.NAMES, *names.NEED_SIMULATOR)
 POLICY_HELP = (
-    "passive, static, paper, adaptive, learned (the released policy file), clairvoyant (a bound: it looks ahead), or a "
-    "policy file. static takes options: static:threshold=0.05,window=0.2,mechanism=slide, or threshold/window by "
+    "passive, static, paper, adaptive, projection (from rollouts of this cluster), learned (the released policy "
+    "file), clairvoyant (a bound: it knows the noise to come), or a policy file. static takes options: static:threshold=0.05,window=0.2,mechanism=slide, or threshold/window by "
     "mechanism: static:slack=0.02/0.3,slide=0.05/0.05; a policy trained for a range of weights of variation takes one: "
     "learned:preference=0.3, FILE.safetensors:preference=0.3"
 )
@@ -24,4 +26,8 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
         return named
     if text == "clairvoyant":
         return Clairvoyant()
+    if text == "projection":
+        from policies.projection import Projection  # simulates when it is made, and needs SciPy: not for other policies
+
+        return Projection(cluster, threads=os.cpu_count() or 1)
     return saved.find(text, NAMES)[1].policy

@@ -1,0 +1,160 @@
+"""Situations of a cluster, remembered: what ranks saw, and what each candidate setting brought from there.
+
+The simulator is driven by varied settings on noise of its own; at ends of control intervals it is forked, and every
+candidate setting is held over the same horizon on the same noise. Talks to the engine; the projection policy looks
+things up here. Legend: E episodes, R ranks, J ranks watched in each episode, O signals, F features, C candidates
+(the first is off), S snapshots, N views (S x J).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv import pacing
+from paceenv.cluster import Cluster
+from paceenv.engine.simulator import Simulator
+from paceenv.signals import SIGNALS
+from policies.rollout import INTERVAL_ITERATIONS, start
+
+HORIZON_INTERVALS = 4
+"""How far candidates are rolled ahead. The slack rule moves a tenth of the way an iteration: it needs two or three."""
+SPREAD = {
+    "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
+    "slide": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
+    "stagger": ((0.0, 0.5), (0.2, 0.4)),
+}
+"""Thresholds and windows of the settings that a pilot tries before the bank is built from the few that matter."""
+MOST_CANDIDATES = 6
+"""Settings besides off that a bank compares."""
+LEAST_WORTH = 0.001
+"""What one more candidate must add to the gain, if the best were always known, to be compared at all."""
+LONG_MEMORY_INTERVALS = 12
+"""Over how many intervals a rank's mean view reaches: it tells what lasts, as a tenant's period, from the moment."""
+PILOT_EPISODES, PILOT_INTERVALS = 96, 10
+EPISODE_INTERVALS, EVERY_INTERVALS = 24, 5
+"""Length of an episode and distance of its snapshots."""
+CHANGE_RATES = (1.0 / 3.0, 1.0 / 12.0, 0.0)
+"""How often an episode changes the setting that drives it, one rate an episode: a rank must know short trials and
+settings that have been on for long."""
+OFF_SHARE = 0.4
+"""Share of that time without pacing."""
+WATCHED_RANKS = 2
+"""Ranks whose views are remembered in each episode: early ones and critical ones see different things."""
+FEWEST_EPISODES, MOST_EPISODES, MOST_RANK_EPISODES = 64, 512, 512 * 64
+MOST_FORKED_RANKS = 2**20
+"""Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
+PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
+"""First seeds: far from those of evaluation, searches and training."""
+
+
+class Memory:
+    """What ranks remember of their own views: the last, and the mean over the last intervals."""
+
+    def __init__(self, rows: int) -> None:
+        self._mean_BO = np.zeros((rows, SIGNALS))
+        self._intervals = 0
+
+    def take_in(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Remember one interval's views; features ``(B, F)``: the view and the long mean."""
+        view_BO = np.asarray(signals_BO, np.float64)
+        self._intervals += 1
+        weight = 1.0 / min(self._intervals, LONG_MEMORY_INTERVALS)
+        self._mean_BO += weight * (view_BO - self._mean_BO)
+        return np.concatenate([view_BO, self._mean_BO], axis=1)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Remembered views and projections.
+
+    ``features_NF`` are what ranks saw; ``gain_NC`` is what each candidate then brought (:func:`project`),
+    ``settings_CM2`` are the candidates and ``watched`` is J: views of one situation share its gains.
+    """
+
+    features_NF: NDArray[np.float64]
+    gain_NC: NDArray[np.float64]
+    settings_CM2: NDArray[np.float64]
+    watched: int
+
+
+def affordable_episodes(ranks: int) -> int:
+    """How many episodes a few seconds allow for a job of ``ranks``."""
+    return min(max(MOST_RANK_EPISODES // ranks, FEWEST_EPISODES), MOST_EPISODES)
+
+
+def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
+    """Settings ``(C, M, 2)`` worth a try: off, the cluster's own, and every mechanism at a few values."""
+    own = cluster.pacing
+    rows = [pacing.off(), pacing.one_mechanism(own.mechanism, own.threshold, own.window)]
+    for name, (thresholds, windows) in SPREAD.items():
+        rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(thresholds, windows)]
+    return np.stack(rows)
+
+
+def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What each candidate, held over the horizon from now on, gains in the environments ``at``, ``(len(at), C)``.
+
+    In throughput over that of the first candidate, as a share of the ideal; all candidates meet the same noise.
+    """
+    C, horizon = len(settings_CM2), HORIZON_INTERVALS * INTERVAL_ITERATIONS
+    parts = 1 + len(at) * C * simulator.batch.ranks // MOST_FORKED_RANKS
+    throughput = []
+    for part in np.array_split(at, parts):
+        future = simulator.fork(np.repeat(part, C))
+        step_AT = future.run(np.tile(settings_CM2, (len(part), 1, 1))[:, None], horizon)
+        throughput.append((future.batch.jobs["ideal_step_s"] / step_AT.mean(axis=1)).reshape(len(part), C))
+    throughput_SC = np.concatenate(throughput)
+    return np.asarray(throughput_SC - throughput_SC[:, :1])
+
+
+def worth_comparing(gain_SC: NDArray[np.float64], most: int = MOST_CANDIDATES) -> list[int]:
+    """The candidates that add most to the gain if the best were always known; one after the other, off first."""
+    chosen, best_S = [0], gain_SC[:, 0]
+    while len(chosen) <= most:
+        value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)
+        c = int(value_C.argmax())
+        if value_C[c] < best_S.mean() + LEAST_WORTH:
+            break
+        chosen.append(c)
+        best_S = np.maximum(best_S, gain_SC[:, c])
+    return chosen
+
+
+def drive(
+    simulator: Simulator, settings_CM2: NDArray[np.float64], rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Run episodes under varied settings; features ``(N, F)`` and gains ``(N, C)`` at their snapshots."""
+    E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
+    J = min(R, WATCHED_RANKS)
+    watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
+    memory, phase_E = Memory(E * J), rng.integers(0, EVERY_INTERVALS, E)
+    rate_E, choice_E = rng.choice(CHANGE_RATES, E), np.zeros(E, np.int64)
+    features, gains = [], []
+    for t in range(EPISODE_INTERVALS):
+        simulator.run(settings_CM2[choice_E][:, None], INTERVAL_ITERATIONS)
+        view_EJO = np.take_along_axis(simulator.observe(every_rank=True), watched_EJ[:, :, None], axis=1)
+        feature_EJF = memory.take_in(view_EJO.reshape(E * J, -1)).reshape(E, J, -1)
+        at = np.flatnonzero((t + phase_E) % EVERY_INTERVALS == 0)
+        features.append(feature_EJF[at].reshape(len(at) * J, -1))
+        gains.append(np.repeat(project(simulator, at, settings_CM2), J, axis=0))
+        changes_E = rng.random(E) < (rate_E if t else 1.0)
+        drawn_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
+        choice_E = np.where(changes_E, drawn_E, choice_E)
+    return np.concatenate(features), np.concatenate(gains)
+
+
+def build(cluster: Cluster, episodes: int, threads: int = 1) -> Bank:
+    """The bank of a cluster, always the same one for the same arguments; of off alone where nothing else ever helps."""
+    every = spread_of_settings(cluster)
+    pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads)
+    pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
+    chosen = worth_comparing(project(pilot, np.arange(PILOT_EPISODES), every))
+    if len(chosen) == 1:
+        return Bank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
+    simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads)
+    features_NF, gain_NC = drive(simulator, every[chosen], np.random.default_rng(BANK_SEED))
+    return Bank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))
