@@ -33,6 +33,8 @@ ERRORS = 1.0
 """Standard errors by which another setting must be better than the present one."""
 UNLIKE = 1.5
 """How many times farther from all that is remembered than nearly all remembered views are from each other."""
+_SAMPLE = 1000
+"""Remembered views from which that distance is taken."""
 _TINY = 1e-9
 
 
@@ -56,7 +58,8 @@ class Projection(Policy):
         if len(self._bank.settings_CM2) > 1:
             self._neighbours = min(NEIGHBOURS, len(self._bank.features_NF))
             self._tree = cKDTree(self._bank.features_NF)
-            self._reach = UNLIKE * float(np.quantile(self._look_up(self._bank.features_NF)[2], 0.99))
+            some_NF = self._bank.features_NF[:: max(1, len(self._bank.features_NF) // _SAMPLE)]
+            self._reach = UNLIKE * float(np.quantile(self._look_up(some_NF)[2], 0.99))
         self.reset(0)
 
     @property
