@@ -27,7 +27,7 @@ from policies.base import Policy
 
 NEIGHBOURS = 50
 """Remembered views that are looked up for a decision; the nearer half counts most."""
-MARGIN = 0.002
+MARGIN = 0.001
 """Projected gain below which pacing is left alone."""
 ERRORS = 1.0
 """Standard errors by which another setting must be better than the present one."""

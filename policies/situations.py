@@ -30,7 +30,7 @@ SPREAD = {
 """Thresholds and windows of the settings that a pilot tries before the bank is built from the few that matter."""
 MOST_CANDIDATES = 6
 """Settings besides off that a bank compares."""
-LEAST_WORTH = 0.001
+LEAST_WORTH = 0.0005
 """What one more candidate must add to the gain, if the best were always known, to be compared at all."""
 LONG_MEMORY_INTERVALS = 12
 """Over how many intervals a rank's mean view reaches: it tells what lasts, as a tenant's period, from the moment."""
