@@ -22,12 +22,14 @@ from policies.rollout import INTERVAL_ITERATIONS, start
 
 HORIZON_INTERVALS = 4
 """How far candidates are rolled ahead. The slack rule moves a tenth of the way an iteration: it needs two or three."""
+# A pilot tries these thresholds and windows before the bank is built from the few settings that matter.
 SPREAD = {
     "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
     "slide": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
     "stagger": ((0.0, 0.5), (0.2, 0.4)),
 }
-"""Thresholds and windows of the settings that a pilot tries before the bank is built from the few that matter."""
+TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
+"""Threshold and windows of slack and of slide where both are on."""
 MOST_CANDIDATES = 6
 """Settings besides off that a bank compares."""
 LEAST_WORTH = 0.0005
@@ -87,11 +89,14 @@ def affordable_episodes(ranks: int) -> int:
 
 
 def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` worth a try: off, the cluster's own, and every mechanism at a few values."""
+    """Settings ``(C, M, 2)`` worth a try: off, the cluster's own, every mechanism at a few values, slack with slide."""
     own = cluster.pacing
     rows = [pacing.off(), pacing.one_mechanism(own.mechanism, own.threshold, own.window)]
     for name, (thresholds, windows) in SPREAD.items():
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(thresholds, windows)]
+    (slack, slack_windows), (slide, slide_windows) = TOGETHER
+    for a, b in itertools.product(slack_windows, slide_windows):
+        rows.append(pacing.one_mechanism("slack", slack, a) + pacing.one_mechanism("slide", slide, b))
     return np.stack(rows)
 
 
