@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceenv.cluster import Cluster
+from paceenv.cluster.derive import typical
 from paceenv.env import PacingVectorEnv
 from trainers.config import Environment
 from trainers.suites import ClusterShare
@@ -29,6 +30,7 @@ def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = Non
     shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}
     for share in config.shares():
         cluster = given.get(_name(share)) or share.load()
+        cluster = cluster if config.randomize else typical(cluster)
         shapes.setdefault((cluster.ranks, cluster.groups), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])

@@ -26,6 +26,7 @@ class Environment(Config):
     preference: _Weight | None = Field(None, description="the policy's unless told another; None: middle of the range")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
+    randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from paceenv.cluster import transfers
 from paceenv.cluster.collectives import volume
 from paceenv.cluster.draw import Draw
 from paceenv.cluster.model import Cluster
+from paceenv.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.engine import layout
 from paceenv.engine.simulator import JobBatch, episode_keys
 from paceenv.errors import InputError
@@ -37,14 +38,36 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     draw = Draw(np.array([key], np.uint64), apart.job.nodes)
     _derive(apart, draw, 1, None)
 
-    def fixed(value: Any) -> Any:
-        if id(value) in draw.drawn:
-            return float(draw.drawn[id(value)][0])
-        if isinstance(value, BaseModel):
-            return {name: fixed(part) for name, part in value}
-        return [fixed(part) for part in value] if isinstance(value, list) else value
+    return Cluster.model_validate(
+        _replaced(apart, lambda value: float(draw.drawn[id(value)][0]) if id(value) in draw.drawn else None)
+    )
 
-    return Cluster.model_validate(fixed(apart))
+
+def typical(cluster: Cluster) -> Cluster:
+    """The cluster with the middle of its range in place of whatever is drawn: nothing left to randomise."""
+
+    def middle(value: Any) -> float | None:
+        match value:
+            case Uniform():
+                return 0.5 * sum(value.uniform)
+            case LogUniform():
+                return math.sqrt(value.loguniform[0] * value.loguniform[1])
+            case Normal():
+                return value.normal[0]
+            case _:
+                return None
+
+    return Cluster.model_validate(_replaced(cluster, middle))
+
+
+def _replaced(value: Any, replace: Callable[[Any], float | None]) -> Any:
+    """A config as plain data, with what ``replace`` gives a number for replaced by it."""
+    number = replace(value)
+    if number is not None:
+        return number
+    if isinstance(value, BaseModel):
+        return {name: _replaced(part, replace) for name, part in value}
+    return [_replaced(part, replace) for part in value] if isinstance(value, list) else value
 
 
 def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBatch:
