@@ -27,7 +27,7 @@ from policies.learned import Learned
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
-_MAX_LAYERS, _MAX_BYTES = 16, 64 << 20
+_MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY = 16, 64 << 20, 10_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "mechanisms": list(content.policy.mechanisms),
         "activation": "tanh",
         "preference": _preference_header(content.policy),
+        "memory_intervals": content.policy.memory_intervals,
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
@@ -81,7 +82,11 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
     header = _header(target, metadata)
     default, preference_range = _preference(target, header.get("preference"))
-    layers = _layers(target, tensors, header, signals.SIGNALS + (default is not None))
+    memory = header.get("memory_intervals", 0)
+    if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
+        raise InputError(f"{target}: memory_intervals = {memory!r}; allowed: an integer from 0 to {_MAX_MEMORY}")
+    views = signals.SIGNALS * (2 if memory else 1)
+    layers = _layers(target, tensors, header, views + (default is not None))
     ranges = _ranges(target, header.get("calibrated_range", {}))
     provenance = header.get("provenance", {})
     if not isinstance(provenance, dict):
@@ -93,6 +98,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         default,
         preference_range=preference_range,
         calibrated_range=ranges,
+        memory_intervals=memory,
     )
     return PolicyFile(policy, ranges, provenance)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from paceenv import pacing, signals
 from paceenv.errors import InputError, out_of_range
 from policies.base import Policy
+from policies.memory import Memory
 from policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
@@ -27,15 +28,16 @@ class Learned(Policy):
     Parameters
     ----------
     layers : (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one linear: the deterministic
-        action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, and with a ``preference`` one
-        number more.
+        action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, with a memory their means,
+        and with a ``preference`` one number more.
     mechanisms : those whose threshold and window the action sets, in its order
     name : what messages call it
     preference : the weight of variation against throughput that it is to follow; None for a network without that input
     preference_range : the weights it was trained for, lowest and highest; None: this one only
     calibrated_range : for each signal the interval ``[low, high]`` met in training; signals not named are not compared
+    memory_intervals : over how many control intervals it remembers its views (``policies.memory``); 0: not at all
 
-    Raises InputError where preference, its range and the width of the network do not go together.
+    Raises InputError where preference, its range, memory and the width of the network do not go together.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Learned(Policy):
         *,
         preference_range: tuple[float, float] | None = None,
         calibrated_range: Mapping[str, tuple[float, float]] | None = None,
+        memory_intervals: int = 0,
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
         self.preference, self.preference_range = preference, preference_range
@@ -57,9 +60,10 @@ class Learned(Policy):
             if not (0.0 <= low <= preference <= high and preference < math.inf):
                 raise out_of_range("preference", preference, f"{low:g} to {high:g}", where)
             self.preference_range = preference_range or (preference, preference)
-        inputs = self.layers[0][0].shape[-1]
-        if inputs != signals.SIGNALS + (preference is not None):
-            allowed = f"a number with {signals.SIGNALS + 1} inputs, None with {signals.SIGNALS}"
+        self.memory_intervals, self._memory = memory_intervals, Memory(memory_intervals) if memory_intervals else None
+        inputs, views = self.layers[0][0].shape[-1], signals.SIGNALS * (2 if memory_intervals else 1)
+        if inputs != views + (preference is not None):
+            allowed = f"a number with {views + 1} inputs, None with {views}"
             raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
         self._preference = np.float32(0.0 if preference is None else signals.squashed_preference(preference))
         self._hold = RangeHold(self.calibrated_range, where)
@@ -81,19 +85,24 @@ class Learned(Policy):
             preference,
             preference_range=self.preference_range,
             calibrated_range=self.calibrated_range,
+            memory_intervals=self.memory_intervals,
         )
 
     def reset(self, rows: int) -> None:
         self._hold.reset(rows)
+        if self._memory is not None:
+            self._memory.reset(rows)
 
     def inputs(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the network takes ``(B, I)``: the signals, and the squashed preference after them where there is one."""
-        x = np.asarray(signals_BO, np.float32)
-        if self.preference is None:
-            return x
-        x_BI = np.empty((len(x), signals.SIGNALS + 1), np.float32)
-        x_BI[:, :-1], x_BI[:, -1] = x, self._preference
-        return x_BI
+        """What the network takes ``(B, I)``: signals, what is remembered of them, the squashed preference.
+
+        Takes the signals into the memory, so call it once for each view.
+        """
+        x_BO = np.asarray(signals_BO, np.float32)
+        parts = [x_BO] if self._memory is None else [x_BO, self._memory.update(x_BO)]
+        if self.preference is not None:
+            parts.append(np.full((len(x_BO), 1), self._preference, np.float32))
+        return np.concatenate(parts, axis=1) if len(parts) > 1 else x_BO
 
     def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""

@@ -24,6 +24,7 @@ class Environment(Config):
     episode_intervals: int = Field(64, ge=1)
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
     preference: _Weight | None = Field(None, description="the policy's unless told another; None: middle of the range")
+    memory_intervals: int = Field(0, ge=0, description="over how many intervals the policy remembers its views; 0: not")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
     randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")

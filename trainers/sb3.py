@@ -27,7 +27,7 @@ from paceenv.cluster import Cluster
 from paceenv.errors import InputError
 from policies.file import PolicyFile
 from policies.learned import Learned
-from trainers.batches import Part, make_parts
+from trainers.batches import make_parts
 from trainers.checkpoint import load_checkpoint, save_checkpoint
 from trainers.config import TrainConfig
 from trainers.constraint import NullConstraint
@@ -139,6 +139,7 @@ class _Run:
             [part.env for part in passive],
             self.constraint,
             paired=config.environment.paired,
+            memory_intervals=config.environment.memory_intervals,
         )
         self.model = _model(config, self.envs)
         self.curve = _Curve(self.constraint, on_progress)
@@ -196,6 +197,7 @@ class _Run:
             environment.mechanisms,
             preference=environment.default_preference,
             preference_range=environment.preference_range,
+            memory_intervals=environment.memory_intervals,
         )
 
     def result(self) -> Trained:
@@ -213,7 +215,7 @@ class _Run:
         }
         if self.validation is not None:
             record["validation"] = {k: round(v, 4) for k, v in self.validation.judge(policy).items()}
-        return Trained(PolicyFile(policy, _calibrated_range(self.parts, policy), record), self.curve.rows, self.cpu_s)
+        return Trained(PolicyFile(policy, _calibrated_range(self.envs, policy), record), self.curve.rows, self.cpu_s)
 
     def _progress(self) -> dict[str, Any]:
         arrays: dict[str, NDArray[Any]] = {
@@ -285,14 +287,12 @@ def _layers(model: PPO) -> Layers:
     return [(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in modules]
 
 
-def _calibrated_range(parts: list[Part], policy: Learned, intervals: int = 96) -> dict[str, tuple[float, float]]:
+def _calibrated_range(envs: NativeVecEnv, policy: Learned, intervals: int = 96) -> dict[str, tuple[float, float]]:
     """For each signal, between which values it lay while the trained policy was running."""
-    views = []
-    for part in parts:
-        observation, _ = part.env.reset()
-        for _ in range(intervals):
-            views.append(observation[:, : signals.SIGNALS])
-            observation, *_ = part.env.step(np.clip(policy.action(observation), -1.0, 1.0))
+    views, observation = [], envs.reset()
+    for _ in range(intervals):
+        views.append(observation[:, : signals.SIGNALS])
+        observation, *_ = envs.step(np.clip(policy.action(observation), -1.0, 1.0))  # type: ignore[assignment]
     low, high = np.quantile(np.concatenate(views), RANGE_QUANTILES, axis=0)
     return {name: (round(float(a), 4), round(float(b), 4)) for name, a, b in zip(signals.NAMES, low, high, strict=True)}
 

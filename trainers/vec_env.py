@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from paceenv import signals
 from paceenv.env import PacingVectorEnv
+from policies.memory import Memory
 from trainers.constraint import NullConstraint
 
 
@@ -20,6 +23,9 @@ class NativeVecEnv(VecEnv):
     pacing, on the same noise. That takes the same number from every action's reward, so it changes no preference, but
     it removes what cluster and noise contribute, which is several times what pacing does (``paired``). A ``constraint``
     needs them in any case; its clusters are those of all batches in order.
+
+    With ``memory_intervals`` an observation is the environment's, with the memory that the policy will keep for itself
+    (``policies.memory``) after the signals.
 
     Episodes are long and of one length, so all rows would end in the same step and Stable-Baselines3 would ask its
     critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
@@ -33,10 +39,15 @@ class NativeVecEnv(VecEnv):
         constraint: NullConstraint | None = None,
         *,
         paired: bool = True,
+        memory_intervals: int = 0,
     ) -> None:
         self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
         rows, first = sum(env.num_envs for env in envs), envs[0]
-        super().__init__(rows, first.single_observation_space, first.single_action_space)
+        self._memory = Memory(memory_intervals) if memory_intervals else None
+        space = first.single_observation_space
+        if memory_intervals:
+            space = Box(-1.0, 1.0, ((space.shape or (0,))[0] + signals.SIGNALS,), np.float32)
+        super().__init__(rows, space, first.single_action_space)
         self._seed_base, self._seeded, self._passive, self._constraint = seed, False, list(passive), constraint
         self._paired = paired
         self._offs = [np.full(env.action_space.shape or (), -1.0, np.float32) for env in envs]
@@ -58,7 +69,18 @@ class NativeVecEnv(VecEnv):
         self._seeded = True
         self._return_E[:], self._length_E[:] = 0.0, 0
         self.reset_infos = [{} for _ in range(self.num_envs)]
-        return np.concatenate(observations)
+        observation = np.concatenate(observations)
+        if self._memory is not None:
+            self._memory.update(observation[:, : signals.SIGNALS])
+        return self._remembered(observation, np.arange(self.num_envs))
+
+    def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Observations with what is remembered after the signals; the memory of ``started`` begins here."""
+        if self._memory is None:
+            return observation_EO
+        views_EO = observation_EO[:, : signals.SIGNALS]
+        self._memory.start(started, views_EO)
+        return np.concatenate([views_EO, self._memory.mean_BO, observation_EO[:, signals.SIGNALS :]], axis=1)
 
     def step_async(self, actions: NDArray[np.float32]) -> None:
         self._actions = actions
@@ -70,15 +92,21 @@ class NativeVecEnv(VecEnv):
         self._return_E += reward
         self._length_E += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        final = np.concatenate([f[3] for f in found])
-        for n in np.flatnonzero(truncated):
+        ended = np.flatnonzero(truncated)
+        last, final = observation.copy(), np.concatenate([f[3] for f in found])
+        for n in ended:
+            last[n] = final[n]
+        if self._memory is not None:
+            self._memory.update(last[:, : signals.SIGNALS])
+        last = self._remembered(last, ended[:0])
+        for n in ended:
             infos[n] = {
-                "terminal_observation": final[n],
+                "terminal_observation": last[n],
                 "TimeLimit.truncated": True,
                 "episode": {"r": float(self._return_E[n]), "l": int(self._length_E[n]), "t": 0.0},
             }
         self._return_E[truncated], self._length_E[truncated] = 0.0, 0
-        return observation, reward.astype(np.float32), truncated, infos
+        return self._remembered(observation, ended), reward.astype(np.float32), truncated, infos
 
     def _step(self, n: int, action: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
         """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
