@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 import time
 from collections.abc import Sequence
@@ -12,9 +11,10 @@ from typing import Annotated
 import typer
 
 from benchmarks import agent, control, engine, env, policy, ppo, simgrid
-from benchmarks._common import Report, Table, machine, show
+from benchmarks._common import Report, machine, show
 from paceenv import output
 from paceenv.configs import write_text
+from paceenv.output import markdown_table
 
 BENCHMARKS = {
     "engine": engine.run,
@@ -36,28 +36,23 @@ absolute values change with the machine and with what else it does.
 """
 
 
-def table_lines(table: Table) -> list[str]:
-    """A table in Markdown, columns of numbers to the right."""
-    cells = [[row[c] for row in table.rows if row[c]] for c in range(len(table.columns))]
-    rule = [
-        "---:" if c and all(re.match(r"[-+]?\d[^ ]*( [kMG])?$", x) for x in cells[c]) else "---"
-        for c in range(len(cells))
-    ]
-    return ["| " + " | ".join(cells) + " |" for cells in (table.columns, rule, *table.rows)]
-
-
 def document(reports: Sequence[Report]) -> str:
     """``docs/benchmarks.md``."""
     lines = [HEAD.format(names="{" + ",".join(BENCHMARKS) + "}"), "## Machine", ""]
-    lines += table_lines(Table("", ("", ""), list(machine().items())))
+    lines += markdown_table(("", ""), list(machine().items()))
     lines += ["", "## Targets", ""]
     targets = [t for r in reports for t in r.targets]
     rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**", t.because) for t in targets]
-    lines += table_lines(Table("", ("what", "target", "measured", "", "remark"), rows))
+    lines += markdown_table(("what", "target", "measured", "", "remark"), rows)
     for report in reports:
         lines += ["", f"## {report.title}", "", textwrap.fill(report.text, 120, break_on_hyphens=False)]
         for table in report.tables:
-            lines += ["", f"### {table.title[:1].upper()}{table.title[1:]}", "", *table_lines(table)]
+            lines += [
+                "",
+                f"### {table.title[:1].upper()}{table.title[1:]}",
+                "",
+                *markdown_table(table.columns, table.rows),
+            ]
     return "\n".join(lines) + "\n"
 
 

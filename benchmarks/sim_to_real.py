@@ -21,11 +21,12 @@ from live.testbed.scenario import load_scenario
 from paceenv import configs, output
 from paceenv.calibration.job import calibrate_job
 from paceenv.errors import InputError
+from paceenv.output import markdown_table
 from trainers.blocks import Effect
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
 from trainers.evaluate import NULL_LIMIT
 from trainers.loop_plots import label
-from trainers.sim_to_real import CV_LIMIT, MEAN_LIMIT, interval_ms, table_lines
+from trainers.sim_to_real import CV_LIMIT, MEAN_LIMIT, interval_ms
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "sim-to-real.md"
 LEAST_INSIDE_SHARE = 7 / 9
@@ -141,9 +142,9 @@ def _all_but(missed: Sequence[str], of: int) -> tuple[str, bool]:
 
 def document(reports: Reports, failed: Mapping[str, str]) -> str:
     """``docs/sim-to-real.md``."""
-    lines = [HEAD, "## Machine", "", *table_lines(("", ""), list(machine().items()))]
+    lines = [HEAD, "## Machine", "", *markdown_table(("", ""), list(machine().items()))]
     rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports, list(failed))]
-    lines += ["", "## Targets", "", *table_lines(("what", "target", "measured", ""), rows)]
+    lines += ["", "## Targets", "", *markdown_table(("what", "target", "measured", ""), rows)]
     columns: tuple[str, ...] = (
         "scenario",
         "measured, ms",
@@ -155,17 +156,22 @@ def document(reports: Reports, failed: Mapping[str, str]) -> str:
         "not seen by the fit: mean",
         "CV",
     )
-    lines += ["", "## Mean step and CV without pacing", "", *table_lines(columns, [_fit(*r) for r in reports.items()])]
+    lines += [
+        "",
+        "## Mean step and CV without pacing",
+        "",
+        *markdown_table(columns, [_fit(*r) for r in reports.items()]),
+    ]
     columns = ("scenario", "policy", "always on", "predicted", "measured", "inside", "sign", "other jobs", "agents")
     effects = [_effect(name, canary) for name, report in reports.items() for canary in report["canaries"].values()]
-    lines += ["", "## Effects, predicted and measured", "", *table_lines(columns, effects)]
+    lines += ["", "## Effects, predicted and measured", "", *markdown_table(columns, effects)]
     lines += ["", "## Every policy predicted", ""]
     predicted = [
         (name, label(row["policy"]), str(Effect.of(row["always"])), str(Effect.of(row["blocks"])), f"{row['cv']:.3f}")
         for name, report in reports.items()
         for row in report["policies"]
     ]
-    lines += table_lines(("scenario", "policy", "always on", "in blocks", "CV"), predicted)
+    lines += markdown_table(("scenario", "policy", "always on", "in blocks", "CV"), predicted)
     lines += ["", "## Scenarios", ""]
     for name, report in reports.items():
         lines += [f"### {name}", "", _filled(report["description"]), "", *_said(name, report), ""]

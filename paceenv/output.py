@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*map(escape, row))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, columns of numbers to the right."""
+    numbers = [all(re.match(r"[-+*±–]*\d|–|$", row[c]) for row in rows) for c in range(len(columns))]
+    rule = ["---:" if c and is_number else "---" for c, is_number in enumerate(numbers)]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
 
 
 def say(text: str) -> None:

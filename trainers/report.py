@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceenv.output import markdown_table
 from trainers.evaluate import NULL_LIMIT, Comparison, Score
 
 HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "gap closed", "CV", "delay / ideal step")
@@ -67,8 +68,7 @@ def as_json(comparison: Comparison, names: dict[str, str] | None = None) -> list
 
 def table(rows: Sequence[Score]) -> list[str]:
     """Rows of scores as a Markdown table."""
-    head = ["| " + " | ".join(HEADER) + " |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
-    return head + ["| " + " | ".join(cells(score)) + " |" for score in rows]
+    return markdown_table(HEADER, [cells(score) for score in rows])
 
 
 def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:

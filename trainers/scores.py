@@ -56,16 +56,16 @@ def _section(comparison: Comparison, static: str) -> list[str]:
     totals = [comparison.total(policy, cases=positive) for policy in comparison.policies]
     lines = [f"## {suite.name}: {len(positive)} clusters where pacing may pay, {len(nulls)} nulls", ""]
     lines += [f"The best single static setting is `{static}`.", ""]
-    lines += [
-        "| policy | gain, mean of positives | 95 % interval | gap closed | worst null |",
-        "| --- | ---: | ---: | ---: | --- |",
-    ]
+    rows = []
     for total in totals:
         worst = min((comparison.score(total.policy, case) for case in nulls), key=lambda s: s.gain)
         name = "static" if total.policy == static else total.policy
         closed = "" if total.gap_closed is None else f"{total.gap_closed:.0%}"
         interval = f"{total.gain_ci95[0]:+.2%} to {total.gain_ci95[1]:+.2%}"
-        lines.append(f"| {name} | {total.gain:+.2%} | {interval} | {closed} | {worst.gain:+.2%} on {worst.cluster} |")
+        rows.append((name, f"{total.gain:+.2%}", interval, closed, f"{worst.gain:+.2%} on {worst.cluster}"))
+    lines += output.markdown_table(
+        ("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows
+    )
     lines += ["", *[f"- {said}" for said in verdicts(comparison, "learned", static)], ""]
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"

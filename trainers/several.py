@@ -13,7 +13,7 @@ from policies.file import PolicyFile, save_policy
 from trainers import plots, sb3
 from trainers.config import TrainConfig
 
-POLICY = "policy.safetensors"
+POLICY, SUMMARY = "policy.safetensors", "training.json"
 
 
 def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
@@ -55,6 +55,7 @@ def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> sb3.Traine
     configs.write_text(folder / "curve.json", json.dumps(trained.curve))
     plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=_paired(config))
     save_policy(folder / POLICY, trained.file)
+    configs.write_text(folder / SUMMARY, json.dumps({"seed": config.seed, "cpu_s": round(trained.cpu_s, 1)}))
     return trained
 
 

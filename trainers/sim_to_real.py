@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,7 +168,7 @@ def markdown(report: Found) -> str:
         "its mechanism, threshold / window.",
     ]
     for title, columns, rows, note in tables(report):
-        lines += ["", f"## {title}", "", *table_lines(columns, rows)]
+        lines += ["", f"## {title}", "", *output.markdown_table(columns, rows)]
         lines += ["", note] if note else []
     lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the canaries](steps.png)", ""]
     lines += ["![calibrated parameters](calibration.png)", ""]
@@ -255,10 +254,3 @@ def interval_ms(steps: Mapping[str, Any]) -> str:
         1e3 * x if x is not None else math.nan for x in (steps[k] for k in ("mean_s", "low_s", "high_s"))
     )
     return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table in Markdown, columns of numbers to the right."""
-    numbers = [all(re.match(r"[-+*±–]*\d|–|$", row[c]) for row in rows) for c in range(len(columns))]
-    rule = ["---:" if c and is_number else "---" for c, is_number in enumerate(numbers)]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
