@@ -17,7 +17,7 @@ import typer
 from numpy.typing import NDArray
 
 from benchmarks._common import machine
-from paceenv import configs, figures, output
+from paceenv import configs, figures, metrics, output
 from paceenv.output import markdown_table
 from trainers import several
 from trainers.config import TrainConfig, load_train_config
@@ -59,19 +59,6 @@ FAR = [
 SLACK_CASES = ("unequal-slack", "pairs-16", "episodes-24", "small-payload-16", "imbalanced-16", "jitter-16")
 
 
-def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:
-    """Area that points dominate between them and the corner (gain 0, ``worst_cv``), by higher gain and lower CV.
-
-    Points that are worse than the corner in either count for nothing.
-    """
-    area, lowest_cv = 0.0, worst_cv
-    for gain, cv in sorted(zip(gain_N.tolist(), cv_N.tolist(), strict=True), key=lambda p: (-p[0], p[1])):
-        if gain > 0.0 and cv < lowest_cv:
-            area += gain * (lowest_cv - cv)
-            lowest_cv = cv
-    return area
-
-
 def front(found: StaticSearch) -> list[str]:
     """The static settings that no other one beats in both mean gain and mean CV, at most eight of them."""
     gain_S, cv_S = found.gain_SCE.mean(axis=(1, 2)), found.cv_SCE.mean(axis=(1, 2))
@@ -107,8 +94,8 @@ def pareto(out: Path) -> list[str]:
     def areas(seeds: NDArray[np.int64]) -> tuple[float, float]:
         corner = float(worst_cv[0, seeds].mean())
         return (
-            hypervolume(gain_LE[:, seeds].mean(axis=1), cv_LE[:, seeds].mean(axis=1), corner),
-            hypervolume(gain_SE[:, seeds].mean(axis=1), cv_SE[:, seeds].mean(axis=1), corner),
+            metrics.hypervolume(gain_LE[:, seeds].mean(axis=1), cv_LE[:, seeds].mean(axis=1), corner),
+            metrics.hypervolume(gain_SE[:, seeds].mean(axis=1), cv_SE[:, seeds].mean(axis=1), corner),
         )
 
     ours, theirs = areas(np.arange(suite.seeds))

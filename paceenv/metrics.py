@@ -56,3 +56,16 @@ def paired_gain(step_s_E: NDArray[np.float64], reference_s_E: NDArray[np.float64
     Both are mean step times ``(E,)`` in seconds, paired by seed.
     """
     return bootstrap_interval(reference_s_E / step_s_E - 1.0)
+
+
+def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:
+    """Area that points dominate between them and the corner (gain 0, ``worst_cv``): higher gain, lower CV are better.
+
+    Points that are worse than the corner in either count for nothing.
+    """
+    area, lowest_cv = 0.0, worst_cv
+    for gain, cv in sorted(zip(gain_N.tolist(), cv_N.tolist(), strict=True), key=lambda p: (-p[0], p[1])):
+        if gain > 0.0 and cv < lowest_cv:
+            area += gain * (lowest_cv - cv)
+            lowest_cv = cv
+    return float(area)

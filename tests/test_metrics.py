@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.metrics import bootstrap_interval, paired_gain, reward, step_statistics
+from paceenv.metrics import bootstrap_interval, hypervolume, paired_gain, reward, step_statistics
 
 positive = st.floats(1e-3, 1e3)
 
@@ -84,3 +84,12 @@ def test_paired_gain_is_the_ratio_of_throughputs_and_uses_the_pairing() -> None:
     assert low < value < high
     _, other_low, other_high = paired_gain(rng.permutation(paced_s), passive_s)
     assert high - low < 0.2 * (other_high - other_low)
+
+
+def test_hypervolume_is_the_area_that_a_front_dominates() -> None:
+    gain, cv = np.array([0.10, 0.06, 0.05, -0.02]), np.array([0.08, 0.04, 0.06, 0.01])
+    assert hypervolume(gain, cv, 0.10) == pytest.approx(0.10 * 0.02 + 0.06 * 0.04)
+    assert hypervolume(gain[::-1], cv[::-1], 0.10) == pytest.approx(0.10 * 0.02 + 0.06 * 0.04)
+    assert hypervolume(np.array([0.2, -0.1]), np.array([0.11, 0.01]), 0.10) == 0.0
+    union = hypervolume(np.append(gain, 0.07), np.append(cv, 0.03), 0.10)
+    assert union > hypervolume(gain, cv, 0.10), "a better point only adds"
