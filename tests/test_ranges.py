@@ -130,9 +130,9 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["signal"] == "comm_share"
     assert cli.run(["simulate", "two-jobs", "-p", str(file), *short, "--nodes", "4,8"]) == 0
     assert f"policy {file}: at 2 of 4 points, most at 4 nodes: outside its calibrated range" in capsys.readouterr().err
-    assert cli.run(["evaluate", str(file), "passive", "--suite", "nulls", *short]) == 0
+    assert cli.run(["evaluate", str(file), "passive", "--suite", "demo", *short]) == 0
     said = capsys.readouterr().err
-    assert f"policy {file}: on 3 of 3 clusters, most on null-jitter: outside its calibrated range" in said
+    assert f"policy {file}: on 3 of 3 clusters, most on two-jobs: outside its calibrated range" in said
     assert said.count("\n") == 1
     assert cli.run(["simulate", "two-jobs", *short, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["outside_calibrated_range"] is None
