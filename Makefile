@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench scores commit-checks clean
+.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,8 +56,12 @@ bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid wi
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
 
-scores: $(STAMP) ## rebuild SCORES.md from the committed configurations
+scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configurations
 	@$(BIN)/paceenv scores
+
+released: $(STAMP) ## train the released policy anew, five seeds (about 25 minutes; goes on where it was), and put it in place
+	@$(BIN)/paceenv train released -o runs/released --seeds 5 --resume
+	@cp runs/released/policy.safetensors policies/learned.safetensors
 
 commit-checks: lint format-check typecheck test ## what CI runs
 

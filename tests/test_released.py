@@ -1,0 +1,49 @@
+"""The released policy: what its file says is what the config says, and the score table is what it still scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceenv import metrics, signals
+from policies import saved
+from policies.file import load_policy
+from trainers.config import load_train_config
+from trainers.evaluate import TUNED, outcome
+from trainers.scores import POLICIES
+from trainers.suites import ALL, load_suite
+
+ROOT = Path(__file__).resolve().parent.parent
+SUITE = load_suite(ALL)
+
+
+def test_it_was_trained_as_its_config_says() -> None:
+    content = load_policy(saved.released())
+    trained, config = content.provenance["config"], load_train_config("released").model_dump(mode="json")
+    assert {**trained, "seed": 0} == config
+    assert content.provenance["seeds"]["rows"] == config["environment"]["environments"]
+    assert len(content.provenance["validation_of_seeds"]["scores"]) == 5
+    assert set(content.calibrated_range) == set(signals.NAMES)
+    assert saved.released().stat().st_size < 100_000
+
+
+def test_the_table_has_every_policy_on_every_cluster() -> None:
+    rows = json.loads((ROOT / "SCORES.json").read_text())
+    found = {(row["suite"], row["cluster"], row["split"], row["null"], row["policy"]) for row in rows}
+    policies = ["passive", "static", TUNED, *POLICIES]
+    assert found == {(c.suite, c.name, c.split, c.null_case, p) for c in SUITE.cases for p in policies}
+    assert len(found) == len(rows)
+
+
+@pytest.mark.parametrize("cluster", ["twin-weak", "unequal-slack-weak", "null-jitter"])
+@pytest.mark.parametrize("policy", ["learned", "adaptive"])
+def test_the_table_is_what_policies_score(cluster: str, policy: str) -> None:
+    case = next(case for case in SUITE.cases if case.name == cluster)
+    rows = json.loads((ROOT / "SCORES.json").read_text())
+    row = next(row for row in rows if row["cluster"] == cluster and row["policy"] == policy)
+    passive, paced = (outcome(name, case.load(), SUITE) for name in ("passive", policy))
+    gain, low, high = metrics.paired_gain(paced.step_s_E, passive.step_s_E)
+    assert [row["throughput_gain"], *row["ci95"]] == pytest.approx([gain, low, high], abs=2e-4)
+    assert row["cv"] == pytest.approx(paced.cv_E.mean(), abs=2e-4)
