@@ -1,4 +1,4 @@
-"""What a learned policy remembers: an exponential mean of its views, the same while training and on a live rank."""
+"""What policies remember: an exponential mean of their views, the same while training and on a live rank."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from paceenv.cluster import Cluster
 from paceenv.errors import out_of_range
 from policies import situations
 from policies.base import Policy
+from policies.memory import Memory
 
 NEIGHBOURS = 50
 """Remembered views that are looked up for a decision; the nearer half counts most."""
@@ -71,12 +72,12 @@ class Projection(Policy):
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     def reset(self, rows: int) -> None:
-        self._memory = situations.Memory(rows)
+        self._memory = Memory(situations.LONG_MEMORY_INTERVALS)
         self._choice_B = np.zeros(rows, np.int64)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         if len(self.candidates) > 1:
-            self._choose(self._memory.take_in(signals_BO))
+            self._choose(situations.features(self._memory, signals_BO))
         return self.candidates[self._choice_B]
 
     def _choose(self, features_BF: NDArray[np.float64]) -> None:

@@ -18,6 +18,7 @@ from paceenv import pacing
 from paceenv.cluster import Cluster
 from paceenv.engine.simulator import Simulator
 from paceenv.signals import SIGNALS
+from policies.memory import Memory
 from policies.rollout import INTERVAL_ITERATIONS, start
 
 HORIZON_INTERVALS = 4
@@ -53,20 +54,9 @@ PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 """First seeds: far from those of evaluation, searches and training."""
 
 
-class Memory:
-    """What ranks remember of their own views: the last, and the mean over the last intervals."""
-
-    def __init__(self, rows: int) -> None:
-        self._mean_BO = np.zeros((rows, SIGNALS))
-        self._intervals = 0
-
-    def take_in(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Remember one interval's views; features ``(B, F)``: the view and the long mean."""
-        view_BO = np.asarray(signals_BO, np.float64)
-        self._intervals += 1
-        weight = 1.0 / min(self._intervals, LONG_MEMORY_INTERVALS)
-        self._mean_BO += weight * (view_BO - self._mean_BO)
-        return np.concatenate([view_BO, self._mean_BO], axis=1)
+def features(memory: Memory, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What a rank compares situations by, ``(B, F)``: its last view, and what it remembers with it."""
+    return np.concatenate([signals_BO, memory.update(signals_BO)], axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -136,20 +126,20 @@ def drive(
     E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
     J = min(R, WATCHED_RANKS)
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
-    memory, phase_E = Memory(E * J), rng.integers(0, EVERY_INTERVALS, E)
+    memory, phase_E = Memory(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
     rate_E, choice_E = rng.choice(CHANGE_RATES, E), np.zeros(E, np.int64)
-    features, gains = [], []
+    seen, gains = [], []
     for t in range(EPISODE_INTERVALS):
         simulator.run(settings_CM2[choice_E][:, None], INTERVAL_ITERATIONS)
         view_EJO = np.take_along_axis(simulator.observe(every_rank=True), watched_EJ[:, :, None], axis=1)
-        feature_EJF = memory.take_in(view_EJO.reshape(E * J, -1)).reshape(E, J, -1)
+        feature_EJF = features(memory, view_EJO.reshape(E * J, -1)).reshape(E, J, -1)
         at = np.flatnonzero((t + phase_E) % EVERY_INTERVALS == 0)
-        features.append(feature_EJF[at].reshape(len(at) * J, -1))
+        seen.append(feature_EJF[at].reshape(len(at) * J, -1))
         gains.append(np.repeat(project(simulator, at, settings_CM2), J, axis=0))
         changes_E = rng.random(E) < (rate_E if t else 1.0)
         drawn_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
         choice_E = np.where(changes_E, drawn_E, choice_E)
-    return np.concatenate(features), np.concatenate(gains)
+    return np.concatenate(seen), np.concatenate(gains)
 
 
 def build(cluster: Cluster, episodes: int, threads: int = 1) -> Bank:

@@ -12,6 +12,7 @@ from live.pacer import RankPacer
 from paceenv import pacing, signals
 from paceenv.cluster import load_cluster
 from paceenv.engine.simulator import Simulator
+from policies import saved
 from policies.base import Policy
 from policies.learned import Learned
 from policies.rollout import start
@@ -40,6 +41,11 @@ def _with_preference() -> Policy:
     )
 
 
+def _released() -> Policy:
+    """With memory and preference, and a calibrated range that it was trained in."""
+    return saved.find("learned")[1].policy
+
+
 def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]]:
     """Stamps (step, comm, barrier, delay) of every rank and iteration, ``(R,)`` each, under a decentralised policy."""
     ranks, groups = simulator.batch.ranks, simulator.batch.groups
@@ -55,7 +61,9 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
     return stamps
 
 
-@pytest.mark.parametrize("policy", [_learned, _with_preference, Adaptive, lambda: Static({"slack": (0.0, 0.3)})])
+@pytest.mark.parametrize(
+    "policy", [_learned, _with_preference, _released, Adaptive, lambda: Static({"slack": (0.0, 0.3)})]
+)
 @pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
     simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))

@@ -14,6 +14,7 @@ from paceenv.cluster import Cluster, load_cluster
 from paceenv.errors import InputError
 from policies import situations
 from policies.clairvoyant import Clairvoyant
+from policies.memory import Memory
 from policies.projection import Projection
 from policies.rollout import run, start
 from policies.rules import passive
@@ -113,13 +114,16 @@ def test_only_candidates_that_add_something_are_compared() -> None:
     assert situations.worth_comparing(-np.abs(gain_SC)) == [0]
 
 
-def test_memory_keeps_the_view_and_a_mean_that_forgets() -> None:
-    memory, view = situations.Memory(1), np.full((1, 12), 0.5, np.float32)
-    np.testing.assert_array_equal(memory.take_in(view), np.full((1, 24), 0.5))
-    np.testing.assert_array_equal(memory.take_in(-view), [[-0.5] * 12 + [0.0] * 12])
-    for _ in range(200):
-        feature = memory.take_in(-view)
-    np.testing.assert_allclose(feature, np.full((1, 24), -0.5), atol=1e-6)
+def test_situations_are_compared_by_the_view_and_a_mean_that_forgets() -> None:
+    memory, view = Memory(situations.LONG_MEMORY_INTERVALS), np.full((1, 12), 0.5, np.float32)
+    np.testing.assert_array_equal(situations.features(memory, view), np.full((1, 24), 0.5))
+    weight = np.float32(1.0 / situations.LONG_MEMORY_INTERVALS)
+    now, remembered = np.split(situations.features(memory, -view)[0], 2)
+    np.testing.assert_array_equal(now, -0.5)
+    np.testing.assert_allclose(remembered, 0.5 - weight, rtol=1e-6)
+    for _ in range(100):
+        feature = situations.features(memory, -view)
+    np.testing.assert_allclose(feature, -0.5, atol=1e-3)
 
 
 @pytest.mark.parametrize("episodes", [0, -3])
