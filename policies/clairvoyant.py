@@ -7,13 +7,15 @@ setting per interval, so it bounds what one common setting can do. Talks to the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing
+from paceenv import metrics, pacing
 from paceenv.engine.simulator import Simulator
+from paceenv.errors import out_of_range
 
 _THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
@@ -36,13 +38,21 @@ def candidates(mechanisms: Sequence[str] = ("slack", "slide", "stagger")) -> NDA
 
 
 class Clairvoyant:
-    """Plans one interval at a time by trying each candidate for ``horizon`` intervals on the noise that will come."""
+    """Plans one interval at a time by trying each candidate for ``horizon`` intervals on the noise that will come.
+
+    Best is what rewards best (``paceenv.metrics.reward``), with ``preference`` as the weight of variation: 0 bounds
+    throughput, more bounds what less variation can cost.
+    """
 
     name = "clairvoyant"
 
-    def __init__(self, settings_CM2: NDArray[np.float64] | None = None, horizon: int = 3) -> None:
+    def __init__(
+        self, settings_CM2: NDArray[np.float64] | None = None, horizon: int = 3, preference: float = 0.0
+    ) -> None:
+        if not 0.0 <= preference < math.inf:
+            raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
         self._candidates = candidates() if settings_CM2 is None else settings_CM2
-        self._horizon = horizon
+        self._horizon, self._preference = horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""
@@ -50,5 +60,7 @@ class Clairvoyant:
         future = simulator.fork(np.repeat(np.arange(E), C))
         settings = np.tile(self._candidates, (E, 1, 1))[:, None]
         step_ET = future.run(settings, self._horizon * interval_iterations)
-        best_E = step_ET.mean(axis=1).reshape(E, C).argmin(axis=1)
+        ideal_A = future.batch.jobs["ideal_step_s"]
+        value_A = metrics.reward(step_ET.mean(axis=1), step_ET.std(axis=1), ideal_A, self._preference)  # type: ignore[arg-type]
+        best_E = np.reshape(value_A, (E, C)).argmax(axis=1)
         return np.asarray(self._candidates[best_E][:, None])

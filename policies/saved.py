@@ -29,7 +29,7 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     ``known`` are the names that are allowed where it is meant. Raises InputError for what is neither a name nor a file,
     for a file with anything wrong, and for a preference that its policy does not take.
     """
-    name, preference = _parts(text)
+    name, preference = parts(text)
     if name == LEARNED:
         path = released()
         if not path.is_file():
@@ -46,10 +46,13 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     return path, content
 
 
-def _parts(text: str) -> tuple[str, float | None]:
-    """The name and the preference in a policy's spelling; a file that is there is one, whatever its name."""
+def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | None]:
+    """The name and the preference in a policy's spelling; a file that is there is one, whatever its name.
+
+    Files take a preference, and the names in ``taking``.
+    """
     name, _, option = text.rpartition(":")
-    if not (name == LEARNED or name.endswith(_SUFFIX)) or Path(text).exists():
+    if not (name in taking or name.endswith(_SUFFIX)) or Path(text).exists():
         return text, None
     key, _, value = option.partition("=")
     if key != "preference":

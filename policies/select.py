@@ -25,8 +25,9 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     named = names.rule(text, (pacing.mechanism, pacing.threshold, pacing.window))
     if named is not None:
         return named
-    if text == "clairvoyant":
-        return Clairvoyant()
+    name, preference = saved.parts(text, ("clairvoyant",))
+    if name == "clairvoyant":
+        return Clairvoyant(preference=preference or 0.0)
     if text == "projection":
         from policies.projection import Projection  # simulates when it is made, and needs SciPy: not for other policies
 
