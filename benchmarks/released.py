@@ -194,9 +194,9 @@ def published() -> list[str]:
     return [
         "## The published scenario",
         "",
-        f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV of "
-        f"step time; {suite.seeds} seeds of {suite.iterations} iterations. What the bound does not reach, for throughput "
-        "with preference 0 and for variation with preference 1, the calibrated physics does not allow.",
+        f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV "
+        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations. What the bound does not reach, for "
+        "throughput with preference 0 and for variation with preference 1, the calibrated physics does not allow.",
         "",
         *markdown_table(("nodes", "wanted", "CV of passive", *policies), rows),
     ]

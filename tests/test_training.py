@@ -157,3 +157,56 @@ def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypat
     whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
     assert list((tmp_path / "cut" / "tensorboard").iterdir())
+
+
+SELECTED = """
+name: selected
+environment:
+  clusters: [{cluster: two-jobs}, {cluster: one-job, null_case: true}, {cluster: equal-slack, null_case: true}]
+  mechanisms: [slide, stagger]
+  episode_intervals: 8
+  cv_weight: [0.0, 1.0]
+  memory_intervals: 4
+  environments: 24
+constraint: {limit: 0.0, rate: 50}
+selection: {suites: [stagger], every: 2, patience: 1, seeds: 2, iterations: 60}
+ppo: {total_timesteps: 1152, n_steps: 8, batch_size: 64, n_epochs: 1}
+"""
+
+
+def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> None:
+    """Clusters of two shapes, a constraint, selection with early stopping, and the better of two seeds kept."""
+    (tmp_path / "selected.yaml").write_text(SELECTED)
+    out, summary = tmp_path / "out", tmp_path / "summary.json"
+    options = ["-o", str(out), "--seeds", "2", "--json", str(summary)]
+    assert cli.run(["train", str(tmp_path / "selected.yaml"), *options]) == 0
+    said = json.loads(summary.read_text())
+    kept = load_policy(out / "policy.safetensors")
+    scores = kept.provenance["validation_of_seeds"]["scores"]
+    assert said["validation score, highest"] == round(max(scores), 3)
+    assert kept.provenance["config"]["seed"] == int(np.argmax(scores))
+    assert (kept.policy.memory_intervals, kept.policy.preference_range) == (4, (0.0, 1.0))
+    for seed in (0, 1):
+        curve = json.loads((out / f"seed-{seed}" / "curve.json").read_text())
+        looks = [row for row in curve if "score" in row]
+        best = int(np.argmax([row["score"] for row in looks]))
+        assert best >= len(looks) - 2, "one look without a better score, and it stops"
+        assert curve[-1]["timesteps"] < 1152 or best >= len(looks) - 2
+        assert curve[-1]["multiplier"] > 0.0, "exploring costs something on a null, and the limit is 0"
+        assert (out / f"seed-{seed}" / "checkpoint.safetensors").exists()
+    assert (out / "learning-curve.png").stat().st_size > 1000
+    before = (out / "policy.safetensors").read_bytes()
+    assert cli.run(["train", str(tmp_path / "selected.yaml"), *options, "--resume"]) == 0
+    assert (out / "policy.safetensors").read_bytes() == before, "nothing left to train"
+
+
+def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
+    tiny = ["--set", "environment.environments=8", "--set", "ppo.batch_size=64", "--timesteps", "256"]
+    assert cli.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
+    with pytest.raises(InputError, match="of another config"):
+        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
+    with pytest.raises(InputError, match="not a checkpoint"):
+        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
+    with pytest.raises(InputError, match="no selection"):
+        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])

@@ -36,6 +36,8 @@ from trainers.vec_env import NativeVecEnv
 
 RANGE_QUANTILES = (0.001, 0.999)
 """What the calibrated range of a signal covers of the views met at the end of training."""
+RANGE_SEED = 3_000_000
+"""From here on the episodes from which it is taken, so that it does not depend on how long the run has been going."""
 SEGMENT_ROLLOUTS = 10
 """Length of a segment where no selection says otherwise."""
 CHECKPOINT = "checkpoint.safetensors"
@@ -215,7 +217,11 @@ class _Run:
         }
         if self.validation is not None:
             record["validation"] = {k: round(v, 4) for k, v in self.validation.judge(policy).items()}
-        return Trained(PolicyFile(policy, _calibrated_range(self.envs, policy), record), self.curve.rows, self.cpu_s)
+        return Trained(
+            PolicyFile(policy, _calibrated_range(self.envs, policy, config.seed + RANGE_SEED), record),
+            self.curve.rows,
+            self.cpu_s,
+        )
 
     def _progress(self) -> dict[str, Any]:
         arrays: dict[str, NDArray[Any]] = {
@@ -287,8 +293,11 @@ def _layers(model: PPO) -> Layers:
     return [(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in modules]
 
 
-def _calibrated_range(envs: NativeVecEnv, policy: Learned, intervals: int = 96) -> dict[str, tuple[float, float]]:
+def _calibrated_range(
+    envs: NativeVecEnv, policy: Learned, seed: int, intervals: int = 96
+) -> dict[str, tuple[float, float]]:
     """For each signal, between which values it lay while the trained policy was running."""
+    envs.seed(seed)
     views, observation = [], envs.reset()
     for _ in range(intervals):
         views.append(observation[:, : signals.SIGNALS])
