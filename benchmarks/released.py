@@ -31,9 +31,8 @@ ABLATIONS: dict[str, list[str]] = {
     "rewards not paired on common noise": ["environment.paired=false"],
     "no domain randomisation": ["environment.randomize=false"],
     "no constraint on nulls": ["constraint=null"],
-    "no memory": ["environment.memory_intervals=0"],
 }
-ABLATION_TIMESTEPS = 600_000
+ABLATION_TIMESTEPS = 500_000
 SCENARIO = "when-scaling-fails"
 WANTED: dict[str, tuple[float, float | None]] = {
     "4": (-0.006, None),

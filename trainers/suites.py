@@ -62,7 +62,7 @@ class Suite(Config):
         min_length=1,
         description="those whose settings the search for the best static policy tries",
     )
-    iterations: int = Field(2000, ge=40)
+    iterations: int = Field(1600, ge=40)
     seeds: int = Field(24, ge=2)
     first_seed: int = Field(1_000_000, ge=0, description="far from the seeds that training uses")
 
