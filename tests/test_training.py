@@ -202,8 +202,10 @@ def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> 
 def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
     tiny = ["--set", "environment.environments=8", "--set", "ppo.batch_size=64", "--timesteps", "256"]
     assert cli.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with pytest.raises(InputError, match="of another config"):
         cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
     with pytest.raises(InputError, match="not a checkpoint"):
         cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
