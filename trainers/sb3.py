@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.utils import set_random_seed
 
 import paceenv
@@ -137,7 +137,7 @@ class _Run:
             self.constraint = NullConstraint(config.constraint, names, flags)
         self.envs = NativeVecEnv(
             [part.env for part in self.parts],
-            config.seed,
+            _first_episode(config.seed),
             [part.env for part in passive],
             self.constraint,
             paired=config.environment.paired,
@@ -149,8 +149,9 @@ class _Run:
         self.average, self.best_score, self.looks_since = _Average(), -np.inf, 0
         self.best = self._policy()
         self.segment, self.cpu_s = 0, 0.0
-        if folder is not None:
-            self.model.set_logger(configure(str(folder / "tensorboard"), ["tensorboard"]))
+        # without a folder a logger of our own too: the default one leaves a folder in /tmp for every run
+        logger = Logger(None, []) if folder is None else configure(str(folder / "tensorboard"), ["tensorboard"])
+        self.model.set_logger(logger)
 
     def goes_on(self) -> bool:
         """Whether there is more to train: decisions left, and patience."""
@@ -164,7 +165,7 @@ class _Run:
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
         rollouts = min(every, -(-(ppo.total_timesteps - self.model.num_timesteps) // (ppo.n_steps * rows)))
         set_random_seed(self.config.seed + 1_000_003 * self.segment)
-        self.envs.seed(self.config.seed + self.segment * 16 * rows)
+        self.envs.seed(_first_episode(self.config.seed) + self.segment * 16 * rows)
         self.model._last_obs = None  # which starts new episodes
         for _ in range(rollouts):
             self.model.learn(ppo.n_steps * rows, callback=self.curve, reset_num_timesteps=False)
@@ -218,7 +219,7 @@ class _Run:
         if self.validation is not None:
             record["validation"] = {k: round(v, 4) for k, v in self.validation.judge(policy).items()}
         return Trained(
-            PolicyFile(policy, _calibrated_range(self.envs, policy, config.seed + RANGE_SEED), record),
+            PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
             self.curve.rows,
             self.cpu_s,
         )
@@ -284,6 +285,11 @@ def _model(config: TrainConfig, envs: NativeVecEnv) -> PPO:
     # of the whole run, and not of one call of learn()
     model.lr_schedule = lambda _: ppo.learning_rate * max(1.0 - model.num_timesteps / ppo.total_timesteps, 0.0)
     return model
+
+
+def _first_episode(seed: int) -> int:
+    """Where the episodes of a run begin, so far apart that two runs share none."""
+    return seed << 32
 
 
 def _layers(model: PPO) -> Layers:
