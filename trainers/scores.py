@@ -25,7 +25,8 @@ on other seeds: the bar to beat. `static-tuned` is tuned for each cluster in the
 config of the cluster it runs on, but neither its draws nor its noise. `clairvoyant` looks ahead on the true noise and
 cannot be deployed; gap closed is a gain as a share of its gain. `learned` is the released policy: trained on the
 clusters of split train and selected on those of split validation. Those of split held-out were run for this table,
-and once before with an earlier policy, after which kinds of clusters it failed on were added to the other two splits.
+and before with earlier policies; what those failed on became clusters of the other two splits, and others of the same
+kinds took their place here (docs/decisions.md).
 """
 
 
