@@ -26,7 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from paceenv.errors import InputError, out_of_range
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+"""2 added ``chunk``; files of version 1 are read as if they had it."""
 METADATA_KEY: Final = b"paceenv.trace"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -42,10 +43,12 @@ SCHEMA: Final = pa.schema(
         ("start_s", pa.float64()),
         ("end_s", pa.float64()),
         ("bytes", pa.int64()),  # 0 unknown or none
+        ("chunk", pa.int32()),  # model chunk of an interleaved pipeline, -1 none
     ]
 )
 _TEXT_COLUMNS = [field.name for field in SCHEMA if field.type == _TEXT]
-_DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0}
+_DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1}
+_SINCE_VERSION_2 = ("chunk",)
 
 # The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
 COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
@@ -58,6 +61,7 @@ COLLECTIVE_OPS: Final = (
     "gather",
     "all_to_all",
     "grads-reduce-scatter",
+    "separate-grads-all-reduce",
     "params-all-gather",
     "embedding-grads-all-reduce",
     "layernorm-grads-all-reduce",
@@ -162,7 +166,7 @@ class TraceWriter:
     def append(self, columns: Mapping[str, ArrayLike | pa.Array] | pa.RecordBatch) -> None:
         """Add rows: ``start_s`` with one value per row, every other column with as many values or one for all.
 
-        ``group``, ``micro_batch`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing, unknown or
+        ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing, unknown or
         ill-typed columns, unequal lengths, and for ``end_s < start_s``.
         """
         if isinstance(columns, pa.RecordBatch):
@@ -265,9 +269,9 @@ def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
                 f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}"
             )
         metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
-        _check_names(schema.names, str(path))
+        _check_names([*schema.names, *_missing_since(schema)], str(path))
         for field in SCHEMA:
-            if schema.field(field.name).type != field.type:
+            if field.name in schema.names and schema.field(field.name).type != field.type:
                 raise out_of_range(
                     f"type of column {field.name!r}", str(schema.field(field.name).type), str(field.type), str(path)
                 )
@@ -280,7 +284,8 @@ def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
 def _checked_batches(file: pq.ParquetFile, where: str, batch_rows: int) -> Iterator[pa.RecordBatch]:
     rows = 0
     with file:
-        batches = file.iter_batches(batch_rows, columns=SCHEMA.names)
+        later = _missing_since(file.schema_arrow)
+        batches = file.iter_batches(batch_rows, columns=[name for name in SCHEMA.names if name not in later])
         while True:
             try:
                 batch = next(batches, None)
@@ -288,10 +293,19 @@ def _checked_batches(file: pq.ParquetFile, where: str, batch_rows: int) -> Itera
                 raise InputError(f"{where}: damaged after row {rows}: {error}") from error
             if batch is None:
                 return
+            for name in later:
+                batch = batch.append_column(
+                    SCHEMA.field(name), pa.array(np.full(batch.num_rows, _DEFAULTS[name], np.int32))
+                )
             batch = batch.select(SCHEMA.names).replace_schema_metadata(None)
             _check_rows(batch, rows, where)
             rows += batch.num_rows
             yield batch
+
+
+def _missing_since(schema: pa.Schema) -> list[str]:
+    """The columns that a file of an earlier version does not have and need not."""
+    return [name for name in _SINCE_VERSION_2 if name not in schema.names]
 
 
 def _check_names(names: list[str], where: str) -> None:

@@ -231,7 +231,7 @@ def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema_version = 2; allowed: 1 to 1"),
+        ({"schema_version": 3}, "schema_version = 3; allowed: 1 to 2"),
         ({"schema_version": "1"}, "schema_version = '1'"),
         ({"ranks": [{"stage": 0}]}, "each with an integer 'rank'"),
         ({"job": None}, "metadata job = None"),
@@ -282,7 +282,10 @@ def test_straggler_import(tmp_path: Path) -> None:
     mine = (trace.column("rank") == 11) & (trace.column("iteration") == 7)
     assert trace.column("seq")[mine].tolist() == [0, 1, 2, 3, 4, 5]
     assert trace.column("group")[mine].tolist() == [1, -1, -1, -1, -1, 3]
-    assert trace.column("micro_batch")[mine].tolist() == [-1, 0, 0, 1, 1, -1]
+    assert trace.column("micro_batch")[mine].tolist() == [-1, 0, -1, 1, -1, -1], "the last stage sends to nobody"
+    first_stage = (trace.column("rank") == 1) & (trace.column("iteration") == 7)
+    assert trace.column("micro_batch")[first_stage].tolist() == [-1, 0, 0, 1, 1, -1]
+    assert trace.column("chunk")[first_stage].tolist() == [-1, 0, 0, 0, 0, -1]
     np.testing.assert_allclose(trace.column("start_s")[mine], [3.0, 3.5, 4.5, 4.5, 5.5, 5.75])
     write_trace(trace, tmp_path / "t.parquet")
     assert read_trace(tmp_path / "t.parquet") == trace

@@ -17,12 +17,15 @@ import yaml
 from numpy.typing import NDArray
 
 from paceenv.errors import InputError
-from paceenv.trace import COMPUTE_OPS, POINT_TO_POINT_OPS, Trace, TraceMetadata, open_parquet
+from paceenv.trace import COMPUTE_OPS, Trace, TraceMetadata, open_parquet
 
 COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 """The columns used. ``gmc`` (the chunk's number over all stages) follows from ``mc`` and the stage."""
-_DATA_PARALLEL_OPS = ("grads-reduce-scatter", "params-all-gather")
+_DATA_PARALLEL_OPS = ("grads-reduce-scatter", "params-all-gather", "separate-grads-all-reduce")
 _EMBEDDING_OP = "embedding-grads-all-reduce"
+_CLIP_OP = "optimizer-clip-main-grad"
+_CLOCK_S = 5e-5
+"""How far apart stamps of one moment may lie."""
 
 Columns = dict[str, NDArray[Any]]
 
@@ -31,9 +34,10 @@ def import_straggler(path: str | Path) -> Trace:
     """Read a straggler trace.
 
     ``group`` is the stage for collectives among data-parallel ranks, and ``stages + dp_rank`` for the embedding
-    gradients, which the first and the last stage share; collectives inside a worker have none. ``micro_batch`` of a
-    send or receive is its position among its like, which is the micro-batch where a stage holds one model chunk, and
-    -1 otherwise. Raises InputError if the file is missing, damaged, has other columns or types, or impossible values.
+    gradients, which the first and the last stage share, and one more for gradient clipping, in which all workers meet;
+    collectives inside a worker have none. ``micro_batch`` and ``chunk`` of a send or receive are those of the compute
+    that it serves, and -1 where it has no peer: such are recorded, but never happened. Raises InputError if the file is
+    missing, damaged, has other columns or types, or impossible values.
     """
     path = Path(path)
     columns = _read(path)
@@ -47,13 +51,15 @@ def import_straggler(path: str | Path) -> Trace:
     iteration = columns["step"]
     order = np.lexsort((end_s, start_s, rank, iteration))
     job = _job(path)
+    micro_batch, chunk = _served(columns)
     trace_columns = {
         "rank": rank[order],
         "iteration": iteration[order],
         "seq": _positions(iteration[order], rank[order]),
         "op": columns["optype"][order],
         "group": _groups(columns)[order],
-        "micro_batch": _micro_batches(columns)[order],
+        "micro_batch": micro_batch[order],
+        "chunk": chunk[order],
         "start_s": start_s[order],
         "end_s": end_s[order],
     }
@@ -92,7 +98,7 @@ def _read(path: Path) -> Columns:
     return columns
 
 
-def _positions(*sorted_keys: NDArray[np.int32]) -> NDArray[np.int64]:
+def _positions(*sorted_keys: NDArray[Any]) -> NDArray[np.int64]:
     """Position of each row among those with equal keys, from 0; rows with equal keys are adjacent."""
     row = np.arange(len(sorted_keys[0]))
     begins = np.ones(len(row), dtype=bool)
@@ -109,17 +115,61 @@ def _step_offsets(columns: Columns) -> NDArray[np.float64]:
 
 
 def _groups(columns: Columns) -> NDArray[np.int32]:
+    stages, replicas = (int(columns[name].max(initial=-1)) + 1 for name in ("stage", "dp_rank"))
+    op = columns["optype"]
+    group = np.where(np.isin(op, _DATA_PARALLEL_OPS), columns["stage"], -1)
+    group = np.where(op == _EMBEDDING_OP, stages + columns["dp_rank"], group)
+    return np.where(op == _CLIP_OP, stages + replicas, group)
+
+
+def _served(columns: Columns) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """``micro_batch`` and ``chunk`` of every row: a compute's own, a transfer's from the compute that it serves.
+
+    The k-th send or receive of a worker and direction serves its k-th compute. Recorded without having happened are
+    receives after the last compute and sends before the first, and the ends of the pipeline, where there is no peer; of
+    an interleaved pipeline's first receive not even that is recorded.
+    """
+    op, key = columns["optype"], _keys(columns["step"], columns["rank"])
+    is_compute = np.isin(op, COMPUTE_OPS)
+    micro_batch = np.where(is_compute, columns["mb_id"], -1).astype(np.int32)
+    chunk = np.where(is_compute, columns["mc"], -1).astype(np.int32)
+    keys, chunks = int(key.max(initial=-1)) + 1, max(int(columns["mc"].max(initial=-1)) + 1, 1)
     stages = int(columns["stage"].max(initial=-1)) + 1
-    among_peers = np.isin(columns["optype"], _DATA_PARALLEL_OPS)
-    embedding = columns["optype"] == _EMBEDDING_OP
-    return np.where(among_peers, columns["stage"], np.where(embedding, stages + columns["dp_rank"], -1))
+    place = np.maximum(columns["mc"], 0) * stages + columns["stage"]  # among all chunks of the model
+    end_s = columns["start_ts"] + columns["duration"]
+    for direction in ("forward", "backward"):
+        computes = _in_order(columns, key, op == f"{direction}-compute")
+        count, first = np.bincount(key[computes], minlength=keys), np.searchsorted(key[computes], np.arange(keys))
+        last_start_s, first_end_s = np.full(keys, -np.inf), np.full(keys, np.inf)
+        np.maximum.at(last_start_s, key[computes], columns["start_ts"][computes])
+        np.minimum.at(first_end_s, key[computes], end_s[computes])
+        for way in ("send", "recv"):
+            rows = _in_order(columns, key, op == f"{direction}-{way}")
+            if way == "recv":
+                rows = rows[columns["start_ts"][rows] <= last_start_s[key[rows]] + _CLOCK_S]
+            else:
+                rows = rows[end_s[rows] >= first_end_s[key[rows]] - _CLOCK_S]
+            behind = (way == "recv") & (np.bincount(key[rows], minlength=keys) + 1 == count)
+            nth = _positions(key[rows]) + behind[key[rows]]
+            rows, nth = rows[nth < count[key[rows]]], nth[nth < count[key[rows]]]
+            served = computes[first[key[rows]] + nth]
+            at_end = 0 if (direction == "forward") == (way == "recv") else chunks * stages - 1
+            has_peer = place[served] != at_end
+            micro_batch[rows[has_peer]] = columns["mb_id"][served[has_peer]]
+            chunk[rows[has_peer]] = columns["mc"][served[has_peer]]
+    return micro_batch, chunk
 
 
-def _micro_batches(columns: Columns) -> NDArray[np.int32]:
-    one_chunk = columns["mc"].max(initial=-1) <= 0
-    is_transfer = np.isin(columns["optype"], POINT_TO_POINT_OPS)
-    is_compute = np.isin(columns["optype"], COMPUTE_OPS)
-    return np.where(is_compute, columns["mb_id"], np.where(is_transfer & one_chunk, columns["seq_id"], -1))
+def _keys(step: NDArray[np.int32], rank: NDArray[np.int32]) -> NDArray[np.int64]:
+    """A number for each worker and step, counted from 0."""
+    rank_at, ranks = np.unique(rank, return_inverse=True)[1], len(np.unique(rank))
+    return np.asarray(np.unique(step, return_inverse=True)[1] * np.int64(ranks) + rank_at)
+
+
+def _in_order(columns: Columns, key: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Indices of the chosen rows by worker and step, there in the order in which they began."""
+    rows = np.flatnonzero(chosen)
+    return rows[np.lexsort((columns["seq_id"][rows], columns["start_ts"][rows], key[rows]))]
 
 
 def _job(path: Path) -> dict[str, Any]:
