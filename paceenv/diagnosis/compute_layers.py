@@ -1,0 +1,283 @@
+"""Splits what compute operations last into layers, each the mark of one cause, that multiply or add up to the trace.
+
+    duration = kind * stage * rank * common * episode * drift * data * rest + stall
+
+kind and common stay; each other layer can be taken out, which is what the shares of lost time rest on. rank is fixed
+per rank (slow ranks), episode moves between two levels, drift moves slowly, data is what the forward and the backward
+pass of a micro-batch have in common, rest is memoryless, stall is what no bulk explains. Everything that is fitted is
+fitted to a rank's compute per step, but for data, rest and stalls, which are of single operations.
+
+Axes: N nodes (here only those that compute), R ranks, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from paceenv.calibration.episodes import two_levels
+from paceenv.diagnosis.cells import Array, Cells, Integers
+
+SIGNIFICANT: Final = 4.0
+"""Standard errors from which on a rank differs from its peers."""
+LEAST_RANK: Final = 0.005
+"""And by at least this share."""
+LEAST_EPISODE: Final = 0.08
+LEAST_STALL: Final = 0.1
+"""A stall is at least this share of its operation's usual time."""
+FALSE_STALLS: Final = 0.1
+"""Share of what counts as a stall that the bulk's own tail may be."""
+MOST_STALLS: Final = 0.1
+"""Share of operations; what is more frequent is no stall."""
+LEAST_GAIN: Final = 0.02
+"""By which a smooth course must predict left-out steps better than a constant to count as drift."""
+LEAST_PAIRED: Final = 0.3
+"""Correlation of forward and backward pass from which on they share data."""
+_WINDOWS: Final = (3, 5, 9, 17, 33, 65, 129)
+_PEERS: Final = 3
+
+
+@dataclass(frozen=True)
+class ComputeLayers:
+    """``node`` are the nodes described; factors are ``(n, T)`` or ``(n, 1)`` for them, ``stall_s`` adds seconds.
+
+    ``rank_R`` and ``slow_R`` describe the rank factors, ``episode_RT`` when a rank is in an episode, ``paired`` the
+    correlation of forward and backward passes (not a number without both), ``skewness`` with its standard error is of
+    ``rest``, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have peers to be compared with.
+    """
+
+    node: Integers
+    base_s: Array
+    stage: Array
+    rank: Array
+    episode: Array
+    drift: Array
+    data: Array
+    rest: Array
+    stall_s: Array
+    rank_R: Array
+    slow_R: NDArray[np.bool_]
+    episode_RT: NDArray[np.bool_]
+    drift_steps: int
+    paired: float
+    skewness: float
+    skewness_se: float
+    rest_cv: float
+    stalls: int
+    twins: bool
+
+
+def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
+    """The layers of a job's compute."""
+    node = np.flatnonzero(cells.is_compute_N & cells.usual_N)
+    d_NT, rank, stage = own_NT[node], cells.rank_N[node], cells.stage_N[node]
+    ranks = len(cells.ranks)
+    stage_R = np.zeros(ranks, np.int64)
+    stage_R[rank] = stage
+    typical_N = np.maximum(np.median(d_NT, axis=1), 1e-12)
+    load_RT = _per_rank(d_NT, rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
+    common_T = _common(load_RT)
+    episode_RT, level_RT = _episodes(load_RT / common_T)
+    drift_RT, drift_steps = _drift(load_RT / common_T / level_RT)
+    course_NT = (common_T * level_RT * drift_RT)[rank]
+    v_NT = d_NT / typical_N[:, None] / course_NT
+    stalled_NT = _stalls(cells, node, v_NT)
+    v_NT = np.where(stalled_NT, np.median(v_NT, axis=1, keepdims=True), v_NT)
+    stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
+    clean_NT = v_NT * typical_N[:, None]
+    base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R)
+    left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
+    data_NT, paired = _data(cells, node, left_NT)
+    rest_NT = left_NT / data_NT
+    x = rest_NT - rest_NT.mean(axis=1, keepdims=True)
+    sd = float(x.std())
+    kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
+    skewness = float((kept**3).mean() / max(kept.std(), 1e-12) ** 3) if sd > 1e-9 else 0.0
+    return ComputeLayers(
+        node=node,
+        base_s=base_N[:, None] * common_T,
+        stage=stage_N[:, None],
+        rank=rank_R[rank][:, None],
+        episode=level_RT[rank],
+        drift=drift_RT[rank],
+        data=data_NT,
+        rest=rest_NT,
+        stall_s=stall_s,
+        rank_R=rank_R,
+        slow_R=slow_R,
+        episode_RT=episode_RT,
+        drift_steps=drift_steps,
+        paired=paired,
+        skewness=skewness,
+        skewness_se=float(np.sqrt(6.0 / max(kept.size, 6))),
+        rest_cv=sd,
+        stalls=int(stalled_NT.sum()),
+        twins=twins,
+    )
+
+
+def _per_rank(x_NT: Array, rank: Integers, ranks: int) -> Array:
+    out = np.zeros((ranks, x_NT.shape[1]))
+    np.add.at(out, rank, x_NT)
+    return np.maximum(out, 1e-12)
+
+
+def _common(load_RT: Array) -> Array:
+    """What all ranks have in common in a step; with few ranks nobody can tell that from their own noise."""
+    if len(load_RT) < _PEERS:
+        return np.ones(load_RT.shape[1])
+    common_T = np.median(load_RT, axis=0)
+    return np.asarray(common_T / common_T.mean())
+
+
+def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
+    on_RT = np.stack([two_levels(x, LEAST_EPISODE * float(np.median(x))) for x in load_RT])
+    level_RT = np.ones_like(load_RT)
+    for r in np.flatnonzero(on_RT.any(axis=1)):
+        high, low = np.median(load_RT[r, on_RT[r]]), np.median(load_RT[r, ~on_RT[r]])
+        level_RT[r, on_RT[r]] = high / low
+    return on_RT, level_RT
+
+
+def _drift(load_RT: Array) -> tuple[Array, int]:
+    """A smooth course per rank, if it predicts steps that it has not seen; and over how many steps it is smoothed."""
+    middle = np.median(load_RT, axis=1, keepdims=True)
+    spread = 1.4826 * np.median(np.abs(load_RT - middle), axis=1, keepdims=True)
+    x_RT = np.clip(load_RT, middle - 4.0 * spread, middle + 4.0 * spread)
+    mean = x_RT.mean(axis=1, keepdims=True)
+    steps = x_RT.shape[1]
+    constant = float(((x_RT - (mean * steps - x_RT) / max(steps - 1, 1)) ** 2).mean())
+    best, best_window, course_RT = constant, 0, np.ones_like(x_RT)
+    for window in _WINDOWS:
+        if 2 * window > steps or constant <= 0.0:
+            break
+        sum_RT, count_T = _windowed(x_RT, window)
+        left_out = (sum_RT - x_RT) / (count_T - 1.0)
+        error = float(((x_RT - left_out) ** 2).mean())
+        if error < best:
+            best, best_window, course_RT = error, window, sum_RT / count_T / mean
+    if best > (1.0 - LEAST_GAIN) * constant:
+        return np.ones_like(x_RT), 0
+    return course_RT, best_window
+
+
+def _windowed(x_RT: Array, window: int) -> tuple[Array, Array]:
+    steps, half = x_RT.shape[1], window // 2
+    total = np.concatenate([np.zeros((len(x_RT), 1)), np.cumsum(x_RT, axis=1)], axis=1)
+    low, high = np.maximum(np.arange(steps) - half, 0), np.minimum(np.arange(steps) + half + 1, steps)
+    return total[:, high] - total[:, low], (high - low).astype(np.float64)
+
+
+def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
+    """What lies beyond the tail that a shifted gamma with the bulk's quantiles would have.
+
+    A large value that the other pass of the same micro-batch shares is data, not a stall.
+    """
+    flagged = np.zeros(v_NT.shape, np.bool_)
+    for kind in np.unique(cells.op_N[node]):
+        mine = cells.op_N[node] == kind
+        threshold = _stall_threshold(v_NT[mine] / np.median(v_NT[mine], axis=1, keepdims=True))
+        flagged[mine] = v_NT[mine] > threshold * np.median(v_NT[mine], axis=1, keepdims=True)
+    if flagged.any():
+        forward, backward = _pairs(cells, node)
+        if len(forward):
+            excess = v_NT / np.median(v_NT, axis=1, keepdims=True) - 1.0
+            a, b = excess[forward], excess[backward]
+            both = (np.minimum(a, b) > 0.5 * np.maximum(a, b)) & (np.minimum(a, b) > 0.0)
+            flagged[forward] &= ~both
+            flagged[backward] &= ~both
+    return flagged
+
+
+def _stall_threshold(v: Array) -> float:
+    x = np.sort(v.ravel())
+    low, middle, high = np.quantile(x, (0.1, 0.5, 0.9))
+    if high - low <= 1e-9:
+        low, high = middle * (1.0 - 1e-3), middle * (1.0 + 1e-3)
+    skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))
+    shape = 4.0 / max(skew, 0.02) ** 2
+    z_low, z_middle, z_high = (special.gammaincinv(shape, q) for q in (0.1, 0.5, 0.9))
+    scale = (high - low) / (z_high - z_low)
+    first = max(len(x) - int(MOST_STALLS * len(x)), 0)
+    tail = x[first:]
+    expected = len(x) * special.gammaincc(shape, np.maximum((tail - middle) / scale + z_middle, 0.0))
+    beyond = len(tail) - np.arange(len(tail))
+    good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + LEAST_STALL)
+    return float(tail[int(np.argmax(good))]) * (1.0 - 1e-12) if good.any() else np.inf
+
+
+def _skew_table() -> tuple[Array, Array]:
+    skew = np.linspace(0.02, 4.0, 200)
+    shape = 4.0 / skew**2
+    low, middle, high = (special.gammaincinv(shape, q) for q in (0.1, 0.5, 0.9))
+    return np.asarray((high + low - 2.0 * middle) / (high - low)), skew
+
+
+_SKEW_OF_QUANTILES = _skew_table()
+"""A gamma's skewness by (q90 + q10 - 2 q50) / (q90 - q10), which stalls do not move."""
+
+
+def _levels(
+    cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers
+) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
+    """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
+    kinds, kind = np.unique(cells.op_N[node], return_inverse=True)
+    stages, stage = np.unique(cells.stage_N[node], return_inverse=True)
+    rank, ranks, steps = cells.rank_N[node], len(cells.ranks), clean_NT.shape[1]
+    mean_N = clean_NT.mean(axis=1)
+    cell = kind * ranks + rank
+    mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(np.bincount(cell, minlength=len(kinds) * ranks), 1)
+    mean_KR = mean_KR.reshape(len(kinds), ranks)
+    has_KR = np.bincount(cell, minlength=len(kinds) * ranks).reshape(mean_KR.shape) > 0
+    of_stage = np.searchsorted(stages, stage_R)
+    typical_KS = np.ones((len(kinds), len(stages)))
+    for k in range(len(kinds)):
+        for s in range(len(stages)):
+            peers = mean_KR[k, (of_stage == s) & has_KR[k]]
+            if len(peers):
+                typical_KS[k, s] = np.sort(peers)[(len(peers) - 1) // 2]
+    base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
+    factor_KS = typical_KS / base_K[:, None]
+    weight_N = base_K[kind] * factor_KS[kind, stage]
+    rank_R = np.bincount(rank, mean_N, ranks) / np.maximum(np.bincount(rank, weight_N, ranks), 1e-300)
+    load_RT = _per_rank(clean_NT, rank, ranks)
+    se_R = load_RT.std(axis=1) / load_RT.mean(axis=1) / np.sqrt(steps)
+    peers_R = np.bincount(of_stage, minlength=len(stages))[of_stage]
+    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.sqrt(2.0) * np.maximum(se_R, np.median(se_R)), LEAST_RANK)
+    rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
+    slow_R = rank_R > 1.0 + LEAST_RANK
+    return base_K[kind], factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
+
+
+def _pairs(cells: Cells, node: Integers) -> tuple[Integers, Integers]:
+    """Positions of forward and backward computes of the same rank, micro-batch and chunk."""
+    ops = cells.is_op("forward-compute")[node], cells.is_op("backward-compute")[node]
+    keys = [
+        {
+            (int(cells.rank_N[n]), int(cells.micro_batch_N[n]), int(cells.chunk_N[n]), int(cells.position_N[n])): i
+            for i, n in zip(np.flatnonzero(is_op).tolist(), node[is_op].tolist(), strict=True)
+        }
+        for is_op in ops
+    ]
+    both = sorted(keys[0].keys() & keys[1].keys())
+    return np.array([keys[0][k] for k in both], np.int64), np.array([keys[1][k] for k in both], np.int64)
+
+
+def _data(cells: Cells, node: Integers, left_NT: Array) -> tuple[Array, float]:
+    """What the two passes of a micro-batch have in common, as a factor on both; and how they correlate."""
+    data_NT, (forward, backward) = np.ones_like(left_NT), _pairs(cells, node)
+    if not len(forward):
+        return data_NT, np.nan
+    a, b = left_NT[forward] - 1.0, left_NT[backward] - 1.0
+    spread = a.std() * b.std()
+    paired = float(((a - a.mean()) * (b - b.mean())).mean() / spread) if spread > 1e-12 else 0.0
+    if paired < LEAST_PAIRED:
+        return data_NT, paired
+    shared = paired * (a / a.std() + b / b.std()) / (1.0 + paired)  # the common factor's best linear predictor
+    data_NT[forward] = np.maximum(1.0 + shared * a.std(), 1e-3)
+    data_NT[backward] = np.maximum(1.0 + shared * b.std(), 1e-3)
+    return data_NT, paired

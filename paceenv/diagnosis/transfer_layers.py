@@ -1,0 +1,254 @@
+"""Splits what collectives take, once all their members are there, into layers, each the mark of one cause.
+
+    transfer = alone * link * contention * tenant * rest + timeout
+
+alone is the collective by itself; link is fixed per process group (a worse way to the network), contention is what the
+job's own groups cost each other on a shared uplink (the engine's fluid uplink under the trace's own arrivals), tenant
+what comes and goes over iterations, timeout the distance of a collapsed step, rest is memoryless. Only collectives that
+matter are split; of the others, and of transfers between stages, everything but the median is rest.
+
+Axes: N nodes (those that meet), K collectives of a class side by side, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from paceenv.calibration.replay import share_uplink
+from paceenv.diagnosis.cells import Array, Cells, Integers
+from paceenv.diagnosis.graph import Graph
+
+LEAST_MATTER: Final = 0.01
+"""Share of a step by which a class must exceed its best to be looked into."""
+LEAST_LINK: Final = 0.08
+LEAST_TIMEOUT_S: Final = 0.1
+"""Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
+LEAST_TENANT: Final = 0.1
+"""Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
+LEAST_MEMORY: Final = 0.2
+"""Autocorrelation, at some lag, from which on what comes and goes has a memory."""
+LEAST_EXPLAINED: Final = 0.2
+"""Share of the variance of durations that the shared uplink must explain."""
+INCAST_OPS: Final = ("gather", "all_to_all")
+_BEST: Final = 0.05
+_SIGNIFICANT: Final = 5.0
+_MOST_STEPS: Final = 400
+
+
+@dataclass(frozen=True)
+class TransferClass:
+    """What was found in one class of collectives: name, how many side by side, and the numbers behind its layers.
+
+    ``link_K`` are factors of the groups, ``contention`` how many times longer than alone they take together, ``memory``
+    the largest autocorrelation of what comes and goes, ``timeout_s`` how much longer collapsed steps take (0: none do)
+    and ``collapsed`` their share. ``contended`` is None where it cannot be told.
+    """
+
+    op: str
+    groups: int
+    link_K: Array
+    ranks_K: tuple[tuple[int, ...], ...]
+    contention: float
+    contended: bool | None
+    memory: float
+    inflated: float
+    timeout_s: float
+    collapsed: float
+    latent: bool
+
+
+@dataclass(frozen=True)
+class TransferLayers:
+    """As ``ComputeLayers``, for the nodes that meet; factors are ``(n, T)`` or ``(n, 1)``."""
+
+    node: Integers
+    base_s: Array
+    link: Array
+    contention: Array
+    tenant: Array
+    rest: Array
+    timeout_s: Array
+    classes: tuple[TransferClass, ...]
+
+
+def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) -> TransferLayers:
+    """The layers of a job's collectives; ``step_s`` is the mean step, to which what matters is relative."""
+    node = np.flatnonzero(graph.meets_N & cells.usual_N)
+    where = np.full(len(cells.op_N), -1, np.int64)
+    where[node] = np.arange(len(node))
+    shape = (len(node), cells.steps)
+    base_s, link = np.zeros((len(node), 1)), np.ones((len(node), 1))
+    contention, tenant, rest, timeout_s = np.ones(shape), np.ones(shape), np.ones(shape), np.zeros(shape)
+    classes = []
+    for members in _classes(cells, graph, node):
+        own_KT = np.stack([own_NT[m].max(axis=0) for m in members])
+        middle_s = float(np.median(own_KT))
+        at = [where[m] for m in members]
+        best_s = float(np.quantile(own_KT, _BEST))
+        spared_s = float(own_KT.mean()) - best_s
+        is_collective = bool(cells.is_collective_N[members[0][0]])
+        if not is_collective or spared_s < LEAST_MATTER * step_s:
+            for k, a in enumerate(at):
+                base_s[a] = middle_s
+                rest[a] = _ratio(own_NT[members[k]], middle_s)
+            continue
+        arrival_KT = np.stack([np.nan_to_num(cells.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
+        found = _Class(cells, members, own_KT, arrival_KT)
+        classes.append(found.describe())
+        for k, a in enumerate(at):
+            base_s[a], link[a] = found.alone_s, found.link_K[k]
+            contention[a], tenant[a] = found.contention_KT[k], found.tenant_KT[k]
+            timeout_s[a] = found.timeout_KT[k]
+            explained = base_s[a] * link[a] * contention[a] * tenant[a]
+            rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
+    return TransferLayers(node, base_s, link, contention, tenant, rest, timeout_s, tuple(classes))
+
+
+def _ratio(own_NT: Array, middle_s: float) -> Array:
+    return own_NT / max(middle_s, 1e-12)
+
+
+def _classes(cells: Cells, graph: Graph, node: Integers) -> list[list[Integers]]:
+    """Sets that meet, by operation, bytes, stage and place in the step; each set as its nodes."""
+    task = graph.task_of_N[node]
+    order = np.argsort(task, kind="stable")
+    sets = np.split(node[order], np.flatnonzero(np.diff(task[order])) + 1)
+    found: dict[tuple[int, ...], list[Integers]] = {}
+    for members in sets:
+        first = members[0]
+        key = (cells.op_N[first], cells.bytes_N[first], cells.stage_N[first], cells.micro_batch_N[first])
+        found.setdefault((*map(int, key), int(cells.position_N[first])), []).append(members)
+    return list(found.values())
+
+
+class _Class:
+    """The layers of one class, taken off one after the other."""
+
+    def __init__(self, cells: Cells, members: list[Integers], own_KT: Array, arrival_KT: Array) -> None:
+        self._op = cells.ops[cells.op_N[members[0][0]]]
+        self._ranks = tuple(tuple(cells.ranks[r] for r in cells.rank_N[m]) for m in members)
+        groups = len(members)
+        self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
+        left_KT = own_KT - self.timeout_KT
+        self.contention_KT, self._alone_K, self._contended = np.ones_like(own_KT), None, False if groups == 1 else None
+        if groups > 1:
+            self._contend(arrival_KT, left_KT)
+            left_KT = left_KT / self.contention_KT
+        self.link_K = _links(left_KT)
+        left_KT = left_KT / self.link_K[:, None]
+        self.tenant_KT, self._memory, self._inflated = _tenant(left_KT)
+        self.alone_s = float(np.median(left_KT / self.tenant_KT))
+        self._groups = groups
+
+    def describe(self) -> TransferClass:
+        return TransferClass(
+            op=self._op,
+            groups=self._groups,
+            link_K=self.link_K,
+            ranks_K=self._ranks,
+            contention=float(self.contention_KT.mean()),
+            contended=self._contended,
+            memory=self._memory,
+            inflated=self._inflated,
+            timeout_s=self._timeout_s,
+            collapsed=self._collapsed,
+            latent=self._op in INCAST_OPS and self._collapsed == 0.0,
+        )
+
+    def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
+        """What collapsed steps take longer than the others, where durations have two modes that far apart."""
+        lasts_T = own_KT.max(axis=0)
+        low, high = float(lasts_T.min()), float(lasts_T.max())
+        upper_T = np.zeros(len(lasts_T), np.bool_)
+        for _ in range(50):
+            upper_T = lasts_T > (low + high) / 2.0
+            if upper_T.all() or not upper_T.any():
+                break
+            low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
+        spread = float(lasts_T[~upper_T].std()) if not upper_T.all() else np.inf
+        apart = high - low >= max(LEAST_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
+        if self._op not in INCAST_OPS or not apart or upper_T.sum() < 3:
+            return np.zeros_like(own_KT), 0.0, 0.0
+        usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
+        timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)
+        return timeout_KT, high - low, float(upper_T.mean())
+
+    def _contend(self, arrival_KT: Array, left_KT: Array) -> None:
+        """Fit alone and shared time to the durations, and take the contention off where that explains them."""
+        groups, steps = left_KT.shape
+        usual_T = np.isfinite(arrival_KT).all(axis=0)
+        away_T = np.abs(left_KT - np.median(left_KT, axis=1, keepdims=True)).max(axis=0)
+        usual_T &= away_T <= 6.0 * max(float(np.median(away_T)), 1e-9)
+        use_T = np.flatnonzero(usual_T)[: _MOST_STEPS]
+        if len(use_T) < 8:
+            return
+        arrival_TG, lasts_TG = arrival_KT[:, use_T].T.copy(), left_KT[:, use_T].T
+        arrival_TG -= arrival_TG.min(axis=1, keepdims=True)
+        level_G = np.median(lasts_TG, axis=0)
+        level = float(np.median(level_G))
+        scaled_TG = lasts_TG / (level_G / level)
+
+        def lasts(theta: Array, arrival: Array) -> Array:
+            work_s = float(np.exp(theta[0])) / groups
+            return share_uplink(arrival, work_s / float(theta[1]), work_s) - arrival
+
+        least = 1.0 / groups
+        fits = [
+            optimize.least_squares(
+                lambda theta: (lasts(theta, arrival_TG) - scaled_TG).ravel() / level,
+                [np.log(level), cap],
+                bounds=([-np.inf, least], [np.inf, 1.0]),
+                diff_step=1e-3,
+                x_scale=0.1,
+                max_nfev=60,
+            )
+            for cap in (1.2 * least, 0.5 * (1.0 + least), 0.95)
+        ]
+        best = min(fits, key=lambda fit: float(fit.cost))
+        constant = 0.5 * float((((scaled_TG - scaled_TG.mean()) / level) ** 2).sum())
+        explained = 1.0 - float(best.cost) / max(constant, 1e-300)
+        cap = float(best.x[1])
+        if constant / scaled_TG.size < 1e-8:
+            return  # starts and durations never vary: nothing shows what the groups cost each other
+        if explained < LEAST_EXPLAINED or cap < 1.05 * least:
+            self._contended = False if cap < 1.05 * least else None
+            return
+        self._contended = True
+        whole_TG = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0).T.copy()
+        whole_TG -= whole_TG.min(axis=1, keepdims=True)
+        alone_s = float(np.exp(best.x[0])) / groups / cap
+        self.contention_KT = np.maximum(lasts(best.x, whole_TG).T / alone_s, 1.0)
+
+
+def _links(left_KT: Array) -> Array:
+    """Groups that always take longer than the others."""
+    groups, steps = left_KT.shape
+    level_K = np.median(left_KT, axis=1)
+    if groups < 2:
+        return np.ones(groups)
+    usual = np.sort(level_K)[(groups - 1) // 2]
+    se = 1.25 * left_KT.std(axis=1) / np.sqrt(steps) / max(usual, 1e-12)
+    factor_K = level_K / max(usual, 1e-12)
+    differs_K = np.abs(factor_K - 1.0) > np.maximum(LEAST_LINK, _SIGNIFICANT * np.median(se))
+    return np.where(differs_K, factor_K, 1.0)
+
+
+def _tenant(left_KT: Array) -> tuple[Array, float, float]:
+    """What comes and goes with a memory, as a factor over the best; the memory, and how much it inflates."""
+    mean_T = left_KT.mean(axis=0)
+    best_s = float(np.quantile(mean_T, _BEST))
+    x_T = mean_T - mean_T.mean()
+    inflated = float(mean_T.mean()) / max(best_s, 1e-12) - 1.0
+    variance, steps = float((x_T**2).mean()), len(x_T)
+    if inflated < LEAST_TENANT * 0.5 or variance <= 0.0 or steps < 32:
+        return np.ones_like(left_KT), 0.0, inflated
+    lags = range(1, min(steps // 4, 64))
+    memory = max(float((x_T[lag:] * x_T[:-lag]).mean()) / variance for lag in lags)
+    if memory < max(LEAST_MEMORY, 4.0 / np.sqrt(steps)) or np.quantile(mean_T, 0.95) < (1.0 + LEAST_TENANT) * best_s:
+        return np.ones_like(left_KT), memory, inflated
+    return np.broadcast_to(np.maximum(mean_T / best_s, 1.0), left_KT.shape).copy(), memory, inflated
