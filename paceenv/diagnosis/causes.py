@@ -1,0 +1,296 @@
+"""Names what layers cost: causes with their share of lost time, the evidence, and what to do about it.
+
+The vocabulary is that of "When Scaling Fails" (section 3.3) and of the straggler study of OSDI 2025 (section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceenv.diagnosis.cells import Cells
+from paceenv.diagnosis.layers import Layers
+from paceenv.diagnosis.transfer_layers import TransferClass
+
+AMPLIFICATION: Final = "synchronisation amplification"
+SLOW_RANK: Final = "persistent slow rank"
+FAIL_SLOW: Final = "fail-slow episodes"
+DATA: Final = "data imbalance"
+STAGE: Final = "stage imbalance"
+CONTENTION: Final = "fabric contention"
+TENANT: Final = "co-tenant phase"
+INCAST: Final = "incast"
+LOCALITY: Final = "GPU/NIC locality"
+STALLS: Final = "runtime/control-plane stalls"
+CHECKPOINT: Final = "checkpointing"
+RESTART: Final = "failures and restarts"
+DRIFT: Final = "drift"
+PACING: Final = "own pacing"
+CAUSES: Final = (
+    *(AMPLIFICATION, SLOW_RANK, FAIL_SLOW, DATA, STAGE, CONTENTION, TENANT, INCAST, LOCALITY, STALLS, CHECKPOINT),
+    *(RESTART, DRIFT, PACING),
+)
+
+PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
+"""Only where early work takes a shared resource from others can holding back pay."""
+REFERENCE_SKEWNESS: Final = 1.0
+"""Of compute under data imbalance, as production traces show it (1.05); jitter has none."""
+LEAST_SHARE: Final = 0.03
+"""Of lost time, below which a cause is not worth a line."""
+LEAST_LOST: Final = 0.02
+"""Share of a step: a cause that costs less is not named."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``share`` is of the lost time, ``lost_s`` seconds of a mean step."""
+
+    cause: str
+    share: float
+    evidence: str
+    advice: str
+    lost_s: float
+
+
+def name_causes(cells: Cells, layers: Layers) -> tuple[Cause, ...]:
+    """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
+    costs = _by_cause(layers)
+    lost_s = sum(max(cost, 0.0) for cost in costs.values())
+    found = []
+    for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
+        if lost_s > 0.0 and cost >= LEAST_SHARE * lost_s and cost >= LEAST_LOST * layers.measured_s:
+            evidence, advice = _WORDS[name](cells, layers)
+            saved = f"; without it a step would take {layers.measured_s - cost:.4g} s instead of {layers.measured_s:.4g} s"
+            found.append(Cause(name, cost / lost_s, evidence + saved, advice, cost))
+    return tuple(found)
+
+
+def _by_cause(layers: Layers) -> dict[str, float]:
+    """Seconds of a mean step by cause."""
+    costs = dict.fromkeys(CAUSES, 0.0)
+    of_layer = {"stage": STAGE, "rank": SLOW_RANK, "episode": FAIL_SLOW, "drift": DRIFT, "data": DATA, "stall": STALLS}
+    of_layer |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST}
+    of_layer |= {"transfer": CONTENTION, "gap": STALLS}
+    for layer, cost in layers.cost_s.items():
+        kind, _, operation = layer.partition(":")
+        if layer == "rest":
+            skewed = _skewed_share(layers)
+            costs[DATA] += skewed * cost
+            costs[AMPLIFICATION] += (1.0 - skewed) * cost
+        elif kind == "work":
+            costs[SLOW_RANK] += cost
+        elif kind == "varies":
+            costs[STALLS] += cost
+        elif kind == "extra":
+            of_extra = {"restart": RESTART, "pace": PACING, "gc": STALLS}
+            costs[of_extra.get(operation, CHECKPOINT)] += cost
+        else:
+            costs[of_layer[layer]] += cost
+    return costs
+
+
+def _skewed_share(layers: Layers) -> float:
+    """How much of memoryless variation is data: what of its variance a skewness of REFERENCE_SKEWNESS explains.
+
+    The third moments of independent parts add up, and jitter has none. Where forward and backward pass can be compared,
+    their correlation has already told data apart.
+    """
+    if np.isfinite(layers.compute.paired):
+        return 0.0
+    skewness = layers.compute.skewness - 2.0 * layers.compute.skewness_se
+    return float(np.clip(skewness / REFERENCE_SKEWNESS, 0.0, 1.0) ** (2.0 / 3.0))
+
+
+def _ranks(cells: Cells, at: Sequence[int], most: int = 4) -> str:
+    names = [str(cells.ranks[r]) for r in at]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _slow(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    at = np.flatnonzero(c.slow_R)
+    at = at[np.argsort(-c.rank_R[at], kind="stable")]
+    work = {k.partition(":")[2]: v for k, v in layers.cost_s.items() if k.startswith("work:")}
+    if max(work.values(), default=0.0) > layers.cost_s.get("rank", 0.0):
+        op = max(work, key=lambda name: work[name])
+        nodes = np.flatnonzero(cells.is_op(op))
+        own_R = np.bincount(cells.rank_N[nodes], cells.duration_NT[nodes].mean(axis=1), len(cells.ranks))
+        most = np.flatnonzero(own_R > 0.5 * own_R.max())
+        evidence = f"{op} takes rank {_ranks(cells, most.tolist())} {own_R.max():.3g} s a step, the others {np.median(own_R):.3g} s"
+        return evidence, f"give the ranks equal work: spread {op}, or overlap it"
+    if not len(at):
+        return "some ranks always compute longer than others", "pacing will not help; give all ranks equal hardware and work"
+    worst = int(at[0])
+    evidence = (
+        f"rank {cells.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers in every step, and nothing "
+        f"else about it changes; {len(at)} of {len(cells.ranks)} ranks are slower than their peers ({_ranks(cells, at.tolist())})"
+    )
+    # who is far above is broken; many a little above are a mixed fleet
+    clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
+    if len(clear) <= max(1, len(cells.ranks) // 8):
+        word = "worker" if len(clear) == 1 else "workers"
+        return evidence, f"pacing will not help, replace {word} {_ranks(cells, clear, 8)}"
+    return evidence, "pacing will not help: ranks are unequal; give slower ones less work, or pair like with like"
+
+
+def _fail_slow(cells: Cells, layers: Layers) -> tuple[str, str]:
+    on = layers.compute.episode_RT
+    at = np.flatnonzero(on.any(axis=1))
+    at = at[np.argsort(-on[at].sum(axis=1), kind="stable")]
+    share = float(on[at].mean()) if len(at) else 0.0
+    evidence = f"rank {_ranks(cells, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
+    return evidence, "pacing will not help while it lasts; look at clocks, thermals and neighbours of these ranks when it begins"
+
+
+def _data(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    if np.isfinite(c.paired):
+        why = f"forward and backward pass of a micro-batch are long together (correlation {c.paired:.2f})"
+    else:
+        why = f"compute varies by {c.rest_cv:.1%} with a long upper tail (skewness {c.skewness:.2f})"
+    evidence = f"{why}, another rank in every step, without memory"
+    advice = (
+        "pacing has nothing to exploit: it cannot know the next batch; balance sequence lengths across ranks and "
+        "micro-batches (sort or pack by length), or spread the work of long sequences"
+    )
+    return evidence, advice
+
+
+def _amplification(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    evidence = (
+        f"compute varies by {c.rest_cv:.1%} on every rank, independently and without memory; a step waits for the slowest "
+        f"of {len(cells.ranks)}"
+    )
+    advice = (
+        "pacing will not help: delaying a rank never lowers a maximum; reduce the jitter itself (system services, "
+        "clocks, garbage collection), or wait less often (local SGD, overlap, fewer and larger groups)"
+    )
+    return evidence, advice
+
+
+def _stage(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    stages = np.unique(cells.stage_N[c.node])
+    load = np.array([float((c.base_s * c.stage)[cells.stage_N[c.node] == s].mean()) for s in stages])
+    worst = int(np.argmax(load))
+    evidence = f"stage {stages[worst]} computes {load[worst] / np.median(np.delete(load, worst)):.2f} times as long as the others"
+    if not c.twins:
+        evidence += "; with one rank a stage, a slow rank would look the same"
+    return evidence, f"pacing will not help: move layers away from stage {stages[worst]}, or split its output layer"
+
+
+def _worst(layers: Layers, key: Callable[[TransferClass], float]) -> TransferClass | None:
+    return max(layers.transfers.classes, key=key, default=None)
+
+
+def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
+    found = _worst(layers, lambda k: k.contention)
+    if layers.cost_s.get("contention", 0.0) >= layers.cost_s.get("transfer", 0.0) and found is not None:
+        evidence = (
+            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as alone, "
+            "as a shared uplink under their own starts explains"
+        )
+        advice = (
+            "more uplink, or groups that share leaves; if the groups have unequal slack, pacing the early ones (slack) "
+            "gives the uplink to the late one: calibrate this trace and compare with `paceenv evaluate`"
+        )
+        return evidence, advice
+    varies = "transfers take longer now and then, without memory"
+    return varies, "look for other traffic on the same links; without memory pacing cannot anticipate it"
+
+
+def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
+    found = _worst(layers, lambda k: k.inflated)
+    assert found is not None
+    evidence = (
+        f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory "
+        f"(autocorrelation {found.memory:.2f}) that the job's own ranks do not explain"
+    )
+    advice = (
+        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (slide) pays where its "
+        "period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
+    )
+    return evidence, advice
+
+
+def _incast(cells: Cells, layers: Layers) -> tuple[str, str]:
+    found = _worst(layers, lambda k: k.timeout_s)
+    assert found is not None
+    evidence = f"{found.collapsed:.0%} of the {found.op}s take {found.timeout_s * 1e3:.0f} ms longer than the others: a timeout after loss"
+    if found.op == "all_to_all":
+        return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
+    return evidence, "pacing (stagger) may help; or deeper buffers, lossless links, a tree instead of a gather"
+
+
+def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
+    found = _worst(layers, lambda k: float(k.link_K.max()))
+    assert found is not None
+    k = int(np.argmax(found.link_K))
+    at = ", ".join(map(str, found.ranks_K[k][:8]))
+    evidence = (
+        f"{found.op} of the group of ranks {at} always takes {found.link_K[k]:.2f} times as long as that of the others, "
+        "once all its members are there"
+    )
+    return evidence, "pacing will not help: check which NIC, socket and PCIe switch these ranks use, and the cable"
+
+
+def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    if layers.cost_s.get("gap", 0.0) > 0.5 * (layers.cost_s.get("stall", 0.0) + layers.cost_s.get("gap", 0.0)):
+        share = layers.cost_s["gap"] / layers.measured_s
+        evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
+    else:
+        share = c.stalls / max(c.rest.size, 1)
+        typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0
+        evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank, in no order"
+    advice = (
+        "pacing will not help: look at garbage collection, allocation, data loading and services of the host; "
+        "run collections on all ranks in the same step"
+    )
+    return evidence, advice
+
+
+def _checkpoint(cells: Cells, layers: Layers) -> tuple[str, str]:
+    steps = max((n for k, n in layers.present.items() if k.startswith("extra:") and k not in _OTHER_EXTRAS), default=0)
+    names = sorted(k.partition(":")[2] for k in layers.present if k.startswith("extra:") and k not in _OTHER_EXTRAS)
+    evidence = f"{' and '.join(names)} in {steps} of {cells.steps} steps"
+    return evidence, "pacing will not help: write checkpoints asynchronously, or less often (Young's interval)"
+
+
+def _restart(cells: Cells, layers: Layers) -> tuple[str, str]:
+    steps = layers.present.get("extra:restart", 0)
+    return f"{steps} restarts in {cells.steps} steps", "pacing will not help: find the failing node; restart warm"
+
+
+def _drift(cells: Cells, layers: Layers) -> tuple[str, str]:
+    c = layers.compute
+    spread = float(np.std(c.drift))
+    evidence = f"ranks' compute wanders by {spread:.1%} over tens of steps or more, each rank by itself (smoothed over {c.drift_steps})"
+    return evidence, "pacing will not help by itself: look at clocks, temperature and power of the ranks that wander"
+
+
+def _own_pacing(cells: Cells, layers: Layers) -> tuple[str, str]:
+    return "ranks hold themselves back", "compare with pacing off (canary): this pacing costs more than it may gain"
+
+
+_OTHER_EXTRAS = {"extra:restart", "extra:pace", "extra:gc"}
+_WORDS: Final[dict[str, Callable[[Cells, Layers], tuple[str, str]]]] = {
+    AMPLIFICATION: _amplification,
+    SLOW_RANK: _slow,
+    FAIL_SLOW: _fail_slow,
+    DATA: _data,
+    STAGE: _stage,
+    CONTENTION: _contention,
+    TENANT: _tenant,
+    INCAST: _incast,
+    LOCALITY: _locality,
+    STALLS: _stalls,
+    CHECKPOINT: _checkpoint,
+    RESTART: _restart,
+    DRIFT: _drift,
+    PACING: _own_pacing,
+}

@@ -1,0 +1,110 @@
+"""The diagnosis of a trace: slowdown, whose it is, causes, and a verdict in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.diagnosis.causes import PACING_MAY_HELP, Cause, name_causes
+from paceenv.diagnosis.cells import Cells, read_cells
+from paceenv.diagnosis.graph import build_graph
+from paceenv.diagnosis.layers import Layers, split
+from paceenv.diagnosis.replay import own_durations, replay
+from paceenv.diagnosis.whatif import Attribution, attribute, ideal_durations
+from paceenv.trace import Trace
+
+LEAST_STEPS: Final = 8
+"""Fewer show nothing that lasts or recurs."""
+INSUFFICIENT: Final = "insufficient evidence"
+HEALTHY: Final = "healthy"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """``slowdown`` is that of the replay (``paceenv.diagnosis.whatif``), ``step_time_s`` the measured mean step."""
+
+    slowdown: float
+    ideal_step_time_s: float
+    step_time_s: float
+    attribution: Attribution
+    causes: tuple[Cause, ...]
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv diagnose --json`` prints it."""
+        a = self.attribution
+        named = {"rank": a.rank, "stage": a.stage, "operation": a.operation, "worker": a.worker, "step": a.step}
+        return {
+            "slowdown": self.slowdown,
+            "ideal_step_time_s": self.ideal_step_time_s,
+            "step_time_s": self.step_time_s,
+            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in named.items()},
+            "causes": [
+                {"cause": c.cause, "share": c.share, "evidence": c.evidence, "advice": c.advice} for c in self.causes
+            ],
+            "verdict": self.verdict,
+        }
+
+
+def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
+    """Diagnose one job of a trace; ``job`` must be named where it holds several. Raises InputError."""
+    return diagnose_cells(read_cells(trace, job=job))
+
+
+def diagnose_cells(cells: Cells) -> Diagnosis:
+    """As :func:`diagnose`, of a trace that has been read."""
+    graph = build_graph(cells)
+    own_NT = own_durations(cells, graph)
+    ideal_NT = ideal_durations(cells, own_NT)
+    ideal_s, replayed_s = (float(replay(graph, d).mean()) for d in (ideal_NT, own_NT))
+    why_not = _insufficient(cells)
+    causes: tuple[Cause, ...] = ()
+    if why_not:
+        verdict = f"{INSUFFICIENT}: {why_not}"
+    else:
+        layers = split(cells, graph, own_NT)
+        causes = name_causes(cells, layers)
+        verdict = _verdict(layers, causes)
+    return Diagnosis(
+        slowdown=replayed_s / ideal_s if ideal_s > 0.0 else 1.0,
+        ideal_step_time_s=ideal_s,
+        step_time_s=float(cells.step_s_T.mean()),
+        attribution=attribute(cells, graph, own_NT, ideal_NT),
+        causes=causes,
+        verdict=verdict,
+    )
+
+
+def _insufficient(cells: Cells) -> str:
+    if cells.steps < LEAST_STEPS:
+        return f"{cells.steps} steps, of which nothing lasting can be seen; at least {LEAST_STEPS} are needed"
+    if len(cells.ranks) < 2:
+        return "one rank, which has no peer to be compared with; give the traces of all ranks"
+    if not (cells.is_compute_N & cells.usual_N).any():
+        return "no compute operations, so that nothing says who is late and why"
+    if not (cells.is_collective_N | cells.is_transfer_N).any():
+        return "no collectives, so that nothing says who waits for whom"
+    if not np.all(cells.step_s_T > 0.0):
+        return "steps that take no time"
+    return ""
+
+
+def _verdict(layers: Layers, causes: tuple[Cause, ...]) -> str:
+    latent = [k for k in layers.transfers.classes if k.contended is None and k.groups > 1]
+    doubt = ""
+    if latent:
+        doubt = (
+            f"; whether the {latent[0].groups} groups of {latent[0].op} contend with each other the trace cannot tell "
+            "(a probe can)"
+        )
+    if not causes:
+        return f"{HEALTHY}: no cause costs as much as 2 % of a step{doubt}"
+    first = causes[0]
+    text = f"{first.cause} costs {first.lost_s / layers.measured_s:.0%} of the step"
+    if len(causes) > 1:
+        text += " (" + ", ".join(f"{c.cause} {c.lost_s / layers.measured_s:.0%}" for c in causes[1:3]) + " besides)"
+    may = [c for c in causes if c.cause in PACING_MAY_HELP]
+    pacing = "pacing may help against " + " and ".join(c.cause for c in may) if may else "pacing has nothing to exploit"
+    return f"{text}: {first.advice.removeprefix('pacing will not help: ')}; {pacing}{doubt}"
