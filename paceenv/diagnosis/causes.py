@@ -269,7 +269,7 @@ def _restart(cells: Cells, layers: Layers) -> tuple[str, str]:
 def _drift(cells: Cells, layers: Layers) -> tuple[str, str]:
     c = layers.compute
     spread = float(np.std(c.drift))
-    evidence = f"ranks' compute wanders by {spread:.1%} over tens of steps or more, each rank by itself (smoothed over {c.drift_steps})"
+    evidence = f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
     return evidence, "pacing will not help by itself: look at clocks, temperature and power of the ranks that wander"
 
 

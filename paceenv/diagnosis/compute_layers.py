@@ -12,6 +12,7 @@ Axes: N nodes (here only those that compute), R ranks, T steps.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,11 +34,12 @@ FALSE_STALLS: Final = 0.1
 """Share of what counts as a stall that the bulk's own tail may be."""
 MOST_STALLS: Final = 0.1
 """Share of operations; what is more frequent is no stall."""
-LEAST_GAIN: Final = 0.02
-"""By which a smooth course must predict left-out steps better than a constant to count as drift."""
+LEAST_MEMORY: Final = 0.05
+"""Autocorrelation from one step to the next from which on compute drifts."""
+LEAST_DRIFT_STEPS: Final = 3.0
+"""What is forgotten sooner is no drift."""
 LEAST_PAIRED: Final = 0.3
 """Correlation of forward and backward pass from which on they share data."""
-_WINDOWS: Final = (3, 5, 9, 17, 33, 65, 129)
 _PEERS: Final = 3
 
 
@@ -62,7 +64,7 @@ class ComputeLayers:
     rank_R: Array
     slow_R: NDArray[np.bool_]
     episode_RT: NDArray[np.bool_]
-    drift_steps: int
+    drift_steps: float
     paired: float
     skewness: float
     skewness_se: float
@@ -89,7 +91,12 @@ def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
     v_NT = np.where(stalled_NT, np.median(v_NT, axis=1, keepdims=True), v_NT)
     stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
     clean_NT = v_NT * typical_N[:, None]
-    base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R)
+    drift_se = float(drift_RT.std()) * math.sqrt(2.0 * drift_steps / cells.steps)
+    base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R, drift_se)
+    if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
+        of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.bincount(rank, base_N * stage_N, ranks)
+        drift_RT = drift_RT * np.where(rank_R == 1.0, of_rank_R, 1.0)[:, None]
+        clean_NT = clean_NT / np.where(rank_R == 1.0, of_rank_R, 1.0)[rank][:, None]
     left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
     data_NT, paired = _data(cells, node, left_NT)
     rest_NT = left_NT / data_NT
@@ -143,33 +150,51 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
     return on_RT, level_RT
 
 
-def _drift(load_RT: Array) -> tuple[Array, int]:
-    """A smooth course per rank, if it predicts steps that it has not seen; and over how many steps it is smoothed."""
+def _drift(load_RT: Array) -> tuple[Array, float]:
+    """A slow course per rank, as a first-order autoregression under white noise sees it; and its correlation time, steps.
+
+    Both variances and the correlation time come from the autocovariances of all ranks together, the course from the
+    fixed-interval smoother (Rauch, Tung and Striebel 1965).
+    """
+    ranks, steps = load_RT.shape
     middle = np.median(load_RT, axis=1, keepdims=True)
     spread = 1.4826 * np.median(np.abs(load_RT - middle), axis=1, keepdims=True)
     x_RT = np.clip(load_RT, middle - 4.0 * spread, middle + 4.0 * spread)
     mean = x_RT.mean(axis=1, keepdims=True)
+    x_RT = x_RT / mean - 1.0
+    variance, lags = float((x_RT**2).mean()), np.arange(1, max(min(steps // 4, 64), 2))
+    if steps < 8 or variance < 1e-12:
+        return np.ones_like(load_RT), 0.0
+    covariance = np.array([float((x_RT[:, k:] * x_RT[:, :-k]).mean()) for k in lags])
+    if covariance[0] < max(SIGNIFICANT / math.sqrt(ranks * steps), LEAST_MEMORY) * variance:
+        return np.ones_like(load_RT), 0.0
+    best, signal, steps_s = math.inf, 0.0, 0.0
+    for tau in np.geomspace(1.0, steps / 2.0, 24):
+        course = np.exp(-lags / tau)
+        part = float(course @ covariance / (course @ course))
+        misfit = float(((covariance - part * course) ** 2).sum())
+        if misfit < best:
+            best, signal, steps_s = misfit, part, float(tau)
+    signal = min(max(signal, 0.0), 0.99 * variance)
+    if steps_s < LEAST_DRIFT_STEPS:
+        return np.ones_like(load_RT), 0.0
+    return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s
+
+
+def _smoothed(x_RT: Array, keep: float, signal: float, noise: float) -> Array:
     steps = x_RT.shape[1]
-    constant = float(((x_RT - (mean * steps - x_RT) / max(steps - 1, 1)) ** 2).mean())
-    best, best_window, course_RT = constant, 0, np.ones_like(x_RT)
-    for window in _WINDOWS:
-        if 2 * window > steps or constant <= 0.0:
-            break
-        sum_RT, count_T = _windowed(x_RT, window)
-        left_out = (sum_RT - x_RT) / (count_T - 1.0)
-        error = float(((x_RT - left_out) ** 2).mean())
-        if error < best:
-            best, best_window, course_RT = error, window, sum_RT / count_T / mean
-    if best > (1.0 - LEAST_GAIN) * constant:
-        return np.ones_like(x_RT), 0
-    return course_RT, best_window
-
-
-def _windowed(x_RT: Array, window: int) -> tuple[Array, Array]:
-    steps, half = x_RT.shape[1], window // 2
-    total = np.concatenate([np.zeros((len(x_RT), 1)), np.cumsum(x_RT, axis=1)], axis=1)
-    low, high = np.maximum(np.arange(steps) - half, 0), np.minimum(np.arange(steps) + half + 1, steps)
-    return total[:, high] - total[:, low], (high - low).astype(np.float64)
+    mean_RT, variance_T = np.empty_like(x_RT), np.empty(steps)
+    m_R, v = np.zeros(len(x_RT)), signal
+    for t in range(steps):
+        if t:
+            m_R, v = keep * m_R, keep * keep * v + (1.0 - keep * keep) * signal
+        gain = v / (v + noise)
+        m_R, v = m_R + gain * (x_RT[:, t] - m_R), (1.0 - gain) * v
+        mean_RT[:, t], variance_T[t] = m_R, v
+    for t in range(steps - 2, -1, -1):
+        ahead = keep * keep * variance_T[t] + (1.0 - keep * keep) * signal
+        mean_RT[:, t] += keep * variance_T[t] / ahead * (mean_RT[:, t + 1] - keep * mean_RT[:, t])
+    return mean_RT
 
 
 def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
@@ -222,7 +247,7 @@ _SKEW_OF_QUANTILES = _skew_table()
 
 
 def _levels(
-    cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers
+    cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
 ) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
     """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
     kinds, kind = np.unique(cells.op_N[node], return_inverse=True)
@@ -239,15 +264,15 @@ def _levels(
         for s in range(len(stages)):
             peers = mean_KR[k, (of_stage == s) & has_KR[k]]
             if len(peers):
-                typical_KS[k, s] = np.sort(peers)[(len(peers) - 1) // 2]
+                typical_KS[k, s] = np.median(peers) if len(peers) > 2 else peers.min()
     base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
     factor_KS = typical_KS / base_K[:, None]
     weight_N = base_K[kind] * factor_KS[kind, stage]
     rank_R = np.bincount(rank, mean_N, ranks) / np.maximum(np.bincount(rank, weight_N, ranks), 1e-300)
     load_RT = _per_rank(clean_NT, rank, ranks)
-    se_R = load_RT.std(axis=1) / load_RT.mean(axis=1) / np.sqrt(steps)
+    se_R = np.hypot(load_RT.std(axis=1) / load_RT.mean(axis=1) / math.sqrt(steps), drift_se)
     peers_R = np.bincount(of_stage, minlength=len(stages))[of_stage]
-    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.sqrt(2.0) * np.maximum(se_R, np.median(se_R)), LEAST_RANK)
+    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), LEAST_RANK)
     rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
     slow_R = rank_R > 1.0 + LEAST_RANK
     return base_K[kind], factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())

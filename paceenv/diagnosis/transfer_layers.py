@@ -121,7 +121,8 @@ def _classes(cells: Cells, graph: Graph, node: Integers) -> list[list[Integers]]
     found: dict[tuple[int, ...], list[Integers]] = {}
     for members in sets:
         first = members[0]
-        key = (cells.op_N[first], cells.bytes_N[first], cells.stage_N[first], cells.micro_batch_N[first])
+        stage = -1 if cells.bytes_N[first] else cells.stage_N[first]  # stages have payloads of different size
+        key = (cells.op_N[first], cells.bytes_N[first], stage, cells.micro_batch_N[first])
         found.setdefault((*map(int, key), int(cells.position_N[first])), []).append(members)
     return list(found.values())
 
