@@ -66,7 +66,9 @@ class PipelineJob:
         shape = (self.micro_batches, self.steps, self.replicas, self.stages)
         base = np.array([self.forward_s, self.backward_s])[:, None, None, None, None]
         stage_S = np.ones(self.stages)
-        stage_S[int(self._rng("stage").integers(self.stages))] = self._strength("stage", on, 1.0)
+        stage_S[int(self._rng("stage").integers(self.stages))] = self.causes.get("stage", 1.0)
+        if "stage" not in on:  # the same work, spread evenly
+            stage_S[:] = stage_S.mean()
         worker_DS = np.ones((self.replicas, self.stages))
         rng = self._rng("slow")
         worker_DS[rng.integers(self.replicas), rng.integers(self.stages)] = self._strength("slow", on, 1.0)

@@ -36,8 +36,10 @@ CAUSES: Final = (
 
 PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
 """Only where early work takes a shared resource from others can holding back pay."""
-REFERENCE_SKEWNESS: Final = 1.0
-"""Of compute under data imbalance, as production traces show it (1.05); jitter has none."""
+REFERENCE_SKEWNESS: Final = 0.8
+"""Of compute under data imbalance, at least: production traces show 1.05; jitter has none."""
+SIGNIFICANT: Final = 4.0
+"""Standard errors (of a normal's skewness) from which on a skewness is one."""
 LEAST_SHARE: Final = 0.03
 """Of lost time, below which a cause is not worth a line."""
 LEAST_LOST: Final = 0.02
@@ -100,8 +102,10 @@ def _skewed_share(layers: Layers) -> float:
     """
     if np.isfinite(layers.compute.paired):
         return 0.0
-    skewness = layers.compute.skewness - 2.0 * layers.compute.skewness_se
-    return float(np.clip(skewness / REFERENCE_SKEWNESS, 0.0, 1.0) ** (2.0 / 3.0))
+    skewness = layers.compute.skewness
+    if skewness < SIGNIFICANT * layers.compute.skewness_se:
+        return 0.0
+    return float(min(skewness / REFERENCE_SKEWNESS, 1.0) ** (2.0 / 3.0))
 
 
 def _ranks(cells: Cells, at: Sequence[int], most: int = 4) -> str:

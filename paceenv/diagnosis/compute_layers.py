@@ -84,14 +84,14 @@ def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
     load_RT = _per_rank(d_NT, rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
     common_T = _common(load_RT)
     episode_RT, level_RT = _episodes(load_RT / common_T)
-    drift_RT, drift_steps = _drift(load_RT / common_T / level_RT)
+    drift_RT, drift_steps, drift_cv = _drift(load_RT / common_T / level_RT)
     course_NT = (common_T * level_RT * drift_RT)[rank]
     v_NT = d_NT / typical_N[:, None] / course_NT
     stalled_NT = _stalls(cells, node, v_NT)
     v_NT = np.where(stalled_NT, np.median(v_NT, axis=1, keepdims=True), v_NT)
     stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
     clean_NT = v_NT * typical_N[:, None]
-    drift_se = float(drift_RT.std()) * math.sqrt(2.0 * drift_steps / cells.steps)
+    drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / cells.steps, 1.0))
     base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R, drift_se)
     if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
         of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.bincount(rank, base_N * stage_N, ranks)
@@ -150,10 +150,10 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
     return on_RT, level_RT
 
 
-def _drift(load_RT: Array) -> tuple[Array, float]:
-    """A slow course per rank, as a first-order autoregression under white noise sees it; and its correlation time, steps.
+def _drift(load_RT: Array) -> tuple[Array, float, float]:
+    """A slow course per rank, as a first-order autoregression under white noise sees it; its memory in steps, its CV.
 
-    Both variances and the correlation time come from the autocovariances of all ranks together, the course from the
+    Both variances and the memory (correlation time) come from the autocovariances of all ranks together, the course from the
     fixed-interval smoother (Rauch, Tung and Striebel 1965).
     """
     ranks, steps = load_RT.shape
@@ -164,21 +164,22 @@ def _drift(load_RT: Array) -> tuple[Array, float]:
     x_RT = x_RT / mean - 1.0
     variance, lags = float((x_RT**2).mean()), np.arange(1, max(min(steps // 4, 64), 2))
     if steps < 8 or variance < 1e-12:
-        return np.ones_like(load_RT), 0.0
+        return np.ones_like(load_RT), 0.0, 0.0
     covariance = np.array([float((x_RT[:, k:] * x_RT[:, :-k]).mean()) for k in lags])
     if covariance[0] < max(SIGNIFICANT / math.sqrt(ranks * steps), LEAST_MEMORY) * variance:
-        return np.ones_like(load_RT), 0.0
+        return np.ones_like(load_RT), 0.0, 0.0
     best, signal, steps_s = math.inf, 0.0, 0.0
     for tau in np.geomspace(1.0, steps / 2.0, 24):
-        course = np.exp(-lags / tau)
+        # less what the mean over a finite trace has taken off every covariance
+        course = np.exp(-lags / tau) - 2.0 * tau / steps * (1.0 - tau / steps * (1.0 - math.exp(-steps / tau)))
         part = float(course @ covariance / (course @ course))
         misfit = float(((covariance - part * course) ** 2).sum())
         if misfit < best:
             best, signal, steps_s = misfit, part, float(tau)
-    signal = min(max(signal, 0.0), 0.99 * variance)
+    cv, signal = math.sqrt(max(signal, 0.0)), min(max(signal, 0.0), 0.99 * variance)
     if steps_s < LEAST_DRIFT_STEPS:
-        return np.ones_like(load_RT), 0.0
-    return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s
+        return np.ones_like(load_RT), 0.0, 0.0
+    return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s, cv
 
 
 def _smoothed(x_RT: Array, keep: float, signal: float, noise: float) -> Array:

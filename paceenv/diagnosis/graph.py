@@ -23,6 +23,8 @@ from paceenv.diagnosis.cells import Cells, Integers
 from paceenv.errors import InputError
 
 BARRIER_OP: Final = "barrier"
+QUEUED_OPS: Final = ("gather", "all_to_all")
+"""Collectives in which many send to one port."""
 _TOLERANCE: Final = 1e-3
 """Share of a step by which stamps of one moment may differ."""
 
@@ -32,7 +34,8 @@ class Graph:
     """Tasks in an order in which what they wait for comes first.
 
     Task k has the nodes ``member_N[task_K[k] : task_K[k + 1]]``; node n waits for ``before[before_N[n] : before_N[n +
-    1]]``. ``meets_N`` are the nodes whose task has others: their own time counts from the last of them.
+    1]]``. ``meets_N`` are the nodes whose task has others: their own time counts from the last of them. Tasks in
+    ``queued_K`` are messages that queue up at a port: what came first is served while others are still on their way.
     """
 
     task_K: Integers
@@ -41,6 +44,7 @@ class Graph:
     before: Integers
     meets_N: NDArray[np.bool_]
     task_of_N: Integers
+    queued_K: NDArray[np.bool_]
 
 
 def build_graph(cells: Cells) -> Graph:
@@ -180,4 +184,5 @@ def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]]) -> Gra
         before=np.array([m for b in before for m in b], np.int64),
         meets_N=np.array([len(tasks[k]) > 1 for k in of], np.bool_),
         task_of_N=place[task_of_N],
+        queued_K=np.array([len(tasks[k]) > 1 and cells.ops[cells.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_),
     )

@@ -17,7 +17,7 @@ import numpy as np
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.compute_layers import ComputeLayers, split_compute
 from paceenv.diagnosis.graph import Graph
-from paceenv.diagnosis.replay import replay
+from paceenv.diagnosis.replay import begins, replay
 from paceenv.diagnosis.transfer_layers import TransferLayers, split_transfers
 from paceenv.diagnosis.whatif import MOST_WORK, ideal_durations
 from paceenv.trace import PACE_OP
@@ -120,13 +120,20 @@ class _Stack:
             return out
 
         d_NT[c.node] = product(c, COMPUTE_LAYERS) + (c.stall_s[:, ::every] if "stall" in on else 0.0)
-        transfer = product(t, TRANSFER_LAYERS)
+        transfer = product(t, ("link", "tenant"))
         if "transfer" in on:
             transfer *= t.rest[:, ::every]
-        d_NT[t.node] = transfer + (t.timeout_s[:, ::every] if "timeout" in on else 0.0)
+        timeout_s = t.timeout_s[:, ::every] if "timeout" in on else 0.0
         for name, (nodes, excess) in self._other.items():
             if name not in on:
                 d_NT[nodes] -= excess[:, ::every]
+        d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
+        if "contention" in on:  # who starts when, hence who meets whom on the uplink, depends on the other layers
+            for uplink in t.uplinks:
+                arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), uplink.tasks)
+                for places, factor_T in zip(uplink.places, uplink.contention_KT(arrival_KT), strict=True):
+                    transfer[places] *= factor_T
+            d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
 
     def costs(self) -> tuple[dict[str, float], float, float]:

@@ -21,7 +21,7 @@ from scipy import optimize
 
 from paceenv.calibration.replay import share_uplink
 from paceenv.diagnosis.cells import Array, Cells, Integers
-from paceenv.diagnosis.graph import Graph
+from paceenv.diagnosis.graph import QUEUED_OPS, Graph
 
 LEAST_MATTER: Final = 0.01
 """Share of a step by which a class must exceed its best to be looked into."""
@@ -34,7 +34,6 @@ LEAST_MEMORY: Final = 0.2
 """Autocorrelation, at some lag, from which on what comes and goes has a memory."""
 LEAST_EXPLAINED: Final = 0.2
 """Share of the variance of durations that the shared uplink must explain."""
-INCAST_OPS: Final = ("gather", "all_to_all")
 _BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
 _MOST_STEPS: Final = 400
@@ -63,6 +62,22 @@ class TransferClass:
 
 
 @dataclass(frozen=True)
+class Uplink:
+    """Collectives that share an uplink: the tasks of the graph, their nodes' places in the layers, the fitted seconds."""
+
+    tasks: Integers
+    places: tuple[Integers, ...]
+    alone_s: float
+    work_s: float
+
+    def contention_KT(self, arrival_KT: Array) -> Array:
+        """How many times longer than alone each takes when they start like this."""
+        start_KT = arrival_KT - arrival_KT.min(axis=0)
+        lasts_KT = share_uplink(start_KT.T.copy(), self.alone_s, self.work_s).T - start_KT
+        return np.maximum(lasts_KT / self.alone_s, 1.0)
+
+
+@dataclass(frozen=True)
 class TransferLayers:
     """As ``ComputeLayers``, for the nodes that meet; factors are ``(n, T)`` or ``(n, 1)``."""
 
@@ -74,6 +89,7 @@ class TransferLayers:
     rest: Array
     timeout_s: Array
     classes: tuple[TransferClass, ...]
+    uplinks: tuple[Uplink, ...]
 
 
 def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) -> TransferLayers:
@@ -84,7 +100,7 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
     shape = (len(node), cells.steps)
     base_s, link = np.zeros((len(node), 1)), np.ones((len(node), 1))
     contention, tenant, rest, timeout_s = np.ones(shape), np.ones(shape), np.ones(shape), np.zeros(shape)
-    classes = []
+    classes, uplinks = [], []
     for members in _classes(cells, graph, node):
         own_KT = np.stack([own_NT[m].max(axis=0) for m in members])
         middle_s = float(np.median(own_KT))
@@ -100,13 +116,16 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
         arrival_KT = np.stack([np.nan_to_num(cells.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
         found = _Class(cells, members, own_KT, arrival_KT)
         classes.append(found.describe())
+        if found.uplink_s is not None:
+            tasks = np.array([graph.task_of_N[m[0]] for m in members], np.int64)
+            uplinks.append(Uplink(tasks, tuple(at), *found.uplink_s))
         for k, a in enumerate(at):
             base_s[a], link[a] = found.alone_s, found.link_K[k]
             contention[a], tenant[a] = found.contention_KT[k], found.tenant_KT[k]
             timeout_s[a] = found.timeout_KT[k]
             explained = base_s[a] * link[a] * contention[a] * tenant[a]
             rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
-    return TransferLayers(node, base_s, link, contention, tenant, rest, timeout_s, tuple(classes))
+    return TransferLayers(node, base_s, link, contention, tenant, rest, timeout_s, tuple(classes), tuple(uplinks))
 
 
 def _ratio(own_NT: Array, middle_s: float) -> Array:
@@ -136,13 +155,16 @@ class _Class:
         groups = len(members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
         left_KT = own_KT - self.timeout_KT
-        self.contention_KT, self._alone_K, self._contended = np.ones_like(own_KT), None, False if groups == 1 else None
+        self.contention_KT, self._contended = np.ones_like(own_KT), False if groups == 1 else None
+        self.uplink_s: tuple[float, float] | None = None
         if groups > 1:
             self._contend(arrival_KT, left_KT)
             left_KT = left_KT / self.contention_KT
         self.link_K = _links(left_KT)
         left_KT = left_KT / self.link_K[:, None]
-        self.tenant_KT, self._memory, self._inflated = _tenant(left_KT)
+        self.tenant_KT, self._memory, self._inflated = np.ones_like(own_KT), 0.0, 0.0
+        if self._op not in QUEUED_OPS:  # whose port hides who else is on the links
+            self.tenant_KT, self._memory, self._inflated = _tenant(left_KT)
         self.alone_s = float(np.median(left_KT / self.tenant_KT))
         self._groups = groups
 
@@ -158,7 +180,7 @@ class _Class:
             inflated=self._inflated,
             timeout_s=self._timeout_s,
             collapsed=self._collapsed,
-            latent=self._op in INCAST_OPS and self._collapsed == 0.0,
+            latent=self._op in QUEUED_OPS and self._collapsed == 0.0,
         )
 
     def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
@@ -173,7 +195,7 @@ class _Class:
             low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
         spread = float(lasts_T[~upper_T].std()) if not upper_T.all() else np.inf
         apart = high - low >= max(LEAST_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
-        if self._op not in INCAST_OPS or not apart or upper_T.sum() < 3:
+        if self._op not in QUEUED_OPS or not apart or upper_T.sum() < 3:
             return np.zeros_like(own_KT), 0.0, 0.0
         usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
         timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)
@@ -220,10 +242,10 @@ class _Class:
             self._contended = False if cap < 1.05 * least else None
             return
         self._contended = True
-        whole_TG = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0).T.copy()
-        whole_TG -= whole_TG.min(axis=1, keepdims=True)
-        alone_s = float(np.exp(best.x[0])) / groups / cap
-        self.contention_KT = np.maximum(lasts(best.x, whole_TG).T / alone_s, 1.0)
+        work_s = float(np.exp(best.x[0])) / groups
+        self.uplink_s = (work_s / cap, work_s)
+        whole = Uplink(np.empty(0, np.int64), (), *self.uplink_s)
+        self.contention_KT = whole.contention_KT(np.where(np.isfinite(arrival_KT), arrival_KT, 0.0))
 
 
 def _links(left_KT: Array) -> Array:
