@@ -49,7 +49,7 @@ class ComputeLayers:
 
     ``rank_R`` and ``slow_R`` describe the rank factors, ``episode_RT`` when a rank is in an episode, ``paired`` the
     correlation of forward and backward passes (not a number without both), ``skewness`` with its standard error is of
-    ``rest``, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have peers to be compared with.
+    a rank's ``rest`` per step, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have peers to be compared with.
     """
 
     node: Integers
@@ -100,7 +100,8 @@ def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
     left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
     data_NT, paired = _data(cells, node, left_NT)
     rest_NT = left_NT / data_NT
-    x = rest_NT - rest_NT.mean(axis=1, keepdims=True)
+    rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
+    x = rest_RT - rest_RT.mean(axis=1, keepdims=True)
     sd = float(x.std())
     kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
     skewness = float((kept**3).mean() / max(kept.std(), 1e-12) ** 3) if sd > 1e-9 else 0.0

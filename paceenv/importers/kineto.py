@@ -1,0 +1,174 @@
+"""Importer of PyTorch profiler traces (Kineto's JSON, ``export_chrome_trace``): one file per rank, gzipped or not.
+
+Steps are the profiler's own (``ProfilerStep#n``, so the job calls ``prof.step()``), on the device's timeline where it
+has one. Collectives are NCCL's kernels, or on the CPU what a backend marks (``gloo:all_reduce``). Everything else that
+runs on device or CPU is compute.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.errors import InputError
+from paceenv.importers.json_events import EventFile
+from paceenv.importers.timelines import Collective, Step, Timeline
+
+SOURCE: Final = "PyTorch profiler"
+MOST_STEPS: Final = 100_000
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
+_MARKED: Final = re.compile(r"(?:gloo|mpi|ucc|xccl|hccl):(\w+)\Z")
+_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|r)[_\-]?(\d{1,6})", re.IGNORECASE)
+_DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_ITEM_BYTES: Final = {
+    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Double", "Long"), 8),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+}
+_OPS: Final = (
+    ("allreduce", "all_reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"), ("barrier", "barrier"), ("broadcast", "broadcast"), ("gather", "gather"),
+    ("scatter", "scatter"), ("sendrecv", "send"), ("send", "send"), ("recv", "recv"), ("reduce", "reduce"),
+)  # fmt: skip
+_POINT_TO_POINT: Final = ("send", "recv")
+
+
+def op_name(said: str) -> str:
+    """The trace's name of a collective that PyTorch or NCCL calls ``said``."""
+    plain = re.sub(r"[^a-z0-9]", "", said.lower())
+    return next((op for known, op in _OPS if known in plain), "all_reduce")
+
+
+def import_kineto(path: str | Path) -> tuple[Timeline, str]:
+    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if it is no profile with steps."""
+    with EventFile(path) as file:
+        reader = _Reader(file)
+        for event in file:
+            reader.take(event)
+        return reader.timeline(), f"{path}: {file.damage}" if file.damage else ""
+
+
+class _Reader:
+    def __init__(self, file: EventFile) -> None:
+        self._file, self._path = file, file.path
+        self._steps: dict[str, dict[int, tuple[float, float]]] = {"cpu": {}, "device": {}}
+        self._collectives: dict[str, list[Collective]] = {"cpu": [], "device": []}
+        self._busy: dict[str, dict[tuple[Any, Any], list[tuple[float, float]]]] = {
+            "cpu": defaultdict(list), "device": defaultdict(list)
+        }  # fmt: skip
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Keep what matters of one event."""
+        if event.get("ph") != "X":
+            return
+        start_us, dur_us, name = event.get("ts"), event.get("dur"), event.get("name")
+        if not (_is_number(start_us) and _is_number(dur_us) and isinstance(name, str)) or dur_us < 0:
+            return
+        start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
+        category = event.get("cat")
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        step = _STEP.match(name)
+        if step is not None:
+            steps = self._steps["device" if category == "gpu_user_annotation" else "cpu"]
+            if len(steps) < MOST_STEPS:
+                steps[int(step[1])] = (start_s, end_s)
+        elif category in _DEVICE:
+            if "nccl" in name.lower() or "rccl" in name.lower():
+                self._collectives["device"].append(_collective(name, arguments, start_s, end_s))
+            else:
+                self._work("device", event, start_s, end_s)
+        elif (marked := _MARKED.match(name)) is not None:
+            self._collectives["cpu"].append(_collective(marked[1], arguments, start_s, end_s))
+        elif category == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):
+            self._work("cpu", event, start_s, end_s)
+
+    def _work(self, where: str, event: dict[str, Any], start_s: float, end_s: float) -> None:
+        """Add to what is busy; what an operation calls lies within it, so a thread's list stays short."""
+        thread = (str(event.get("pid")), str(event.get("tid")))
+        busy = self._busy[where][thread]
+        if busy and busy[-1][0] <= start_s <= busy[-1][1]:
+            busy[-1] = (busy[-1][0], max(busy[-1][1], end_s))
+        else:
+            busy.append((start_s, end_s))
+
+    def timeline(self) -> Timeline:
+        """What was read."""
+        has_device = bool(self._collectives["device"] or self._busy["device"])
+        where = "device" if has_device else "cpu"
+        steps = self._steps["device"] if has_device and self._steps["device"] else self._steps["cpu"]
+        if not steps:
+            raise InputError(
+                f"{self._path}: no ProfilerStep# in {self._file.events} events; allowed: a profile of a job that calls "
+                "prof.step() at the end of every step"
+            )
+        collectives = sorted(self._collectives[where], key=lambda c: c.start_s)
+        busy = sorted(span for spans in self._busy[where].values() for span in spans)
+        about = {"host": host} if isinstance(host := self._file.value("host_name"), str) else {}
+        return Timeline(self._rank(), self._path, tuple(_steps(steps, collectives, busy, self._base_s())), about)
+
+    def _base_s(self) -> float:
+        base_ns = self._file.value("baseTimeNanoseconds")
+        return base_ns * 1e-9 if _is_number(base_ns) else 0.0
+
+    def _rank(self) -> int:
+        about = self._file.value("distributedInfo")
+        rank = about.get("rank") if isinstance(about, dict) else None
+        if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31:
+            return rank
+        named = _RANK_IN_NAME.search(self._path.name)
+        if named is None:
+            raise InputError(f"{self._path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json")
+        return int(named[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e19 and math.isfinite(value)
+
+
+def _collective(name: str, arguments: dict[str, Any], start_s: float, end_s: float) -> Collective:
+    said = arguments.get("Collective name")
+    op = op_name(said if isinstance(said, str) and said else name)
+    count, kind = arguments.get("In msg nelems"), arguments.get("dtype")
+    size = int(count * _ITEM_BYTES.get(kind, 0)) if _is_number(count) and isinstance(kind, str) and 0 <= count < 1 << 56 else 0
+    if op in _POINT_TO_POINT:
+        return Collective(op, "", start_s, end_s, size)
+    members, group = arguments.get("Process Group Ranks"), arguments.get("Process Group Name")
+    return Collective(op, f"{members if members else ''}/{group if group is not None else 'default'}", start_s, end_s, size)
+
+
+def _steps(
+    spans: dict[int, tuple[float, float]], collectives: list[Collective], busy: list[tuple[float, float]], base_s: float
+) -> list[Step]:
+    """Steps with what began in them; a step runs until the next one begins."""
+    numbers = sorted(spans, key=lambda number: spans[number][0])
+    starts = [spans[number][0] for number in numbers]
+    ends = [*starts[1:], max(spans[numbers[-1]][1], starts[-1])]
+    inside: list[list[Collective]] = [[] for _ in numbers]
+    for c in collectives:
+        i = bisect_right(starts, c.start_s) - 1
+        if i >= 0 and c.start_s < ends[i]:
+            inside[i].append(c)
+    busy_T = [([], []) for _ in numbers]  # type: list[tuple[list[float], list[float]]]
+    for start_s, end_s in busy:
+        for i in range(max(bisect_right(starts, start_s) - 1, 0), len(numbers)):
+            if starts[i] >= end_s:
+                break
+            busy_T[i][0].append(start_s)
+            busy_T[i][1].append(end_s)
+    return [
+        Step(number, starts[i] + base_s, ends[i] + base_s, tuple(_moved(c, base_s) for c in inside[i]),
+             np.array(busy_T[i][0]) + base_s, np.array(busy_T[i][1]) + base_s)
+        for i, number in enumerate(numbers)
+    ]  # fmt: skip
+
+
+def _moved(c: Collective, add_s: float) -> Collective:
+    return Collective(c.op, c.group, c.start_s + add_s, c.end_s + add_s, c.bytes)
