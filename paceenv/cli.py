@@ -17,6 +17,7 @@ SUMMARIES = {
     "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
     "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
     "calibrate": "Fit a cluster config to a trace or to published numbers.",
+    "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
     "validate": "Hold the simulator against published numbers, line by line.",
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",

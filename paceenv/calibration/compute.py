@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.episodes import Episodes, find_episodes, two_levels
+from paceenv.calibration.episodes import Episodes, find_episodes
+from paceenv.calibration.levels import two_levels
 from paceenv.calibration.measurements import NoiseMeasurements, measure_stage
 from paceenv.calibration.noise import NoiseFit, fit_noise
 from paceenv.calibration.structure import JobStamps

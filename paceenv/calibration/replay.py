@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.engine import compiled, fabric, incast, kernel, layout
+from paceenv.engine.code_cache import numba_cache
 from paceenv.engine.draws import normal_table
 from paceenv.engine.simulator import JobBatch, episode_keys
 
@@ -98,7 +99,7 @@ def _filter(
     return total
 
 
-with compiled._numba_cache(compiled.cache_directory()) as _writable:
+with numba_cache(compiled.cache_directory()) as _writable:
     _share_compiled, _receive_compiled, _filter_compiled = (
         numba.njit(nogil=True, cache=_writable, error_model="numpy")(f) for f in (_share, _receive, _filter)
     )

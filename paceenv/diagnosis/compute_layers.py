@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from paceenv.calibration.episodes import two_levels
+from paceenv.calibration.levels import two_levels
 from paceenv.diagnosis.cells import Array, Cells, Integers
 
 SIGNIFICANT: Final = 4.0

@@ -129,9 +129,12 @@ class _Stack:
                 d_NT[nodes] -= excess[:, ::every]
         d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
         if "contention" in on:  # who starts when, hence who meets whom on the uplink, depends on the other layers
-            for uplink in t.uplinks:
-                arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), uplink.tasks)
-                for places, factor_T in zip(uplink.places, uplink.contention_KT(arrival_KT), strict=True):
+            for shared in t.uplinks:
+                from paceenv.diagnosis.uplink import contention  # as in transfer_layers, only where it is needed
+
+                arrival_KT = begins(self._graph, np.maximum(d_NT, 0.0), shared.tasks)
+                factor_KT = contention(arrival_KT, shared.alone_s, shared.work_s)
+                for places, factor_T in zip(shared.places, factor_KT, strict=True):
                     transfer[places] *= factor_T
             d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())

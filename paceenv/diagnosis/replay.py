@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import Graph
-from paceenv.engine import compiled
+from paceenv.engine.code_cache import base_directory, numba_cache
 
 _BLOCK = 64
 """Steps replayed together, so that the ends of a graph's nodes stay in the cache."""
@@ -67,7 +67,7 @@ def _replay(
                         step_s_T[first + b] = end_s
 
 
-with compiled._numba_cache(compiled.cache_directory()) as _writable:
+with numba_cache(base_directory() / "replay") as _writable:
     _replay_compiled = numba.njit(nogil=True, cache=_writable, error_model="numpy")(_replay)
 
 

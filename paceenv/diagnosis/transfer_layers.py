@@ -17,9 +17,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
-from paceenv.calibration.replay import share_uplink
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import QUEUED_OPS, Graph
 
@@ -32,11 +30,8 @@ LEAST_TENANT: Final = 0.1
 """Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
 LEAST_MEMORY: Final = 0.2
 """Autocorrelation, at some lag, from which on what comes and goes has a memory."""
-LEAST_EXPLAINED: Final = 0.2
-"""Share of the variance of durations that the shared uplink must explain."""
 _BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
-_MOST_STEPS: Final = 400
 
 
 @dataclass(frozen=True)
@@ -62,19 +57,13 @@ class TransferClass:
 
 
 @dataclass(frozen=True)
-class Uplink:
+class Shared:
     """Collectives that share an uplink: the tasks of the graph, their nodes' places in the layers, the fitted seconds."""
 
     tasks: Integers
     places: tuple[Integers, ...]
     alone_s: float
     work_s: float
-
-    def contention_KT(self, arrival_KT: Array) -> Array:
-        """How many times longer than alone each takes when they start like this."""
-        start_KT = arrival_KT - arrival_KT.min(axis=0)
-        lasts_KT = share_uplink(start_KT.T.copy(), self.alone_s, self.work_s).T - start_KT
-        return np.maximum(lasts_KT / self.alone_s, 1.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ class TransferLayers:
     rest: Array
     timeout_s: Array
     classes: tuple[TransferClass, ...]
-    uplinks: tuple[Uplink, ...]
+    uplinks: tuple[Shared, ...]
 
 
 def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) -> TransferLayers:
@@ -118,7 +107,7 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
         classes.append(found.describe())
         if found.uplink_s is not None:
             tasks = np.array([graph.task_of_N[m[0]] for m in members], np.int64)
-            uplinks.append(Uplink(tasks, tuple(at), *found.uplink_s))
+            uplinks.append(Shared(tasks, tuple(at), *found.uplink_s))
         for k, a in enumerate(at):
             base_s[a], link[a] = found.alone_s, found.link_K[k]
             contention[a], tenant[a] = found.contention_KT[k], found.tenant_KT[k]
@@ -202,50 +191,15 @@ class _Class:
         return timeout_KT, high - low, float(upper_T.mean())
 
     def _contend(self, arrival_KT: Array, left_KT: Array) -> None:
-        """Fit alone and shared time to the durations, and take the contention off where that explains them."""
-        groups, steps = left_KT.shape
-        usual_T = np.isfinite(arrival_KT).all(axis=0)
-        away_T = np.abs(left_KT - np.median(left_KT, axis=1, keepdims=True)).max(axis=0)
-        usual_T &= away_T <= 6.0 * max(float(np.median(away_T)), 1e-9)
-        use_T = np.flatnonzero(usual_T)[: _MOST_STEPS]
-        if len(use_T) < 8:
-            return
-        arrival_TG, lasts_TG = arrival_KT[:, use_T].T.copy(), left_KT[:, use_T].T
-        arrival_TG -= arrival_TG.min(axis=1, keepdims=True)
-        level_G = np.median(lasts_TG, axis=0)
-        level = float(np.median(level_G))
-        scaled_TG = lasts_TG / (level_G / level)
+        """Take off what the groups cost each other, where a shared uplink explains their durations."""
+        from paceenv.diagnosis.uplink import fit_uplink  # brings SciPy's optimizer and the engine, which take a second
 
-        def lasts(theta: Array, arrival: Array) -> Array:
-            work_s = float(np.exp(theta[0])) / groups
-            return share_uplink(arrival, work_s / float(theta[1]), work_s) - arrival
-
-        least = 1.0 / groups
-        fits = [
-            optimize.least_squares(
-                lambda theta: (lasts(theta, arrival_TG) - scaled_TG).ravel() / level,
-                [np.log(level), cap],
-                bounds=([-np.inf, least], [np.inf, 1.0]),
-                diff_step=1e-3,
-                x_scale=0.1,
-                max_nfev=60,
-            )
-            for cap in (1.2 * least, 0.5 * (1.0 + least), 0.95)
-        ]
-        best = min(fits, key=lambda fit: float(fit.cost))
-        constant = 0.5 * float((((scaled_TG - scaled_TG.mean()) / level) ** 2).sum())
-        explained = 1.0 - float(best.cost) / max(constant, 1e-300)
-        cap = float(best.x[1])
-        if constant / scaled_TG.size < 1e-8:
-            return  # starts and durations never vary: nothing shows what the groups cost each other
-        if explained < LEAST_EXPLAINED or cap < 1.05 * least:
-            self._contended = False if cap < 1.05 * least else None
-            return
-        self._contended = True
-        work_s = float(np.exp(best.x[0])) / groups
-        self.uplink_s = (work_s / cap, work_s)
-        whole = Uplink(np.empty(0, np.int64), (), *self.uplink_s)
-        self.contention_KT = whole.contention_KT(np.where(np.isfinite(arrival_KT), arrival_KT, 0.0))
+        known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
+        fit = fit_uplink(known_KT, left_KT, np.isfinite(arrival_KT).all(axis=0))
+        self._contended = fit.contended
+        if fit.contended:
+            self.uplink_s = (fit.alone_s, fit.work_s)
+            self.contention_KT = fit.contention_KT(known_KT)
 
 
 def _links(left_KT: Array) -> Array:

@@ -8,10 +8,8 @@ Numba's own cache looks only at the file of the compiled function and would go s
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +21,7 @@ from numba.np import arrayobj
 
 from paceenv import pacing, signals, timing
 from paceenv.engine import coupling, draws, fabric, incast, kernel, layout, noise
+from paceenv.engine.code_cache import base_directory, numba_cache
 
 _MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fabric, incast, coupling, kernel, layout)
 _REGISTERED = (
@@ -63,27 +62,7 @@ def cache_directory() -> Path:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
     digest.update(f"{numba.__version__} {platform.python_version()}".encode())
-    base = os.environ.get("PACEENV_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "paceenv"
-    )
-    return Path(base) / digest.hexdigest()[:16]
-
-
-@contextmanager
-def _numba_cache(directory: Path) -> Iterator[bool]:
-    """Point Numba's cache at ``directory`` while functions are declared; yields whether it can be written."""
-    settings: Any = numba.config  # its attributes are set at import, by name
-    before = settings.CACHE_DIR
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        writable = os.access(directory, os.W_OK)
-    except OSError:
-        writable = False
-    settings.CACHE_DIR = str(directory) if writable else before
-    try:
-        yield writable
-    finally:
-        settings.CACHE_DIR = before
+    return base_directory() / digest.hexdigest()[:16]
 
 
 @intrinsic
@@ -108,7 +87,7 @@ def _compile() -> tuple[Callable[..., None], ...]:
         register_jitable(**_OPTIONS)(function)
     register_jitable(error_model="numpy", fastmath=True)(kernel.total)
     overload(kernel.borrowed, strict=False)(_borrowed)
-    with _numba_cache(cache_directory()) as writable:
+    with numba_cache(cache_directory()) as writable:
         return tuple(
             numba.njit(nogil=True, cache=writable, **_OPTIONS)(f)
             for f in (kernel.reset, kernel.advance, kernel.observe)

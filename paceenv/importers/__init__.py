@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from paceenv.errors import InputError
+from paceenv.importers import flight_recorder, kineto
+from paceenv.importers.flight_recorder import import_flight_recorder
+from paceenv.importers.kineto import import_kineto
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 from paceenv.importers.straggler import import_straggler
+from paceenv.importers.timelines import merge_timelines
 from paceenv.trace import METADATA_KEY, Trace, open_parquet, read_trace
 
-__all__ = ["detect_format", "import_straggler", "load_trace"]
+__all__ = ["Format", "detect_format", "import_straggler", "load_trace", "load_traces", "sniff"]
+
+Format = Literal["parquet", "kineto", "flight recorder"]
+_HEAD_BYTES: Final = 1 << 16
+_NCCL_TESTS: Final = re.compile(r"^#\s+size\s+count\s+type\b", re.MULTILINE)
 
 
 def detect_format(path: str | Path) -> Literal["paceenv", "straggler"]:
@@ -28,5 +40,61 @@ def detect_format(path: str | Path) -> Literal["paceenv", "straggler"]:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read a trace of any known format. Raises InputError if it is none or damaged."""
+    """Read a trace of any known format in Parquet. Raises InputError if it is none or damaged."""
     return read_trace(path) if detect_format(path) == "paceenv" else import_straggler(path)
+
+
+def sniff(path: str | Path) -> Format:
+    """Which kind of file this is, by how it begins. Raises InputError that says what to do with any other."""
+    head = _head(Path(path))
+    if head[:4] == b"PAR1":
+        return "parquet"
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise InputError(f"{path}: a pickle, which is not read because that runs what is in it; {flight_recorder.HOW_TO}")
+    text = head.decode("utf-8", "replace")
+    if text.lstrip("\ufeff \t\r\n")[:1] in {"{", "["}:
+        return "flight recorder" if '"entries"' in text and '"traceEvents"' not in text else "kineto"
+    if _NCCL_TESTS.search(text):
+        raise InputError(f"{path}: a bandwidth table of nccl-tests, no trace; allowed: paceenv calibrate {path}")
+    raise InputError(
+        f"{path}: unknown format; allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler or its "
+        "Flight Recorder, one file per rank"
+    )
+
+
+def load_traces(paths: Sequence[str | Path]) -> tuple[Trace, tuple[str, ...]]:
+    """Read one trace from one file, or from one file per rank; and lines on what is damaged in them.
+
+    Raises InputError if files cannot be read at all, do not belong together, or are of formats that have one file a job.
+    """
+    formats = {path: sniff(path) for path in dict.fromkeys(map(Path, paths))}
+    kinds = set(formats.values())
+    if not kinds:
+        raise InputError("traces: none given; allowed: at least one file")
+    if len(kinds) > 1:
+        named = ", ".join(f"{path} is {kind}" for path, kind in list(formats.items())[:4])
+        raise InputError(f"traces of different formats: {named}; allowed: one format")
+    files = list(formats)
+    if kinds == {"parquet"}:
+        if len(files) > 1:
+            raise InputError(f"{len(files)} Parquet files; allowed: one, which has all ranks (paceenv live trace merges)")
+        return load_trace(files[0]), ()
+    read, source = (import_kineto, kineto.SOURCE) if kinds == {"kineto"} else (import_flight_recorder, flight_recorder.SOURCE)
+    found = [read(path) for path in files]
+    name = files[0].parent.resolve().name or "job"
+    trace = merge_timelines([timeline for timeline, _ in found], name, source)
+    return trace, tuple(note for _, note in found if note)
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        if head[:2] != b"\x1f\x8b":
+            return head
+        with gzip.open(path) as unpacked:
+            return unpacked.read(_HEAD_BYTES)
+    except (EOFError, zlib.error) as error:
+        raise InputError(f"{path}: damaged gzip file: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None

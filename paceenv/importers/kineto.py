@@ -26,7 +26,7 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
 _MARKED: Final = re.compile(r"(?:gloo|mpi|ucc|xccl|hccl):(\w+)\Z")
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|r)[_\-]?(\d{1,6})", re.IGNORECASE)
 _DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
-_ITEM_BYTES: Final = {
+ITEM_BYTES: Final = {
     **dict.fromkeys(("Float", "Int", "UInt32"), 4),
     **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
     **dict.fromkeys(("Double", "Long"), 8),
@@ -69,7 +69,7 @@ class _Reader:
         if event.get("ph") != "X":
             return
         start_us, dur_us, name = event.get("ts"), event.get("dur"), event.get("name")
-        if not (_is_number(start_us) and _is_number(dur_us) and isinstance(name, str)) or dur_us < 0:
+        if not (is_number(start_us) and is_number(dur_us) and isinstance(name, str)) or dur_us < 0:
             return
         start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
         category = event.get("cat")
@@ -116,7 +116,7 @@ class _Reader:
 
     def _base_s(self) -> float:
         base_ns = self._file.value("baseTimeNanoseconds")
-        return base_ns * 1e-9 if _is_number(base_ns) else 0.0
+        return base_ns * 1e-9 if is_number(base_ns) else 0.0
 
     def _rank(self) -> int:
         about = self._file.value("distributedInfo")
@@ -129,7 +129,7 @@ class _Reader:
         return int(named[1])
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e19 and math.isfinite(value)
 
 
@@ -137,7 +137,7 @@ def _collective(name: str, arguments: dict[str, Any], start_s: float, end_s: flo
     said = arguments.get("Collective name")
     op = op_name(said if isinstance(said, str) and said else name)
     count, kind = arguments.get("In msg nelems"), arguments.get("dtype")
-    size = int(count * _ITEM_BYTES.get(kind, 0)) if _is_number(count) and isinstance(kind, str) and 0 <= count < 1 << 56 else 0
+    size = int(count * ITEM_BYTES.get(kind, 0)) if is_number(count) and isinstance(kind, str) and 0 <= count < 1 << 56 else 0
     if op in _POINT_TO_POINT:
         return Collective(op, "", start_s, end_s, size)
     members, group = arguments.get("Process Group Ranks"), arguments.get("Process Group Name")
