@@ -1,4 +1,4 @@
-"""Jobs simulated operation by operation, with causes the engine does not have: pipeline stages, unequal ways to the network.
+"""Jobs simulated operation by operation, with causes the engine does not have: stages, unequal ways to the network.
 
 Independent of what diagnoses them: the 1F1B schedule is that of ``paceenv.cluster.pipeline``, executed here in plain
 NumPy over all steps and replicas at once. Every cause draws from a generator of its own, so that switching one off
@@ -7,7 +7,7 @@ leaves the others as they were. Axes: T steps, D data-parallel ranks, S stages, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ from paceenv.cluster.pipeline import schedule
 from paceenv.trace import Trace, TraceMetadata
 
 Array = NDArray[np.float64]
-Row = tuple[str, int, int, int, int, Array, Array]
+Row = tuple[str, int, int, int, Array, Array]
+"""Operation, stage, group (-1 none), micro-batch (-1 none), start and end ``(T, D)``."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class PipelineJob:
 
     def trace(self) -> Trace:
         """What a profiler would record of the job with all its causes."""
-        _, rows = self._run(self.causes)
-        return self._to_trace(list(rows))
+        return self._to_trace(*self._run(self.causes))
 
     def _rng(self, cause: str) -> np.random.Generator:
         return np.random.default_rng([self.seed, *cause.encode()])
@@ -94,8 +94,8 @@ class PipelineJob:
             out[t] = x = keep * x + np.sqrt(1.0 - keep * keep) * rng.standard_normal(x.shape)
         return out
 
-    def _run(self, on: Collection[str]) -> tuple[Array, Iterator[Row]]:
-        """Step times, and what each rank does in a step, by operation: ``(op, stage, group, micro, 0, start, end)``."""
+    def _run(self, on: Collection[str]) -> tuple[Array, list[Row]]:
+        """Step times, and what each rank does in a step, by operation."""
         took = self._compute(on)
         rows: list[Row] = []
         ended = self._pipeline(took, rows)
@@ -109,16 +109,16 @@ class PipelineJob:
                 mine = group_D == g
                 vary = 1.0 + 0.01 * self._rng(f"reduce{s}-{g}").standard_normal(self.steps)
                 end[:, mine] = (ended[s][:, mine].max(axis=1) + reduce_G[g] * vary)[:, None]
-            rows.append(("all_reduce", s, s, -1, 0, ended[s], end))
+            rows.append(("all_reduce", s, s, -1, ended[s], end))
             done_T = np.maximum(done_T, end.max(axis=1))
         every = np.broadcast_to(done_T[:, None], (self.steps, self.replicas))
-        rows += [("barrier", s, -1, -1, 0, r[5 + 1], every) for s in range(self.stages) for r in rows if r[:2] == ("all_reduce", s)]
+        rows += [("barrier", row[1], -1, -1, row[5], every) for row in rows if row[0] == "all_reduce"]
         due = (np.arange(self.steps) + 1) % self.checkpoint_every == 0
         step_T = done_T + self._strength("checkpoint", on, 0.0) * due
         end = np.broadcast_to(step_T[:, None], every.shape)
         if "checkpoint" in on:
-            rows += [("checkpoint", s, -1, -1, 0, every, end) for s in range(self.stages)]
-        return step_T, iter(rows)
+            rows += [("checkpoint", s, -1, -1, every, end) for s in range(self.stages)]
+        return step_T, rows
 
     def _pipeline(self, took: Array, rows: list[Row]) -> list[Array]:
         """Execute the schedule; when each stage's last compute ends, ``(T, D)`` each."""
@@ -137,29 +137,34 @@ class PipelineJob:
                     backward, i = orders[s][at[s]]
                     start = np.maximum(free[s], there[backward][s][i])
                     free[s] = start + took[int(backward), i, :, :, s]
-                    op = f"{names[backward]}-compute" if S > 1 else ("compute" if M == 1 else f"{names[backward]}-compute")
-                    rows.append((op, s, -1, i, 0, start, free[s]))
+                    op = (
+                        f"{names[backward]}-compute"
+                        if S > 1
+                        else ("compute" if M == 1 else f"{names[backward]}-compute")
+                    )
+                    rows.append((op, s, -1, i, start, free[s]))
                     to = s - 1 if backward else s + 1
                     if 0 <= to < S:
                         border = min(s, to)
                         begin = np.maximum(free[s], link_free[backward][border])
                         done = begin + self.transfer_s
                         link_free[backward][border] = there[backward][to][i] = done
-                        rows.append((f"{names[backward]}-send", s, -1, i, 0, begin, done))
-                        rows.append((f"{names[backward]}-recv", to, -1, i, 0, begin, done))
+                        rows.append((f"{names[backward]}-send", s, -1, i, begin, done))
+                        rows.append((f"{names[backward]}-recv", to, -1, i, begin, done))
                     at[s] += 1
                     left -= 1
         return free
 
-    def _to_trace(self, rows: list[Row]) -> Trace:
+    def _to_trace(self, step_T: Array, rows: list[Row]) -> Trace:
         D, S, T = self.replicas, self.stages, self.steps
-        step_T, _ = self._run(self.causes)
         begin_T = np.concatenate([[0.0], np.cumsum(step_T)[:-1]])
-        columns: dict[str, list[Any]] = {name: [] for name in ("rank", "iteration", "op", "group", "micro_batch", "start_s", "end_s")}
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("rank", "iteration", "op", "group", "micro_batch", "start_s", "end_s")
+        }
         rank_TD = np.broadcast_to(np.arange(D) * S, (T, D))
         iteration_TD = np.broadcast_to(np.arange(T)[:, None], (T, D))
         group_D = np.arange(D) * self.groups // D
-        for op, stage, group, micro, _, start, end in rows:
+        for op, stage, group, micro, start, end in rows:
             keep = np.broadcast_to((end > start) | (op == "barrier"), (T, D))
             columns["rank"].append((rank_TD + stage)[keep])
             columns["iteration"].append(iteration_TD[keep])

@@ -11,7 +11,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import partial
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,7 +35,9 @@ ITERATIONS = 400
 WITHIN = 0.1
 """Of lost time: how far a share may be off, and how close two causes may be for either to count as the top one."""
 SICK = 0.03
-HEALTHY = "(healthy)"
+HEALTHY = "(none)"
+MARK = "## Known causes, measured"
+"""Heading of what this script writes; what stands above it in the document is written by hand."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Verdict:
 # --- jobs on the engine -------------------------------------------------------------------------------------------
 Rng = np.random.Generator
 ENGINE: dict[str, tuple[Callable[[Rng], list[str]], list[str]]] = {
-    names.AMPLIFICATION: (lambda r: [f"noise.jitter_cv={r.uniform(0.04, 0.12):.4g}"], ["noise.jitter_cv=0.005"]),
+    names.AMPLIFICATION: (lambda r: [f"noise.jitter_cv={r.uniform(0.04, 0.12):.4g}"], ["noise.jitter_cv=0.0"]),
     names.SLOW_RANK: (
         lambda r: ["noise.slow_ranks=1", f"noise.slow_factor={r.uniform(1.08, 2.0):.4g}"],
         ["noise.slow_ranks=0"],
@@ -123,9 +126,6 @@ SURROUNDINGS: dict[str, tuple[str, Callable[[Rng], list[str]], list[str]]] = {
     ),
 }
 """Likewise for causes that need a fabric of their own, with the cluster that has it."""
-BELONGS = {
-    names.AMPLIFICATION: "noise.jitter_cv=0.0",
-}
 
 
 def engine_case(rng: Rng, wanted: tuple[str, ...]) -> Case:
@@ -143,12 +143,10 @@ def engine_case(rng: Rng, wanted: tuple[str, ...]) -> Case:
         make, undo = SURROUNDINGS[cause][1:] if cause in SURROUNDINGS else ENGINE[cause]
         settings += make(rng)
         off[cause] = undo
-    off.setdefault(names.AMPLIFICATION, [BELONGS[names.AMPLIFICATION]])
+    off[names.AMPLIFICATION] = ["noise.jitter_cv=0.0"]
     cluster = base.changed(settings)
     seed = int(rng.integers(1 << 31))
-    return Case(
-        "engine", wanted, lambda: _recorded(cluster, seed), lambda on: _engine_step_s(cluster, off, on, seed)
-    )
+    return Case("engine", wanted, lambda: _recorded(cluster, seed), lambda on: _engine_step_s(cluster, off, on, seed))
 
 
 def _simulator(cluster: Cluster, seed: int) -> Simulator:
@@ -182,7 +180,7 @@ PIPELINE: dict[str, tuple[str, tuple[float, float]]] = {
     names.AMPLIFICATION: ("jitter", (0.15, 0.35)),
     names.LOCALITY: ("link", (1.2, 2.0)),
 }
-FLAT = (names.LOCALITY, names.SLOW_RANK, names.CHECKPOINT, names.STALLS, names.DRIFT)
+FLAT = (names.SLOW_RANK, names.CHECKPOINT, names.STALLS, names.DRIFT)
 
 
 def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> Case:
@@ -211,9 +209,7 @@ def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> C
 def judge(case: Case) -> tuple[Verdict, Diagnosis]:
     """Diagnose a case, and hold the result against what removing causes saves in the simulator."""
     parts = tuple(dict.fromkeys((*case.causes, names.AMPLIFICATION)))
-    value = {
-        frozenset(on): case.step_s(on) for size in range(len(parts) + 1) for on in combinations(parts, size)
-    }
+    value = {frozenset(on): case.step_s(on) for size in range(len(parts) + 1) for on in combinations(parts, size)}
     n, costs = len(parts), dict.fromkeys(parts, 0.0)
     for cause in parts:
         for on, step_s in value.items():
@@ -228,24 +224,21 @@ def judge(case: Case) -> tuple[Verdict, Diagnosis]:
 
 
 def cases(count: int, seed: int) -> list[Case]:
-    """``count`` jobs with causes, singles of every kind first and most, then pairs."""
+    """``count`` jobs with causes: about two thirds with one, of every kind as often, the others with two."""
     rng = np.random.default_rng(seed)
-    singles: list[Callable[[], Case]] = []
-    for cause in (*ENGINE, *SURROUNDINGS):
-        singles.append(lambda c=cause: engine_case(rng, (c,)))  # type: ignore[misc]
-    for cause in PIPELINE:
-        singles.append(lambda c=cause: pipeline_case(rng, (c,), flat=c == names.LOCALITY))  # type: ignore[misc]
-    mixed = [lambda p=p: engine_case(rng, p) for p in combinations([c for c in ENGINE if c != names.AMPLIFICATION], 2)]  # type: ignore[misc]
+    single = [partial(engine_case, rng, (cause,)) for cause in (*ENGINE, *SURROUNDINGS)]
+    single += [partial(pipeline_case, rng, (cause,), flat=cause == names.LOCALITY) for cause in PIPELINE]
+    plain = [cause for cause in ENGINE if cause != names.AMPLIFICATION]
+    mixed = [partial(engine_case, rng, pair) for pair in combinations(plain, 2)]
     mixed += [
-        lambda s=s, o=o: engine_case(rng, (s, o))  # type: ignore[misc]
-        for s in SURROUNDINGS
-        for o in (names.SLOW_RANK, names.CHECKPOINT)
+        partial(engine_case, rng, (one, other)) for one in SURROUNDINGS for other in (names.SLOW_RANK, names.CHECKPOINT)
     ]
-    inside = [c for c in PIPELINE if c not in (names.LOCALITY, names.AMPLIFICATION)]
-    mixed += [lambda p=p: pipeline_case(rng, p) for p in combinations(inside, 2)]  # type: ignore[misc]
-    mixed += [lambda o=o: pipeline_case(rng, (names.LOCALITY, o), flat=True) for o in FLAT[1:]]  # type: ignore[misc]
-    single = [_sick(singles[i % len(singles)]) for i in range(round(0.65 * count))]
-    return single + [_sick(mixed[i % len(mixed)]) for i in range(count - len(single))]
+    inside = [cause for cause in PIPELINE if cause not in (names.LOCALITY, names.AMPLIFICATION)]
+    mixed += [partial(pipeline_case, rng, pair) for pair in combinations(inside, 2)]
+    mixed += [partial(pipeline_case, rng, (names.LOCALITY, other), flat=True) for other in FLAT]
+    singles = round(0.65 * count)
+    made = [_sick(single[i % len(single)]) for i in range(singles)]
+    return made + [_sick(mixed[i % len(mixed)]) for i in range(count - singles)]
 
 
 def _sick(make: Callable[[], Case]) -> Case:
@@ -291,7 +284,8 @@ def main(
         output.print_table("Diagnosis of known causes", ("", ""), [(k, str(v)) for k, v in result.items()])
         for v in with_cause:
             if not v.top_right or v.error > WITHIN:
-                output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, true {_shares(v.true)}, found {_shares(v.found)}")
+                shares = f"true {_shares(v.true)}, found {_shares(v.found)}"
+                output.say(f"{v.case.label} {v.case.causes}: lost {v.lost:.1%}, {shares}")
     if write:
         configs.write_text(DOCUMENT, document(with_cause, without, result))
 
@@ -321,9 +315,41 @@ def _row(v: Verdict) -> dict[str, Any]:
 
 
 def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str, Any]) -> str:
-    """``docs/diagnosis.md``."""
-    text = configs.packaged("clusters")  # pragma: no cover - replaced below
-    return f"{text}{markdown_table}{Counter}"
+    """``docs/diagnosis.md``: what stands above MARK stays, the tables below are made anew."""
+    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
+    lines = [head.rstrip(), "", MARK, ""]
+    lines += markdown_table(("", ""), [(key, _spelled(value)) for key, value in result.items()])
+    lines += [
+        "",
+        "Rows: the largest cause; columns: the first one named, or none. Jobs with one cause and with two.",
+        "",
+    ]
+    counts = Counter((v.truth, v.named) for v in [*with_cause, *without])
+    rows = sorted({truth for truth, _ in counts}, key=lambda name: (name == HEALTHY, name))
+    columns = sorted({named for _, named in counts} | set(rows), key=lambda name: (name == HEALTHY, name))
+    short = {name: str(i + 1) for i, name in enumerate(columns)}
+    cells = [(f"{short[row]} {row}", *(str(counts[row, column] or "") for column in columns)) for row in rows]
+    lines += markdown_table(("", *(short[column] for column in columns)), cells)
+    strengths = [_strength(with_cause, low, high) for low, high in pairwise((SICK, 0.06, 0.12, 0.25, 1.0))]
+    lines += ["", "By strength:", ""]
+    lines += markdown_table(
+        ("lost time, share of the step", "jobs", "top cause right", "share within 10 points"), strengths
+    )
+    missed = [v for v in with_cause if not v.top_right or v.error > WITHIN]
+    lines += ["", "Every job whose top cause or its share was missed:", ""]
+    table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
+    lines += markdown_table(("job", "lost", "true", "found"), table)
+    return "\n".join(lines) + "\n"
+
+
+def _strength(verdicts: list[Verdict], low: float, high: float) -> tuple[str, ...]:
+    here = [v for v in verdicts if low <= v.lost < high]
+    right, within = (sum(v.top_right for v in here), sum(v.error <= WITHIN for v in here))
+    return f"{low:.0%} to {high:.0%}", str(len(here)), f"{right} of {len(here)}", f"{within} of {len(here)}"
+
+
+def _spelled(value: float | int) -> str:
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ class TraceWriter:
     def append(self, columns: Mapping[str, ArrayLike | pa.Array] | pa.RecordBatch) -> None:
         """Add rows: ``start_s`` with one value per row, every other column with as many values or one for all.
 
-        ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing, unknown or
-        ill-typed columns, unequal lengths, and for ``end_s < start_s``.
+        ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing,
+        unknown or ill-typed columns, unequal lengths, and for ``end_s < start_s``.
         """
         if isinstance(columns, pa.RecordBatch):
             columns = dict(zip(columns.schema.names, columns.columns, strict=True))

@@ -41,10 +41,7 @@ def diagnose(
 
 
 def _print(found: Diagnosis, name: str) -> None:
-    rows = [
-        (c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice)
-        for c in found.causes
-    ]
+    rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice) for c in found.causes]
     title = (
         f"{name}: mean step {found.step_time_s:.4g} s, ideal {found.ideal_step_time_s:.4g} s, "
         f"slowdown {found.slowdown:.3f}"
@@ -55,5 +52,7 @@ def _print(found: Diagnosis, name: str) -> None:
         worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_ROWS]
         if len(values) > 1:
             output.print_table(
-                f"Slowdown with only one {what}'s own durations", (what, "slowdown"), [(str(k), f"{v:.3f}") for k, v in worst]
+                f"Slowdown with only one {what}'s own durations",
+                (what, "slowdown"),
+                [(str(k), f"{v:.3f}") for k, v in worst],
             )

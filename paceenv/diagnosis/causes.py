@@ -65,7 +65,9 @@ def name_causes(cells: Cells, layers: Layers) -> tuple[Cause, ...]:
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
         if lost_s > 0.0 and cost >= LEAST_SHARE * lost_s and cost >= LEAST_LOST * layers.measured_s:
             evidence, advice = _WORDS[name](cells, layers)
-            saved = f"; without it a step would take {layers.measured_s - cost:.4g} s instead of {layers.measured_s:.4g} s"
+            saved = (
+                f"; without it a step would take {layers.measured_s - cost:.4g} s instead of {layers.measured_s:.4g} s"
+            )
             found.append(Cause(name, cost / lost_s, evidence + saved, advice, cost))
     return tuple(found)
 
@@ -123,14 +125,18 @@ def _slow(cells: Cells, layers: Layers) -> tuple[str, str]:
         nodes = np.flatnonzero(cells.is_op(op))
         own_R = np.bincount(cells.rank_N[nodes], cells.duration_NT[nodes].mean(axis=1), len(cells.ranks))
         most = np.flatnonzero(own_R > 0.5 * own_R.max())
-        evidence = f"{op} takes rank {_ranks(cells, most.tolist())} {own_R.max():.3g} s a step, the others {np.median(own_R):.3g} s"
+        who, usual_s = _ranks(cells, most.tolist()), float(np.median(own_R))
+        evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
     if not len(at):
-        return "some ranks always compute longer than others", "pacing will not help; give all ranks equal hardware and work"
+        return (
+            "some ranks always compute longer than others",
+            "pacing will not help; give all ranks equal hardware and work",
+        )
     worst = int(at[0])
     evidence = (
-        f"rank {cells.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers in every step, and nothing "
-        f"else about it changes; {len(at)} of {len(cells.ranks)} ranks are slower than their peers ({_ranks(cells, at.tolist())})"
+        f"rank {cells.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
+        f"{len(at)} of {len(cells.ranks)} ranks are slower than their peers ({_ranks(cells, at.tolist())})"
     )
     # who is far above is broken; many a little above are a mixed fleet
     clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
@@ -145,8 +151,13 @@ def _fail_slow(cells: Cells, layers: Layers) -> tuple[str, str]:
     at = np.flatnonzero(on.any(axis=1))
     at = at[np.argsort(-on[at].sum(axis=1), kind="stable")]
     share = float(on[at].mean()) if len(at) else 0.0
-    evidence = f"rank {_ranks(cells, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
-    return evidence, "pacing will not help while it lasts; look at clocks, thermals and neighbours of these ranks when it begins"
+    evidence = (
+        f"rank {_ranks(cells, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
+    )
+    return (
+        evidence,
+        "pacing will not help while it lasts; look at clocks, thermals and neighbours of these ranks when it begins",
+    )
 
 
 def _data(cells: Cells, layers: Layers) -> tuple[str, str]:
@@ -166,8 +177,8 @@ def _data(cells: Cells, layers: Layers) -> tuple[str, str]:
 def _amplification(cells: Cells, layers: Layers) -> tuple[str, str]:
     c = layers.compute
     evidence = (
-        f"compute varies by {c.rest_cv:.1%} on every rank, independently and without memory; a step waits for the slowest "
-        f"of {len(cells.ranks)}"
+        f"compute varies by {c.rest_cv:.1%} on every rank, independently and without memory; a step waits for the "
+        f"slowest of {len(cells.ranks)}"
     )
     advice = (
         "pacing will not help: delaying a rank never lowers a maximum; reduce the jitter itself (system services, "
@@ -181,7 +192,8 @@ def _stage(cells: Cells, layers: Layers) -> tuple[str, str]:
     stages = np.unique(cells.stage_N[c.node])
     load = np.array([float((c.base_s * c.stage)[cells.stage_N[c.node] == s].mean()) for s in stages])
     worst = int(np.argmax(load))
-    evidence = f"stage {stages[worst]} computes {load[worst] / np.median(np.delete(load, worst)):.2f} times as long as the others"
+    factor = load[worst] / np.median(np.delete(load, worst))
+    evidence = f"stage {stages[worst]} computes {factor:.2f} times as long as the others"
     if not c.twins:
         evidence += "; with one rank a stage, a slow rank would look the same"
     return evidence, f"pacing will not help: move layers away from stage {stages[worst]}, or split its output layer"
@@ -195,8 +207,8 @@ def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
     found = _worst(layers, lambda k: k.contention)
     if layers.cost_s.get("contention", 0.0) >= layers.cost_s.get("transfer", 0.0) and found is not None:
         evidence = (
-            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as alone, "
-            "as a shared uplink under their own starts explains"
+            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
+            "alone, as a shared uplink under their own starts explains"
         )
         advice = (
             "more uplink, or groups that share leaves; if the groups have unequal slack, pacing the early ones (slack) "
@@ -215,8 +227,8 @@ def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
         f"(autocorrelation {found.memory:.2f}) that the job's own ranks do not explain"
     )
     advice = (
-        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (slide) pays where its "
-        "period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
+        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (slide) pays where "
+        "its period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
     )
     return evidence, advice
 
@@ -224,7 +236,8 @@ def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
 def _incast(cells: Cells, layers: Layers) -> tuple[str, str]:
     found = _worst(layers, lambda k: k.timeout_s)
     assert found is not None
-    evidence = f"{found.collapsed:.0%} of the {found.op}s take {found.timeout_s * 1e3:.0f} ms longer than the others: a timeout after loss"
+    late_ms = found.timeout_s * 1e3
+    evidence = f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others: a timeout"
     if found.op == "all_to_all":
         return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
     return evidence, "pacing (stagger) may help; or deeper buffers, lossless links, a tree instead of a gather"
@@ -236,8 +249,8 @@ def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
     k = int(np.argmax(found.link_K))
     at = ", ".join(map(str, found.ranks_K[k][:8]))
     evidence = (
-        f"{found.op} of the group of ranks {at} always takes {found.link_K[k]:.2f} times as long as that of the others, "
-        "once all its members are there"
+        f"{found.op} of the group of ranks {at} always takes {found.link_K[k]:.2f} times as long as that of the "
+        "others, once all its members are there"
     )
     return evidence, "pacing will not help: check which NIC, socket and PCIe switch these ranks use, and the cable"
 
@@ -246,11 +259,15 @@ def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
     c = layers.compute
     if layers.cost_s.get("gap", 0.0) > 0.5 * (layers.cost_s.get("stall", 0.0) + layers.cost_s.get("gap", 0.0)):
         share = layers.cost_s["gap"] / layers.measured_s
-        evidence = f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
+        evidence = (
+            f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
+        )
     else:
         share = c.stalls / max(c.rest.size, 1)
         typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0
-        evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank, in no order"
+        evidence = (
+            f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank, in no order"
+        )
     advice = (
         "pacing will not help: look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"
@@ -273,7 +290,9 @@ def _restart(cells: Cells, layers: Layers) -> tuple[str, str]:
 def _drift(cells: Cells, layers: Layers) -> tuple[str, str]:
     c = layers.compute
     spread = float(np.std(c.drift))
-    evidence = f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
+    evidence = (
+        f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
+    )
     return evidence, "pacing will not help by itself: look at clocks, temperature and power of the ranks that wander"
 
 

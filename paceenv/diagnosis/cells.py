@@ -31,8 +31,8 @@ class Cells:
 
     ``ops`` are the names that ``op_N`` counts in, ``ranks`` the trace's ranks that ``rank_N`` counts in; ``dp_rank_N``
     and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT`` are not a number
-    where a step does not have the node. ``step_s_T`` is how long a step took, ``dropped`` how many were left out because
-    a rank is missing in them.
+    where a step does not have the node. ``step_s_T`` is how long a step took, ``dropped`` how many were left out
+    because a rank is missing in them.
     """
 
     name: str
@@ -109,7 +109,9 @@ def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
     if len(iterations) < LEAST_STEPS:
-        raise InputError(f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {LEAST_STEPS}")
+        raise InputError(
+            f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {LEAST_STEPS}"
+        )
     node, first = _nodes(columns, at_T)
     nodes, steps = len(first), len(iterations)
     if nodes * steps > MOST_CELLS:
@@ -162,8 +164,8 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]
     steps, step = np.unique(columns["iteration"], return_inverse=True)
     present_TR = np.zeros((len(steps), len(ranks)), np.bool_)
     present_TR[step, rank] = True
-    whole_T = present_TR.all(axis=1)
-    return whole_T[step], int((~whole_T).sum())
+    whole_T = np.asarray(present_TR.all(axis=1))
+    return np.asarray(whole_T[step]), int((~whole_T).sum())
 
 
 def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
@@ -196,9 +198,12 @@ def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Int
 
 
 def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:
-    """An integer that the metadata says of each rank; where it says nothing, 0 for a stage and else the rank's place."""
+    """An integer that the metadata says of each rank; where it says nothing, 0 for a stage, else the rank's place."""
     known = trace.metadata.of_ranks(key)
     return np.array(
-        [known.get(r) if type(known.get(r)) is int else (0 if key == "stage" else i) for i, r in enumerate(ranks.tolist())],
+        [
+            known.get(r) if type(known.get(r)) is int else (0 if key == "stage" else i)
+            for i, r in enumerate(ranks.tolist())
+        ],
         np.int64,
     )

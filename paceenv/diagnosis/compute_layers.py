@@ -18,7 +18,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from paceenv.calibration.levels import two_levels
 from paceenv.diagnosis.cells import Array, Cells, Integers
@@ -49,7 +48,8 @@ class ComputeLayers:
 
     ``rank_R`` and ``slow_R`` describe the rank factors, ``episode_RT`` when a rank is in an episode, ``paired`` the
     correlation of forward and backward passes (not a number without both), ``skewness`` with its standard error is of
-    a rank's ``rest`` per step, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have peers to be compared with.
+    a rank's ``rest`` per step, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have
+    peers to be compared with.
     """
 
     node: Integers
@@ -154,8 +154,8 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
 def _drift(load_RT: Array) -> tuple[Array, float, float]:
     """A slow course per rank, as a first-order autoregression under white noise sees it; its memory in steps, its CV.
 
-    Both variances and the memory (correlation time) come from the autocovariances of all ranks together, the course from the
-    fixed-interval smoother (Rauch, Tung and Striebel 1965).
+    Both variances and the memory (correlation time) come from the autocovariances of all ranks together, the course
+    from the fixed-interval smoother (Rauch, Tung and Striebel 1965).
     """
     ranks, steps = load_RT.shape
     middle = np.median(load_RT, axis=1, keepdims=True)
@@ -226,21 +226,33 @@ def _stall_threshold(v: Array) -> float:
     if high - low <= 1e-9:
         low, high = middle * (1.0 - 1e-3), middle * (1.0 + 1e-3)
     skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))
-    shape = 4.0 / max(skew, 0.02) ** 2
-    z_low, z_middle, z_high = (special.gammaincinv(shape, q) for q in (0.1, 0.5, 0.9))
-    scale = (high - low) / (z_high - z_low)
-    first = max(len(x) - int(MOST_STALLS * len(x)), 0)
-    tail = x[first:]
-    expected = len(x) * special.gammaincc(shape, np.maximum((tail - middle) / scale + z_middle, 0.0))
+    shape = 4.0 / skew**2
+    z_low, z_middle, z_high = _gamma(shape, _DECILES)
+    tail = x[max(len(x) - int(MOST_STALLS * len(x)), 0) :]
+    expected = len(x) * _beyond(shape, (tail - middle) * (z_high - z_low) / (high - low) + z_middle)
     beyond = len(tail) - np.arange(len(tail))
     good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + LEAST_STALL)
     return float(tail[int(np.argmax(good))]) * (1.0 - 1e-12) if good.any() else np.inf
 
 
+_DECILES = np.array([-1.2815515655446004, 0.0, 1.2815515655446004])
+"""Of a standard normal: 10, 50 and 90 %."""
+
+
+def _gamma(shape: float | Array, z: Array) -> Array:
+    """Quantiles of a gamma at those of a standard normal (Wilson and Hilferty 1931)."""
+    return np.asarray(shape * (1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape))) ** 3)
+
+
+def _beyond(shape: float, x: Array) -> Array:
+    """Probability that a gamma exceeds ``x``, in the same approximation."""
+    z = (np.cbrt(np.maximum(x, 0.0) / shape) - 1.0 + 1.0 / (9.0 * shape)) * 3.0 * math.sqrt(shape)
+    return np.array([0.5 * math.erfc(value / math.sqrt(2.0)) for value in z.tolist()])
+
+
 def _skew_table() -> tuple[Array, Array]:
-    skew = np.linspace(0.02, 4.0, 200)
-    shape = 4.0 / skew**2
-    low, middle, high = (special.gammaincinv(shape, q) for q in (0.1, 0.5, 0.9))
+    skew = np.linspace(0.02, 2.0, 200)
+    low, middle, high = _gamma((4.0 / skew**2)[:, None], _DECILES).T
     return np.asarray((high + low - 2.0 * middle) / (high - low)), skew
 
 
@@ -257,7 +269,9 @@ def _levels(
     rank, ranks, steps = cells.rank_N[node], len(cells.ranks), clean_NT.shape[1]
     mean_N = clean_NT.mean(axis=1)
     cell = kind * ranks + rank
-    mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(np.bincount(cell, minlength=len(kinds) * ranks), 1)
+    mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(
+        np.bincount(cell, minlength=len(kinds) * ranks), 1
+    )
     mean_KR = mean_KR.reshape(len(kinds), ranks)
     has_KR = np.bincount(cell, minlength=len(kinds) * ranks).reshape(mean_KR.shape) > 0
     of_stage = np.searchsorted(stages, stage_R)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +36,8 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
         a = self.attribution
-        named = {"rank": a.rank, "stage": a.stage, "operation": a.operation, "worker": a.worker, "step": a.step}
+        named: dict[str, Mapping[Any, float]] = {"rank": a.rank, "stage": a.stage, "operation": a.operation}
+        named |= {"worker": a.worker, "step": a.step}
         return {
             "slowdown": self.slowdown,
             "ideal_step_time_s": self.ideal_step_time_s,

@@ -3,8 +3,8 @@
 On a rank, what computes is one chain in its usual order; collectives that do not overlap it are links of that chain.
 Those that do overlap run beside it, one chain per process group: each waits for the last compute that ended before it
 began, and the first operation that begins after it waits for it. Sends and receives of a pipeline are a chain per kind;
-a send waits for the compute whose result it carries, a compute for what it receives, and a receive for the compute
-before. The members of a collective, and the two ends of a transfer, begin together: when the last of them is there.
+a send waits for the compute whose result it carries, a compute for what it receives, and a receive, unless it was
+posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when the last of them is there.
 
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), section 3,
 and the artefact's notes on what its profiler records. Axes: N nodes, K tasks (nodes that begin together).
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,8 @@ from paceenv.errors import InputError
 BARRIER_OP: Final = "barrier"
 QUEUED_OPS: Final = ("gather", "all_to_all")
 """Collectives in which many send to one port."""
+_ALWAYS: Final = 0.9
+"""Share of steps in which one operation must follow another to be taken to wait for it, where both is possible."""
 _TOLERANCE: Final = 1e-3
 """Share of a step by which stamps of one moment may differ."""
 
@@ -65,12 +68,12 @@ def build_graph(cells: Cells) -> Graph:
         main = [n for n in nodes.tolist() if not is_transfer[n] and n not in beside]
         _chain(before, main)
         _beside(before, cells, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
-        _transfers(before, cells, nodes, computes)
+        _transfers(before, cells, nodes, computes, tolerance_s)
     return _sorted(cells, sets, before)
 
 
 def _chain(before: list[list[int]], nodes: list[int]) -> None:
-    for earlier, later in zip(nodes, nodes[1:], strict=False):
+    for earlier, later in pairwise(nodes):
         before[later].append(earlier)
 
 
@@ -97,7 +100,7 @@ def _beside(
         _chain(before, stream)
 
 
-def _transfers(before: list[list[int]], cells: Cells, nodes: Integers, computes: Integers) -> None:
+def _transfers(before: list[list[int]], cells: Cells, nodes: Integers, computes: Integers, tolerance_s: float) -> None:
     """Sends and receives of one rank's pipeline stage."""
     for direction in ("forward", "backward"):
         of_direction = computes[cells.is_op(f"{direction}-compute")[computes]].tolist()
@@ -113,17 +116,27 @@ def _transfers(before: list[list[int]], cells: Cells, nodes: Integers, computes:
                     before[n].append(of_direction[i])
                     continue
                 before[of_direction[i]].append(n)
-                if i:
+                if i and _follows(cells, of_direction[i - 1], n, tolerance_s):
                     before[n].append(of_direction[i - 1])
             if direction == "backward" and stream:
-                _first_backward(before, cells, computes, stream[0])
+                _first_backward(before, cells, computes, stream[0], tolerance_s)
 
 
-def _first_backward(before: list[list[int]], cells: Cells, computes: Integers, transfer: int) -> None:
+def _follows(cells: Cells, earlier: int, later: int, tolerance_s: float) -> bool:
+    """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
+    waited_T = cells.start_NT[later] >= cells.end_NT[earlier] - tolerance_s
+    return float(waited_T.mean()) >= _ALWAYS
+
+
+def _first_backward(
+    before: list[list[int]], cells: Cells, computes: Integers, transfer: int, tolerance_s: float
+) -> None:
     """The first transfer backward is not posted before the last but one forward compute that precedes any backward."""
     backward = np.flatnonzero(cells.is_op("backward-compute")[computes])
     if len(backward) and backward[0] >= 2:
-        before[transfer].append(int(computes[backward[0] - 2]))
+        forward = int(computes[backward[0] - 2])
+        if _follows(cells, forward, transfer, tolerance_s):
+            before[transfer].append(forward)
 
 
 def _sets(cells: Cells) -> list[list[int]]:
@@ -138,8 +151,8 @@ def _sets(cells: Cells) -> list[list[int]]:
     for n in np.flatnonzero((forward | backward) & (cells.micro_batch_N >= 0)).tolist():
         place = max(int(cells.chunk_N[n]), 0) * stages + int(cells.stage_N[n])
         border = place if bool(forward[n]) == bool(sends[n]) else place - 1
-        like = (cells.dp_rank_N, cells.micro_batch_N, cells.position_N)
-        found["transfer", bool(forward[n]), border, *(int(x[n]) for x in like)].append(n)
+        place_in = (cells.dp_rank_N, cells.micro_batch_N, cells.position_N)
+        found["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
     return [nodes for nodes in found.values() if len(nodes) > 1]
 
 
@@ -171,8 +184,8 @@ def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]]) -> Gra
     if len(order) < len(tasks):
         stuck = next(tasks[k][0] for k, count in enumerate(waits_for) if count)
         raise InputError(
-            f"trace of {cells.name}: operations wait for each other in a circle, {cells.ops[cells.op_N[stuck]]} of rank "
-            f"{cells.ranks[cells.rank_N[stuck]]} among them; allowed: one order on all ranks"
+            f"trace of {cells.name}: operations wait for each other in a circle, {cells.ops[cells.op_N[stuck]]} of "
+            f"rank {cells.ranks[cells.rank_N[stuck]]} among them; allowed: one order on all ranks"
         )
     place = np.empty(len(tasks), np.int64)
     place[order] = np.arange(len(tasks))
@@ -184,5 +197,7 @@ def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]]) -> Gra
         before=np.array([m for b in before for m in b], np.int64),
         meets_N=np.array([len(tasks[k]) > 1 for k in of], np.bool_),
         task_of_N=place[task_of_N],
-        queued_K=np.array([len(tasks[k]) > 1 and cells.ops[cells.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_),
+        queued_K=np.array(
+            [len(tasks[k]) > 1 and cells.ops[cells.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_
+        ),
     )

@@ -103,7 +103,11 @@ class _Stack:
             return bool((np.abs(getattr(self._compute, name) - 1.0) > 1e-9).any())
         if name in TRANSFER_LAYERS:
             return bool((np.abs(getattr(self._transfers, name) - 1.0) > 1e-9).any())
-        values = {"stall": self._compute.stall_s, "timeout": self._transfers.timeout_s, "transfer": self._transfers.rest - 1.0}
+        values = {
+            "stall": self._compute.stall_s,
+            "timeout": self._transfers.timeout_s,
+            "transfer": self._transfers.rest - 1.0,
+        }
         return bool((np.abs(values[name]) > 1e-12).any())
 
     def mean_s(self, on: frozenset[str], every: int = 1) -> float:

@@ -2,7 +2,7 @@
 
 An operation begins when all it waits for has ended, without launch delays. Those that meet (a collective, a transfer)
 all begin when the last of them is there, and each takes its own transfer time from then on. Where messages queue up at
-a port, that serves them from the first on: it takes its time from then, but after the last no less than for one message.
+a port, that serves them from the first on: it takes its time from then, but after the last at least that of a message.
 Axes: N nodes, K tasks, T steps.
 """
 

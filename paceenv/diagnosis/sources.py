@@ -20,7 +20,9 @@ BLOCKS: Final = 8
 """Blocks of consecutive steps that a longer trace is cut down to, so that memory from step to step stays visible."""
 
 
-def read_sources(paths: Sequence[Path], job: str | None = None, *, most_rows: int = MOST_ROWS) -> tuple[Cells, tuple[str, ...]]:
+def read_sources(
+    paths: Sequence[Path], job: str | None = None, *, most_rows: int = MOST_ROWS
+) -> tuple[Cells, tuple[str, ...]]:
     """The matrix of a job from its trace files, and lines on what was left out or is damaged. Raises InputError."""
     if len(paths) == 1 and sniff(paths[0]) == "parquet" and detect_format(paths[0]) == "paceenv":
         with open_parquet(paths[0]) as file:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import QUEUED_OPS, Graph
@@ -58,7 +57,7 @@ class TransferClass:
 
 @dataclass(frozen=True)
 class Shared:
-    """Collectives that share an uplink: the tasks of the graph, their nodes' places in the layers, the fitted seconds."""
+    """Collectives that share an uplink: tasks of the graph, their nodes' places in the layers, the fitted seconds."""
 
     tasks: Integers
     places: tuple[Integers, ...]
@@ -195,7 +194,7 @@ class _Class:
         from paceenv.diagnosis.uplink import fit_uplink  # brings SciPy's optimizer and the engine, which take a second
 
         known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
-        fit = fit_uplink(known_KT, left_KT, np.isfinite(arrival_KT).all(axis=0))
+        fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
         self._contended = fit.contended
         if fit.contended:
             self.uplink_s = (fit.alone_s, fit.work_s)

@@ -41,7 +41,7 @@ class UplinkFit:
 def contention(arrival_KT: Array, alone_s: float, work_s: float) -> Array:
     """How many times longer than alone each group takes when they start at ``arrival_KT``, seconds."""
     start_TK = np.ascontiguousarray((arrival_KT - arrival_KT.min(axis=0)).T)
-    return np.maximum((share_uplink(start_TK, alone_s, work_s) - start_TK).T / alone_s, 1.0)
+    return np.asarray(np.maximum((share_uplink(start_TK, alone_s, work_s) - start_TK).T / alone_s, 1.0))
 
 
 def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> UplinkFit:
@@ -67,10 +67,15 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
     least = 1.0 / groups
     fits = [
         optimize.least_squares(
-            misfit, [np.log(typical_s), cap], bounds=([-np.inf, least], [np.inf, 1.0]), diff_step=1e-3, x_scale=0.1, max_nfev=60
+            misfit,
+            [np.log(typical_s), cap],
+            bounds=([-np.inf, least], [np.inf, 1.0]),
+            diff_step=1e-3,
+            x_scale=0.1,
+            max_nfev=60,
         )
         for cap in (1.2 * least, 0.5 * (1.0 + least), 0.95)
-    ]  # fmt: skip
+    ]
     best = min(fits, key=lambda fit: float(fit.cost))
     work_s, cap = float(np.exp(best.x[0])) / groups, float(best.x[1])
     if cap < LEAST_CAP * least:

@@ -29,8 +29,10 @@ MOST_WORK: Final = 4e8
 
 @dataclass(frozen=True)
 class Attribution:
-    """Slowdowns by what they are due to. ``rank`` is the data-parallel rank (all its stages), ``worker`` one rank of the
-    trace, ``step`` an iteration's own slowdown."""
+    """Slowdowns by what they are due to.
+
+    ``rank`` is the data-parallel rank (all its stages), ``worker`` one rank of the trace, ``step`` an iteration's own.
+    """
 
     rank: Mapping[int, float]
     stage: Mapping[int, float]

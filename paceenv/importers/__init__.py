@@ -50,7 +50,9 @@ def sniff(path: str | Path) -> Format:
     if head[:4] == b"PAR1":
         return "parquet"
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise InputError(f"{path}: a pickle, which is not read because that runs what is in it; {flight_recorder.HOW_TO}")
+        raise InputError(
+            f"{path}: a pickle, which is not read because that runs what is in it; {flight_recorder.HOW_TO}"
+        )
     text = head.decode("utf-8", "replace")
     if text.lstrip("\ufeff \t\r\n")[:1] in {"{", "["}:
         return "flight recorder" if '"entries"' in text and '"traceEvents"' not in text else "kineto"
@@ -65,7 +67,7 @@ def sniff(path: str | Path) -> Format:
 def load_traces(paths: Sequence[str | Path]) -> tuple[Trace, tuple[str, ...]]:
     """Read one trace from one file, or from one file per rank; and lines on what is damaged in them.
 
-    Raises InputError if files cannot be read at all, do not belong together, or are of formats that have one file a job.
+    Raises InputError if files cannot be read at all, do not belong together, or are of a format with one file a job.
     """
     formats = {path: sniff(path) for path in dict.fromkeys(map(Path, paths))}
     kinds = set(formats.values())
@@ -77,9 +79,13 @@ def load_traces(paths: Sequence[str | Path]) -> tuple[Trace, tuple[str, ...]]:
     files = list(formats)
     if kinds == {"parquet"}:
         if len(files) > 1:
-            raise InputError(f"{len(files)} Parquet files; allowed: one, which has all ranks (paceenv live trace merges)")
+            raise InputError(
+                f"{len(files)} Parquet files; allowed: one, which has all ranks (paceenv live trace merges)"
+            )
         return load_trace(files[0]), ()
-    read, source = (import_kineto, kineto.SOURCE) if kinds == {"kineto"} else (import_flight_recorder, flight_recorder.SOURCE)
+    read, source = (
+        (import_kineto, kineto.SOURCE) if kinds == {"kineto"} else (import_flight_recorder, flight_recorder.SOURCE)
+    )
     found = [read(path) for path in files]
     name = files[0].parent.resolve().name or "job"
     trace = merge_timelines([timeline for timeline, _ in found], name, source)

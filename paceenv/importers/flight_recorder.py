@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +58,11 @@ def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
 
 def _entry(event: dict[str, Any]) -> _Entry | None:
     """Sequence number, collective and what makes it the same one in every step; None if it cannot be placed in time."""
-    said, end_ns, group = event.get("profiling_name"), event.get("time_discovered_completed_ns"), event.get("process_group")
+    said, end_ns, group = (
+        event.get("profiling_name"),
+        event.get("time_discovered_completed_ns"),
+        event.get("process_group"),
+    )
     duration_ms, start_ns = event.get("duration_ms"), event.get("time_discovered_started_ns")
     number = event.get("collective_seq_id")
     if not (isinstance(said, str) and is_number(end_ns) and isinstance(number, int)) or event.get("is_p2p") is True:
@@ -90,10 +95,10 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
     period = _period(keys)
     if period is None:
         raise InputError(
-            f"{path}: {len(entries)} collectives, in which no sequence recurs {LEAST_STEPS} times; allowed: a dump that "
-            "spans several steps (TORCH_FR_BUFFER_SIZE)"
+            f"{path}: {len(entries)} collectives, in which no sequence recurs {LEAST_STEPS} times; allowed: a dump "
+            "that spans several steps (TORCH_FR_BUFFER_SIZE)"
         )
-    gaps = np.array([b[1].start_s - a[1].end_s for a, b in zip(entries, entries[1:], strict=False)])
+    gaps = np.array([b[1].start_s - a[1].end_s for a, b in pairwise(entries)])
     usual = [float(np.median(gaps[(np.arange(len(gaps)) + 1) % period == k])) for k in range(period)]
     first = int(np.argmax(usual)) if period > 1 else 0
     leads = keys[first]

@@ -1,4 +1,4 @@
-"""Streams the events of a JSON trace, gzipped or not, one at a time and in bounded memory; of a damaged file what there is.
+"""Streams the events of a JSON trace, gzipped or not, one by one in bounded memory; of a damaged file what there is.
 
 For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format), the bare list, and
 any other list named in its place. Nothing in a file can make it take more than MOST_EVENT characters at once.

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -125,11 +125,14 @@ class _Reader:
             return rank
         named = _RANK_IN_NAME.search(self._path.name)
         if named is None:
-            raise InputError(f"{self._path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json")
+            raise InputError(
+                f"{self._path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
+            )
         return int(named[1])
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a JSON value is a finite number of a size that times have."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e19 and math.isfinite(value)
 
 
@@ -137,11 +140,17 @@ def _collective(name: str, arguments: dict[str, Any], start_s: float, end_s: flo
     said = arguments.get("Collective name")
     op = op_name(said if isinstance(said, str) and said else name)
     count, kind = arguments.get("In msg nelems"), arguments.get("dtype")
-    size = int(count * ITEM_BYTES.get(kind, 0)) if is_number(count) and isinstance(kind, str) and 0 <= count < 1 << 56 else 0
+    size = (
+        int(count * ITEM_BYTES.get(kind, 0))
+        if is_number(count) and isinstance(kind, str) and 0 <= count < 1 << 56
+        else 0
+    )
     if op in _POINT_TO_POINT:
         return Collective(op, "", start_s, end_s, size)
     members, group = arguments.get("Process Group Ranks"), arguments.get("Process Group Name")
-    return Collective(op, f"{members if members else ''}/{group if group is not None else 'default'}", start_s, end_s, size)
+    return Collective(
+        op, f"{members if members else ''}/{group if group is not None else 'default'}", start_s, end_s, size
+    )
 
 
 def _steps(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,15 +127,18 @@ def _shifts(timelines: list[Timeline], ends: dict[int, dict[tuple[int, str, str,
                 break
         else:
             raise InputError(
-                f"{left[0].path}: rank {left[0].rank} shares fewer than {LEAST_SHARED} collectives with the other ranks, "
-                "so its clock cannot be aligned; allowed: profiles of the same steps"
+                f"{left[0].path}: rank {left[0].rank} shares fewer than {LEAST_SHARED} collectives with the other "
+                "ranks, so its clock cannot be aligned; allowed: profiles of the same steps"
             )
     return shift_s
 
 
 def _rows(columns: dict[str, list[Any]], rank: int, step: Step, add_s: float, groups: dict[str, int]) -> None:
     """A step's compute and collectives as rows, in the order of their start."""
-    rows = [(c.start_s, c.end_s, c.op, groups.setdefault(c.group, len(groups)) if c.group else -1, c.bytes) for c in step.collectives]
+    rows = [
+        (c.start_s, c.end_s, c.op, groups.setdefault(c.group, len(groups)) if c.group else -1, c.bytes)
+        for c in step.collectives
+    ]
     rows += [(start, end, COMPUTE_OPS[0], -1, 0) for start, end in compute_spans(step)]
     for seq, (start_s, end_s, op, group, size) in enumerate(sorted(rows, key=lambda row: (row[0], row[1]))):
         for key, value in (
@@ -159,15 +163,24 @@ def compute_spans(step: Step) -> list[tuple[float, float]]:
     for start, end in [*waits, (step.end_s, step.end_s)]:
         if start > at:
             edges = [at, *(cut for cut in cuts if at < cut < start), start]
-            spans += list(zip(edges, edges[1:], strict=False))
+            spans += list(pairwise(edges))
         at = max(at, end)
     return spans
 
 
 def _idle(step: Step) -> list[tuple[float, float]]:
     order = np.argsort(step.busy_start_s, kind="stable")
-    starts, ends = step.busy_start_s[order], np.maximum.accumulate(step.busy_end_s[order]) if len(order) else step.busy_end_s
+    starts, ends = (
+        step.busy_start_s[order],
+        np.maximum.accumulate(step.busy_end_s[order]) if len(order) else step.busy_end_s,
+    )
     edges_start = np.concatenate([[step.start_s], ends])
     edges_end = np.concatenate([starts, [step.end_s]])
     keep = edges_end > edges_start
-    return list(zip(np.maximum(edges_start[keep], step.start_s).tolist(), np.minimum(edges_end[keep], step.end_s).tolist(), strict=True))
+    return list(
+        zip(
+            np.maximum(edges_start[keep], step.start_s).tolist(),
+            np.minimum(edges_end[keep], step.end_s).tolist(),
+            strict=True,
+        )
+    )

@@ -1,0 +1,235 @@
+"""Diagnosis: the replay against independent simulations and closed forms, published traces, causes that are there."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import causes as benchmark
+from benchmarks._pipeline_jobs import PipelineJob
+from paceenv import cli
+from paceenv.cluster.pipeline import pipeline_s
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.cells import read_cells
+from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose
+from paceenv.diagnosis.graph import build_graph
+from paceenv.diagnosis.replay import own_durations, replay
+from paceenv.diagnosis.sources import read_sources
+from paceenv.diagnosis.whatif import ideal_durations
+from paceenv.errors import InputError
+from paceenv.trace import Trace, TraceMetadata, write_trace
+
+STRAGGLER_DIR = Path(
+    os.environ.get("PACEENV_STRAGGLER_DIR")
+    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
+)
+needs_traces = pytest.mark.skipif(
+    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
+)
+
+
+def job_of(compute_TR: Any, transfer_s: float = 0.5, **changed: Any) -> Trace:
+    """A plain job: ranks compute as long as given and reduce together."""
+    compute_TR = np.asarray(compute_TR, np.float64)
+    steps, ranks = compute_TR.shape
+    end_T = np.cumsum(compute_TR.max(axis=1) + transfer_s)
+    begin_TR = np.broadcast_to(np.concatenate([[0.0], end_T[:-1]])[:, None], compute_TR.shape)
+    arrive_TR, end_TR = begin_TR + compute_TR, np.broadcast_to(end_T[:, None], compute_TR.shape)
+    step_TR, rank_TR = np.indices(compute_TR.shape)
+    columns = {
+        "job": "plain",
+        "rank": np.concatenate([rank_TR.ravel()] * 2),
+        "iteration": np.concatenate([step_TR.ravel()] * 2),
+        "seq": np.repeat([0, 1], steps * ranks),
+        "op": np.repeat(["compute", "all_reduce"], steps * ranks),
+        "group": np.repeat([-1, 0], steps * ranks),
+        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
+        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
+    }
+    metadata = TraceMetadata({"name": "plain"}, tuple({"rank": r} for r in range(ranks)), "test")
+    return Trace.from_columns(columns | changed, metadata)
+
+
+def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
+    found = diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
+    assert found.step_time_s == pytest.approx(2.5)
+    assert found.ideal_step_time_s == pytest.approx(1.25 + 0.5)
+    assert found.slowdown == pytest.approx(2.5 / 1.75)
+    # the ideal with one rank's own second is no slower than that rank
+    assert found.attribution.rank == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0, 3: 2.5 / 1.75})
+    assert found.attribution.operation["all_reduce"] == pytest.approx(1.0)
+    (cause,) = found.causes
+    assert (cause.cause, cause.share) == (names.SLOW_RANK, pytest.approx(1.0))
+    assert cause.lost_s == pytest.approx(1.0), "its peers take one second"
+    assert "replace worker 3" in cause.advice
+    assert "pacing has nothing to exploit" in found.verdict
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 1 << 20),
+    stages=st.integers(1, 4),
+    replicas=st.integers(1, 3),
+    micro_batches=st.integers(1, 6),
+    causes=st.sampled_from([{}, {"jitter": 0.2}, {"data": 0.3, "slow": 1.5}, {"stage": 1.4, "stall": 0.3}]),
+)
+def test_the_replay_is_the_job(
+    seed: int, stages: int, replicas: int, micro_batches: int, causes: dict[str, float]
+) -> None:
+    """Operation by operation, what another implementation of 1F1B does with the same durations."""
+    job = PipelineJob(
+        seed, steps=4, stages=stages, replicas=replicas, micro_batches=micro_batches, stall_rate=0.1, causes=causes
+    )
+    cells = read_cells(job.trace())
+    graph = build_graph(cells)
+    own_NT = own_durations(cells, graph)
+    # an order that holds by less than a thousandth of a step may be taken for a dependency
+    np.testing.assert_allclose(replay(graph, own_NT), cells.step_s_T, rtol=3e-3)
+    assert cells.step_s_T.mean() == pytest.approx(job.step_s(causes))
+
+
+def test_the_ideal_of_a_pipeline_is_that_of_the_schedule() -> None:
+    job = PipelineJob(0, steps=8, stages=4, replicas=2, micro_batches=8, causes={"jitter": 0.1, "slow": 2.0})
+    cells = read_cells(job.trace())
+    graph = build_graph(cells)
+    ideal_NT = ideal_durations(cells, own_durations(cells, graph))
+    forward_s, backward_s, transfer_s, reduce_s = (
+        float(ideal_NT[cells.is_op(op)].max())
+        for op in ("forward-compute", "backward-compute", "forward-send", "all_reduce")
+    )
+    expected_s = pipeline_s([forward_s] * 4, [backward_s] * 4, 8, transfer_s) + reduce_s
+    np.testing.assert_allclose(replay(graph, ideal_NT), expected_s)
+
+
+@pytest.mark.parametrize("cause", [*benchmark.ENGINE, *benchmark.SURROUNDINGS])
+def test_the_engine_s_causes_are_named(cause: str) -> None:
+    verdict, found = benchmark.judge(
+        benchmark._sick(partial(benchmark.engine_case, np.random.default_rng(3), (cause,)))
+    )
+    assert verdict.named == verdict.truth == cause
+    assert verdict.error <= benchmark.WITHIN
+    may_help = cause in names.PACING_MAY_HELP
+    assert ("pacing may help" in found.verdict) == may_help
+    assert ("pacing has nothing to exploit" in found.verdict) == (not may_help)
+
+
+@pytest.mark.parametrize("cause", list(benchmark.PIPELINE))
+def test_a_pipeline_s_causes_are_named(cause: str) -> None:
+    make = partial(benchmark.pipeline_case, np.random.default_rng(5), (cause,), flat=cause == names.LOCALITY)
+    verdict, _ = benchmark.judge(benchmark._sick(make))
+    assert verdict.named == cause
+    assert verdict.error <= benchmark.WITHIN
+
+
+def test_healthy_jobs_raise_no_alarm() -> None:
+    for case in benchmark.healthy(6, 9):
+        found = benchmark.judge(case)[1]
+        assert not found.causes
+        assert found.verdict.startswith(HEALTHY)
+
+
+def test_too_little_evidence_is_said() -> None:
+    few = diagnose(job_of(np.tile([1.0, 2.0], (4, 1))))
+    assert few.verdict.startswith(INSUFFICIENT)
+    assert not few.causes
+    assert few.slowdown == pytest.approx(2.5 / 2.0), "what is arithmetic needs no evidence"
+    alone = diagnose(job_of(np.full((20, 1), 1.0)))
+    assert "one rank" in alone.verdict
+    silent = diagnose(job_of(np.tile([1.0, 2.0], (20, 1)), op=np.repeat(["load", "save"], 40), group=-1))
+    assert silent.verdict.startswith(INSUFFICIENT)
+
+
+def test_groups_that_never_vary_leave_contention_open() -> None:
+    """Every step alike: nothing shows whether two groups side by side slow each other down."""
+    trace = job_of(
+        np.tile([1.0, 1.0, 1.0, 1.0], (20, 1)), group=np.concatenate([np.full(80, -1), np.tile([0, 0, 1, 1], 20)])
+    )
+    rng = np.random.default_rng(0)
+    assert diagnose(trace).verdict.startswith(HEALTHY)
+    case = benchmark.engine_case(rng, (names.CONTENTION,))
+    assert diagnose(case.trace()).causes[0].cause == names.CONTENTION
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"iteration": np.arange(80)}, "0 steps that all ranks have"),
+        ({"job": np.repeat(["a", "b"], 40)}, r"job = None; allowed: one of \['a', 'b'\]"),
+    ],
+)
+def test_what_is_no_job_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        diagnose(job_of(np.tile([1.0, 2.0], (20, 1)), **change))
+
+
+def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.parquet"
+    write_trace(PipelineJob(1, stages=2, causes={"jitter": 0.01, "stage": 1.5}).trace(), path)
+    assert cli.run(["diagnose", str(path), "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"slowdown", "ideal_step_time_s", "step_time_s", "attribution", "causes", "verdict"}
+    assert {"rank", "stage", "operation"} <= set(result["attribution"])
+    assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
+    assert result["causes"][0]["cause"] == names.STAGE
+    assert result["attribution"]["stage"].keys() == {"0", "1"}
+    assert cli.run(["diagnose", str(path)]) == 0
+    assert names.STAGE in capsys.readouterr().out
+
+
+def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "long.parquet"
+    job = PipelineJob(2, stages=1, micro_batches=1, replicas=8, steps=600, causes={"jitter": 0.01, "slow": 1.5})
+    write_trace(job.trace(), path)
+    whole, _ = read_sources([path])
+    part, notes = read_sources([path], most_rows=6000)
+    assert whole.steps == 600
+    assert part.steps * 8 * 3 <= 6000
+    assert "blocks" in notes[0]
+    blocks = np.split(part.iteration_T, np.flatnonzero(np.diff(part.iteration_T) > 1) + 1)
+    assert (len(blocks), blocks[0][0], blocks[-1][-1]) == (8, 0, 599)
+    assert part.step_s_T.mean() == pytest.approx(whole.step_s_T.mean(), rel=0.01)
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    ("name", "slowdown", "ranks", "stages", "operations"),
+    [
+        (
+            "AR",
+            1.973,
+            {0: 1.973, 1: 1.011, 2: 1.011, 3: 1.011},
+            {0: 1.979, 1: 1.0, 2: 1.0, 3: 1.0},
+            {"backward-compute": 1.581, "forward-compute": 1.369},
+        ),
+        ("SE", 1.537, None, {0: 1.168, 1: 1.435}, {"backward-compute": 1.413, "forward-compute": 1.146}),
+    ],
+)
+def test_published_slowdowns(
+    name: str, slowdown: float, ranks: dict[int, float] | None, stages: dict[int, float], operations: dict[str, float]
+) -> None:
+    cells, _ = read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])
+    from paceenv.diagnosis.diagnose import diagnose_cells
+
+    found = diagnose_cells(cells)
+    assert found.slowdown == pytest.approx(slowdown, rel=1e-3)
+    for said, measured in ((ranks, found.attribution.rank), (stages, found.attribution.stage)):
+        if said is not None:
+            assert measured == pytest.approx(said, abs=0.006)
+    assert {op: found.attribution.operation[op] for op in operations} == pytest.approx(operations, abs=0.002)
+    first = found.causes[0]
+    if name == "AR":
+        assert (first.cause, first.share > 0.95) == (names.SLOW_RANK, True)
+        assert "replace worker 0" in first.advice
+        assert (found.attribution.rank[0] - 1.0) / (found.slowdown - 1.0) > 0.95
+    else:
+        assert first.cause == names.DATA
+        assert "nothing to exploit" in first.advice
+        assert all(1.11 < value < 1.21 for value in found.attribution.rank.values())
