@@ -76,7 +76,7 @@ def _by_cause(layers: Layers) -> dict[str, float]:
     """Seconds of a mean step by cause."""
     costs = dict.fromkeys(CAUSES, 0.0)
     of_layer = {"stage": STAGE, "rank": SLOW_RANK, "episode": FAIL_SLOW, "drift": DRIFT, "data": DATA, "stall": STALLS}
-    of_layer |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST}
+    of_layer |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST, "hiccup": STALLS}
     of_layer |= {"transfer": CONTENTION, "gap": STALLS}
     for layer, cost in layers.cost_s.items():
         kind, _, operation = layer.partition(":")
@@ -257,11 +257,15 @@ def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
 
 def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
     c = layers.compute
-    if layers.cost_s.get("gap", 0.0) > 0.5 * (layers.cost_s.get("stall", 0.0) + layers.cost_s.get("gap", 0.0)):
+    if layers.cost_s["gap"] > max(layers.cost_s.get("stall", 0.0), layers.cost_s.get("hiccup", 0.0)):
         share = layers.cost_s["gap"] / layers.measured_s
         evidence = (
             f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
         )
+    elif layers.cost_s.get("hiccup", 0.0) > layers.cost_s.get("stall", 0.0):
+        t = layers.transfers
+        typical = float(np.median(t.hiccup_s[t.hiccup_s > 0.0])) if t.hiccups else 0.0
+        evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
     else:
         share = c.stalls / max(c.rest.size, 1)
         typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0

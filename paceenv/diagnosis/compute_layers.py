@@ -21,18 +21,13 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.levels import two_levels
 from paceenv.diagnosis.cells import Array, Cells, Integers
+from paceenv.diagnosis.tails import stall_threshold
 
 SIGNIFICANT: Final = 4.0
 """Standard errors from which on a rank differs from its peers."""
 LEAST_RANK: Final = 0.005
 """And by at least this share."""
 LEAST_EPISODE: Final = 0.08
-LEAST_STALL: Final = 0.1
-"""A stall is at least this share of its operation's usual time."""
-FALSE_STALLS: Final = 0.1
-"""Share of what counts as a stall that the bulk's own tail may be."""
-MOST_STALLS: Final = 0.1
-"""Share of operations; what is more frequent is no stall."""
 LEAST_MEMORY: Final = 0.05
 """Autocorrelation from one step to the next from which on compute drifts."""
 LEAST_DRIFT_STEPS: Final = 3.0
@@ -207,7 +202,7 @@ def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
     flagged = np.zeros(v_NT.shape, np.bool_)
     for kind in np.unique(cells.op_N[node]):
         mine = cells.op_N[node] == kind
-        threshold = _stall_threshold(v_NT[mine] / np.median(v_NT[mine], axis=1, keepdims=True))
+        threshold = stall_threshold(v_NT[mine] / np.median(v_NT[mine], axis=1, keepdims=True))
         flagged[mine] = v_NT[mine] > threshold * np.median(v_NT[mine], axis=1, keepdims=True)
     if flagged.any():
         forward, backward = _pairs(cells, node)
@@ -218,46 +213,6 @@ def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
             flagged[forward] &= ~both
             flagged[backward] &= ~both
     return flagged
-
-
-def _stall_threshold(v: Array) -> float:
-    x = np.sort(v.ravel())
-    low, middle, high = np.quantile(x, (0.1, 0.5, 0.9))
-    if high - low <= 1e-9:
-        low, high = middle * (1.0 - 1e-3), middle * (1.0 + 1e-3)
-    skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))
-    shape = 4.0 / skew**2
-    z_low, z_middle, z_high = _gamma(shape, _DECILES)
-    tail = x[max(len(x) - int(MOST_STALLS * len(x)), 0) :]
-    expected = len(x) * _beyond(shape, (tail - middle) * (z_high - z_low) / (high - low) + z_middle)
-    beyond = len(tail) - np.arange(len(tail))
-    good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + LEAST_STALL)
-    return float(tail[int(np.argmax(good))]) * (1.0 - 1e-12) if good.any() else np.inf
-
-
-_DECILES = np.array([-1.2815515655446004, 0.0, 1.2815515655446004])
-"""Of a standard normal: 10, 50 and 90 %."""
-
-
-def _gamma(shape: float | Array, z: Array) -> Array:
-    """Quantiles of a gamma at those of a standard normal (Wilson and Hilferty 1931)."""
-    return np.asarray(shape * (1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape))) ** 3)
-
-
-def _beyond(shape: float, x: Array) -> Array:
-    """Probability that a gamma exceeds ``x``, in the same approximation."""
-    z = (np.cbrt(np.maximum(x, 0.0) / shape) - 1.0 + 1.0 / (9.0 * shape)) * 3.0 * math.sqrt(shape)
-    return np.array([0.5 * math.erfc(value / math.sqrt(2.0)) for value in z.tolist()])
-
-
-def _skew_table() -> tuple[Array, Array]:
-    skew = np.linspace(0.02, 2.0, 200)
-    low, middle, high = _gamma((4.0 / skew**2)[:, None], _DECILES).T
-    return np.asarray((high + low - 2.0 * middle) / (high - low)), skew
-
-
-_SKEW_OF_QUANTILES = _skew_table()
-"""A gamma's skewness by (q90 + q10 - 2 q50) / (q90 - q10), which stalls do not move."""
 
 
 def _levels(

@@ -4,7 +4,8 @@ On a rank, what computes is one chain in its usual order; collectives that do no
 Those that do overlap run beside it, one chain per process group: each waits for the last compute that ended before it
 began, and the first operation that begins after it waits for it. Sends and receives of a pipeline are a chain per kind;
 a send waits for the compute whose result it carries, a compute for what it receives, and a receive, unless it was
-posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when the last of them is there.
+posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when
+the last of them is there.
 
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), section 3,
 and the artefact's notes on what its profiler records. Axes: N nodes, K tasks (nodes that begin together).

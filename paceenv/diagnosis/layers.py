@@ -34,9 +34,9 @@ class Layers:
     """``cost_s`` by layer: seconds of a mean step, among them ``gap``, what no operation explains.
 
     ``base_s`` is the mean step without any layer, ``measured_s`` with all. Layers of compute and of transfers have the
-    names above, with ``stall``, ``timeout`` and ``transfer`` (the rest of transfers); each kind of other work has two,
-    ``work:<operation>`` for what is fixed per rank and ``varies:<operation>`` for what is not, and what only some steps
-    have has one, ``extra:<operation>``.
+    names above, with ``stall``, ``timeout``, ``hiccup`` and ``transfer`` (the rest of transfers); each kind of other
+    work has two, ``work:<operation>`` for what is fixed per rank and ``varies:<operation>`` for what is not, and what
+    only some steps have has one, ``extra:<operation>``.
     """
 
     cost_s: dict[str, float]
@@ -95,7 +95,7 @@ class _Stack:
     ) -> None:
         self._graph, self._own_NT = graph, own_NT
         self._compute, self._transfers, self._other = compute, transfers, other
-        names = [*COMPUTE_LAYERS, "stall", *TRANSFER_LAYERS, "timeout", "transfer"]
+        names = [*COMPUTE_LAYERS, "stall", *TRANSFER_LAYERS, "timeout", "hiccup", "transfer"]
         self._names = [name for name in names if self._differs(name)] + list(other)
 
     def _differs(self, name: str) -> bool:
@@ -106,6 +106,7 @@ class _Stack:
         values = {
             "stall": self._compute.stall_s,
             "timeout": self._transfers.timeout_s,
+            "hiccup": self._transfers.hiccup_s,
             "transfer": self._transfers.rest - 1.0,
         }
         return bool((np.abs(values[name]) > 1e-12).any())
@@ -127,11 +128,13 @@ class _Stack:
         transfer = product(t, ("link", "tenant"))
         if "transfer" in on:
             transfer *= t.rest[:, ::every]
-        timeout_s = t.timeout_s[:, ::every] if "timeout" in on else 0.0
+        late_s = t.timeout_s[:, ::every] if "timeout" in on else 0.0
+        if "hiccup" in on:
+            late_s = late_s + t.hiccup_s[:, ::every]
         for name, (nodes, excess) in self._other.items():
             if name not in on:
                 d_NT[nodes] -= excess[:, ::every]
-        d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
+        d_NT[t.node] = np.maximum(transfer + late_s, 0.0)
         if "contention" in on:  # who starts when, hence who meets whom on the uplink, depends on the other layers
             for shared in t.uplinks:
                 from paceenv.diagnosis.uplink import contention  # as in transfer_layers, only where it is needed
@@ -140,7 +143,7 @@ class _Stack:
                 factor_KT = contention(arrival_KT, shared.alone_s, shared.work_s)
                 for places, factor_T in zip(shared.places, factor_KT, strict=True):
                     transfer[places] *= factor_T
-            d_NT[t.node] = np.maximum(transfer + timeout_s, 0.0)
+            d_NT[t.node] = np.maximum(transfer + late_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
 
     def costs(self) -> tuple[dict[str, float], float, float]:

@@ -1,10 +1,11 @@
 """Splits what collectives take, once all their members are there, into layers, each the mark of one cause.
 
-    transfer = alone * link * contention * tenant * rest + timeout
+    transfer = alone * link * contention * tenant * rest + timeout + hiccup
 
 alone is the collective by itself; link is fixed per process group (a worse way to the network), contention is what the
 job's own groups cost each other on a shared uplink (the engine's fluid uplink under the trace's own arrivals), tenant
-what comes and goes over iterations, timeout the distance of a collapsed step, rest is memoryless. Only collectives that
+what comes and goes over iterations, timeout the distance of a collapsed step, rest is memoryless, hiccup what no
+bulk explains. Only collectives that
 matter are split; of the others, and of transfers between stages, everything but the median is rest.
 
 Axes: N nodes (those that meet), K collectives of a class side by side, T steps.
@@ -19,12 +20,15 @@ import numpy as np
 
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import QUEUED_OPS, Graph
+from paceenv.diagnosis.tails import stall_threshold
 
 LEAST_MATTER: Final = 0.01
 """Share of a step by which a class must exceed its best to be looked into."""
 LEAST_LINK: Final = 0.08
 LEAST_TIMEOUT_S: Final = 0.1
 """Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
+LEAST_HICCUP: Final = 3.0
+"""How many times longer than usual a single transfer takes that is held up by something else than traffic."""
 LEAST_TENANT: Final = 0.1
 """Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
 LEAST_MEMORY: Final = 0.2
@@ -76,6 +80,8 @@ class TransferLayers:
     tenant: Array
     rest: Array
     timeout_s: Array
+    hiccup_s: Array
+    hiccups: int
     classes: tuple[TransferClass, ...]
     uplinks: tuple[Shared, ...]
 
@@ -87,7 +93,9 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
     where[node] = np.arange(len(node))
     shape = (len(node), cells.steps)
     base_s, link = np.zeros((len(node), 1)), np.ones((len(node), 1))
-    contention, tenant, rest, timeout_s = np.ones(shape), np.ones(shape), np.ones(shape), np.zeros(shape)
+    contention, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
+    timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
+    hiccups = 0
     classes, uplinks = [], []
     for members in _classes(cells, graph, node):
         own_KT = np.stack([own_NT[m].max(axis=0) for m in members])
@@ -113,7 +121,13 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
             timeout_s[a] = found.timeout_KT[k]
             explained = base_s[a] * link[a] * contention[a] * tenant[a]
             rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
-    return TransferLayers(node, base_s, link, contention, tenant, rest, timeout_s, tuple(classes), tuple(uplinks))
+            beyond_T = found.hiccup_KT[k]
+            hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
+            rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
+            hiccups += int(beyond_T.sum())
+    return TransferLayers(
+        node, base_s, link, contention, tenant, rest, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks)
+    )
 
 
 def _ratio(own_NT: Array, middle_s: float) -> Array:
@@ -143,6 +157,12 @@ class _Class:
         groups = len(members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
         left_KT = own_KT - self.timeout_KT
+        self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
+        usual_K = np.maximum(np.median(left_KT, axis=1, keepdims=True), 1e-12)
+        if self._op not in QUEUED_OPS:
+            threshold = max(stall_threshold(left_KT / usual_K), LEAST_HICCUP)
+            self.hiccup_KT = left_KT > threshold * usual_K
+            left_KT = np.where(self.hiccup_KT, usual_K, left_KT)
         self.contention_KT, self._contended = np.ones_like(own_KT), False if groups == 1 else None
         self.uplink_s: tuple[float, float] | None = None
         if groups > 1:

@@ -12,8 +12,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from paceenv.errors import InputError
 
@@ -34,12 +35,14 @@ class EventFile:
         self.path, self.damage, self.events, self._ended = Path(path), "", 0, False
         self._buffer, self._decoder = "", json.JSONDecoder()
         try:
-            self._file: IO[bytes] = self.path.open("rb")
+            self._file = self.path.open("rb")
             head = self._file.read(2)
             self._file.seek(0)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
-        self._stream = gzip.GzipFile(fileobj=self._file) if head == _GZIP else self._file
+        self._stream: gzip.GzipFile | BufferedReader = (
+            gzip.GzipFile(fileobj=self._file) if head == _GZIP else self._file
+        )
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = self._find_list(name)
 
@@ -75,7 +78,7 @@ class EventFile:
         if self._ended:
             return False
         try:
-            chunk = self._stream.read(_CHUNK)
+            chunk = self._stream.read1(_CHUNK)  # gives what there is before it complains of what follows
         except (OSError, EOFError, zlib.error) as error:
             self.damage, chunk = " ".join(str(error).split()), b""
         self._ended = not chunk

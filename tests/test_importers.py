@@ -1,0 +1,279 @@
+"""Importers of other formats: real profiles, clocks that differ, damaged files, and whatever bytes a file may hold."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from live_jobs import run_ranks
+from profiled_bodies import profiled
+
+from paceenv import cli
+from paceenv.calibration.bandwidth import read_table
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.errors import InputError
+from paceenv.importers import load_traces, sniff
+from paceenv.importers.json_events import MOST_EVENT, EventFile
+from paceenv.importers.kineto import op_name
+from paceenv.trace import Trace
+
+Found = TypeVar("Found")
+STEPS = 20
+FORWARD_S, BACKWARD_S, REDUCE_S = 0.010, 0.020, 0.004
+
+
+def profile_of(rank: int, compute: float = 1.0, clock_s: float = 0.0, last_s: float = 0.030) -> dict[str, Any]:
+    """A GPU's profile: kernels, two buckets of which the first overlaps the backward pass, a send that nobody matches.
+
+    Every rank's second bucket ends ``last_s`` + REDUCE_S after the step's begin; its clock is off by ``clock_s``.
+    """
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}}]
+
+    def add(category: str, name: str, tid: int, start_s: float, end_s: float, **arguments: Any) -> None:
+        times = {"ts": (start_s + clock_s) * 1e6, "dur": (end_s - start_s) * 1e6}
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 0, "tid": tid, **times, "args": arguments})
+
+    group = {"Process Group Name": "0", "Process Group Ranks": "[0, 1, 2]", "dtype": "BFloat16"}
+    for step in range(STEPS):
+        at = 0.1 + step * (last_s + REDUCE_S)
+        mid, done = at + FORWARD_S * compute, at + (FORWARD_S + BACKWARD_S) * compute
+        add("user_annotation", f"ProfilerStep#{step + 7}", 1, at - 0.02, at - 0.01)  # the host runs ahead
+        add("gpu_user_annotation", f"ProfilerStep#{step + 7}", 9, at, done)
+        add("kernel", "ampere_bf16_s16816gemm", 7, at, mid)
+        add("kernel", "sm90_gemm", 7, mid, done)
+        bucket = {"Collective name": "allreduce", "In msg nelems": 1 << 20} | group
+        add("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, mid, at + 0.6 * last_s + REDUCE_S, **bucket)
+        add("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 20, done, at + last_s + REDUCE_S, **bucket)
+        add("cpu_op", "aten::mm", 1, at, at + 0.001)
+    about = {"backend": "nccl", "rank": rank, "world_size": 3}
+    return {"schemaVersion": 1, "distributedInfo": about, "baseTimeNanoseconds": 0, "traceEvents": events}
+
+
+def written(folder: Path, profiles: dict[str, Any]) -> list[Path]:
+    for name, profile in profiles.items():
+        text = json.dumps(profile, indent=1).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return [folder / name for name in profiles]
+
+
+def rows(trace: Trace, rank: int, iteration: int) -> list[tuple[Any, ...]]:
+    mine = (trace.column("rank") == rank) & (trace.column("iteration") == iteration)
+    chosen = [trace.column(name)[mine] for name in ("op", "group", "bytes", "start_s", "end_s")]
+    return list(zip(*(column.tolist() for column in chosen), strict=True))
+
+
+def test_profiles_of_a_gpu_job_on_clocks_that_differ(tmp_path: Path) -> None:
+    offsets_s = {0: 0.0, 1: 12.5, 2: -0.05}
+    compute = {0: 0.7, 1: 0.7, 2: 1.0}
+    profiles = {
+        f"p{rank}.json{'.gz' if rank == 1 else ''}": profile_of(rank, compute[rank], offsets_s[rank])
+        for rank in offsets_s
+    }
+    trace, notes = load_traces(written(tmp_path, profiles))
+    assert not notes
+    found = rows(trace, 1, 9)
+    assert [row[0] for row in found] == ["compute", "compute", "all_reduce", "all_reduce"]
+    assert {row[1] for row in found if row[0] == "all_reduce"} == {0}
+    assert {row[2] for row in found if row[0] == "all_reduce"} == {2 << 20}
+    for iteration in range(7, 7 + STEPS):
+        ends = [max(row[4] for row in rows(trace, rank, iteration) if row[0] == "all_reduce") for rank in range(3)]
+        np.testing.assert_allclose(ends, ends[0], atol=1e-7, err_msg="the end of a collective is common to its members")
+    first, second = (row for row in found if row[0] == "compute")
+    assert second[4] - first[3] == pytest.approx(0.7 * (FORWARD_S + BACKWARD_S)), "it waits for the last bucket"
+    assert first[4] == pytest.approx(first[3] + 0.7 * FORWARD_S), "cut where the first bucket begins"
+    diagnosis = diagnose(trace)
+    assert diagnosis.causes[0].cause == names.SLOW_RANK
+    assert "worker 2" in diagnosis.causes[0].advice
+
+
+def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gloo in three processes, rank 1 slow by 60 ms a step: the diagnosis names it."""
+    run_ranks(profiled, 3, tmp_path, out=str(tmp_path), slow_rank=1, slow_s=0.06, steps=STEPS)
+    files = sorted(str(path) for path in tmp_path.glob("rank*.json"))
+    assert cli.run(["diagnose", *files, "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
+    assert "worker 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"
+    assert result["step_time_s"] > 0.08
+    assert max(result["attribution"]["rank"], key=result["attribution"]["rank"].get) == "1"
+
+
+def dump_of(rank: int, late_s: float, steps: int = 12, timing: bool = True) -> dict[str, Any]:
+    """A Flight Recorder dump: an all-gather and an all-reduce a step, entered ``late_s`` after the first rank."""
+    entries = []
+    for i in range(2 * steps):
+        step, gathers = divmod(i, 2)
+        end_s = 1000.0 + step * 0.1 + (0.05 if gathers == 0 else 0.09)
+        duration_s = (0.02 - late_s) if gathers == 0 else 0.01
+        entry = {
+            "record_id": i, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": i + 5, "is_p2p": False,
+            "profiling_name": ("nccl:_all_gather_base", "nccl:all_reduce")[gathers], "state": "completed",
+            "input_sizes": [[256, 4]], "input_dtypes": ["Float"], "time_created_ns": int((end_s - 0.5) * 1e9),
+            "time_discovered_started_ns": None, "time_discovered_completed_ns": int(end_s * 1e9), "retired": True,
+        }  # fmt: skip
+        entries.append(entry | ({"duration_ms": duration_s * 1e3} if timing else {}))
+    return {"entries": entries, "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "version": "2.10"}
+
+
+def test_flight_recorder_dumps(tmp_path: Path) -> None:
+    files = written(tmp_path, {"nccl_trace_rank_0": dump_of(0, 0.0), "nccl_trace_rank_1": dump_of(1, 0.015)})
+    trace, _ = load_traces(files)
+    found = rows(trace, 1, 5)
+    assert [row[0] for row in found] == ["compute", "all_gather", "compute", "all_reduce"]
+    assert {row[2] for row in found if row[0] != "compute"} == {4096}
+    diagnosis = diagnose(trace)
+    assert diagnosis.causes[0].cause == names.SLOW_RANK
+    assert "worker 1" in diagnosis.causes[0].advice
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({"entries": []}), "a pickle, which is not read .*_dump_nccl_trace_json"),
+        (
+            json.dumps(dump_of(0, 0.0, timing=False)).encode(),
+            "24 completed collectives without duration.*ENABLE_TIMING",
+        ),
+        (json.dumps(dump_of(0, 0.0, steps=1)).encode(), "no sequence recurs 3 times"),
+        (b'{"traceEvents": []}', "no ProfilerStep# in 0 events"),
+        (b'{"traceEvents": 5}', "not a JSON trace: no list"),
+        (b"\x1f\x8b\x08\x00 torn", "unknown format"),
+        (b"\x1f\x8bno gzip", "damaged gzip file"),
+        (b"", "unknown format"),
+        (b"#       size         count      type   redop    time\n", "nccl-tests, no trace; .* paceenv calibrate"),
+    ],
+)
+def test_what_cannot_be_read_gets_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "rank_0"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as raised:
+        load_traces([path])
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
+    one, two, dump = written(
+        tmp_path, {"r0.json": profile_of(0), "r1.json": profile_of(0), "rank_2.json": dump_of(0, 0.0)}
+    )
+    with pytest.raises(InputError, match="rank 0 again"):
+        load_traces([one, two])
+    with pytest.raises(InputError, match="different formats"):
+        load_traces([one, dump])
+    elsewhere = profile_of(1)
+    for event in elsewhere["traceEvents"]:
+        event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#9")
+    with pytest.raises(InputError, match="no step that all ranks have"):
+        load_traces([one, *written(tmp_path, {"r9.json": elsewhere})])
+
+
+def test_of_a_torn_profile_what_came_before_is_used(tmp_path: Path) -> None:
+    files = written(tmp_path, {"r0.json": profile_of(0), "r1.json": profile_of(1), "r2.json.gz": profile_of(2)})
+    for path, share in ((files[1], 0.75), (files[2], 0.8)):
+        content = path.read_bytes()
+        path.write_bytes(content[: int(share * len(content))])
+    trace, notes = load_traces(files)
+    assert len(notes) == 2
+    assert all("damaged after event" in note and "what came before is used" in note for note in notes)
+    assert 5 < len(np.unique(trace.column("iteration"))) < STEPS
+
+
+def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    with path.open("w") as file:
+        file.write('{"traceEvents": [{"ph": "X"}, {"name": "')
+        for _ in range(3 * MOST_EVENT >> 16):
+            file.write("x" * (1 << 16))
+        file.write('"}]}')
+    with EventFile(path) as events:
+        assert [event["ph"] for event in events] == ["X"]
+        assert events.damage.startswith("damaged after event 1")
+        assert len(events._buffer) < 2 * MOST_EVENT, "no more is held than one event may have"
+
+
+@pytest.mark.parametrize(
+    ("said", "op"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"), ("_reduce_scatter_base", "reduce_scatter"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", "all_gather"), ("all_to_allv", "all_to_all"), ("gather", "gather"),
+        ("ncclDevKernel_SendRecv", "send"), ("allgather_into_tensor_coalesced", "all_gather"), ("broadcast", "broadcast"),
+    ],
+)  # fmt: skip
+def test_names_of_collectives(said: str, op: str) -> None:
+    assert op_name(said) == op
+
+
+_small = json.dumps(profile_of(0)).encode()[:6000]
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+_KEYS = ("ph", "cat", "name", "ts", "dur", "args", "pid", "tid", "Collective name", "In msg nelems", "dtype")
+_KEYS += ("Process Group Ranks", "profiling_name", "time_discovered_completed_ns", "duration_ms", "collective_seq_id")
+_WORDS = st.sampled_from(["X", "kernel", "cpu_op", "ProfilerStep#3", "gloo:all_reduce", "nccl", "nccl:all_reduce"])
+_NUMBERS = st.sampled_from([0, -1, 5, 1e308, -1e308, 10**400, 1 << 63, 1.5])
+_EVENT = st.dictionaries(st.sampled_from(_KEYS), _WORDS | _NUMBERS | _JSON, max_size=8)
+_FILES = st.one_of(
+    st.binary(max_size=400),
+    st.tuples(st.integers(0, len(_small)), st.binary(max_size=8)).map(_changed),
+    st.tuples(st.sampled_from(["traceEvents", "entries"]), st.lists(_EVENT, max_size=12)).map(
+        lambda t: json.dumps({t[0]: t[1]}).encode()
+    ),
+    st.binary(max_size=200).map(lambda b: b'{"traceEvents": [' + b),
+    st.integers(1, 3000).map(lambda n: b'{"traceEvents": [' + b'{"a":' * n),
+)
+
+
+def read_or_refused(read: Callable[[], Found]) -> Found | None:
+    """What is read, or None where it is refused in one line."""
+    message = ""
+    try:
+        return read()
+    except InputError as error:
+        message = str(error)
+    assert message
+    assert "\n" not in message
+    return None
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(contents=st.lists(_FILES, min_size=1, max_size=2), packed=st.booleans())
+def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: list[bytes], packed: bool) -> None:
+    paths = []
+    for rank, content in enumerate(contents):
+        paths.append(tmp_path / f"rank_{rank}")
+        paths[-1].write_bytes(gzip.compress(content)[: len(content) + 10] if packed else content)
+    trace = read_or_refused(lambda: load_traces(paths)[0])
+    assert trace is None or trace.table.num_rows
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=st.lists(
+        st.text(max_size=40) | st.lists(st.floats() | st.integers(), max_size=14).map(lambda n: " ".join(map(str, n))),
+        max_size=8,
+    )
+)
+def test_any_text_as_a_table_of_nccl_tests(tmp_path: Path, lines: list[str]) -> None:
+    path = tmp_path / "all_reduce_perf.txt"
+    path.write_text(
+        "\n".join(["#  size  count  type  redop  root  time  algbw  busbw  #wrong", *lines]), errors="replace"
+    )
+    table = read_or_refused(lambda: read_table(path))
+    assert table is None or (table.time_s > 0.0).all()
+
+
+def test_sniffing_does_not_read_far(tmp_path: Path) -> None:
+    path = tmp_path / "late.json"
+    path.write_bytes(b" " * (1 << 20) + b'{"traceEvents": []}')
+    with pytest.raises(InputError, match="unknown format"):
+        sniff(path)
