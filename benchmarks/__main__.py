@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import agent, control, engine, env, policy, ppo, simgrid
+from benchmarks import agent, control, diagnosis, engine, env, policy, ppo, simgrid
 from benchmarks._common import Report, machine, show
 from paceenv import output
 from paceenv.configs import write_text
@@ -24,6 +24,7 @@ BENCHMARKS = {
     "policy": policy.run,
     "control": control.run,
     "agent": agent.run,
+    "diagnosis": diagnosis.run,
 }
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -234,10 +234,15 @@ def read_trace(path: str | Path) -> Trace:
     return Trace(table.unify_dictionaries().combine_chunks(), metadata)
 
 
-def iter_batches(path: str | Path, batch_rows: int = 1 << 16) -> Iterator[pa.RecordBatch]:
-    """Read a trace in record batches of at most ``batch_rows`` rows. Raises InputError like :func:`read_trace`."""
+def iter_batches(
+    path: str | Path, batch_rows: int = 1 << 16, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a trace, or some of its row groups, in record batches of at most ``batch_rows`` rows.
+
+    Raises InputError like :func:`read_trace`; rows in its messages count from the first that is read.
+    """
     file, _ = _open_trace(path)
-    return _checked_batches(file, str(path), batch_rows)
+    return _checked_batches(file, str(path), batch_rows, row_groups)
 
 
 def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
@@ -281,11 +286,14 @@ def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
     return file, metadata
 
 
-def _checked_batches(file: pq.ParquetFile, where: str, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _checked_batches(
+    file: pq.ParquetFile, where: str, batch_rows: int, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
     rows = 0
     with file:
         later = _missing_since(file.schema_arrow)
-        batches = file.iter_batches(batch_rows, columns=[name for name in SCHEMA.names if name not in later])
+        columns = [name for name in SCHEMA.names if name not in later]
+        batches = file.iter_batches(batch_rows, row_groups=row_groups, columns=columns)
         while True:
             try:
                 batch = next(batches, None)

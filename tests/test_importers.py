@@ -115,10 +115,10 @@ def dump_of(rank: int, late_s: float, steps: int = 12, timing: bool = True) -> d
         end_s = 1000.0 + step * 0.1 + (0.05 if gathers == 0 else 0.09)
         duration_s = (0.02 - late_s) if gathers == 0 else 0.01
         entry = {
-            "record_id": i, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": i + 5, "is_p2p": False,
+            "record_id": i, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": i + 5,
             "profiling_name": ("nccl:_all_gather_base", "nccl:all_reduce")[gathers], "state": "completed",
             "input_sizes": [[256, 4]], "input_dtypes": ["Float"], "time_created_ns": int((end_s - 0.5) * 1e9),
-            "time_discovered_started_ns": None, "time_discovered_completed_ns": int(end_s * 1e9), "retired": True,
+            "time_discovered_started_ns": None, "time_discovered_completed_ns": int(end_s * 1e9), "is_p2p": False,
         }  # fmt: skip
         entries.append(entry | ({"duration_ms": duration_s * 1e3} if timing else {}))
     return {"entries": entries, "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "version": "2.10"}
@@ -204,7 +204,7 @@ def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
     [
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"), ("_reduce_scatter_base", "reduce_scatter"),
         ("ncclKernel_AllGather_RING_LL_Sum_int8_t", "all_gather"), ("all_to_allv", "all_to_all"), ("gather", "gather"),
-        ("ncclDevKernel_SendRecv", "send"), ("allgather_into_tensor_coalesced", "all_gather"), ("broadcast", "broadcast"),
+        ("ncclDevKernel_SendRecv", "send"), ("allgather_into_tensor_coalesced", "all_gather"), ("bcast", "broadcast"),
     ],
 )  # fmt: skip
 def test_names_of_collectives(said: str, op: str) -> None:
@@ -212,6 +212,14 @@ def test_names_of_collectives(said: str, op: str) -> None:
 
 
 _small = json.dumps(profile_of(0)).encode()[:6000]
+
+
+def _changed(drawn: tuple[int, bytes]) -> bytes:
+    """A profile with some bytes replaced."""
+    at, new = drawn
+    return _small[:at] + new + _small[at + 3 :]
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -170,19 +170,24 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]
 
 def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
     """Each row's node, and each node's first row; adds the column ``position``, of a row among its like in a step."""
-    key = columns["rank"].astype(np.int64)
+    key, keys = columns["rank"].astype(np.int64), int(columns["rank"].max(initial=0)) + 1
     for name in ("op", "group", "micro_batch", "chunk"):
         value = columns[name].astype(np.int64)
-        low = int(value.min(initial=0))
-        key = key * (int(value.max(initial=0)) - low + 1) + (value - low)
-        key = np.unique(key, return_inverse=True)[1].astype(np.int64)  # dense, so that the next product cannot overflow
+        low, high = int(value.min(initial=0)), int(value.max(initial=0))
+        if keys * (high - low + 1) >= 1 << 40:  # dense, so that no product can overflow
+            found, key = np.unique(key, return_inverse=True)
+            keys = len(found)
+        key, keys = key * (high - low + 1) + (value - low), keys * (high - low + 1)
     order = np.lexsort((columns["seq"], key, at_T))
     fresh = np.ones(len(key), np.bool_)
     fresh[1:] = (key[order][1:] != key[order][:-1]) | (at_T[order][1:] != at_T[order][:-1])
     row = np.arange(len(key))
     columns["position"] = np.empty(len(key), np.int64)
     columns["position"][order] = row - np.maximum.accumulate(np.where(fresh, row, 0))
-    key = key * (int(columns["position"].max(initial=0)) + 1) + columns["position"]
+    positions = int(columns["position"].max(initial=0)) + 1
+    if keys * positions >= 1 << 62:
+        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    key = key * positions + columns["position"]
     _, first, node = np.unique(key, return_index=True, return_inverse=True)
     return node.astype(np.int64), first.astype(np.int64)
 

@@ -16,8 +16,10 @@ from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.whatif import Attribution, attribute, ideal_durations
 from paceenv.trace import Trace
 
-LEAST_STEPS: Final = 8
+LEAST_STEPS: Final = 3
 """Fewer show nothing that lasts or recurs."""
+LEAST_OPERATIONS: Final = 8
+"""Compute operations of a rank in all steps together; fewer do not tell what is usual."""
 INSUFFICIENT: Final = "insufficient evidence"
 HEALTHY: Final = "healthy"
 
@@ -82,6 +84,9 @@ def diagnose_cells(cells: Cells) -> Diagnosis:
 def _insufficient(cells: Cells) -> str:
     if cells.steps < LEAST_STEPS:
         return f"{cells.steps} steps, of which nothing lasting can be seen; at least {LEAST_STEPS} are needed"
+    computes = int((cells.is_compute_N & cells.usual_N).sum()) * cells.steps // len(cells.ranks)
+    if 0 < computes < LEAST_OPERATIONS:
+        return f"{computes} compute operations of a rank in {cells.steps} steps; at least {LEAST_OPERATIONS} are needed"
     if len(cells.ranks) < 2:
         return "one rank, which has no peer to be compared with; give the traces of all ranks"
     if not (cells.is_compute_N & cells.usual_N).any():

@@ -157,7 +157,7 @@ class _Stack:
         least = LEAST_LAYER * whole_s
         chosen = sorted((n for n in self._names if effect[n] > least), key=lambda n: -effect[n])[:MOST_LAYERS]
         fixed = every_layer - set(chosen)
-        every = max(1, math.ceil(self._own_NT.size * 2.0 ** len(chosen) / (4.0 * MOST_WORK)))
+        every = max(1, math.ceil(self._own_NT.size * 2.0 ** len(chosen) / (8.0 * MOST_WORK)))
         value = {
             frozenset(part): self.mean_s(fixed | set(part), every)
             for size in range(len(chosen) + 1)

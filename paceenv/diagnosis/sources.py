@@ -14,9 +14,9 @@ from paceenv.diagnosis.cells import Cells, read_cells
 from paceenv.importers import detect_format, load_traces, sniff
 from paceenv.trace import Trace, iter_batches, open_parquet, read_metadata
 
-MOST_ROWS: Final = 4_000_000
-"""Rows of a trace in memory; about half a gigabyte."""
-BLOCKS: Final = 8
+MOST_ROWS: Final = 2_000_000
+"""Rows of a trace in memory; with all that is made of them less than a gigabyte."""
+BLOCKS: Final = 4
 """Blocks of consecutive steps that a longer trace is cut down to, so that memory from step to step stays visible."""
 
 
@@ -36,11 +36,13 @@ def read_sources(
 
 def _sample(path: Path, rows: int, most_rows: int) -> tuple[Trace, str]:
     """Blocks of steps at even distances, together at most ``most_rows`` rows."""
-    low, high = _range(path)
+    low_K, high_K = _ranges(path)
+    low, high = int(low_K.min()), int(high_K.max())
     kept = max(int((high - low + 1) * most_rows / rows / BLOCKS), 2)  # steps a block
     starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
+    needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
     batches = []
-    for batch in iter_batches(path):
+    for batch in iter_batches(path, row_groups=np.flatnonzero(needed_K).tolist()):
         iteration = np.asarray(batch.column("iteration"))
         at = np.searchsorted(starts, iteration, side="right") - 1
         keep = (at >= 0) & (iteration < starts[np.maximum(at, 0)] + kept)
@@ -51,17 +53,16 @@ def _sample(path: Path, rows: int, most_rows: int) -> tuple[Trace, str]:
     return Trace(table, read_metadata(path)), note
 
 
-def _range(path: Path) -> tuple[int, int]:
-    """First and last iteration, from the file's own statistics where it has them."""
+def _ranges(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First and last iteration of each of the file's row groups, from its own statistics where it has them."""
     with open_parquet(path) as file:
-        column = file.schema_arrow.names.index("iteration")
-        found: list[NDArray[np.int64]] = []
+        column, found = file.schema_arrow.names.index("iteration"), []
         for group in range(file.metadata.num_row_groups):
             statistics = file.metadata.row_group(group).column(column).statistics
             if statistics is None or not statistics.has_min_max:
                 values = np.asarray(file.read_row_group(group, columns=["iteration"])["iteration"])
-                found.append(np.array([values.min(), values.max()], np.int64))
+                found.append((int(values.min()), int(values.max())))
             else:
-                found.append(np.array([statistics.min, statistics.max], np.int64))
-    edges = np.concatenate(found)
-    return int(edges.min()), int(edges.max())
+                found.append((int(statistics.min), int(statistics.max)))
+    edges = np.array(found, np.int64)
+    return edges[:, 0], edges[:, 1]

@@ -23,7 +23,7 @@ from paceenv.diagnosis.cells import Array, Cells
 from paceenv.diagnosis.graph import Graph
 from paceenv.diagnosis.replay import replay
 
-MOST_WORK: Final = 4e8
+MOST_WORK: Final = 1e8
 """Cells replayed for one attribution; with more, only the steps at even distances that fit."""
 
 
