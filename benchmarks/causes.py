@@ -107,7 +107,11 @@ ENGINE: dict[str, tuple[Callable[[Rng], list[str]], list[str]]] = {
 SURROUNDINGS: dict[str, tuple[str, Callable[[Rng], list[str]], list[str]]] = {
     names.CONTENTION: (
         "equal-slack",
-        lambda r: [f"fabric.uplink_gbps={r.uniform(0.25, 0.5):.4g}", f"noise.jitter_cv={r.uniform(0.02, 0.08):.4g}"],
+        lambda r: [
+            f"fabric.uplink_gbps={r.uniform(0.25, 0.5):.4g}",
+            f"noise.jitter_cv={r.uniform(0.02, 0.08):.4g}",
+            f"noise.transfer_cv={r.uniform(0.0, 0.03):.4g}",
+        ],
         ["fabric.uplink_gbps=100"],
     ),
     names.TENANT: (

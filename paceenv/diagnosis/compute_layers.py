@@ -23,6 +23,8 @@ from paceenv.calibration.levels import two_levels
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.tails import stall_threshold
 
+MOST_BETWEEN: Final = 0.1
+"""Share of steps that may lie between the two levels of a rank that has episodes."""
 SIGNIFICANT: Final = 4.0
 """Standard errors from which on a rank differs from its peers."""
 LEAST_RANK: Final = 0.005
@@ -142,7 +144,11 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
     level_RT = np.ones_like(load_RT)
     for r in np.flatnonzero(on_RT.any(axis=1)):
         high, low = np.median(load_RT[r, on_RT[r]]), np.median(load_RT[r, ~on_RT[r]])
-        level_RT[r, on_RT[r]] = high / low
+        place_T = (load_RT[r] - low) / (high - low)
+        if np.mean((place_T > 0.3) & (place_T < 0.7)) > MOST_BETWEEN:  # it wanders
+            on_RT[r] = False
+        else:
+            level_RT[r, on_RT[r]] = high / low
     return on_RT, level_RT
 
 

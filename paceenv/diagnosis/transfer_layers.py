@@ -24,6 +24,8 @@ from paceenv.diagnosis.tails import stall_threshold
 
 LEAST_MATTER: Final = 0.01
 """Share of a step by which a class must exceed its best to be looked into."""
+LEAST_SHARE: Final = 0.05
+"""Share of a step from which on groups side by side are looked into even if their collectives hardly vary."""
 LEAST_LINK: Final = 0.08
 LEAST_TIMEOUT_S: Final = 0.1
 """Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
@@ -104,7 +106,8 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
         best_s = float(np.quantile(own_KT, _BEST))
         spared_s = float(own_KT.mean()) - best_s
         is_collective = bool(cells.is_collective_N[members[0][0]])
-        if not is_collective or spared_s < LEAST_MATTER * step_s:
+        side_by_side = len(members) > 1 and middle_s > LEAST_SHARE * step_s
+        if not is_collective or (spared_s < LEAST_MATTER * step_s and not side_by_side):
             for k, a in enumerate(at):
                 base_s[a] = middle_s
                 rest[a] = _ratio(own_NT[members[k]], middle_s)
