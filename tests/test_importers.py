@@ -204,7 +204,9 @@ def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
     [
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"), ("_reduce_scatter_base", "reduce_scatter"),
         ("ncclKernel_AllGather_RING_LL_Sum_int8_t", "all_gather"), ("all_to_allv", "all_to_all"), ("gather", "gather"),
-        ("ncclDevKernel_SendRecv", "send"), ("allgather_into_tensor_coalesced", "all_gather"), ("bcast", "broadcast"),
+        ("ncclDevKernel_SendRecv", "send"), ("allgather_into_tensor_coalesced", "all_gather"),
+        ("_broadcast_oop", "broadcast"),
+        ("ncclDevKernel_Generic_1", "collective"),
     ],
 )  # fmt: skip
 def test_names_of_collectives(said: str, op: str) -> None:

@@ -38,6 +38,8 @@ PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
 """Only where early work takes a shared resource from others can holding back pay."""
 REFERENCE_SKEWNESS: Final = 0.8
 """Of compute under data imbalance, at least: production traces show 1.05; jitter has none."""
+MOST_DATA_SKEWNESS: Final = 2.0
+"""That of an exponential; what has a longer tail is rather a host that stalls now and then than data."""
 SIGNIFICANT: Final = 4.0
 """Standard errors (of a normal's skewness) from which on a skewness is one."""
 LEAST_SHARE: Final = 0.03
@@ -82,7 +84,7 @@ def _by_cause(layers: Layers) -> dict[str, float]:
         kind, _, operation = layer.partition(":")
         if layer == "rest":
             skewed = _skewed_share(layers)
-            costs[DATA] += skewed * cost
+            costs[DATA if layers.compute.skewness <= MOST_DATA_SKEWNESS else STALLS] += skewed * cost
             costs[AMPLIFICATION] += (1.0 - skewed) * cost
         elif kind == "work":
             costs[SLOW_RANK] += cost
@@ -256,22 +258,26 @@ def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
 
 
 def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
-    if layers.cost_s["gap"] > max(layers.cost_s.get("stall", 0.0), layers.cost_s.get("hiccup", 0.0)):
-        share = layers.cost_s["gap"] / layers.measured_s
+    c, t = layers.compute, layers.transfers
+    parts = {name: layers.cost_s.get(name, 0.0) for name in ("stall", "hiccup", "gap", "rest")}
+    parts["rest"] *= _skewed_share(layers) * (c.skewness > MOST_DATA_SKEWNESS)
+    most = max(parts, key=lambda name: parts[name])
+    if most == "gap":
+        share = parts["gap"] / layers.measured_s
         evidence = (
             f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
         )
-    elif layers.cost_s.get("hiccup", 0.0) > layers.cost_s.get("stall", 0.0):
-        t = layers.transfers
+    elif most == "hiccup":
         typical = float(np.median(t.hiccup_s[t.hiccup_s > 0.0])) if t.hiccups else 0.0
         evidence = f"{t.hiccups} collectives take some {typical:.3g} s longer than their like, now one, now another"
+    elif most == "rest":
+        evidence = (
+            f"compute varies by {c.rest_cv:.1%} with a very long tail (skewness {c.skewness:.1f}), without memory"
+        )
     else:
         share = c.stalls / max(c.rest.size, 1)
         typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0
-        evidence = (
-            f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank, in no order"
-        )
+        evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank"
     advice = (
         "pacing will not help: look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"

@@ -30,6 +30,9 @@ HOW_TO: Final = (
 LEAST_STEPS: Final = 3
 _REPEATS: Final = 0.9
 """Share of collectives that must recur a period later."""
+_MOST_PERIOD: Final = 4096
+_MOST_LOOKED_AT: Final = 1 << 16
+"""Collectives in which a step is looked for."""
 _RANK: Final = re.compile(r"(\d{1,6})(?:\.json)?(?:\.gz)?\Z")
 
 _Entry = tuple[int, Collective, tuple[str, str, int]]
@@ -120,8 +123,8 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
 
 def _period(keys: list[tuple[str, str, int]]) -> int | None:
     """The shortest distance at which the sequence repeats itself."""
-    codes = np.unique([repr(key) for key in keys], return_inverse=True)[1]
-    for period in range(1, len(codes) // LEAST_STEPS + 1):
+    codes = np.unique([repr(key) for key in keys[:_MOST_LOOKED_AT]], return_inverse=True)[1]
+    for period in range(1, min(len(codes) // LEAST_STEPS, _MOST_PERIOD) + 1):
         if np.mean(codes[period:] == codes[:-period]) >= _REPEATS:
             return period
     return None

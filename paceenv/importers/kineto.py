@@ -18,7 +18,7 @@ import numpy as np
 
 from paceenv.errors import InputError
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.timelines import Collective, Step, Timeline
+from paceenv.importers.timelines import Collective, Step, Timeline, united
 
 SOURCE: Final = "PyTorch profiler"
 MOST_STEPS: Final = 100_000
@@ -41,9 +41,9 @@ _POINT_TO_POINT: Final = ("send", "recv")
 
 
 def op_name(said: str) -> str:
-    """The trace's name of a collective that PyTorch or NCCL calls ``said``."""
+    """The trace's name of a collective that PyTorch or NCCL calls ``said``; "collective" if that is unknown."""
     plain = re.sub(r"[^a-z0-9]", "", said.lower())
-    return next((op for known, op in _OPS if known in plain), "all_reduce")
+    return next((op for known, op in _OPS if known in plain), "collective")
 
 
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
@@ -110,7 +110,7 @@ class _Reader:
                 "prof.step() at the end of every step"
             )
         collectives = sorted(self._collectives[where], key=lambda c: c.start_s)
-        busy = sorted(span for spans in self._busy[where].values() for span in spans)
+        busy = united([span for spans in self._busy[where].values() for span in spans])
         about = {"host": host} if isinstance(host := self._file.value("host_name"), str) else {}
         return Timeline(self._rank(), self._path, tuple(_steps(steps, collectives, busy, self._base_s())), about)
 

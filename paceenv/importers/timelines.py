@@ -8,6 +8,7 @@ a step that is not waiting for a collective with nothing else to do, cut where a
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -148,39 +149,44 @@ def _rows(columns: dict[str, list[Any]], rank: int, step: Step, add_s: float, gr
             columns[key].append(value)
 
 
+def united(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The same time in spans that do not overlap, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
 def compute_spans(step: Step) -> list[tuple[float, float]]:
     """Where a rank computes: the step without what it spends idle while one of its collectives runs."""
     least_s = _LEAST_WAIT * (step.end_s - step.start_s)
-    waits = []
-    for idle_start, idle_end in _idle(step):
-        for c in step.collectives:
-            start, end = max(idle_start, c.start_s), min(idle_end, c.end_s)
-            if end - start > least_s:
-                waits.append((start, end))
-    waits.sort()
+    busy = zip(step.busy_start_s.tolist(), step.busy_end_s.tolist(), strict=True)
+    waits = _without(united([(c.start_s, c.end_s) for c in step.collectives]), united(list(busy)))
+    waits = [(max(a, step.start_s), min(b, step.end_s)) for a, b in waits]
     cuts = sorted({c.start_s for c in step.collectives if step.start_s < c.start_s < step.end_s})
     spans, at = [], step.start_s
-    for start, end in [*waits, (step.end_s, step.end_s)]:
+    for start, end in [*(wait for wait in waits if wait[1] - wait[0] > least_s), (step.end_s, step.end_s)]:
         if start > at:
-            edges = [at, *(cut for cut in cuts if at < cut < start), start]
-            spans += list(pairwise(edges))
+            inside = cuts[bisect_right(cuts, at) : bisect_left(cuts, start)]
+            spans += list(pairwise([at, *inside, start]))
         at = max(at, end)
     return spans
 
 
-def _idle(step: Step) -> list[tuple[float, float]]:
-    order = np.argsort(step.busy_start_s, kind="stable")
-    starts, ends = (
-        step.busy_start_s[order],
-        np.maximum.accumulate(step.busy_end_s[order]) if len(order) else step.busy_end_s,
-    )
-    edges_start = np.concatenate([[step.start_s], ends])
-    edges_end = np.concatenate([starts, [step.end_s]])
-    keep = edges_end > edges_start
-    return list(
-        zip(
-            np.maximum(edges_start[keep], step.start_s).tolist(),
-            np.minimum(edges_end[keep], step.end_s).tolist(),
-            strict=True,
-        )
-    )
+def _without(spans: list[tuple[float, float]], taken: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """What is left of disjoint spans, in order, when others, likewise, are taken out."""
+    left, k = [], 0
+    for start, end in spans:
+        while k < len(taken) and taken[k][1] <= start:
+            k += 1
+        at, i = start, k
+        while i < len(taken) and taken[i][0] < end:
+            if taken[i][0] > at:
+                left.append((at, taken[i][0]))
+            at, i = max(at, taken[i][1]), i + 1
+        if at < end:
+            left.append((at, end))
+    return left
