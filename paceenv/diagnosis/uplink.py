@@ -15,7 +15,7 @@ from scipy import optimize
 
 from paceenv.calibration.replay import share_uplink
 
-LEAST_EXPLAINED: Final = 0.2
+LEAST_EXPLAINED: Final = 0.03
 """Share of the variance of durations that the shared uplink must explain."""
 LEAST_CAP: Final = 1.05
 """How much longer than alone groups side by side must take, at least."""
