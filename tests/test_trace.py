@@ -247,6 +247,14 @@ def test_metadata_is_checked(tmp_path: Path, change: dict[str, Any] | str, messa
         read_trace(raw(tmp_path / "t.parquet", good.table, metadata))
 
 
+def test_a_file_of_version_1_has_no_chunks(tmp_path: Path) -> None:
+    good = read_trace(write(tmp_path / "good.parquet"))
+    metadata = json.loads(good.metadata.to_json()) | {"schema_version": 1}
+    old = read_trace(raw(tmp_path / "old.parquet", good.table.drop_columns("chunk"), metadata))
+    assert old == good
+    assert set(old.column("chunk")) == {-1}
+
+
 def straggler_columns() -> dict[str, Any]:
     """Two stages of two data-parallel ranks; the time restarts in the second step, and its rows come first."""
     per_worker = [
