@@ -99,11 +99,11 @@ def _insufficient(cells: Cells) -> str:
 
 
 def _verdict(layers: Layers, causes: tuple[Cause, ...]) -> str:
-    latent = [k for k in layers.transfers.classes if k.contended is None and k.groups > 1]
+    open_ = [k for k in layers.transfers.classes if k.contended is None and k.groups > 1]
     doubt = ""
-    if latent:
+    if open_:
         doubt = (
-            f"; whether the {latent[0].groups} groups of {latent[0].op} contend with each other the trace cannot tell "
+            f"; whether the {open_[0].groups} groups of {open_[0].op} contend with each other the trace cannot tell "
             "(a probe can)"
         )
     if not causes:

@@ -58,7 +58,6 @@ class TransferClass:
     inflated: float
     timeout_s: float
     collapsed: float
-    latent: bool
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,6 @@ class _Class:
             inflated=self._inflated,
             timeout_s=self._timeout_s,
             collapsed=self._collapsed,
-            latent=self._op in QUEUED_OPS and self._collapsed == 0.0,
         )
 
     def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
