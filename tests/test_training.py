@@ -141,17 +141,17 @@ def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypat
 
     longer = ["--timesteps", "12288", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
     assert cli.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
-    advance, calls = sb3._Run.advance, []
+    advance, calls = sb3.Run.advance, []
 
-    def cut_short(run: sb3._Run) -> None:
+    def cut_short(run: sb3.Run) -> None:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         advance(run)
 
-    monkeypatch.setattr(sb3._Run, "advance", cut_short)
+    monkeypatch.setattr(sb3.Run, "advance", cut_short)
     assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
-    monkeypatch.setattr(sb3._Run, "advance", advance)
+    monkeypatch.setattr(sb3.Run, "advance", advance)
     assert not (tmp_path / "cut" / "policy.safetensors").exists()
     assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
     whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))

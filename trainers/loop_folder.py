@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from paceenv import output
 from paceenv.errors import InputError
+from trainers.folders import LOCK, first_difference, locked
 
-RECORD, DONE, LOCK = "loop.json", "done.json", ".lock"
+RECORD, DONE = "loop.json", "done.json"
 Found = dict[str, Any]
 
 
@@ -76,30 +75,17 @@ class LoopFolder:
                 shutil.rmtree(self.of(stage), ignore_errors=True)
             for name in self._files:
                 (self.path / name).unlink(missing_ok=True)
-        elif changed := _first_difference(_read(path), json.loads(json.dumps(record))):
+        elif changed := first_difference(_read(path), json.loads(json.dumps(record))):
             raise InputError(f"{self.path}: begun with {changed}; allowed: the same, another folder, or --fresh")
         output.write_json(dict(record), str(path))
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other loops out, as long as this process lives. Raises InputError."""
+        return locked(self.path, "loop")
 
     def _undo(self, stages: Sequence[str]) -> None:
         for stage in reversed(stages):
             (self.of(stage) / DONE).unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other loops out; the lock goes with the process, however it ends. Raises InputError."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be made a folder to write to: {error.strerror}") from None
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{self.path}: another loop is at work there; allowed: another folder") from None
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _read(path: Path) -> Found:
@@ -108,15 +94,3 @@ def _read(path: Path) -> Found:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}; allowed: with --fresh the loop starts anew") from None
     return found
-
-
-def _first_difference(theirs: Any, mine: Any, where: str = "") -> str:
-    """The first key in which two trees of plain data differ, with both values, or nothing."""
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
-    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
-        inside = [(str(i), *both) for i, both in enumerate(zip(theirs, mine, strict=True))]
-    else:
-        return "" if theirs == mine else f"{where} = {theirs!r}, now {mine!r}"
-    found = (_first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
-    return next(filter(None, found), "")

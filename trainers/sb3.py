@@ -108,7 +108,7 @@ def train(
     folder : where checkpoints and TensorBoard's event files go; without one there are none
     resume : go on from the folder's checkpoint, if there is one
     """
-    run = _Run(config, clusters, on_progress, folder)
+    run = Run(config, clusters, on_progress, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
         run.restore(folder / CHECKPOINT)
     while run.goes_on():
@@ -116,15 +116,18 @@ def train(
     return run.result()
 
 
-class _Run:
-    """The state of a training run between its segments."""
+class Run:
+    """The state of a training run between its segments; parameters as in :func:`train`.
+
+    ``best`` is the policy with the best validation score so far, ``best_score``.
+    """
 
     def __init__(
         self,
         config: TrainConfig,
-        clusters: Mapping[str, Cluster] | None,
-        on_progress: Callable[[float], None],
-        folder: Path | None,
+        clusters: Mapping[str, Cluster] | None = None,
+        on_progress: Callable[[float], None] = lambda timesteps: None,
+        folder: Path | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self.config, self.folder = config, folder
@@ -152,6 +155,11 @@ class _Run:
         # without a folder a logger of our own too: the default one leaves a folder in /tmp for every run
         logger = Logger(None, []) if folder is None else configure(str(folder / "tensorboard"), ["tensorboard"])
         self.model.set_logger(logger)
+
+    @property
+    def timesteps(self) -> int:
+        """Decisions taken so far."""
+        return int(self.model.num_timesteps)
 
     def goes_on(self) -> bool:
         """Whether there is more to train: decisions left, and patience."""
@@ -242,10 +250,13 @@ class _Run:
             "arrays": arrays,
         }
 
-    def restore(self, path: Path) -> None:
-        """Go on from a checkpoint; InputError if it is of another config."""
+    def restore(self, path: Path, *, changed: bool = False) -> None:
+        """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
+
+        What may change is what a run reads anew in each segment: PPO's hyperparameters but for the network's shape.
+        """
         progress = load_checkpoint(path, self.model)
-        if progress["config"] != self.config.model_dump(mode="json"):
+        if not changed and progress["config"] != self.config.model_dump(mode="json"):
             raise InputError(f"{path}: of another config; allowed: the one it was started with, or another folder")
         arrays = progress["arrays"]
         self.segment, self.looks_since, self.cpu_s = progress["segment"], progress["looks_since"], progress["cpu_s"]

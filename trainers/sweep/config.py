@@ -38,6 +38,14 @@ class Grid(Config):
     values: dict[Mechanism, GridOf] = Field(DEFAULT_GRID, description="those of mechanisms not named are the default's")
     combine: int = Field(3, ge=0, description="best settings of each mechanism that are tried together; 0: none")
 
+    @model_validator(mode="after")
+    def _can_be_set(self) -> Grid:
+        for mechanism, grid in self.values.items():
+            most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
+            if max(grid.threshold) > most:
+                raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
+        return self
+
     def of(self, mechanism: Mechanism) -> GridOf:
         """The grid of one mechanism."""
         return self.values.get(mechanism, DEFAULT_GRID[mechanism])
@@ -59,7 +67,8 @@ class Static(Config):
     splits: list[Split] = Field(["train", "validation"], min_length=1)
     mechanisms: list[Mechanism] = Field(["slack", "slide", "stagger"], min_length=1)
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
-    search: Grid | Optuna = Grid()
+    grid: Grid | None = Field(None, description="the search, unless it is optuna")
+    optuna: Optuna | None = None
     objectives: list[Objective] = Field(["throughput", "cv"], min_length=1, description="the first one names the winner")
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1)
@@ -72,11 +81,18 @@ class Static(Config):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} = {values}; allowed: each once")
+        if self.grid is not None and self.optuna is not None:
+            raise ValueError("grid or optuna, one of the two")
         if self.scope == "each" and isinstance(self.search, Grid) and self.search.combine:
             raise ValueError(
-                f"search.combine = {self.search.combine} with scope: each; allowed: 0, as all clusters share a grid"
+                f"grid.combine = {self.search.combine} with scope: each; allowed: 0, as all clusters share a grid"
             )
         return self
+
+    @property
+    def search(self) -> Grid | Optuna:
+        """How settings are searched."""
+        return self.optuna or self.grid or Grid()
 
 
 class Range(Config):
@@ -137,14 +153,22 @@ class PpoSweep(Config):
     train: str = Field(description="a training config: a file, or a name in configs/train")
     set: dict[str, Any] = Field({}, description="values that differ from it in every trial: ppo.total_timesteps: 100000")
     hyperparameters: dict[_Key, Range] = Field(min_length=1)
-    search: Asha | Pbt = Asha()
+    asha: Asha | None = Field(None, description="the search, unless it is pbt")
+    pbt: Pbt | None = None
     seeds: int = Field(3, ge=1, le=99, description="of each trial, whose score is their median")
 
     @model_validator(mode="after")
     def _can_change(self) -> PpoSweep:
-        if isinstance(self.search, Pbt) and (fixed := sorted(self.hyperparameters.keys() - set(PBT_KEYS))):
+        if self.asha is not None and self.pbt is not None:
+            raise ValueError("asha or pbt, one of the two")
+        if self.pbt is not None and (fixed := sorted(self.hyperparameters.keys() - set(PBT_KEYS))):
             raise ValueError(f"hyperparameter {fixed[0]} with PBT; allowed: {', '.join(PBT_KEYS)}")
         return self
+
+    @property
+    def search(self) -> Asha | Pbt:
+        """How hyperparameters are searched."""
+        return self.pbt or self.asha or Asha()
 
 
 class Robustness(Config):

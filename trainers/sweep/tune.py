@@ -1,0 +1,171 @@
+"""Running a sweep's trials on Ray Tune; the only file that imports Ray.
+
+Tune starts workers, hands them trials and starts those of a lost node again. What it does not do is remember: the sweep
+decides which trials there are, and the ledger knows how they ended. Tune's own files of an experiment are pickles, and
+are thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceenv.errors import InputError
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a table of its own whatever one asks for
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it announces what it will do in future
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of Ray about itself and what it imports
+    import ray
+    from ray import tune
+    from ray.tune.experiment import Trial as RayTrial
+    from ray.tune.search import Searcher
+
+from trainers.sweep.ledger import Row  # noqa: E402
+from trainers.sweep.run import Sweep  # noqa: E402
+from trainers.sweep.search import Trial  # noqa: E402
+from trainers.sweep.task import Task, run_trial  # noqa: E402
+
+RESTARTS = 5
+"""How often a trial is run again whose worker or node went away under it; an error of its own is its result."""
+LOOPBACK = "127.0.0.1"
+STORAGE = ".tune"
+PACKAGES = ("configs", "live", "paceenv", "policies", "trainers")
+"""What travels to the nodes of a cluster."""
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[int]:
+    """A Ray cluster of this process's own, on the loopback interface, or an existing one; yields its CPUs.
+
+    ``address`` is "auto", "HOST:PORT", or None for an own one, which ends with this process, however that ends.
+    Raises InputError where there is none.
+    """
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
+    root = Path(__file__).resolve().parents[2]
+    code = {"runtime_env": {"py_modules": [str(root / name) for name in PACKAGES], "excludes": ["__pycache__"]}}
+    try:
+        if address is None:
+            ray.init(address="local", **own, **quiet)
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
+    try:
+        yield int(ray.cluster_resources().get("CPU", 1))
+    finally:
+        ray.shutdown()
+
+
+def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda row: None) -> None:
+    """Run what is left of a sweep on the cluster that is :func:`connected`; ``on_row`` hears of every trial's end.
+
+    Raises what ``on_row`` raises, and InputError where the ledger cannot be written.
+    """
+    if sweep.is_over():
+        return
+    per_trial = sweep.config.cpus_per_trial
+    if per_trial > cpus:
+        raise InputError(f"cpus_per_trial = {per_trial}; allowed: at most {cpus}, which the Ray cluster has")
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(max(2, cpus // per_trial))
+    storage = sweep.ledger.folder / STORAGE
+    recorder = _Recorder(sweep, on_row)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(_RayTrial, task=sweep.task, threads=per_trial), {"cpu": per_trial}),
+        tune_config=tune.TuneConfig(search_alg=_Dealer(sweep), num_samples=-1, reuse_actors=True),
+        run_config=tune.RunConfig(
+            name=sweep.config.name,
+            storage_path=str(storage.absolute()),
+            verbose=0,
+            callbacks=[recorder],
+            failure_config=tune.FailureConfig(max_failures=RESTARTS),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+        ),
+    )
+    try:
+        tuner.fit()
+    except tune.TuneError:
+        if recorder.error is None:
+            raise
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
+    if recorder.error is not None:
+        raise recorder.error
+
+
+class _RayTrial(tune.Trainable):  # type: ignore[misc]
+    """One trial after the other in a worker process, which keeps what it has loaded and compiled."""
+
+    def setup(self, config: dict[str, Any], task: Task, threads: int) -> None:
+        self._task, self._threads = task, threads
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._trial = Trial(new_config["number"], json.loads(new_config["work"]))
+        return True
+
+    def step(self) -> dict[str, Any]:
+        # as text, or Tune would take it apart
+        return {"row": json.dumps(run_trial(self._task, self._trial, self._threads)), "done": True}
+
+
+class _Dealer(Searcher):  # type: ignore[misc]
+    """Hands the sweep's trials to Tune."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__()
+        self._sweep = sweep
+
+    def suggest(self, trial_id: str) -> Any:
+        trial = self._sweep.next()
+        if trial is not None:
+            return {"number": trial.number, "work": json.dumps(trial.work)}
+        return Searcher.FINISHED if self._sweep.is_over() else None
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing, as the recorder hears of it, too, and knows more."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger has it all."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, as nothing is saved."""
+
+
+class _Recorder(tune.Callback):  # type: ignore[misc]
+    """Puts every trial that ends on record; ``error`` is why that was not possible."""
+
+    def __init__(self, sweep: Sweep, on_row: Callable[[Row], None]) -> None:
+        self._sweep, self._on_row = sweep, on_row
+        self.error: Exception | None = None
+
+    def on_trial_complete(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
+        self._record(json.loads(trial.last_result["row"]))
+
+    def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
+        """A trial whose workers went away again and again."""
+        number = trial.config["number"]
+        said = f"its worker went away {RESTARTS + 1} times"
+        row = {"trial": number, "work": json.loads(trial.config["work"]), "seeds": list(self._sweep.task.seeds())}
+        self._record(row | {"status": "failed", "error": said, "ran": {}})
+
+    def _record(self, row: Row) -> None:
+        try:
+            self._sweep.record(row)
+            self._on_row(row)
+        except Exception as error:
+            self.error = error
+            raise
