@@ -20,6 +20,7 @@ SUMMARIES = {
     "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
     "validate": "Hold the simulator against published numbers, line by line.",
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
+    "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
     "scores": "Rebuild SCORES.md from the committed configs.",
@@ -27,7 +28,7 @@ SUMMARIES = {
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
-EXTRAS = {"paceenv": "sim", "policies": "sim", "trainers": "train", "live": "live", "testbed": "testbed"}
+EXTRAS = {"paceenv": "sim", "policies": "sim", "trainers": "train", "live": "live", "testbed": "testbed", "sweep": "sweep"}
 """What to install for a command, by its name or else by the package that has it."""
 
 

@@ -12,6 +12,7 @@ from paceenv.errors import InputError
 from policies.select import POLICY_HELP
 from trainers import report
 from trainers.config import TrainConfig
+from trainers.contest import Contest, is_contest, load_contest
 from trainers.evaluate import evaluate as compare
 from trainers.static_search import search_static
 from trainers.suites import Split, load_suite
@@ -59,8 +60,16 @@ def train(
 
 
 def evaluate(
-    policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help=f"{POLICY_HELP}; or best-static.")],
-    suite: Annotated[str, typer.Option(help="A suite: a file, a name in configs/suites, or all.")] = "demo",
+    policies: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="POLICY...",
+            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml.",
+        ),
+    ],
+    suite: Annotated[
+        str | None, typer.Option(help="A suite: a file, a name in configs/suites, or all. Default: demo.")
+    ] = None,
     split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
     seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
     iterations: Annotated[
@@ -75,15 +84,18 @@ def evaluate(
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     """
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
-    chosen = load_suite(suite).model_copy(update=update)
+    contest, names = _contest(policies)
+    chosen = contest.chosen() if contest and not suite else load_suite(suite or "demo")
+    chosen = chosen.model_copy(update=update)
     chosen = chosen.only([split]) if split else chosen
-    names = list(policies)
+    tuned = contest.tuned_for(chosen) if contest else {}
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
                 names[i] = search_static(chosen, on_done=done).best()
-    with output.progress(f"evaluate on {chosen.name}", len(chosen.cases) * (len(set(names)) + 1)) as done:
-        comparison = compare(names, chosen, on_done=done)
+    runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
+    with output.progress(f"evaluate on {chosen.name}", runs) as done:
+        comparison = compare(names, chosen, on_done=done, tuned=tuned)
     for line in comparison.outside():
         output.say(line)
     if json_ is not None:
@@ -92,6 +104,15 @@ def evaluate(
         rows = [report.cells(score) for score in report.scores(comparison)]
         note = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         output.print_table(f"Suite {chosen.name}", report.HEADER, rows, note)
+
+
+def _contest(arguments: list[str]) -> tuple[Contest | None, list[str]]:
+    """The one contest among the arguments, if there is one, and all policies that they name."""
+    contests = [load_contest(name) for name in arguments if is_contest(name)]
+    if len(contests) > 1:
+        raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
+    inside = contests[0].policies if contests else []
+    return (contests or [None])[0], [*inside, *(name for name in arguments if not is_contest(name))]
 
 
 def demo(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from paceenv import configs
-from trainers.suites import load_suite
 from trainers.sweep.config import SweepConfig
 from trainers.sweep.ledger import Ledger, Row
 from trainers.sweep.score import spelled
@@ -64,8 +63,7 @@ class Results:
         failed = [row for row in rows if row["status"] != "done"]
         if config.static is None:
             return cls(config, (SCORE,), [_trained(row) for row in done], failed)
-        suite = load_suite(config.static.suite).only(config.static.splits)
-        weights = {case.name: case.weight for case in suite.cases}
+        weights = {case["name"]: case["weight"] for case in ledger.header["inputs"]["cases"]}
         each = config.static.scope == "each"
         found = [one for row in done for one in _tried(row, config.static.objectives, weights, each=each)]
         return cls(config, tuple(config.static.objectives), found, failed)

@@ -76,11 +76,8 @@ class Sweep:
                 self.search.tell(trial, self.ledger.result(trial.number))
 
 
-def open_sweep(config: SweepConfig, folder: Path, *, resume: bool, threads: int = 1) -> Sweep:
+def open_sweep(config: SweepConfig, task: StaticTask | PpoTask, folder: Path, *, resume: bool = False) -> Sweep:
     """A sweep in a folder, from its beginning or, with ``resume``, from where it was. Raises InputError."""
-    if not resume and (folder / NAME).exists():
-        raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume to go on with it")
-    task = make_task(config, folder, threads)
     search = make_search(config, task)
     header = {
         "config": config.model_dump(mode="json"),

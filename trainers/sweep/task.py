@@ -82,8 +82,11 @@ class StaticTask:
         return np.array([case.weight for case in self.cases])
 
     def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: a digest of every cluster as it was resolved."""
-        return {"clusters": {c.name: _digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)}}
+        """What results depend on beside the config: the cases, and a digest of every cluster as it was resolved."""
+        return {
+            "cases": [case.model_dump(mode="json") for case in self.cases],
+            "clusters": {c.name: _digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
+        }
 
     def seeds(self) -> Sequence[int]:
         found: list[int] = self.problem.seeds_E.tolist()
@@ -101,13 +104,15 @@ class StaticTask:
 class PpoTask:
     """Pieces of training runs, each with several seeds; the result is the median of their validation scores.
 
-    Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``.
+    Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``. A
+    trial that is run again, to see whether it comes to the same, keeps its own in ``again``.
     """
 
     train: TrainConfig
     ranges: tuple[str, ...]
     count: int
     folder: Path
+    again: Path | None = None
 
     @classmethod
     def of(cls, sweep: PpoSweep, folder: Path) -> PpoTask:
@@ -147,7 +152,7 @@ class PpoTask:
 
         scores, decisions = [], []
         for seed in self.seeds():
-            folder = self.place(number, seed)
+            folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
             folder.mkdir(parents=True, exist_ok=True)
             run = sb3.Run(self.config(work, seed, threads), folder=folder)
             if (folder / sb3.CHECKPOINT).exists():  # of this trial, when it was interrupted
