@@ -56,6 +56,10 @@ class Sweep:
         self.search.tell(trial, self.ledger.result(trial.number))
         self._look()
 
+    def give_back(self, number: int) -> None:
+        """A trial that was begun and did not end is the next to run."""
+        self.waiting.appendleft(self.running.pop(number))
+
     def is_over(self) -> bool:
         """Whether every trial has ended, and no other will come."""
         return not self.waiting and not self.running

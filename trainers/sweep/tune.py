@@ -12,11 +12,14 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from paceenv import output
 from paceenv.errors import InputError
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -38,7 +41,10 @@ from trainers.sweep.search import Trial  # noqa: E402
 from trainers.sweep.task import Task, run_trial  # noqa: E402
 
 RESTARTS = 5
-"""How often a trial is run again whose worker or node went away under it; an error of its own is its result."""
+"""How often a trial is run again whose worker or node went away under it; an error of its own is its result.
+
+As new trials of Tune's, whose own restarts (``max_failures``) leave out those that were just given a lost worker.
+"""
 LOOPBACK = "127.0.0.1"
 STORAGE = ".tune"
 PACKAGES = ("configs", "live", "paceenv", "policies", "trainers")
@@ -50,24 +56,25 @@ def connected(address: str | None) -> Iterator[int]:
     """A Ray cluster of this process's own, on the loopback interface, or an existing one; yields its CPUs.
 
     ``address`` is "auto", "HOST:PORT", or None for an own one, which ends with this process, however that ends.
-    Raises InputError where there is none.
+    Code travels to an existing one. Raises InputError where there is none. Sockets need short paths, hence ``/tmp``.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
     root = Path(__file__).resolve().parents[2]
     code = {"runtime_env": {"py_modules": [str(root / name) for name in PACKAGES], "excludes": ["__pycache__"]}}
-    try:
-        if address is None:
-            ray.init(address="local", **own, **quiet)
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
-        raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
-    try:
-        yield int(ray.cluster_resources().get("CPU", 1))
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="paceenv-", dir="/tmp", ignore_cleanup_errors=True) as logs:
+        try:
+            if address is None:
+                ray.init(address="local", _temp_dir=logs, **own, **quiet)
+            else:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **code)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            said = str(error).splitlines()[0]
+            raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
+        try:
+            yield int(ray.cluster_resources().get("CPU", 1))
+        finally:
+            ray.shutdown()
 
 
 def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda row: None) -> None:
@@ -91,10 +98,10 @@ def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda r
             storage_path=str(storage.absolute()),
             verbose=0,
             callbacks=[recorder],
-            failure_config=tune.FailureConfig(max_failures=RESTARTS),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
     )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker is a line of ours, not pages of Tune's
     try:
         tuner.fit()
     except tune.TuneError:
@@ -122,7 +129,14 @@ class _RayTrial(tune.Trainable):  # type: ignore[misc]
         return {"row": json.dumps(run_trial(self._task, self._trial, self._threads)), "done": True}
 
 
-class _Dealer(Searcher):  # type: ignore[misc]
+class _NotStored:
+    """What Tune is given it also pickles, to go on with it some day; there is nothing in it, as the ledger has it all."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+class _Dealer(_NotStored, Searcher):  # type: ignore[misc]
     """Hands the sweep's trials to Tune."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -145,21 +159,26 @@ class _Dealer(Searcher):  # type: ignore[misc]
         """Nothing, as nothing is saved."""
 
 
-class _Recorder(tune.Callback):  # type: ignore[misc]
+class _Recorder(_NotStored, tune.Callback):  # type: ignore[misc]
     """Puts every trial that ends on record; ``error`` is why that was not possible."""
 
     def __init__(self, sweep: Sweep, on_row: Callable[[Row], None]) -> None:
-        self._sweep, self._on_row = sweep, on_row
+        self._sweep, self._on_row, self._lost = sweep, on_row, Counter[int]()
         self.error: Exception | None = None
 
     def on_trial_complete(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
         self._record(json.loads(trial.last_result["row"]))
 
     def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
-        """A trial whose workers went away again and again."""
+        """Only for trials whose worker went away, as what they raise themselves is a result."""
         number = trial.config["number"]
-        said = f"its worker went away {RESTARTS + 1} times"
+        self._lost[number] += 1
+        if self._lost[number] <= RESTARTS:
+            output.say(f"trial {number} lost its worker and begins again")
+            self._sweep.give_back(number)
+            return
         row = {"trial": number, "work": json.loads(trial.config["work"]), "seeds": list(self._sweep.task.seeds())}
+        said = f"lost its worker {self._lost[number]} times"
         self._record(row | {"status": "failed", "error": said, "ran": {}})
 
     def _record(self, row: Row) -> None:
