@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import warnings
 from collections import Counter
@@ -45,7 +46,7 @@ RESTARTS = 5
 
 As new trials of Tune's, whose own restarts (``max_failures``) leave out those that were just given a lost worker.
 """
-LOOPBACK = "127.0.0.1"
+LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
 STORAGE = ".tune"
 PACKAGES = ("configs", "live", "paceenv", "policies", "trainers")
 """What travels to the nodes of a cluster."""
@@ -62,6 +63,8 @@ def connected(address: str | None) -> Iterator[int]:
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
     root = Path(__file__).resolve().parents[2]
     code = {"runtime_env": {"py_modules": [str(root / name) for name in PACKAGES], "excludes": ["__pycache__"]}}
+    if address not in {None, "auto"}:
+        _knock(str(address))
     with tempfile.TemporaryDirectory(prefix="paceenv-", dir="/tmp", ignore_cleanup_errors=True) as logs:
         try:
             if address is None:
@@ -75,6 +78,16 @@ def connected(address: str | None) -> Iterator[int]:
             yield int(ray.cluster_resources().get("CPU", 1))
         finally:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself would try for minutes to reach what is not there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.removeprefix("[").removesuffix("]"), int(port)), timeout=KNOCK_S).close()
+    except (OSError, ValueError, OverflowError) as error:
+        said = f"{error}; allowed: auto, or HOST:PORT of a running cluster"
+        raise InputError(f"--address {address}: {said}") from None
 
 
 def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda row: None) -> None:
@@ -104,7 +117,7 @@ def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda r
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker is a line of ours, not pages of Tune's
     try:
         tuner.fit()
-    except tune.TuneError:
+    except (tune.TuneError, OSError):
         if recorder.error is None:
             raise
     finally:

@@ -1,0 +1,352 @@
+"""Sweeps without Ray: what is tried does not depend on who was faster, the ledger holds, results are what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv import cli, pacing
+from paceenv.configs import names
+from paceenv.errors import InputError
+from policies.file import load_policy
+from policies.names import rule
+from trainers.contest import load_contest
+from trainers.static_search import search_static
+from trainers.suites import load_suite
+from trainers.sweep.asha import AshaSearch
+from trainers.sweep.config import Asha, Pbt, Range, SweepConfig, load_sweep_config
+from trainers.sweep.finish import finish
+from trainers.sweep.ledger import NAME, Ledger
+from trainers.sweep.pbt import PbtSearch
+from trainers.sweep.results import Results
+from trainers.sweep.run import Sweep, make_search, make_task, open_sweep, run_here
+from trainers.sweep.score import spelled
+from trainers.sweep.search import Search, Trial, Work
+from trainers.sweep.space import changed
+from trainers.sweep.winner import constant_policy
+
+SUITE = """
+name: two
+cases:
+  - {cluster: two-jobs, weight: 2}
+  - {cluster: incast-shallow}
+"""
+SMALL = {"splits": ["held-out"], "candidates_per_trial": 4, "seeds": 3, "iterations": 60}
+GRID = {"values": {"slide": {"threshold": [0.05, 0.3], "window": [0.05, 0.1, 0.3]}}, "combine": 1}
+OPTUNA = {"candidates": 22, "first_random": 6, "open": 2}
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> str:
+    (tmp_path / "two.yaml").write_text(SUITE)
+    return str(tmp_path / "two.yaml")
+
+
+def _config(suite: str, **static: Any) -> SweepConfig:
+    given = {**SMALL, "suite": suite, "mechanisms": ["slide", "stagger"], **static}
+    return SweepConfig.model_validate({"name": "small", "static": given, "robustness": None})
+
+
+def _begun(config: SweepConfig, folder: Path, *, resume: bool = False) -> Sweep:
+    folder.mkdir(exist_ok=True)
+    return open_sweep(config, make_task(config, folder), folder, resume=resume)
+
+
+def _all_trials(search: Search, result_of: Callable[[Work], Any], seed: int, at_once: int) -> dict[int, Work]:
+    """Everything a search hands out, when trials run ``at_once`` and end in an order drawn from ``seed``."""
+    random, waiting, running = np.random.default_rng(seed), [], []
+    seen: dict[int, Work] = {}
+    while True:
+        waiting += search.ready()
+        running += [waiting.pop(0) for _ in range(min(at_once - len(running), len(waiting)))]
+        if not running:
+            return seen
+        trial: Trial = running.pop(int(random.integers(len(running))))
+        assert trial.number not in seen
+        seen[trial.number] = trial.work
+        search.tell(trial, result_of(trial.work))
+
+
+@pytest.mark.parametrize("search", [{"grid": GRID}, {"optuna": OPTUNA}, {"optuna": {**OPTUNA, "sampler": "nsga2"}}])
+@pytest.mark.parametrize("scope", ["suite", "each"])
+def test_which_settings_are_tried_does_not_depend_on_who_was_faster(
+    search: dict[str, Any], scope: str, suite: str, tmp_path: Path
+) -> None:
+    if scope == "each" and "grid" in search:
+        search = {"grid": {**GRID, "combine": 0}}
+
+    def result_of(work: Work) -> Any:
+        value = [[sum(w for _, _, w in setting) + 0.1 * c for c in range(len(work["clusters"]))] for setting in work["settings"]]
+        return None if len(work["settings"]) % 4 else {"gain": value, "cv": value}  # the last, shorter one fails
+
+    config = _config(suite, scope=scope, **search)
+    task = make_task(config, tmp_path)
+    runs = [
+        _all_trials(make_search(config, task), result_of, seed, at_once) for seed, at_once in ((0, 1), (1, 3), (2, 9))
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    assert len(runs[0]) == make_search(config, task).total
+    tried = [tuple(map(tuple, setting)) for work in runs[0].values() for setting in work["settings"]]
+    assert len(tried) == (22 * (2 if scope == "each" else 1) if "optuna" in search else len(set(tried)))
+
+
+RANGES = {"ppo.learning_rate": Range(loguniform=(1e-4, 1e-2)), "ppo.batch_size": Range(choice=[256, 512, 1024])}
+
+
+def _learned(work: Work) -> Any:
+    """A made-up score: best at one learning rate, better with time; large batches fail."""
+    values = work["hyperparameters"]
+    if values["ppo.batch_size"] == 1024 and work["rung"] == 0:
+        return None
+    return {"score": -abs(np.log(values["ppo.learning_rate"] / 1e-3)) + 0.1 * work["until"] / 100.0}
+
+
+def test_halving_and_populations_do_not_depend_on_who_was_faster_and_end_with_the_best() -> None:
+    asha = [
+        _all_trials(AshaSearch(Asha(configs=18, workers=3), RANGES, 900, 0), _learned, seed, at_once)
+        for seed, at_once in ((0, 1), (1, 2), (2, 3))
+    ]
+    assert asha[0] == asha[1] == asha[2]
+    ends = {rung: {w["until"] for w in asha[0].values() if w["rung"] == rung} for rung in range(3)}
+    assert ends == {0: {100}, 1: {300}, 2: {900}}
+    begun = [work for work in asha[0].values() if work["rung"] == 0]
+    last = [work for work in asha[0].values() if work["rung"] == 2]
+    assert len(begun) == 18
+    assert 1 <= len(last) <= 2
+    alive = sorted((w for w in begun if _learned(w)), key=lambda w: -_learned(w)["score"])
+    assert last[0]["config"] in {w["config"] for w in alive[:4]}
+    for work in asha[0].values():
+        if work["rung"]:
+            parent = asha[0][work["from"]]
+            assert (parent["config"], parent["rung"]) == (work["config"], work["rung"] - 1)
+
+    pbt = [
+        _all_trials(PbtSearch(Pbt(population=6, rounds=5), RANGES, 900, 0), _learned, seed, at_once)
+        for seed, at_once in ((0, 1), (1, 4), (2, 6))
+    ]
+    assert pbt[0] == pbt[1] == pbt[2]
+    assert len(pbt[0]) == 30
+    first, final = ([_learned(pbt[0][n]) or {"score": -9.0} for n in members] for members in (range(6), range(24, 30)))
+    assert np.mean([r["score"] for r in final]) > np.mean([r["score"] for r in first]) + 0.5
+    assert {work["from"] for n, work in pbt[0].items() if n >= 6} <= set(range(24))
+    assert all(_learned(pbt[0][w["from"]]) for w in pbt[0].values() if w["from"] is not None), "nobody copies a failure"
+
+
+def test_changed_hyperparameters_stay_in_their_ranges() -> None:
+    for seed in range(50):
+        found = changed(
+            {"ppo.learning_rate": 9.9e-3, "ppo.batch_size": 256}, RANGES, Pbt(), np.random.default_rng(seed)
+        )
+        assert 1e-4 <= found["ppo.learning_rate"] <= 1e-2
+        assert found["ppo.batch_size"] in {256, 512, 1024}
+
+
+@pytest.mark.parametrize("search", [{"grid": GRID}, {"optuna": OPTUNA}])
+def test_a_sweep_that_was_cut_short_ends_like_one_that_was_not(
+    search: dict[str, Any], suite: str, tmp_path: Path
+) -> None:
+    config = _config(suite, **search)
+    whole = _begun(config, tmp_path / "whole")
+    run_here(whole)
+    cut = tmp_path / "cut"
+
+    class Killed(Exception):
+        pass
+
+    def kill(row: Any) -> None:
+        raise Killed
+
+    for _ in range(3):
+        with pytest.raises(Killed):
+            run_here(_begun(config, cut, resume=True), on_row=kill)
+        with (cut / NAME).open("ab") as file:
+            file.write(b'{"trial": 7, "work": {"ki')  # what a process leaves that is killed while it writes
+    before = (cut / NAME).read_bytes().rpartition(b"\n")[0]
+    assert len(before.splitlines()) == 4
+    run_here(_begun(config, cut, resume=True))
+    assert (cut / NAME).read_bytes().startswith(before)
+    assert _results(cut) == _results(tmp_path / "whole")
+    assert len((cut / NAME).read_text().splitlines()) == 1 + whole.search.total
+
+
+def _results(folder: Path) -> dict[int, Any]:
+    return {n: (row["work"], row.get("result")) for n, row in Ledger.read(folder).rows.items()}
+
+
+def test_another_config_or_cluster_is_refused_and_named(suite: str, tmp_path: Path) -> None:
+    config = _config(suite, grid=GRID)
+    _begun(config, tmp_path / "out")
+    before = (tmp_path / "out" / NAME).read_bytes()
+    with pytest.raises(InputError, match=r"begun with static\.seeds = 3, now 4; allowed: the same"):
+        _begun(_config(suite, grid=GRID, seeds=4), tmp_path / "out", resume=True)
+    Path(suite).write_text(SUITE.replace("weight: 2", "weight: 3"))
+    with pytest.raises(InputError, match=r"begun with cases\.0\.weight = 2\.0, now 3\.0"):
+        _begun(config, tmp_path / "out", resume=True)
+    Path(suite).write_text(SUITE)
+    with pytest.raises(InputError, match="holds a sweep; allowed: another folder, or --resume"):
+        _begun(config, tmp_path / "out")
+    assert (tmp_path / "out" / NAME).read_bytes() == before
+    lines = before.decode().replace('"format":"paceenv.sweep/1"', '"format":"other/1"')
+    (tmp_path / "out" / NAME).write_text(lines)
+    with pytest.raises(InputError, match="not a sweep's ledger: format 'other/1'"):
+        Ledger.read(tmp_path / "out")
+    with pytest.raises(InputError, match="holds no sweep"):
+        Ledger.read(tmp_path / "nothing")
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_half_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger.begin(tmp_path, {"config": {}, "inputs": {}})
+    before = ledger.path.read_bytes()
+    write, calls = os.write, []
+
+    def half(descriptor: int, data: bytes) -> int:
+        calls.append(1)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(InputError, match=r"ledger\.jsonl: cannot be written: No space left on device"):
+        ledger.add({"trial": 0, "work": {}, "status": "done", "result": {}})
+    assert ledger.path.read_bytes() == before
+    assert not ledger.rows
+
+
+def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str, tmp_path: Path) -> None:
+    """One way to evaluate a static setting: on the same seeds, its gains are the same numbers."""
+    asked = load_suite(suite).model_copy(update={"seeds": 8, "iterations": 60, "mechanisms": ["slide"]})
+    found = search_static(asked)
+    config = _config(suite, mechanisms=["slide"], seeds=2, first_seed=asked.first_seed + 80)
+    sweep = _begun(config, tmp_path / "out")
+    run_here(sweep)
+    by_label = {c.label: c for c in Results.of(sweep.ledger).candidates}
+    assert len(by_label) == len(found.settings) == 24
+    for setting, gain_CE in zip(found.settings, found.gain_SCE, strict=True):
+        expected = float(np.median(gain_CE, axis=1) @ [2 / 3, 1 / 3])
+        assert by_label[spelled(setting)].values["throughput"] == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize("setting", [(("slack", 0.02, 0.3),), (("slide", 0.05, 0.6), ("stagger", 2.0, 0.001)), ()])
+def test_a_static_winner_is_a_policy_file_that_always_says_the_same(setting: Any) -> None:
+    expected = sum((pacing.one_mechanism(*part) for part in setting), pacing.off())
+    said = constant_policy(setting).act(np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32))
+    np.testing.assert_allclose(said, np.broadcast_to(expected, said.shape), rtol=1e-6, atol=1e-9)
+
+
+def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path) -> None:
+    config = _config(suite, optuna=OPTUNA).model_copy(
+        update={"robustness": load_sweep_config("demo").robustness.model_copy(update={"seeds": 2, "iterations": 60})}  # type: ignore[union-attr]
+    )
+    out = tmp_path / "out"
+    sweep = _begun(config, out)
+    run_here(sweep)
+    said = finish(sweep.ledger, sweep.task)
+    results = Results.of(sweep.ledger)
+    best, front = results.best(), results.front()
+    assert best is not None
+    assert best == front[0]
+    assert best.values["throughput"] == max(c.values["throughput"] for c in results.candidates)
+    assert [c.values["cv"] for c in front] == sorted((c.values["cv"] for c in front), reverse=True)
+    for other in results.candidates:
+        assert any(f.values["throughput"] >= other.values["throughput"] and f.values["cv"] <= other.values["cv"] for f in front)
+    for name in ("pareto.png", "parameters.png", "sweep.html"):
+        assert (out / name).stat().st_size > 1000
+    page = (out / "sweep.html").read_text()
+    assert "<script src" not in page, "the page needs no network"
+    assert best.label in page
+    assert list((out / "tensorboard" / "all").iterdir())
+    contest = load_contest(out / "winner.yaml")
+    assert contest.policies == [best.label]
+    assert rule(best.label) is not None
+    assert load_policy(out / "policy.safetensors").provenance["candidate"] == best.label
+    assert said["robustness"]["totals"][0]["policy"] == best.label
+    assert said["robustness"]["first_seed"] != config.static.first_seed  # type: ignore[union-attr]
+    scores = out / "scores.json"
+    options = ["--seeds", "2", "-i", "60", "--json", str(scores)]
+    assert cli.run(["evaluate", str(out / "winner.yaml"), str(out / "policy.safetensors"), *options]) == 0
+    rows = json.loads(scores.read_text())
+    assert {row["cluster"] for row in rows} == {"two-jobs", "incast-shallow"}
+    gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in rows}
+    for cluster in ("two-jobs", "incast-shallow"):
+        assert gains["policy", cluster] == pytest.approx(gains[best.label, cluster], abs=2e-4)
+
+
+def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) -> None:
+    sweep = _begun(_config(suite, scope="each", optuna=OPTUNA), tmp_path / "out")
+    run_here(sweep)
+    finish(sweep.ledger, sweep.task)
+    tuned = load_contest(tmp_path / "out" / "winner.yaml").tuned
+    assert set(tuned) == {"two-jobs", "incast-shallow"}
+    results = Results.of(sweep.ledger)
+    for cluster, policy in tuned.items():
+        mine = [c for c in results.candidates if c.cluster == cluster]
+        assert len(mine) == 22
+        assert policy == max(mine, key=lambda c: (c.values["throughput"], -c.values["cv"])).label
+    assert cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2", "-i", "60", "--json", "-"]) == 0
+    with pytest.raises(InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"):
+        cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
+
+
+def test_a_trial_is_shown_and_run_again(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    sweep = _begun(_config(suite, grid=GRID), out)
+    run_here(sweep)
+    assert cli.run(["sweep", "rerun", str(out), "1"]) == 0
+    assert "trial 1: the same, bit for bit" in capsys.readouterr().out
+    assert cli.run(["sweep", "show", str(out), "--best", "--json", "-"]) == 0
+    best = Results.of(sweep.ledger).best()
+    assert best is not None
+    assert json.loads(capsys.readouterr().out)[0]["candidate"] == best.label
+    with pytest.raises(InputError, match="no trial 99; allowed: a trial that has ended, the last one is"):
+        cli.run(["sweep", "rerun", str(out), "99"])
+    lines = (out / NAME).read_text().splitlines()
+    row = json.loads(lines[2])
+    row["result"]["gain"][0][0] = float(np.nextafter(row["result"]["gain"][0][0], 1.0))
+    (out / NAME).write_text("\n".join([*lines[:2], json.dumps(row), *lines[3:], ""]))
+    assert cli.run(["sweep", "rerun", str(out), "1"]) == 1
+    assert "DIFFERS: result.gain.0.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("static", "expected"),
+    [
+        ({"grid": {"values": {"slide": {"threshold": [1.5], "window": [0.1]}}}}, "threshold of slide = 1.5; allowed: 0 to 1"),
+        ({"grid": {}, "optuna": {}}, "grid or optuna, one of the two"),
+        ({"scope": "each", "grid": {}}, "grid.combine = 3 with scope: each; allowed: 0"),
+        ({"splits": ["held-out", "held-out"]}, "splits = ['held-out', 'held-out']; allowed: each once"),
+        ({"objectives": ["energy"]}, "objectives: energy on suite two: no cluster has power figures"),
+        ({"optuna": {"sampler": "cmaes"}}, "optuna.sampler = 'cmaes'; allowed: input should be 'tpe' or 'nsga2'"),
+    ],
+)
+def test_what_a_sweep_cannot_do_is_one_line_and_no_folder(
+    static: dict[str, Any], expected: str, suite: str, tmp_path: Path
+) -> None:
+    given = {"name": "wrong", "static": {**SMALL, "suite": suite, **static}}
+    (tmp_path / "wrong.yaml").write_text(json.dumps(given))
+    with pytest.raises(InputError) as caught:
+        cli.run(["sweep", str(tmp_path / "wrong.yaml"), "-o", str(tmp_path / "out")])
+    assert expected in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
+    ppo = {"train": "released", "hyperparameters": {"ppo.net_arch": {"choice": [[32], [64]]}}, "pbt": {}}
+    with pytest.raises(ValueError, match=r"hyperparameter ppo\.net_arch with PBT; allowed: ppo\.learning_rate"):
+        SweepConfig.model_validate({"name": "wrong", "ppo": ppo})
+    with pytest.raises(ValueError, match="hyperparameter seed; allowed: ppo"):
+        SweepConfig.model_validate({"name": "wrong", "ppo": {**ppo, "hyperparameters": {"seed": {"choice": [1]}}}})
+
+
+@pytest.mark.parametrize("name", names("sweeps"))
+def test_the_sweeps_that_ship_can_begin(name: str, tmp_path: Path) -> None:
+    config = load_sweep_config(name)
+    if config.static is not None:
+        config = config.model_copy(update={"static": config.static.model_copy(update={"iterations": 40, "seeds": 1})})
+    sweep = _begun(config, tmp_path)
+    assert sweep.next() is not None

@@ -1,0 +1,243 @@
+"""Sweeps on a real Ray: a driver that is killed, a disk that is full, nodes that die, trials that raise."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceenv import cli
+from policies.file import load_policy
+from trainers.sweep.config import SweepConfig, load_sweep_config
+from trainers.sweep.ledger import NAME, Ledger
+from trainers.sweep.results import Results
+from trainers.sweep.run import Sweep, make_task, open_sweep, run_here
+from trainers.sweep.task import run_trial
+
+PATIENCE_S = 120.0
+"""A driver that takes longer hangs."""
+STATIC = """
+name: small
+static:
+  suite: demo
+  splits: [held-out]
+  mechanisms: [slide]
+  optuna: {candidates: 60, first_random: 12, open: 3}
+  candidates_per_trial: 6
+  seeds: 4
+  iterations: 2400
+robustness: {suite: demo, seeds: 2, iterations: 60}
+"""
+
+
+def _begun(config: SweepConfig, folder: Path) -> Sweep:
+    folder.mkdir()
+    return open_sweep(config, make_task(config, folder), folder)
+
+
+def _found(folder: Path) -> dict[int, Any]:
+    return {n: (row["work"], row.get("result")) for n, row in Ledger.read(folder).rows.items()}
+
+
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Any]]:
+    """The config's file, and what its sweep comes to without Ray and without trouble."""
+    place = tmp_path_factory.mktemp("static")
+    (place / "small.yaml").write_text(STATIC)
+    run_here(_begun(load_sweep_config(place / "small.yaml"), place / "here"))
+    return place / "small.yaml", _found(place / "here")
+
+
+def _drive(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from paceenv.cli import main; main()", "sweep", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _wait(condition: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert driver.poll() is None, driver.communicate()[1]
+        assert time.monotonic() < until, "the driver hangs"
+        time.sleep(0.01)
+
+
+def _lines(ledger: Path) -> list[str]:
+    return ledger.read_text().splitlines() if ledger.exists() else []
+
+
+def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
+    static: tuple[Path, dict[int, Any]], tmp_path: Path
+) -> None:
+    """The driver is killed outright, then cannot write, then goes on to the end: no trial is lost or run twice."""
+    config, expected = static
+    out, ledger = tmp_path / "out", tmp_path / "out" / NAME
+    command = [str(config), "-o", str(out), "--resume"]
+
+    driver = _drive(*command)
+    _wait(lambda: len(_lines(ledger)) >= 3, driver)
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    killed_at = _lines(ledger)
+    assert 2 <= len(killed_at) - 1 < len(expected)
+
+    driver = _drive(*command)
+    _wait(lambda: len(_lines(ledger)) > len(killed_at), driver)
+    resource.prlimit(driver.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))  # every write fails from now on
+    said = driver.communicate(timeout=PATIENCE_S)[1]
+    assert driver.returncode == 2
+    assert said.splitlines()[-1] == f"paceenv: error: {ledger}: cannot be written: File too large"
+    assert "Traceback" not in said
+    full_at = _lines(ledger)
+    assert full_at[: len(killed_at)] == killed_at
+    assert len(full_at) - 1 < len(expected)
+
+    driver = _drive(*command, "--json", str(tmp_path / "said.json"))
+    said = driver.communicate(timeout=PATIENCE_S)[1]
+    assert driver.returncode == 0, said
+    assert _lines(ledger)[: len(full_at)] == full_at
+    assert len(_lines(ledger)) == 1 + len(expected), "no trial twice"
+    assert _found(out) == expected
+    assert json.loads((tmp_path / "said.json").read_text())["failed"] == []
+    assert {"winner.yaml", "policy.safetensors", "robustness.json", "pareto.png"} <= set(os.listdir(out))
+    assert not (out / ".tune").exists(), "Ray's own files are not kept"
+
+
+def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
+    static: tuple[Path, dict[int, Any]], tmp_path: Path
+) -> None:
+    """On three raylets, then with one of them killed in the middle; the code is what travelled to them."""
+    from trainers.sweep import tune
+
+    import ray
+    from ray.cluster_utils import Cluster
+
+    config = load_sweep_config(static[0])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        with tune.connected(cluster.address) as cpus:
+            assert cpus == 3
+            where = ray.get(ray.remote(num_cpus=0)(_where_code_lies).remote())
+            assert "runtime_resources" in where
+            sweep = _begun(config, tmp_path / "three")
+            tune.run_on_ray(sweep, cpus)
+            assert _found(tmp_path / "three") == static[1]
+
+            def kill_one(row: Any) -> None:
+                if nodes and row["status"] == "done":
+                    cluster.remove_node(nodes.pop(), allow_graceful=False)
+                    nodes.clear()
+
+            sweep = _begun(config, tmp_path / "two")
+            tune.run_on_ray(sweep, cpus, kill_one)
+            assert _found(tmp_path / "two") == static[1]
+    finally:
+        cluster.shutdown()
+
+
+def _where_code_lies() -> str:
+    import trainers
+
+    return str(trainers.__file__)
+
+
+TRAIN = """
+name: tiny
+environment:
+  clusters: [{cluster: two-jobs}]
+  mechanisms: [slide]
+  episode_intervals: 8
+  environments: 16
+selection: {suites: [stagger], every: 2, patience: 9, seeds: 2, iterations: 60}
+ppo: {total_timesteps: 1024, n_steps: 8, batch_size: 64, n_epochs: 1}
+"""
+"""A training run of four looks."""
+
+
+def _ppo(place: Path, **search: Any) -> SweepConfig:
+    (place / "tiny.yaml").write_text(TRAIN)
+    ppo = {
+        "train": str(place / "tiny.yaml"),
+        "hyperparameters": {
+            "ppo.learning_rate": {"loguniform": [1e-4, 1e-2]},
+            "ppo.gamma": {"choice": [0.9, 0.95, 1.5]},
+        },
+        "seeds": 2,
+        **search,
+    }
+    robustness = {"suite": "demo", "seeds": 2, "iterations": 60}
+    return SweepConfig.model_validate({"name": "tiny", "ppo": ppo, "robustness": robustness, "seed": 3})
+
+
+def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_path: Path) -> None:
+    """ASHA on Ray; a discount of 1.5 is an error of the trials that have it, and on record."""
+    config = _ppo(tmp_path, asha={"configs": 6, "reduction": 2, "rungs": 2, "workers": 2})
+    (tmp_path / "asha.yaml").write_text(config.model_dump_json())
+    out = tmp_path / "out"
+    assert cli.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
+    ledger = Ledger.read(out)
+    raised = [row for row in ledger.rows.values() if row["status"] == "failed"]
+    assert raised
+    assert all("ppo.gamma = 1.5; allowed: input should be less than or equal to 1" in row["error"] for row in raised)
+    assert all(row["work"]["hyperparameters"]["ppo.gamma"] == 1.5 for row in raised)
+    done = {n: row for n, row in ledger.rows.items() if row["status"] == "done"}
+    last = [row for row in done.values() if row["work"]["rung"] == 1]
+    assert last, "the best went on"
+    for row in last:
+        first = done[row["work"]["from"]]["result"]
+        assert row["result"]["decisions"] == [1024, 1024]
+        assert first["decisions"] == [512, 512]
+        assert row["result"]["score"] >= first["score"], "of the best look so far"
+    best = Results.of(ledger).best()
+    assert best is not None
+    assert best.values["score"] == max(row["result"]["score"] for row in last)
+    policy = load_policy(out / "policy.safetensors")
+    scores = ledger.rows[best.trial]["result"]["scores"]
+    assert policy.provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
+    assert policy.provenance["validation_of_seeds"]["scores"] == scores
+    assert list((out / "trials").rglob("events.out.tfevents*")), "TensorBoard follows every trial"
+    assert cli.run(["sweep", "rerun", str(out), str(best.trial)]) == 0, "from its parent's checkpoint, bit for bit"
+
+
+def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_same(tmp_path: Path) -> None:
+    config = _ppo(tmp_path, pbt={"population": 3, "rounds": 2}, seeds=1)
+    run_here(_begun(config, tmp_path / "whole"))
+    (tmp_path / "cut").mkdir()
+    rows = 0
+    while True:
+        sweep = open_sweep(config, make_task(config, tmp_path / "cut"), tmp_path / "cut", resume=rows > 0)
+        if (trial := sweep.next()) is None:
+            break
+        if rows == 4:  # killed with the trial's work done, and its line not yet written
+            sweep.task.run(trial.number, trial.work, 1)
+            rows += 1
+            continue
+        sweep.record(run_trial(sweep.task, trial))
+        rows += 1
+    assert _found(tmp_path / "cut") == _found(tmp_path / "whole")
+    second = [work for work, result in _found(tmp_path / "whole").values() if work["rung"] == 1]
+    assert len({work["from"] for work in second}) < 3, "the worst went on from the best"
+    assert len({json.dumps(work["hyperparameters"]) for work in second}) == 3, "with other hyperparameters"
+
+
+def test_nothing_else_imports_ray() -> None:
+    everything = "import trainers.commands, trainers.static_search, trainers.sweep.run, live, policies.select, paceenv.env"
+    check = f"{everything}, sys; print([m for m in ('ray', 'optuna', 'plotly') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_an_address_where_nothing_runs_is_one_line(static: tuple[Path, dict[int, Any]], tmp_path: Path) -> None:
+    from paceenv.errors import InputError
+
+    with pytest.raises(InputError, match=r"--address .*allowed: auto, or HOST:PORT of a running cluster"):
+        cli.run(["sweep", str(static[0]), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])
