@@ -23,8 +23,8 @@ from trainers import several
 from trainers.config import TrainConfig, load_train_config
 from trainers.evaluate import Comparison, evaluate
 from trainers.static_search import StaticSearch, search_static
-from trainers.sweep.score import spelled
 from trainers.suites import ALL, Case, Suite, load_suite
+from trainers.sweep.score import spelled
 
 PREFERENCES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 ABLATIONS: dict[str, list[str]] = {

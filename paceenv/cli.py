@@ -28,7 +28,14 @@ SUMMARIES = {
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
-EXTRAS = {"paceenv": "sim", "policies": "sim", "trainers": "train", "live": "live", "testbed": "testbed", "sweep": "sweep"}
+EXTRAS = {
+    "paceenv": "sim",
+    "policies": "sim",
+    "trainers": "train",
+    "live": "live",
+    "testbed": "testbed",
+    "sweep": "sweep",
+}
 """What to install for a command, by its name or else by the package that has it."""
 
 

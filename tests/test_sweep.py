@@ -82,7 +82,10 @@ def test_which_settings_are_tried_does_not_depend_on_who_was_faster(
         search = {"grid": {**GRID, "combine": 0}}
 
     def result_of(work: Work) -> Any:
-        value = [[sum(w for _, _, w in setting) + 0.1 * c for c in range(len(work["clusters"]))] for setting in work["settings"]]
+        value = [
+            [sum(w for _, _, w in setting) + 0.1 * c for c in range(len(work["clusters"]))]
+            for setting in work["settings"]
+        ]
         return None if len(work["settings"]) % 4 else {"gain": value, "cv": value}  # the last, shorter one fails
 
     config = _config(suite, scope=scope, **search)
@@ -254,7 +257,9 @@ def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path)
     assert best.values["throughput"] == max(c.values["throughput"] for c in results.candidates)
     assert [c.values["cv"] for c in front] == sorted((c.values["cv"] for c in front), reverse=True)
     for other in results.candidates:
-        assert any(f.values["throughput"] >= other.values["throughput"] and f.values["cv"] <= other.values["cv"] for f in front)
+        assert any(
+            f.values["throughput"] >= other.values["throughput"] and f.values["cv"] <= other.values["cv"] for f in front
+        )
     for name in ("pareto.png", "parameters.png", "sweep.html"):
         assert (out / name).stat().st_size > 1000
     page = (out / "sweep.html").read_text()
@@ -289,7 +294,9 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
         assert len(mine) == 22
         assert policy == max(mine, key=lambda c: (c.values["throughput"], -c.values["cv"])).label
     assert cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2", "-i", "60", "--json", "-"]) == 0
-    with pytest.raises(InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"):
+    with pytest.raises(
+        InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"
+    ):
         cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
 
 
@@ -316,7 +323,10 @@ def test_a_trial_is_shown_and_run_again(suite: str, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("static", "expected"),
     [
-        ({"grid": {"values": {"slide": {"threshold": [1.5], "window": [0.1]}}}}, "threshold of slide = 1.5; allowed: 0 to 1"),
+        (
+            {"grid": {"values": {"slide": {"threshold": [1.5], "window": [0.1]}}}},
+            "threshold of slide = 1.5; allowed: 0 to 1",
+        ),
         ({"grid": {}, "optuna": {}}, "grid or optuna, one of the two"),
         ({"scope": "each", "grid": {}}, "grid.combine = 3 with scope: each; allowed: 0"),
         ({"splits": ["held-out", "held-out"]}, "splits = ['held-out', 'held-out']; allowed: each once"),

@@ -31,7 +31,7 @@ static:
   suite: demo
   splits: [held-out]
   mechanisms: [slide]
-  optuna: {candidates: 60, first_random: 12, open: 3}
+  optuna: {candidates: 48, first_random: 12, open: 3}
   candidates_per_trial: 6
   seeds: 4
   iterations: 2400
@@ -114,11 +114,11 @@ def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
 def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
     static: tuple[Path, dict[int, Any]], tmp_path: Path
 ) -> None:
-    """On three raylets, then with one of them killed in the middle; the code is what travelled to them."""
-    from trainers.sweep import tune
-
+    """On three raylets, then with one of them killed in the middle."""
     import ray
     from ray.cluster_utils import Cluster
+
+    from trainers.sweep import tune
 
     config = load_sweep_config(static[0])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -126,8 +126,8 @@ def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         with tune.connected(cluster.address) as cpus:
             assert cpus == 3
-            where = ray.get(ray.remote(num_cpus=0)(_where_code_lies).remote())
-            assert "runtime_resources" in where
+            path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
+            assert any("runtime_resources" in one and (Path(one) / "trainers").is_dir() for one in path), "code travels"
             sweep = _begun(config, tmp_path / "three")
             tune.run_on_ray(sweep, cpus)
             assert _found(tmp_path / "three") == static[1]
@@ -142,12 +142,6 @@ def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
             assert _found(tmp_path / "two") == static[1]
     finally:
         cluster.shutdown()
-
-
-def _where_code_lies() -> str:
-    import trainers
-
-    return str(trainers.__file__)
 
 
 TRAIN = """
@@ -175,12 +169,12 @@ def _ppo(place: Path, **search: Any) -> SweepConfig:
         **search,
     }
     robustness = {"suite": "demo", "seeds": 2, "iterations": 60}
-    return SweepConfig.model_validate({"name": "tiny", "ppo": ppo, "robustness": robustness, "seed": 3})
+    return SweepConfig.model_validate({"name": "tiny", "ppo": ppo, "robustness": robustness, "seed": 6})
 
 
 def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_path: Path) -> None:
     """ASHA on Ray; a discount of 1.5 is an error of the trials that have it, and on record."""
-    config = _ppo(tmp_path, asha={"configs": 6, "reduction": 2, "rungs": 2, "workers": 2})
+    config = _ppo(tmp_path, asha={"configs": 4, "reduction": 2, "rungs": 2, "workers": 2})
     (tmp_path / "asha.yaml").write_text(config.model_dump_json())
     out = tmp_path / "out"
     assert cli.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
@@ -217,11 +211,9 @@ def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_s
         sweep = open_sweep(config, make_task(config, tmp_path / "cut"), tmp_path / "cut", resume=rows > 0)
         if (trial := sweep.next()) is None:
             break
-        if rows == 4:  # killed with the trial's work done, and its line not yet written
-            sweep.task.run(trial.number, trial.work, 1)
-            rows += 1
-            continue
-        sweep.record(run_trial(sweep.task, trial))
+        row = run_trial(sweep.task, trial)
+        if rows != 3:  # where it is killed with the trial's work done, and its line not yet written
+            sweep.record(row)
         rows += 1
     assert _found(tmp_path / "cut") == _found(tmp_path / "whole")
     second = [work for work, result in _found(tmp_path / "whole").values() if work["rung"] == 1]
@@ -230,7 +222,9 @@ def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_s
 
 
 def test_nothing_else_imports_ray() -> None:
-    everything = "import trainers.commands, trainers.static_search, trainers.sweep.run, live, policies.select, paceenv.env"
+    everything = (
+        "import trainers.commands, trainers.static_search, trainers.sweep.run, live, policies.select, paceenv.env"
+    )
     check = f"{everything}, sys; print([m for m in ('ray', 'optuna', 'plotly') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -112,7 +112,7 @@ def _contest(arguments: list[str]) -> tuple[Contest | None, list[str]]:
     if len(contests) > 1:
         raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
     inside = contests[0].policies if contests else []
-    return (contests or [None])[0], [*inside, *(name for name in arguments if not is_contest(name))]
+    return contests[0] if contests else None, [*inside, *(name for name in arguments if not is_contest(name))]
 
 
 def demo(

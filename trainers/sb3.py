@@ -119,6 +119,7 @@ def train(
 class Run:
     """The state of a training run between its segments; parameters as in :func:`train`.
 
+    ``validation`` is that of the config's selection, if it was made already: it takes seconds, for all runs the same.
     ``best`` is the policy with the best validation score so far, ``best_score``.
     """
 
@@ -128,6 +129,7 @@ class Run:
         clusters: Mapping[str, Cluster] | None = None,
         on_progress: Callable[[float], None] = lambda timesteps: None,
         folder: Path | None = None,
+        validation: Validation | None = None,
     ) -> None:
         torch.set_num_threads(1)
         self.config, self.folder = config, folder
@@ -148,7 +150,7 @@ class Run:
         )
         self.model = _model(config, self.envs)
         self.curve = _Curve(self.constraint, on_progress)
-        self.validation = Validation(config.selection) if config.selection else None
+        self.validation = validation or (Validation(config.selection) if config.selection else None)
         self.average, self.best_score, self.looks_since = _Average(), -np.inf, 0
         self.best = self._policy()
         self.segment, self.cpu_s = 0, 0.0

@@ -1,1 +1,1 @@
-"""Sweeps: many settings or hyperparameters tried on Ray, recorded so that nothing is lost. Only ``tune`` imports Ray."""
+"""Sweeps: settings or hyperparameters tried on Ray, recorded so that nothing is lost. Only ``tune`` imports Ray."""

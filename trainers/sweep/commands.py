@@ -125,7 +125,8 @@ def rerun(
         if isinstance(task, PpoTask):
             task = dataclasses.replace(task, again=Path(again))
         found = run_trial(task, Trial(trial, row["work"]))
-    differs = first_difference(*({key: one.get(key) for key in ("status", "result", "error")} for one in (row, found)))
+    theirs, mine = ({key: one.get(key) for key in ("status", "result", "error")} for one in (row, found))
+    differs = first_difference(theirs, mine)
     if json_ is not None:
         output.write_json({"same": not differs, **found}, json_)
     if json_ != "-":
@@ -156,5 +157,5 @@ def _show_robustness(found: dict[str, Any] | None) -> None:
         (total["policy"], f"{total['gain']:+.2%}", f"{total['gain_ci95'][0]:+.2%} to {total['gain_ci95'][1]:+.2%}")
         for total in found["totals"]
     ]
-    note = f"{found['seeds']} fresh seeds x {found['iterations']} iterations, {len(found['clusters'])} rows in robustness.json"
+    note = f"{found['seeds']} fresh seeds x {found['iterations']} iterations; every cluster in robustness.json"
     output.print_table(f"the winner again, on {found['suite']}", ("policy", "gain", "95 % interval"), rows, note)

@@ -69,7 +69,9 @@ class Static(Config):
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
     grid: Grid | None = Field(None, description="the search, unless it is optuna")
     optuna: Optuna | None = None
-    objectives: list[Objective] = Field(["throughput", "cv"], min_length=1, description="the first one names the winner")
+    objectives: list[Objective] = Field(
+        ["throughput", "cv"], min_length=1, description="the first one names the winner"
+    )
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1)
     first_seed: int = Field(4_000_000, ge=0, description="neither what training draws nor what the table uses")
@@ -111,7 +113,9 @@ class Range(Config):
             ends = getattr(self, name)
             least = 0.0 if name == "loguniform" else -math.inf
             if ends is not None and not least < ends[0] < ends[1] < math.inf:
-                raise ValueError(f"{name} = {list(ends)}; allowed: two numbers, the lower one first and more than {least:g}")
+                raise ValueError(
+                    f"{name} = {list(ends)}; allowed: two numbers, the lower one first and more than {least:g}"
+                )
         return self
 
 
@@ -151,7 +155,9 @@ class PpoSweep(Config):
     """Hyperparameters of a training config, judged on its validation clusters."""
 
     train: str = Field(description="a training config: a file, or a name in configs/train")
-    set: dict[str, Any] = Field({}, description="values that differ from it in every trial: ppo.total_timesteps: 100000")
+    set: dict[str, Any] = Field(
+        {}, description="values that differ from it in every trial: ppo.total_timesteps: 100000"
+    )
     hyperparameters: dict[_Key, Range] = Field(min_length=1)
     asha: Asha | None = Field(None, description="the search, unless it is pbt")
     pbt: Pbt | None = None

@@ -35,7 +35,9 @@ def importance(results: Results, objective: int = 0) -> dict[str, float]:
         return {}
     if len(varied) == 1:
         return {names[varied[0]]: 1.0}
-    spaces = {names[i]: optuna.distributions.FloatDistribution(table[:, i].min(), table[:, i].max()) for i in varied}
+    spaces: dict[str, optuna.distributions.BaseDistribution] = {
+        names[i]: optuna.distributions.FloatDistribution(table[:, i].min(), table[:, i].max()) for i in varied
+    }
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
     study.add_trials(

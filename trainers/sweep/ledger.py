@@ -1,4 +1,4 @@
-"""The record of a sweep: a header and then one line of JSON for every trial that has ended, each on disk before the next.
+"""The record of a sweep: a header, then a line of JSON for every trial that has ended, each on disk before the next.
 
 It is all that a sweep that goes on needs, and data only: Ray's own state of an experiment is a pickle, and is never
 read. A line that was being written when the process was killed is no line, and its trial is run again.

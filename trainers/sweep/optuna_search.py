@@ -69,7 +69,7 @@ class _Study:
 
     def ask(self) -> list[tuple[int, dict[str, Any]]]:
         """The batches that can be asked for now, with their numbers."""
-        asked = []
+        asked: list[tuple[int, dict[str, Any]]] = []
         while len(self._open) < self.batches:
             while self._told <= len(self._open) - self._search.open:
                 if self._told not in self.found:
@@ -90,8 +90,12 @@ class _Study:
     def _setting(self, params: dict[str, float]) -> Setting:
         action = np.array([[params[key] for key in self._keys]])
         decoded = pacing.decode_action(action, self._static.mechanisms)[0]
-        pairs = [(m, *(_rounded(v) for v in decoded[pacing.MECHANISMS.index(m)])) for m in self._static.mechanisms]
-        return tuple((m, threshold, window) for m, threshold, window in pairs if window > 0.0)
+        found = []
+        for mechanism in self._static.mechanisms:
+            threshold, window = (_rounded(value) for value in decoded[pacing.MECHANISMS.index(mechanism)])
+            if window > 0.0:
+                found.append((mechanism, threshold, window))
+        return tuple(found)
 
     def _tell(self, n: int) -> None:
         (trials, work), result = self._open[n], self.found[n]

@@ -15,7 +15,8 @@ from trainers.sweep.results import COLUMNS, Candidate, Results, cells
 
 _HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body {{ font-family: system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse }} td, th {{ padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left }}
+table {{ border-collapse: collapse }}
+td, th {{ padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left }}
 code {{ font-size: .9em }}</style></head><body><h1>{title}</h1><p>{about}</p>
 """
 
@@ -36,7 +37,12 @@ def write_page(results: Results, shares: Mapping[str, float], path: Path) -> Non
 
 
 def _winners(results: Results) -> str:
-    head = ["candidate", "trial", *(["cluster"] if results.clusters[0] else []), *(COLUMNS[o] for o in results.objectives)]
+    head = [
+        "candidate",
+        "trial",
+        *(["cluster"] if results.clusters[0] else []),
+        *(COLUMNS[o] for o in results.objectives),
+    ]
     found = [best for cluster in results.clusters if (best := results.best(cluster)) is not None]
     lines = [[html.escape(cell) for cell in cells(best, results.objectives)] for best in found]
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)

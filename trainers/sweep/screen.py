@@ -1,4 +1,4 @@
-"""What a sweep looks like while it runs: a table on the error stream, or now and then a line where that is no terminal."""
+"""What a sweep looks like while it runs: a table on the error stream, or a line now and then where it is no terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.sweep.results import COLUMNS, Results, cells
 from trainers.sweep.run import Sweep
 
 ROWS, LINES, LEAST_S = 8, 10, 0.5
-"""Rows of the table; lines of a whole sweep where there is no terminal; seconds from one look at the ledger to the next."""
+"""Rows of the table; lines of a whole sweep where there is no terminal; seconds between looks at the ledger."""
 
 
 class Screen:

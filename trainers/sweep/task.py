@@ -6,6 +6,7 @@ on nothing else.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import socket
@@ -23,6 +24,7 @@ from paceenv import configs
 from paceenv.cluster import Cluster
 from paceenv.errors import InputError
 from trainers.config import TrainConfig, load_train_config
+from trainers.selection import Validation
 from trainers.suites import Case, load_suite
 from trainers.sweep.config import PpoSweep, Static
 from trainers.sweep.ledger import Row
@@ -150,11 +152,12 @@ class PpoTask:
     def run(self, number: int, work: Work, threads: int) -> Result:
         from trainers import sb3  # PyTorch, which static settings do not need
 
+        validation = _validation(self.train.model_dump_json())
         scores, decisions = [], []
         for seed in self.seeds():
             folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
             folder.mkdir(parents=True, exist_ok=True)
-            run = sb3.Run(self.config(work, seed, threads), folder=folder)
+            run = sb3.Run(self.config(work, seed, threads), folder=folder, validation=validation)
             if (folder / sb3.CHECKPOINT).exists():  # of this trial, when it was interrupted
                 run.restore(folder / sb3.CHECKPOINT)
             elif work["from"] is not None:
@@ -166,10 +169,17 @@ class PpoTask:
         return {"score": float(np.median(scores)), "scores": scores, "decisions": decisions}
 
 
+@functools.cache
+def _validation(train_json: str) -> Validation:
+    """Of a training config's selection; once in a process, as bounds take seconds to find."""
+    selection = TrainConfig.model_validate_json(train_json).selection
+    assert selection is not None  # as the task has checked
+    return Validation(selection)
+
+
 def _digest(cluster: Cluster) -> str:
     return hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _plain(found_SC: NDArray[np.float64]) -> list[list[float | None]]:
     return [[None if np.isnan(value) else float(value) for value in row] for row in found_SC]
-

@@ -36,10 +36,10 @@ with warnings.catch_warnings():
     from ray.tune.experiment import Trial as RayTrial
     from ray.tune.search import Searcher
 
-from trainers.sweep.ledger import Row  # noqa: E402
-from trainers.sweep.run import Sweep  # noqa: E402
-from trainers.sweep.search import Trial  # noqa: E402
-from trainers.sweep.task import Task, run_trial  # noqa: E402
+from trainers.sweep.ledger import Row
+from trainers.sweep.run import Sweep
+from trainers.sweep.search import Trial
+from trainers.sweep.task import Task, run_trial
 
 RESTARTS = 5
 """How often a trial is run again whose worker or node went away under it; an error of its own is its result.
@@ -143,7 +143,7 @@ class _RayTrial(tune.Trainable):  # type: ignore[misc]
 
 
 class _NotStored:
-    """What Tune is given it also pickles, to go on with it some day; there is nothing in it, as the ledger has it all."""
+    """Tune pickles what it is given, to go on with it some day; there is nothing in it, as the ledger has it all."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
