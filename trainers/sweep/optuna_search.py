@@ -15,7 +15,7 @@ import optuna
 from numpy.typing import NDArray
 
 from paceenv import pacing
-from trainers.sweep.config import SIGNIFICANT, Optuna, Static
+from trainers.sweep.config import MOST_THRESHOLD, SIGNIFICANT, Optuna, Static
 from trainers.sweep.score import Setting
 from trainers.sweep.search import Result, Trial, settings_of, spread_out, values
 
@@ -94,7 +94,7 @@ class _Study:
         for mechanism in self._static.mechanisms:
             threshold, window = (_rounded(value) for value in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                found.append((mechanism, threshold, window))
+                found.append((mechanism, min(threshold, MOST_THRESHOLD), window))
         return tuple(found)
 
     def _tell(self, n: int) -> None:

@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's candidates in the order of their trials, and what failed. The first of ``objectives`` names a winner."""
+    """A sweep's candidates in the order of their trials, and what failed; the first of ``objectives`` leads."""
 
     config: SweepConfig
     objectives: Sequence[str]

@@ -5,6 +5,7 @@ Legend: S settings, C cases, E episodes (seeds), M mechanisms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ Setting = tuple[tuple[str, float, float], ...]
 def spelled(setting: Setting) -> str:
     """The static policy's name with this setting, as command lines spell it; without any mechanism passive."""
     return "static:" + ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting) or "passive"
+
+
+def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
+    """The two normalised actions in [-1, 1] that ``pacing.decode_action`` makes this threshold and window of."""
+    most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
+    share = math.sqrt(window / pacing.MAX_WINDOW)
+    return 2.0 * math.sqrt(threshold / most) - 1.0, pacing.OFF_BELOW + (1.0 - pacing.OFF_BELOW) * share
 
 
 @dataclass(frozen=True)

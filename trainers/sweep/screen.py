@@ -1,4 +1,4 @@
-"""What a sweep looks like while it runs: a table on the error stream, or a line now and then where it is no terminal."""
+"""What a sweep looks like while it runs: a table on the error stream, or now and then a line if that is no terminal."""
 
 from __future__ import annotations
 

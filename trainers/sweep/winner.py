@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from trainers.suites import Suite, load_suite
 from trainers.sweep.config import Robustness
 from trainers.sweep.ledger import Ledger
 from trainers.sweep.results import Candidate, Results
-from trainers.sweep.score import Setting, spelled
+from trainers.sweep.score import Setting, encoded, spelled
 from trainers.sweep.search import settings_of
 from trainers.sweep.task import PpoTask, StaticTask
 
@@ -29,14 +28,9 @@ POLICY, CONTEST, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "wi
 
 def constant_policy(setting: Setting, name: str = "static") -> Learned:
     """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32."""
-    on = {m: (threshold, window) for m, threshold, window in setting}
-    bias = []
-    for mechanism, (threshold, window) in on.items():
-        most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
-        bias.append(2.0 * math.sqrt(threshold / most) - 1.0)
-        bias.append(pacing.OFF_BELOW + (1.0 - pacing.OFF_BELOW) * math.sqrt(window / pacing.MAX_WINDOW))
-    mechanisms = list(on) or [pacing.MECHANISMS[0]]
-    values = np.array(bias or [-1.0, -1.0], np.float32)
+    mechanisms = [m for m, _, _ in setting] or [pacing.MECHANISMS[0]]
+    actions = [action for part in setting for action in encoded(*part)] or [-1.0, -1.0]
+    values = np.array(actions, np.float32)
     return Learned([(np.zeros((len(values), signals.SIGNALS), np.float32), values)], mechanisms, name)
 
 
