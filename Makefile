@@ -4,11 +4,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+TUNED := static-train static-validation static-held-out tuned
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench scores released commit-checks clean
+.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench tuned scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +56,11 @@ bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid wi
 
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
+
+tuned: $(STAMP) ## find the static settings of SCORES.md anew, by sweep (about 30 minutes; goes on where it was), and put them in place
+	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep --resume || exit 1; done
+	@mkdir -p configs/contests
+	@for sweep in $(TUNED); do cp runs/sweeps/$$sweep/winner.yaml configs/contests/$$sweep.yaml; done
 
 scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configurations
 	@$(BIN)/paceenv scores

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 from pydantic import Field
 
 from paceenv import configs
+from paceenv.cluster import Cluster
 from paceenv.configs import Config
 from paceenv.errors import InputError
 from trainers.suites import Split, Suite, load_suite
@@ -19,6 +21,7 @@ class Contest(Config):
     description: str = ""
     policies: list[str] = Field([], description="by name or file")
     tuned: dict[str, str] = Field({}, description="by cluster, the policy that static-tuned is there")
+    clusters: dict[str, str] = Field({}, description="by cluster, the digest of the one that was searched")
     suite: str
     splits: list[Split] = Field([], description="of the suite; none: all of it")
 
@@ -28,11 +31,26 @@ class Contest(Config):
         return suite.only(self.splits) if self.splits else suite
 
     def tuned_for(self, suite: Suite) -> dict[str, str]:
-        """The tuned policy of every cluster of ``suite``; InputError where one has none, nothing if all have none."""
+        """The tuned policy of every cluster of ``suite``; nothing if there are none at all.
+
+        Raises InputError where a cluster has none, or is no longer the one that was searched.
+        """
+        self.check(suite)
         missing = [case.name for case in suite.cases if case.name not in self.tuned]
         if self.tuned and missing:
             raise InputError(f"tuned: nothing for {missing[0]}; allowed: a policy for every cluster, or for none")
         return {case.name: self.tuned[case.name] for case in suite.cases} if self.tuned else {}
+
+    def check(self, suite: Suite) -> None:
+        """InputError where a cluster of ``suite`` is not the one that was searched."""
+        for case in suite.cases:
+            if self.clusters.get(case.name, now := digest(case.load())) != now:
+                raise InputError(f"{case.name}: changed since it was searched; allowed: as it was, or sweep it again")
+
+
+def digest(cluster: Cluster) -> str:
+    """What tells one cluster from another, as it was resolved; defaults left out, as new ones come with new versions."""
+    return hashlib.sha256(cluster.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 def is_contest(text: str) -> bool:
@@ -41,8 +59,8 @@ def is_contest(text: str) -> bool:
 
 
 def load_contest(path: str | os.PathLike[str]) -> Contest:
-    """A contest by file."""
-    found = configs.parse(Contest, configs.read_yaml(path), str(path))
-    folder = Path(path).parent
+    """A contest by file or by name in ``configs/contests``."""
+    file = configs.find("contests", path)
+    found, folder = configs.parse(Contest, configs.read_yaml(file), str(file)), file.parent
     here = [str(folder / name) if ".safetensors" in name else name for name in found.policies]
     return found.model_copy(update={"policies": here})

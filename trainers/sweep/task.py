@@ -7,7 +7,6 @@ on nothing else.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import socket
 import time
@@ -21,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv import configs
-from paceenv.cluster import Cluster
 from paceenv.errors import InputError
 from trainers.config import TrainConfig, load_train_config
+from trainers.contest import digest
 from trainers.selection import Validation
 from trainers.suites import Case, load_suite
 from trainers.sweep.config import PpoSweep, Static
@@ -87,7 +86,7 @@ class StaticTask:
         """What results depend on beside the config: the cases, and a digest of every cluster as it was resolved."""
         return {
             "cases": [case.model_dump(mode="json") for case in self.cases],
-            "clusters": {c.name: _digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
+            "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
         }
 
     def seeds(self) -> Sequence[int]:
@@ -131,7 +130,7 @@ class PpoTask:
     def inputs(self) -> dict[str, Any]:
         """What results depend on beside the config: the resolved training config and its clusters."""
         shares = self.train.environment.shares()
-        digests = {getattr(share, "name", "") or share.cluster: _digest(share.load()) for share in shares}
+        digests = {getattr(share, "name", "") or share.cluster: digest(share.load()) for share in shares}
         return {"train": self.train.model_dump(mode="json"), "clusters": digests}
 
     def seeds(self) -> Sequence[int]:
@@ -175,10 +174,6 @@ def _validation(train_json: str) -> Validation:
     selection = TrainConfig.model_validate_json(train_json).selection
     assert selection is not None  # as the task has checked
     return Validation(selection)
-
-
-def _digest(cluster: Cluster) -> str:
-    return hashlib.sha256(cluster.model_dump_json().encode()).hexdigest()[:16]
 
 
 def _plain(found_SC: NDArray[np.float64]) -> list[list[float | None]]:

@@ -45,7 +45,12 @@ def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -
     static = results.config.static
     assert static is not None  # as the task is one
     about = f"Found by the sweep {results.config.name}."
-    common: dict[str, Any] = {"description": about, "suite": static.suite, "splits": static.splits}
+    common: dict[str, Any] = {
+        "description": about,
+        "suite": static.suite,
+        "splits": static.splits,
+        "clusters": task.inputs()["clusters"],
+    }
     if static.scope == "each":
         tuned = {cluster: best.label for cluster, best in winners.items()}
         return [_write_contest(folder, Contest(tuned=tuned, **common))]
