@@ -49,7 +49,7 @@ class Contest(Config):
 
 
 def digest(cluster: Cluster) -> str:
-    """What tells one cluster from another, as it was resolved; defaults left out, as new ones come with new versions."""
+    """What tells one resolved cluster from another; without defaults, as new ones come with new versions."""
     return hashlib.sha256(cluster.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 

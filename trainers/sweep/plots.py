@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from paceenv import figures
 from trainers.sweep.importance import parameter_names, parameter_table
-from trainers.sweep.results import COLUMNS, UNTIL, Candidate, Results
+from trainers.sweep.results import COLUMNS, SCORE, UNTIL, Candidate, Results
 
 ALL_COLOUR, FRONT_COLOUR, BEST_COLOUR = "#c5cad3", "#4c72b0", "#c44e52"
 PERCENT = ("throughput",)
@@ -27,9 +27,9 @@ def label(name: str) -> str:
 
 
 def axes_of(results: Results) -> tuple[str, str]:
-    """What a Pareto plot has on x and y: the second objective and the first; of training, decisions and score."""
-    first = results.objectives[0]
-    return (results.objectives[1] if len(results.objectives) > 1 else UNTIL), first
+    """What a Pareto plot has on x and y: the second objective and the first, where there is but one CV or decisions."""
+    first, *others = results.objectives
+    return (others[0] if others else UNTIL if first == SCORE else "cv"), first
 
 
 def pareto(results: Results, path: Path) -> None:

@@ -35,7 +35,7 @@ class Candidate:
     label : how it is spelled: a policy's name, or hyperparameters
     cluster : the one it was tried on, nothing for all of them
     parameters : numbers by name, of what was searched
-    values : what it came to, by objective; for training also how many decisions it took
+    values : what it came to, by quantity, whether it is an objective or not; of training score and decisions
     """
 
     trial: int
@@ -65,7 +65,7 @@ class Results:
             return cls(config, (SCORE,), [_trained(row) for row in done], failed)
         weights = {case["name"]: case["weight"] for case in ledger.header["inputs"]["cases"]}
         each = config.static.scope == "each"
-        found = [one for row in done for one in _tried(row, config.static.objectives, weights, each=each)]
+        found = [one for row in done for one in _tried(row, weights, each=each)]
         return cls(config, tuple(config.static.objectives), found, failed)
 
     @property
@@ -117,15 +117,16 @@ def _cell(name: str, value: float) -> str:
     return f"{value:+.2%}" if name == "throughput" else f"{value:.4f}"
 
 
-def _tried(row: Row, objectives: Sequence[Any], weights: Mapping[str, float], *, each: bool) -> list[Candidate]:
+def _tried(row: Row, weights: Mapping[str, float], *, each: bool) -> list[Candidate]:
     settings, clusters, result = settings_of(row["work"]), row["work"]["clusters"], row["result"]
     groups = [[c] for c in range(len(clusters))] if each else [list(range(len(clusters)))]
     found = []
     for group in groups:
         names = [clusters[c] for c in group]
-        part = {QUANTITIES[o]: [[of_one[c] for c in group] for of_one in result[QUANTITIES[o]]] for o in objectives}
+        part = {name: [[of_one[c] for c in group] for of_one in result[name]] for name in QUANTITIES.values()}
         weight_C = np.array([weights[name] for name in names])
-        value_OS = {o: SIGN[o] * values(part, o, weight_C) for o in objectives}
+        known = [o for o, name in QUANTITIES.items() if any(v is not None for v in part[name][0])]
+        value_OS = {o: SIGN[o] * values(part, o, weight_C) for o in known}
         for s, setting in enumerate(settings):
             parameters = {f"{m}.{what}": v for m, *pair in setting for what, v in zip(_PAIR, pair, strict=True)}
             came_to = {name: float(value_S[s]) for name, value_S in value_OS.items()}

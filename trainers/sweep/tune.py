@@ -47,6 +47,8 @@ RESTARTS = 5
 As new trials of Tune's, whose own restarts (``max_failures``) leave out those that were just given a lost worker.
 """
 LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
+UNKNOWN_CPUS = 16
+"""Asked for of a cluster that has none yet, as it grows when it is asked."""
 STORAGE = ".tune"
 PACKAGES = ("configs", "live", "paceenv", "policies", "trainers")
 """What travels to the nodes of a cluster."""
@@ -75,7 +77,7 @@ def connected(address: str | None) -> Iterator[int]:
             said = str(error).splitlines()[0]
             raise InputError(f"--address {address}: {said}; allowed: auto, or HOST:PORT of a running cluster") from None
         try:
-            yield int(ray.cluster_resources().get("CPU", 1))
+            yield int(ray.cluster_resources().get("CPU", 0)) or UNKNOWN_CPUS
         finally:
             ray.shutdown()
 
