@@ -129,7 +129,7 @@ def _tried(row: Row, weights: Mapping[str, float], *, each: bool) -> list[Candid
         value_OS = {o: SIGN[o] * values(part, o, weight_C) for o in known}
         for s, setting in enumerate(settings):
             parameters = {f"{m}.{what}": v for m, *pair in setting for what, v in zip(_PAIR, pair, strict=True)}
-            came_to = {name: float(value_S[s]) for name, value_S in value_OS.items()}
+            came_to: dict[str, float] = {name: float(value_S[s]) for name, value_S in value_OS.items()}
             found.append(Candidate(row["trial"], spelled(setting), names[0] if each else "", parameters, came_to))
     return found
 
