@@ -31,7 +31,7 @@ from trainers.batches import make_parts
 from trainers.checkpoint import load_checkpoint, save_checkpoint
 from trainers.config import TrainConfig
 from trainers.constraint import NullConstraint
-from trainers.selection import Validation
+from trainers.selection import JUDGED, Validation
 from trainers.vec_env import NativeVecEnv
 
 RANGE_QUANTILES = (0.001, 0.999)
@@ -150,7 +150,7 @@ class Run:
         )
         self.model = _model(config, self.envs)
         self.curve = _Curve(self.constraint, on_progress)
-        self.validation = validation or (Validation(config.selection) if config.selection else None)
+        self._validation = validation
         self.average, self.best_score, self.looks_since = _Average(), -np.inf, 0
         self.best = self._policy()
         self.segment, self.cpu_s = 0, 0.0
@@ -182,8 +182,10 @@ class Run:
             if self.model.num_timesteps > (1.0 - ppo.average_last) * ppo.total_timesteps:
                 self.average.add(_layers(self.model))
         self.segment += 1
-        if self.validation is not None:
-            self._look(self.validation)
+        if self.config.selection is not None:
+            if self._validation is None:  # only now, as a run that is resumed may have nothing left to look at
+                self._validation = Validation(self.config.selection)
+            self._look(self._validation)
         self.cpu_s += time.process_time() - started
         if self.folder is not None:
             save_checkpoint(self.folder / CHECKPOINT, self.model, self._progress())
@@ -216,7 +218,8 @@ class Run:
     def result(self) -> Trained:
         """The selected policy, or the last where nothing selects, as a file says it."""
         config = self.config
-        policy = self.best if self.validation is not None else self._policy()
+        looks = [row for row in self.curve.rows if "score" in row]
+        policy = self.best if looks else self._policy()
         record: dict[str, Any] = {
             "paceenv": paceenv.__version__,
             "git_commit": git_commit(),
@@ -226,8 +229,9 @@ class Run:
             "timesteps": self.model.num_timesteps,
             "final_reward": round(float(np.mean([row["reward"] for row in self.curve.rows[-10:]])), 4),
         }
-        if self.validation is not None:
-            record["validation"] = {k: round(v, 4) for k, v in self.validation.judge(policy).items()}
+        if looks:
+            best = max(looks, key=lambda row: row["score"])  # the first of equals, as in _look
+            record["validation"] = {name: round(best[name], 4) for name in JUDGED}
         return Trained(
             PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
             self.curve.rows,

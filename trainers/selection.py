@@ -22,6 +22,9 @@ FIRST_SEED = 2_000_000
 NULL_PRICE = 50.0
 """What of the score a loss beyond half the limit costs: 1 % of mean step on every null costs half the gap."""
 
+JUDGED = ("gap_closed", "null_loss", "score")
+"""What :meth:`Validation.judge` says."""
+
 
 class Validation:
     """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once."""
