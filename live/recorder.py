@@ -38,6 +38,8 @@ CHUNK_ITERATIONS: Final = 64
 Row = tuple[int, int, str, int, float, float, int]
 _COLUMNS: Final = ("iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
 _TYPES: Final = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.float64(), pa.float64(), pa.int64())
+# pyarrow imports pandas, where that is installed, with the first array that it makes: here, not on the thread
+pa.array([], pa.int64())
 
 
 def rank_metadata(

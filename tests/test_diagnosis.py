@@ -76,6 +76,23 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert "pacing has nothing to exploit" in found.verdict
 
 
+def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_cut() -> None:
+    """Rank 1 begins the second collective first, as a backend with several threads may."""
+    plain = job_of(np.tile([1.0, 1.0, 2.0], (20, 1)))
+    columns = {key: plain.column(key) for key in ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")}
+    is_first = columns["op"] == "all_reduce"
+    second = {key: column[is_first] for key, column in columns.items()} | {"op": ["broadcast"] * is_first.sum()}
+    second["seq"] = np.full(is_first.sum(), 2)
+    columns["seq"] = np.where(is_first & (columns["rank"] == 1), 3, columns["seq"])
+    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
+    trace = Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test"))
+    cells = read_cells(trace)
+    graph = build_graph(cells)
+    assert sorted(graph.member_N.tolist()) == list(range(len(cells.op_N)))
+    assert np.isfinite(replay(graph, own_durations(cells, graph))).all()
+    assert "worker 2" in diagnose(trace).causes[0].advice
+
+
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 1 << 20),

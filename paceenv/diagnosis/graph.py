@@ -7,6 +7,10 @@ a send waits for the compute whose result it carries, a compute for what it rece
 posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when
 the last of them is there.
 
+Operations that few steps have, and collectives that a rank runs on several threads, can come in different orders on
+different ranks, so that they wait for each other in a circle. Of a circle the operation that usually begins first waits
+for nothing that is still to come.
+
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), section 3,
 and the artefact's notes on what its profiler records. Axes: N nodes, K tasks (nodes that begin together).
 """
@@ -22,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.diagnosis.cells import Cells, Integers
-from paceenv.errors import InputError
 
 BARRIER_OP: Final = "barrier"
 QUEUED_OPS: Final = ("gather", "all_to_all")
@@ -52,7 +55,7 @@ class Graph:
 
 
 def build_graph(cells: Cells) -> Graph:
-    """The graph of a job's usual step. Raises InputError if operations wait for each other in a circle."""
+    """The graph of a job's usual step."""
     sets = _sets(cells)
     before: list[list[int]] = [[] for _ in cells.op_N]
     start_N, end_N = (np.nanmedian(x, axis=1) for x in (cells.start_NT, cells.end_NT))
@@ -70,7 +73,7 @@ def build_graph(cells: Cells) -> Graph:
         _chain(before, main)
         _beside(before, cells, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
         _transfers(before, cells, nodes, computes, tolerance_s)
-    return _sorted(cells, sets, before)
+    return _sorted(cells, sets, before, start_N)
 
 
 def _chain(before: list[list[int]], nodes: list[int]) -> None:
@@ -157,8 +160,8 @@ def _sets(cells: Cells) -> list[list[int]]:
     return [nodes for nodes in found.values() if len(nodes) > 1]
 
 
-def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]]) -> Graph:
-    """Tasks in topological order (Kahn)."""
+def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]], start_N: NDArray[np.float64]) -> Graph:
+    """Tasks in topological order (Kahn), circles cut where the trace is earliest."""
     nodes = len(before)
     task_of_N = np.full(nodes, -1, np.int64)
     tasks = list(sets)
@@ -174,22 +177,24 @@ def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]]) -> Gra
         for m in earlier:
             releases[of[m]].append(of[n])
             waits_for[of[n]] += 1
-    ready, order = deque(k for k, count in enumerate(waits_for) if not count), []
-    while ready:
-        k = ready.popleft()
+    met_s_K = [float(start_N[members].max()) for members in tasks]
+    ready = deque(k for k, count in enumerate(waits_for) if not count)
+    order: list[int] = []
+    ordered = np.zeros(len(tasks), np.bool_)
+    blocked = iter(sorted(range(len(tasks)), key=met_s_K.__getitem__))
+    while len(order) < len(tasks):
+        k = ready.popleft() if ready else next(k for k in blocked if not ordered[k])
+        if ordered[k]:
+            continue
+        ordered[k] = True
         order.append(k)
         for later in releases[k]:
             waits_for[later] -= 1
             if not waits_for[later]:
                 ready.append(later)
-    if len(order) < len(tasks):
-        stuck = next(tasks[k][0] for k, count in enumerate(waits_for) if count)
-        raise InputError(
-            f"trace of {cells.name}: operations wait for each other in a circle, {cells.ops[cells.op_N[stuck]]} of "
-            f"rank {cells.ranks[cells.rank_N[stuck]]} among them; allowed: one order on all ranks"
-        )
     place = np.empty(len(tasks), np.int64)
     place[order] = np.arange(len(tasks))
+    before = [[m for m in earlier if place[of[m]] < place[of[n]]] for n, earlier in enumerate(before)]
     sizes = np.array([len(tasks[k]) for k in order], np.int64)
     return Graph(
         task_K=np.concatenate([[0], np.cumsum(sizes)]),
