@@ -21,6 +21,7 @@ from live.canary import PairedComparison, Schedule
 from live.testbed.run import agent_options
 from paceenv import configs
 from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.posterior import drawn_clusters
 from paceenv.cluster import load_cluster
 from paceenv.errors import InputError
 from policies.names import STATIC_DEFAULTS
@@ -31,7 +32,7 @@ from trainers.blocks import Blocks, Effect, effect, job_steps, log_ratios, mean_
 from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions, choose, default_rule, known_cluster
 from trainers.loop_agents import agents_say
 from trainers.loop_folder import LoopFolder
-from trainers.predict import Predictor, drawn_clusters, run_in_blocks, with_cap
+from trainers.predict import Predictor, run_in_blocks, with_cap
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)

@@ -22,6 +22,7 @@ from live.testbed.scenario import Scenario
 from paceenv import configs, output
 from paceenv.calibration.job import JobFit
 from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.configs import Config
@@ -33,7 +34,7 @@ from trainers.blocks import Array, Blocks, Effect, effect, job_steps, log_ratios
 from trainers.config import load_train_config
 from trainers.loop_agents import agents_say, baseline_s
 from trainers.loop_folder import Found, LoopFolder
-from trainers.predict import DRAWS, Predictor, drawn_clusters, with_cap
+from trainers.predict import Predictor, with_cap
 from trainers.static_search import search_static
 from trainers.suites import Case, ClusterShare, Suite
 

@@ -5,8 +5,8 @@ read. They differ where an effect outlives the block that caused it: two jobs th
 for a while. Blocks follow the agent's schedule, and in blocks without pacing the policy stands still, as in
 ``live.pacer``.
 
-Parameters are drawn from the calibration's errors such that the measured mean step comes out, and each drawn cluster is
-simulated over several seeds. The interval of always on has the mean effect of 95 % of such clusters in it; that in
+Clusters are drawn from the calibration's errors (:mod:`paceenv.calibration.posterior`), and each is simulated over
+several seeds. The interval of always on has the mean effect of 95 % of such clusters in it; that in
 blocks what 95 % of single canaries would read.
 
 Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
@@ -14,9 +14,8 @@ Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ from live.canary import Schedule
 from live.student import upper_quantile
 from live.testbed.scenario import LoopPlan
 from paceenv import pacing, timing
-from paceenv.calibration.parameters import Parameter
 from paceenv.cluster import Cluster
 from paceenv.engine.simulator import Simulator
 from paceenv.errors import InputError
@@ -36,13 +34,6 @@ from policies.rollout import start
 from policies.select import select_policy
 from trainers.blocks import LEVEL, Array, Blocks, Effect, log_ratios
 
-DRAWS = 16
-"""Clusters drawn from the calibration's errors."""
-CANDIDATES, SHORT_ITERATIONS = 16, 200
-"""Drawn clusters for each that is kept, and the iterations that tell their mean step."""
-NORMAL_95 = 1.96
-TRIES, LEAST_SHARE = 100, 0.05
-"""Draws of a value before the fitted one is taken; the share of it that no draw falls below."""
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
 _ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
 
@@ -79,80 +70,12 @@ def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
     return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
 
 
-def drawn_clusters(
-    cluster: Cluster, parameters: Sequence[Parameter], measured: Mapping[str, float], seed: int, draws: int = DRAWS
-) -> list[Cluster]:
-    """Clusters that may be the real one: parameters drawn from their errors, such that the measured mean step results.
-
-    A job's mean step is known better than the parameters one by one, whose errors hang together. So ``CANDIDATES``
-    times as many clusters are drawn; for each that is wanted a mean step is drawn from the interval of the measured one
-    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest.
-    """
-    random, vague = np.random.default_rng(seed), [p for p in parameters if _can_be_drawn(cluster, p)]
-    if not vague:
-        return [cluster] * draws
-    candidates = [cluster] * draws  # at least, should most draws contradict themselves
-    for _ in range(CANDIDATES * draws):
-        with contextlib.suppress(InputError):
-            candidates.append(cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn"))
-    candidates = candidates[-CANDIDATES * draws :]
-    mean_s_N = np.array([_mean_step_s(candidate) for candidate in candidates])
-    found = []
-    for wanted_s in random.normal(
-        measured["mean_s"], (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95), draws
-    ):
-        nearest = int(np.abs(mean_s_N - wanted_s).argmin())
-        found.append(candidates[nearest])
-        mean_s_N[nearest] = np.inf
-    return found
-
-
-def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
-    """Whether a parameter has an error and is a number of this cluster that may take any value within it."""
-    if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
-        return False
-    try:
-        for value in (parameter.value, *_edges(parameter)):
-            cluster.changed([f"{parameter.key}={value!r}"], "drawn")
-    except InputError:
-        return False
-    return True
-
-
-def _edges(parameter: Parameter) -> tuple[float, float]:
-    """The 95 % interval of a parameter, kept a little above 0."""
-    assert parameter.value is not None
-    assert parameter.se is not None
-    low, high = (
-        parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
-        for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
-    )
-    return max(low, LEAST_SHARE * abs(parameter.value)), high
-
-
-def _draw(parameter: Parameter, random: np.random.Generator) -> float:
-    """A value from the normal of its error within its interval."""
-    assert parameter.value is not None
-    assert parameter.se is not None
-    low, high = _edges(parameter)
-    for _ in range(TRIES):
-        if low <= (value := float(random.normal(parameter.value, parameter.se))) <= high:
-            return value
-    return parameter.value
-
-
-def _mean_step_s(cluster: Cluster) -> float:
-    """Of a short run without pacing."""
-    simulator = start(cluster, np.arange(2))
-    return float(simulator.run(simulator.off(), SHORT_ITERATIONS).mean())
-
-
 class Predictor:
     """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
 
     Parameters
     ----------
-    clusters : drawn from a calibration (:func:`drawn_clusters`), capped (:func:`with_cap`)
+    clusters : drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`)
     plan : of the loop: blocks, intervals, the mechanism
     seeds : episodes a cluster
     first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
