@@ -35,7 +35,14 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Try many settings or hyperparameters on Ray, and go on where it stopped: paceenv sweep CONFIG -o DIR",
+    help="""Try many settings or hyperparameters on Ray, and go on where it stopped.
+
+    paceenv sweep CONFIG -o DIR [--resume] [--address auto|HOST:PORT] [--set KEY=VALUE] [--json FILE]
+
+    CONFIG is a file or a name in configs/sweeps. The options are explained by: paceenv sweep run --help
+
+    First steps: paceenv sweep demo -o runs/sweep
+    """,
 )
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a sweep.")]
 
