@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_jobs import run_ranks
+from live_samples import run_python
 from profiled_bodies import profiled
 
 from paceenv import cli
@@ -24,6 +26,7 @@ from paceenv.errors import InputError
 from paceenv.importers import load_traces, sniff
 from paceenv.importers.json_events import MOST_EVENT, EventFile
 from paceenv.importers.kineto import op_name
+from paceenv.importers.plain_pickle import read_plain_pickle
 from paceenv.trace import Trace
 
 Found = TypeVar("Found")
@@ -135,10 +138,77 @@ def test_flight_recorder_dumps(tmp_path: Path) -> None:
     assert "worker 1" in diagnosis.causes[0].advice
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_pickled_dumps_are_read_as_data(tmp_path: Path, protocol: int) -> None:
+    """The same trace as from JSON; of a torn one what was complete."""
+    (tmp_path / "json").mkdir()
+    expected, _ = load_traces(written(tmp_path / "json", {f"rank_{r}": dump_of(r, 0.015 * r) for r in range(2)}))
+    files = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(2)]
+    for rank, path in enumerate(files):
+        content = pickle.dumps(dump_of(rank, 0.015 * rank), protocol)
+        path.write_bytes(gzip.compress(content) if rank else content)
+    trace, notes = load_traces(files)
+    assert not notes
+    assert rows(trace, 1, 5) == rows(expected, 1, 5)
+    content = pickle.dumps(dump_of(0, 0.0), protocol)
+    files[0].write_bytes(content[: len(content) * 3 // 4])
+    torn, notes = load_traces(files)
+    assert "nccl_trace_rank_0: damaged, " in notes[0]
+    assert rows(torn, 0, 5) == rows(expected, 0, 5)
+
+
+def test_dumps_that_pytorch_writes(tmp_path: Path) -> None:
+    """Its own writer, in C++; gloo times nothing, so that is as far as it goes without a GPU."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "import torch, torch.distributed as dist\n"
+        "from torch._C._distributed_c10d import _dump_fr_trace, _dump_fr_trace_json\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "for _ in range(9): dist.all_reduce(torch.ones(9)); dist.broadcast(torch.ones(2, 3), 0)\n"
+        "Path(sys.argv[1], 'rank_0').write_bytes(_dump_fr_trace())\n"
+        "Path(sys.argv[1], 'rank_0.json').write_bytes(_dump_fr_trace_json())\n"
+    )
+    done = run_python(code, str(tmp_path), TORCH_FR_BUFFER_SIZE="100")
+    assert done.returncode == 0, done.stderr
+    found, damage = read_plain_pickle((tmp_path / "rank_0").read_bytes())
+    told = json.loads((tmp_path / "rank_0.json").read_text())["entries"]
+    assert not damage
+    assert len(found["entries"]) == len(told) == 18
+    for key in ("collective_seq_id", "profiling_name", "state", "is_p2p", "input_sizes", "input_dtypes"):
+        assert [entry[key] for entry in found["entries"]] == [entry[key] for entry in told]
+    with pytest.raises(InputError, match="rank_0: no completed collectives"):
+        load_traces([tmp_path / "rank_0"])
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "run"),)
+
+    path = tmp_path / "rank_0"
+    for protocol in range(2, 6):
+        path.write_bytes(pickle.dumps({"entries": [dump_of(0, 0.0)["entries"][0], Evil()]}, protocol))
+        with pytest.raises(InputError):
+            load_traces([path])
+    assert not (tmp_path / "run").exists()
+
+
+@settings(max_examples=200)
+@given(content=st.binary(max_size=400), at=st.integers(0, 3000), protocol=st.integers(2, 5))
+def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> None:
+    whole = pickle.dumps(dump_of(0, 0.0, steps=2), protocol)
+    for changed in (whole[:2] + content, whole[:at] + content[:3] + whole[at + 3 :]):
+        found, damage = read_plain_pickle(changed)
+        assert not damage or type(found) is list
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (pickle.dumps({"entries": []}), "a pickle, which is not read .*_dump_nccl_trace_json"),
+        (pickle.dumps({"entries": []}), "no completed collectives; allowed: a dump of a job that ran with TORCH_NCCL"),
+        (pickle.dumps([1, 2]), 'a pickle without a list "entries"'),
+        (pickle.dumps(Path("/")), "rank_0: STACK_GLOBAL at byte 33 is no plain data and is not run; allowed"),
+        (pickle.dumps({("a", 1): 2}), "a key that is neither text nor a number"),
         (
             json.dumps(dump_of(0, 0.0, timing=False)).encode(),
             "24 completed collectives without duration.*ENABLE_TIMING",

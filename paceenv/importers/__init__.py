@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -12,6 +11,8 @@ from paceenv.errors import InputError
 from paceenv.importers import flight_recorder, kineto
 from paceenv.importers.flight_recorder import import_flight_recorder
 from paceenv.importers.kineto import import_kineto
+from paceenv.importers.packed import head_of
+from paceenv.importers.plain_pickle import is_pickle
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import merge_timelines
@@ -20,7 +21,6 @@ from paceenv.trace import METADATA_KEY, Trace, open_parquet, read_trace
 __all__ = ["Format", "detect_format", "import_straggler", "load_trace", "load_traces", "sniff"]
 
 Format = Literal["parquet", "kineto", "flight recorder"]
-_HEAD_BYTES: Final = 1 << 16
 _NCCL_TESTS: Final = re.compile(r"^#\s+size\s+count\s+type\b", re.MULTILINE)
 
 
@@ -45,21 +45,19 @@ def load_trace(path: str | Path) -> Trace:
 
 def sniff(path: str | Path) -> Format:
     """Which kind of file this is, by how it begins. Raises InputError that says what to do with any other."""
-    head = _head(Path(path))
+    head = head_of(Path(path))
     if head[:4] == b"PAR1":
         return "parquet"
-    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
-        raise InputError(
-            f"{path}: a pickle, which is not read because that runs what is in it; {flight_recorder.HOW_TO}"
-        )
+    if is_pickle(head):
+        return "flight recorder"
     text = head.decode("utf-8", "replace")
     if text.lstrip("\ufeff \t\r\n")[:1] in {"{", "["}:
         return "flight recorder" if '"entries"' in text and '"traceEvents"' not in text else "kineto"
     if _NCCL_TESTS.search(text):
         raise InputError(f"{path}: a bandwidth table of nccl-tests, no trace; allowed: paceenv calibrate {path}")
     raise InputError(
-        f"{path}: unknown format; allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler or its "
-        "Flight Recorder, one file per rank"
+        f"{path}: unknown format; allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler, or "
+        "dumps of its Flight Recorder, one file per rank"
     )
 
 
@@ -89,18 +87,3 @@ def load_traces(paths: Sequence[str | Path]) -> tuple[Trace, tuple[str, ...]]:
     name = files[0].parent.resolve().name or "job"
     trace = merge_timelines([timeline for timeline, _ in found], name, source)
     return trace, tuple(note for _, note in found if note)
-
-
-def _head(path: Path) -> bytes:
-    """A file's first bytes, unpacked where it is gzipped, as far as they go."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from None
-    if head[:2] != b"\x1f\x8b":
-        return head
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
-    except zlib.error as error:
-        raise InputError(f"{path}: damaged gzip file: {error}") from None

@@ -1,9 +1,9 @@
-"""Importer of Flight Recorder dumps of PyTorch (NCCL): one JSON file per rank, gzipped or not.
+"""Importer of Flight Recorder dumps of PyTorch (NCCL): one file per rank, a pickle or JSON, gzipped or not.
 
 A dump is a ring of a rank's last collectives, without steps. A step is the shortest sequence of collectives that
 recurs, begun after the longest usual gap. Times are those of the device only with TORCH_NCCL_ENABLE_TIMING=1, and when
-a collective ended is known as well as the watchdog looked. Dumps are pickles by default; those are not read, because
-reading a pickle runs what is in it.
+a collective ended is known as well as the watchdog looked. Dumps are pickles by default; what is in them is read as
+data and never run (``paceenv.importers.plain_pickle``).
 
 Format: version 2 of torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
@@ -21,12 +21,12 @@ import numpy as np
 from paceenv.errors import InputError
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.kineto import ITEM_BYTES, is_number, op_name
+from paceenv.importers.packed import content_of, head_of
+from paceenv.importers.plain_pickle import MOST_BYTES, is_pickle, read_plain_pickle
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 SOURCE: Final = "PyTorch Flight Recorder"
-HOW_TO: Final = (
-    "write JSON in the job itself: torch._C._distributed_c10d._dump_nccl_trace_json(), with TORCH_NCCL_ENABLE_TIMING=1"
-)
+HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
 LEAST_STEPS: Final = 3
 _REPEATS: Final = 0.9
 """Share of collectives that must recur a period later."""
@@ -45,18 +45,36 @@ def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
     if named is None:
         raise InputError(f"{path}: its name does not end with the rank; allowed: nccl_trace_rank_3 or rank_3.json")
     untimed, entries = 0, []
-    with EventFile(path, "entries") as file:
-        for event in file:
-            entry = _entry(event)
-            untimed += entry is None and event.get("state") == "completed"
-            if entry is not None:
-                entries.append(entry)
-        damage = f"{path}: {file.damage}" if file.damage else ""
+    events, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
+    for event in events:
+        entry = _entry(event)
+        untimed += entry is None and event.get("state") == "completed"
+        if entry is not None:
+            entries.append(entry)
     if not entries:
         why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"
         raise InputError(f"{path}: {why}; {HOW_TO}")
     entries.sort(key=lambda entry: (entry[1].end_s, entry[1].start_s))
     return Timeline(int(named[1]), path, tuple(_steps(path, entries))), damage
+
+
+def _json(path: Path) -> tuple[list[dict[str, Any]], str]:
+    with EventFile(path, "entries") as file:
+        events = list(file)
+        return events, f"{path}: {file.damage}" if file.damage else ""
+
+
+def _pickled(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """A dump's entries; of a damaged one those that were complete."""
+    content, torn = content_of(path, MOST_BYTES)
+    found, damage = read_plain_pickle(content)
+    entries = found if damage else found.get("entries") if isinstance(found, dict) else None
+    if not isinstance(entries, list):
+        raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    if damage and not any("record_id" in entry for entry in entries):
+        raise InputError(f"{path}: {torn or damage}; allowed: a dump of the Flight Recorder")
+    return entries, f"{path}: damaged, {torn or damage}; what came before is used" if damage else ""
 
 
 def _entry(event: dict[str, Any]) -> _Entry | None:
@@ -77,18 +95,22 @@ def _entry(event: dict[str, Any]) -> _Entry | None:
         start_s = start_ns * 1e-9
     else:
         return None
-    name = str(group[0]) if isinstance(group, list) and group else str(event.get("pg_id", 0))
+    name = str(group[0]) if isinstance(group, list | tuple) and group else str(event.get("pg_id", 0))
     op, size = op_name(said.partition(":")[2] or said), _bytes(event)
     return number, Collective(op, name, start_s, end_s, size), (op, name, size)
 
 
 def _bytes(event: dict[str, Any]) -> int:
     sizes, kinds = event.get("input_sizes"), event.get("input_dtypes")
-    if not (isinstance(sizes, list) and isinstance(kinds, list)):
+    if not (isinstance(sizes, list | tuple) and isinstance(kinds, list | tuple)):
         return 0
     total = 0.0
     for shape, kind in zip(sizes, kinds, strict=False):
-        if isinstance(shape, list) and all(is_number(n) and 0 <= n < 1 << 40 for n in shape) and isinstance(kind, str):
+        if (
+            isinstance(shape, list | tuple)
+            and all(is_number(n) and 0 <= n < 1 << 40 for n in shape)
+            and isinstance(kind, str)
+        ):
             total += float(np.prod([float(n) for n in shape])) * ITEM_BYTES.get(kind, 0)
     return int(min(total, float(1 << 60)))
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceenv.errors import InputError
+from paceenv.importers.packed import GZIP
 
 MOST_EVENT: Final = 1 << 22
 """Characters of one event, or of what comes before the first."""
 _CHUNK: Final = 1 << 18
-_GZIP: Final = b"\x1f\x8b"
 _SPACE: Final = re.compile(r"[\s,]*")
 
 
@@ -40,9 +40,7 @@ class EventFile:
             self._file.seek(0)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
-        self._stream: gzip.GzipFile | BufferedReader = (
-            gzip.GzipFile(fileobj=self._file) if head == _GZIP else self._file
-        )
+        self._stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=self._file) if head == GZIP else self._file
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = self._find_list(name)
 

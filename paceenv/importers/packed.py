@@ -1,0 +1,49 @@
+"""The bytes of a file that may be gzipped: its head, to tell what it is, and all of it up to a limit."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Final
+
+from paceenv.errors import InputError
+
+GZIP: Final = b"\x1f\x8b"
+_HEAD_BYTES: Final = 1 << 16
+_CHUNK: Final = 1 << 20
+
+
+def head_of(path: Path) -> bytes:
+    """A file's first bytes, unpacked, as far as they go. Raises InputError if there is no reading it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    if head[:2] != GZIP:
+        return head
+    try:
+        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
+    except zlib.error as error:
+        raise InputError(f"{path}: damaged gzip file: {error}") from None
+
+
+def content_of(path: Path, most_bytes: int) -> tuple[bytes, str]:
+    """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable."""
+    content, damage = bytearray(), ""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if packed else file
+            try:
+                while len(content) <= most_bytes and (chunk := stream.read1(_CHUNK)):
+                    content += chunk
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                damage = " ".join(str(error).split())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+    if len(content) > most_bytes:
+        raise InputError(f"{path}: more than {most_bytes >> 20} MB; allowed: at most that")
+    return bytes(content), damage
