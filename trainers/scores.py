@@ -7,8 +7,8 @@ from pathlib import Path
 
 from paceenv import configs, output
 from trainers import report
+from trainers.contest import load_contest
 from trainers.evaluate import NULL_LIMIT, TUNED, Comparison, evaluate
-from trainers.static_search import search_static
 from trainers.suites import ALL, SPLITS, Split, Suite, load_suite
 
 CHANGING = "mixed"
@@ -20,8 +20,9 @@ Rebuilt by `make scores` from the committed configs, which also writes SCORES.js
 over {seeds} seeds of {iterations} iterations with 95 % bootstrap intervals, paired on common random numbers; every rank
 runs its own copy of a policy on its own view. A CV is never a result by itself.
 
-`static` is the single setting that is best for a whole split, found by sweep on the clusters of that split themselves,
-on other seeds: the bar to beat. `static-tuned` is tuned for each cluster in the same way. `projection` is given the
+`static` is the single setting that is best for a whole split, found by the sweep `static-SPLIT` on the clusters of that
+split themselves, on other seeds: the bar to beat. `static-tuned` is tuned for each cluster by the sweep `tuned`. What
+they found is committed in `configs/contests` (`make tuned` finds it again). `projection` is given the
 config of the cluster it runs on, but neither its draws nor its noise. `clairvoyant` looks ahead on the true noise and
 cannot be deployed; gap closed is a gain as a share of its gain. `learned` is the released policy: trained on the
 clusters of split train and selected on those of split validation. Those of split held-out were run for this table,
@@ -44,10 +45,13 @@ def rebuild(out: Path, splits: tuple[Split, ...] = SPLITS) -> None:
 
 
 def compare(suite: Suite) -> tuple[Comparison, str]:
-    """All policies on a suite; also the name of the best single static setting."""
-    with output.progress(f"{suite.name}: best static settings", 1) as done:
-        found = search_static(suite, on_done=done)
-    static, tuned = found.best(), {case.name: found.best_for(case.name) for case in suite.cases}
+    """All policies on a split's clusters; also the best single static setting, which a sweep found, as did tuned ones.
+
+    Raises InputError where a cluster is no longer the one that was searched.
+    """
+    best = load_contest(f"static-{suite.name}")
+    best.check(suite)
+    static, tuned = best.policies[0], load_contest("tuned").tuned_for(suite)
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
         return evaluate([static, *POLICIES], suite, on_done=done, tuned=tuned), static
 
