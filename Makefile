@@ -57,7 +57,7 @@ bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid wi
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks
 
-tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 30 minutes; goes on where it was)
+tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, into configs/contests (about 15 minutes; goes on where it was)
 	@for sweep in $(TUNED); do $(BIN)/paceenv sweep $$sweep -o runs/sweeps/$$sweep --resume || exit 1; done
 	@mkdir -p configs/contests
 	@for sweep in $(TUNED); do cp runs/sweeps/$$sweep/winner.yaml configs/contests/$$sweep.yaml; done

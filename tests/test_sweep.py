@@ -24,7 +24,7 @@ from trainers.sweep.config import Asha, Pbt, Range, SweepConfig, load_sweep_conf
 from trainers.sweep.finish import finish
 from trainers.sweep.ledger import NAME, Ledger
 from trainers.sweep.pbt import PbtSearch
-from trainers.sweep.results import Results
+from trainers.sweep.results import Candidate, Results
 from trainers.sweep.run import Sweep, make_search, make_task, open_sweep, run_here
 from trainers.sweep.score import spelled
 from trainers.sweep.search import Search, Trial, Work
@@ -293,6 +293,7 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
     for cluster, policy in tuned.items():
         mine = [c for c in results.candidates if c.cluster == cluster]
         assert len(mine) == 22
+        assert mine[0].label == "static:", "no winner is worse than no pacing"
         assert policy == max(mine, key=lambda c: c.values["throughput"]).label
     Path(suite).write_text(SUITE.replace("incast-shallow}", "incast-shallow, set: {job.compute_s: 0.3}}"))
     with pytest.raises(InputError, match="incast-shallow: changed since it was searched; allowed: as it was"):
@@ -303,6 +304,16 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
         InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"
     ):
         cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
+
+
+def test_of_equal_settings_the_one_with_the_fewest_parameters_wins(suite: str) -> None:
+    def candidate(trial: int, gain: float, *names: str) -> Candidate:
+        return Candidate(trial, "+".join(names), "", dict.fromkeys(names, 0.1), {"throughput": gain, "cv": 0.1})
+
+    tried = [candidate(0, 0.0, "slack.window", "slide.window"), candidate(1, 0.0), candidate(2, -0.1)]
+    results = Results(_config(suite, grid=GRID), ("throughput", "cv"), tried, [])
+    assert results.best() == tried[1]
+    assert results.front() == [tried[1]]
 
 
 def test_a_trial_is_shown_and_run_again(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,6 +62,7 @@ class _Study:
             directions=["maximize"] * len(static.objectives), sampler=_sampler(search, static, seed)
         )
         self._keys = [f"{m}.{what}" for m in static.mechanisms for what in ("threshold", "window")]
+        self._study.enqueue_trial(dict.fromkeys(self._keys, _RANGE.low))  # all off: no winner is worse than that
         self._open: list[tuple[list[optuna.Trial], dict[str, Any]]] = []
         self.found: dict[int, Result | None] = {}
         self._told = 0

@@ -28,7 +28,7 @@ def write_page(results: Results, shares: Mapping[str, float], path: Path) -> Non
     parts += ["<h2>Winner</h2>", _winners(results), "<h2>What candidates came to</h2>"]
     figures = [_pareto(results), _parallel(results)] + ([_importance(results, shares)] if shares else [])
     for i, figure in enumerate(figures):
-        figure.update_layout(template="plotly_white", height=480, margin={"t": 60})
+        figure.update_layout(template="plotly_white", height=480)
         parts.append(figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False}))
     if results.failed:
         rows = "".join(f"<tr><td>{r['trial']}</td><td>{html.escape(r['error'])}</td></tr>" for r in results.failed)
@@ -76,7 +76,7 @@ def _pareto(results: Results) -> go.Figure:
             for one in clusters
         ]
         figure.update_layout(updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15, "xanchor": "right"}])
-    figure.update_layout(xaxis_title=label(x), yaxis_title=label(y))
+    figure.update_layout(xaxis_title=label(x), yaxis_title=label(y), margin={"t": 60})
     return figure
 
 
@@ -90,7 +90,7 @@ def _parallel(results: Results) -> go.Figure:
     first = results.objectives[0]
     colour = shown(first, [c.values[first] for c in results.candidates])
     figure = go.Figure(go.Parcoords(line={"color": colour, "colorscale": "Viridis"}, dimensions=dimensions))
-    figure.update_layout(title="Parallel coordinates: draw along an axis to choose a range")
+    figure.update_layout(title="Parallel coordinates: draw along an axis to choose a range", margin={"t": 110})
     return figure
 
 

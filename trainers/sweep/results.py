@@ -74,22 +74,28 @@ class Results:
         return list(dict.fromkeys(candidate.cluster for candidate in self.candidates))
 
     def best(self, cluster: str = "") -> Candidate | None:
-        """The winner: best in the first objective, then in the others; of training, among those that got farthest."""
+        """The winner: best in the first objective, then in the others, then with the fewest parameters.
+
+        Of training, among those that got farthest.
+        """
         found = [candidate for candidate in self.candidates if candidate.cluster == cluster]
         if found and UNTIL in found[0].values:
             farthest = max(one.values[UNTIL] for one in found)
             found = [one for one in found if one.values[UNTIL] == farthest]
-        return min(found, key=lambda one: tuple(-v for v in self.goodness(one)), default=None)
+        return min(found, key=self._place, default=None)
 
     def front(self, cluster: str = "") -> list[Candidate]:
         """Candidates that no other one equals in all objectives and beats in one, best first; one of equal ones."""
         found = [candidate for candidate in self.candidates if candidate.cluster == cluster]
         kept: list[Candidate] = []
-        for one in sorted(found, key=lambda one: tuple(-v for v in self.goodness(one))):
+        for one in sorted(found, key=self._place):
             mine = self.goodness(one)
             if not any(all(a >= b for a, b in zip(self.goodness(k), mine, strict=True)) for k in kept):
                 kept.append(one)
         return kept
+
+    def _place(self, candidate: Candidate) -> tuple[float, ...]:
+        return *(-value for value in self.goodness(candidate)), len(candidate.parameters)
 
     def goodness(self, candidate: Candidate) -> tuple[float, ...]:
         """A candidate's objectives, each so that more is better."""
