@@ -203,8 +203,13 @@ def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_pa
 
 
 def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_same(tmp_path: Path) -> None:
+    """Whole on Ray, cut short and resumed in a plain loop."""
+    from trainers.sweep import tune
+
     config = _ppo(tmp_path, pbt={"population": 3, "rounds": 2}, seeds=1)
-    run_here(_begun(config, tmp_path / "whole"))
+    whole = _begun(config, tmp_path / "whole")
+    with tune.connected(None) as cpus:
+        tune.run_on_ray(whole, cpus)
     (tmp_path / "cut").mkdir()
     rows = 0
     while True:
