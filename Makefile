@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench tuned scores released commit-checks clean
+.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,11 @@ format: $(STAMP) ## format, and repair what ruff can repair
 
 typecheck: $(STAMP) ## mypy, strict
 	@$(BIN)/python -m mypy
+
+FUZZ_S ?= 300
+fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidance, for FUZZ_S (300)
+	@$(PIP) install -qq -c constraints.txt -e '.[fuzz]'
+	@PYTHONPATH=.:tests $(BIN)/python tests/fuzz_importers.py --seconds $(FUZZ_S)
 
 bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid with apt-get (as root)
 	@$(PIP) install -qq -c constraints.txt -e '.[bench]'

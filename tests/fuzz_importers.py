@@ -1,0 +1,80 @@
+"""Fuzzes the importers under coverage guidance (atheris): whatever a file holds, it is a trace or an InputError.
+
+``make fuzz`` runs it for five minutes; ``FUZZ_S=3600 make fuzz`` for an hour. Anything else than an InputError, an input
+that takes 20 s or 2 GB ends the run, and the input that did it is left in ``runs/fuzz``. What is read goes on into the
+diagnosis, as a user's file does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+from importer_samples import dump_of, profile_of
+
+with atheris.instrument_imports(include=["paceenv.importers", "paceenv.calibration.bandwidth", "paceenv.trace"]):
+    from paceenv.calibration.bandwidth import fit_bandwidth, read_table
+    from paceenv.importers import load_traces
+
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.errors import InputError
+
+TABLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    11.2    0.09    0.16      0    11.1    0.09    0.16      0
+     1048576        262144     float     sum      -1    35.0   29.96   52.43      0    34.9   30.05   52.58      0
+   268435456      67108864     float     sum      -1  2345.0  114.47  200.33      0  2340.0  114.72  200.75      0
+"""
+MOST_STEPS = 6
+"""Of the samples: mutations reach more of a small file."""
+
+
+def samples() -> dict[str, bytes]:
+    """A small file of every format but Parquet, whose reader is pyarrow's."""
+    profile = profile_of(0)
+    profile["traceEvents"] = profile["traceEvents"][: 1 + 7 * MOST_STEPS]
+    dump = dump_of(0, 0.0, steps=MOST_STEPS)
+    found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
+    return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+
+
+def take(content: bytes, path: Path) -> None:
+    """One input, as two files of one job and as a table."""
+    path.write_bytes(content)
+    try:
+        trace, _ = load_traces([path])
+        diagnose(trace)
+    except InputError:
+        pass
+    try:
+        fit_bandwidth(read_table(path))
+    except InputError:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=300)
+    parser.add_argument("--out", type=Path, default=Path("runs/fuzz"))
+    options = parser.parse_args()
+    corpus = options.out / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for name, content in samples().items():
+        (corpus / name).write_bytes(content)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder, "rank_0")
+        limits = ["-timeout=20", "-rss_limit_mb=2048", "-max_len=16384", f"-max_total_time={options.seconds}"]
+        atheris.Setup(
+            [sys.argv[0], *limits, f"-artifact_prefix={options.out}/", "-print_final_stats=1", str(corpus)],
+            lambda content: take(content, path),
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
