@@ -25,12 +25,17 @@ with atheris.instrument_imports(include=["paceenv.importers", "paceenv.calibrati
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.errors import InputError
 
-TABLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)
-        1024           256     float     sum      -1    11.2    0.09    0.16      0
-     1048576        262144     float     sum      -1    35.0   29.96   52.43      0
-   268435456      67108864     float     sum      -1  2345.0  114.47  200.33      0
-"""
+_PLACE = "    time   algbw   busbw #wrong"
+_ROWS = (
+    (1024, 256, 11.2, 0.09),
+    (65536, 16384, 14.0, 4.68),
+    (1 << 20, 1 << 18, 35.0, 29.96),
+    (1 << 28, 1 << 26, 2345.0, 114.47),
+)
+TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\n" + "".join(
+    f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
+    for size, count, us, rate in _ROWS
+)
 MOST_STEPS = 6
 """Of the samples: mutations reach more of a small file."""
 
@@ -39,18 +44,20 @@ def samples() -> dict[str, bytes]:
     """A small file of every format but Parquet, whose reader is pyarrow's."""
     profile = profile_of(0)
     profile["traceEvents"] = profile["traceEvents"][: 1 + 7 * MOST_STEPS]
+    del profile["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
     found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
     return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
 
 
-def take(content: bytes, path: Path) -> None:
-    """One input, as a trace and as a table."""
-    path.write_bytes(content)
+def take(content: bytes, paths: list[Path]) -> None:
+    """One input, as the files of two ranks and as a table."""
+    for path in paths:
+        path.write_bytes(content)
     with contextlib.suppress(InputError):
-        diagnose(load_traces([path])[0])
+        diagnose(load_traces(paths)[0])
     with contextlib.suppress(InputError):
-        fit_bandwidth(read_table(path))
+        fit_bandwidth(read_table(paths[0]))
 
 
 def main() -> None:
@@ -63,11 +70,11 @@ def main() -> None:
     for name, content in samples().items():
         (corpus / name).write_bytes(content)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        path = Path(folder, "rank_0")
+        paths = [Path(folder, f"rank_{rank}") for rank in range(2)]
         limits = ["-timeout=20", "-rss_limit_mb=2048", "-max_len=16384", f"-max_total_time={options.seconds}"]
         atheris.Setup(
             [sys.argv[0], *limits, f"-artifact_prefix={options.out}/", "-print_final_stats=1", str(corpus)],
-            lambda content: take(content, path),
+            lambda content: take(content, paths),
         )
         atheris.Fuzz()
 
