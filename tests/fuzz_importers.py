@@ -13,6 +13,7 @@ import json
 import pickle
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import atheris
@@ -69,6 +70,7 @@ def main() -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for name, content in samples().items():
         (corpus / name).write_bytes(content)
+    warnings.simplefilter("error")  # a user would see them
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         paths = [Path(folder, f"rank_{rank}") for rank in range(2)]
         limits = ["-timeout=20", "-rss_limit_mb=2048", "-max_len=16384", f"-max_total_time={options.seconds}"]

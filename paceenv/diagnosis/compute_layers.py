@@ -205,15 +205,15 @@ def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
 
     A large value that the other pass of the same micro-batch shares is data, not a stall.
     """
+    relative_NT = v_NT / np.maximum(np.median(v_NT, axis=1, keepdims=True), 1e-12)  # most of its steps may have none
     flagged = np.zeros(v_NT.shape, np.bool_)
     for kind in np.unique(cells.op_N[node]):
         mine = cells.op_N[node] == kind
-        threshold = stall_threshold(v_NT[mine] / np.median(v_NT[mine], axis=1, keepdims=True))
-        flagged[mine] = v_NT[mine] > threshold * np.median(v_NT[mine], axis=1, keepdims=True)
+        flagged[mine] = relative_NT[mine] > stall_threshold(relative_NT[mine])
     if flagged.any():
         forward, backward = _pairs(cells, node)
         if len(forward):
-            excess = v_NT / np.median(v_NT, axis=1, keepdims=True) - 1.0
+            excess = relative_NT - 1.0
             a, b = excess[forward], excess[backward]
             both = (np.minimum(a, b) > 0.5 * np.maximum(a, b)) & (np.minimum(a, b) > 0.0)
             flagged[forward] &= ~both
