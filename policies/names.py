@@ -31,11 +31,13 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
     threshold, window), and without one from :data:`STATIC_DEFAULTS`. ``static:slack=0.02/0.3,slide=0.05/0.05`` has
     several mechanisms on at once, each with its threshold/window. Raises InputError for options that are none.
     """
-    name, _, options = text.partition(":")
+    name, separated, options = text.partition(":")
     if text in RULES:
         return RULES[text]()
     if name != "static":
         return None
+    if separated and not options.strip(","):
+        raise InputError(f"policy {text}: no options; allowed: static alone, or such as static:slack=0.1/0.2")
     given: dict[str, str] = {}
     for option in filter(None, options.split(",")):
         key, separator, value = option.partition("=")

@@ -26,7 +26,8 @@ Setting = tuple[tuple[str, float, float], ...]
 
 def spelled(setting: Setting) -> str:
     """The static policy's name with this setting, as command lines spell it; without any mechanism passive."""
-    return "static:" + ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting) or "passive"
+    options = ",".join(f"{m}={threshold:g}/{window:g}" for m, threshold, window in setting)
+    return f"static:{options}" if options else "passive"
 
 
 def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
