@@ -29,6 +29,7 @@ from trainers.sweep.run import Sweep, make_search, make_task, open_sweep, run_he
 from trainers.sweep.score import spelled
 from trainers.sweep.search import Search, Trial, Work
 from trainers.sweep.space import changed
+from trainers.sweep.task import StaticTask
 from trainers.sweep.winner import constant_policy
 
 SUITE = """
@@ -304,6 +305,18 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
         InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"
     ):
         cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
+
+
+@pytest.mark.parametrize("average", ["median", "mean"])
+def test_what_counts_is_the_average_over_seeds(average: str, suite: str, tmp_path: Path) -> None:
+    task = make_task(_config(suite, average=average), tmp_path)
+    assert isinstance(task, StaticTask)
+    setting = (("stagger", 0.5, 0.1),)
+    found = task.run(0, {"clusters": ["two-jobs", "incast-shallow"], "settings": [setting]}, 1)
+    gain_E = task.problem.score([setting]).gain_SCE[0, 1]
+    wanted = {"median": np.median(gain_E), "mean": np.mean(gain_E)}
+    assert abs(wanted["mean"] - wanted["median"]) > 1e-4
+    assert found["gain"][0][1] == wanted[average]
 
 
 def test_of_equal_settings_the_one_with_the_fewest_parameters_wins(suite: str) -> None:

@@ -76,6 +76,7 @@ class Static(Config):
     )
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1)
+    average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
     first_seed: int = Field(4_000_000, ge=0, description="neither what training draws nor what the table uses")
     iterations: int = Field(1600, ge=40)
 

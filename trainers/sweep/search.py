@@ -22,7 +22,7 @@ Work = Mapping[str, Any]
 """What a trial has to do, as plain JSON data."""
 Result = Mapping[str, Any]
 QUANTITIES: Mapping[Objective, str] = {"throughput": "gain", "cv": "cv", "energy": "energy"}
-"""Under which name a trial's result has an objective's medians, ``(S, C)``."""
+"""Under which name a trial's result has an objective's averages over seeds, ``(S, C)``."""
 SIGN: Mapping[Objective, float] = {"throughput": 1.0, "cv": -1.0, "energy": -1.0}
 
 

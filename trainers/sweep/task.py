@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,11 @@ def run_trial(task: Task, trial: Trial, threads: int = 1) -> Row:
 
 @dataclass(frozen=True)
 class StaticTask:
-    """Static settings on clusters; results are medians over seeds, ``(S, C)``, gains with their quartiles."""
+    """Static settings on clusters; results are medians or means over seeds, ``(S, C)``, gains with their quartiles."""
 
     cases: tuple[Case, ...]
     problem: Problem
+    average: Literal["median", "mean"]
 
     @classmethod
     def of(cls, static: Static, threads: int) -> StaticTask:
@@ -70,7 +71,7 @@ class StaticTask:
         problem = Problem.of(clusters, seeds, static.iterations, threads=threads)
         if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
             raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
-        return cls(tuple(suite.cases), problem)
+        return cls(tuple(suite.cases), problem, static.average)
 
     @property
     def names(self) -> list[str]:
@@ -97,8 +98,9 @@ class StaticTask:
         where = [self.names.index(name) for name in work["clusters"]]
         scores = self.problem.score(settings_of(work), where, threads=threads)
         low_SC, high_SC = np.percentile(scores.gain_SCE, QUARTILES, axis=2)
-        medians = {name: np.median(getattr(scores, f"{name}_SCE"), axis=2) for name in ("gain", "cv", "energy")}
-        return {name: _plain(found) for name, found in {**medians, "gain_low": low_SC, "gain_high": high_SC}.items()}
+        average = np.mean if self.average == "mean" else np.median
+        averages = {name: average(getattr(scores, f"{name}_SCE"), axis=2) for name in ("gain", "cv", "energy")}
+        return {name: _plain(found) for name, found in {**averages, "gain_low": low_SC, "gain_high": high_SC}.items()}
 
 
 @dataclass(frozen=True)
