@@ -1,4 +1,4 @@
-"""What all pictures share: size, axes, colours of policies and phases, which ranks are shown, and how one is written."""
+"""What all pictures share: size, axes, colours of policies and phases, which ranks are shown, how one is written."""
 
 from __future__ import annotations
 

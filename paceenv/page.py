@@ -32,9 +32,10 @@ td, th {{ padding: .25rem .7rem .25rem 0; border-bottom: 1px solid #ddd; text-al
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }}
 th.number {{ text-align: right }}
 figure {{ margin: .8rem 0 }} figcaption, .note {{ color: #555; font-size: .92em }}
-svg {{ width: 100%; height: auto; display: block }}
+figure svg {{ width: 100%; height: auto; display: block }}
 details {{ margin: .3rem 0 }} summary {{ cursor: pointer; color: #335; font-size: .92em }}
-.verdict {{ border-left: 4px solid #4c72b0; background: #f3f5f9; padding: .7rem 1rem; margin: 1rem 0; font-size: 1.1em }}
+.verdict {{ border-left: 4px solid #4c72b0; background: #f3f5f9; padding: .7rem 1rem; margin: 1rem 0;
+  font-size: 1.1em }}
 .facts {{ display: flex; flex-wrap: wrap; gap: .3rem 2.2rem; margin: 1rem 0 }}
 .facts div {{ display: flex; flex-direction: column-reverse }}
 .facts dt {{ color: #555; font-size: .85em }} .facts dd {{ margin: 0; font-size: 1.35em }}
@@ -86,11 +87,10 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     content = base64.b64encode(text.getvalue().encode()).decode()
     left = f"; the first {MOST_ROWS} of {len(rows)} rows" if len(rows) > MOST_ROWS else ""
-    link = f'<a download="{html.escape(name)}.csv" href="data:text/csv;charset=utf-8;base64,{content}">as CSV</a>'
-    return (
-        f'<details><summary>the numbers</summary><p class="note">{link}{left}</p>{table(columns, rows[:MOST_ROWS])}'
-        "</details>"
-    )
+    to_save = f'<a download="{html.escape(name)}.csv" href="data:text/csv;charset=utf-8;base64,{content}">as CSV</a>'
+    summary = f"<summary>the numbers: {html.escape(name.replace('-', ' '))}</summary>"
+    shown = table(columns, rows[:MOST_ROWS])
+    return f'<details>{summary}<p class="note">{to_save}{left}</p>{shown}</details>'
 
 
 def picture(svg: str, caption: str) -> str:

@@ -14,7 +14,7 @@ from paceenv import figures
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import Graph
 from paceenv.report.picture import Numbers, Picture, Unit, drawn
-from paceenv.report.spans import met_s
+from paceenv.report.spans import label, met_s
 
 MOST_RANKS: Final = 96
 MOST_STEPS: Final = 160
@@ -25,8 +25,10 @@ _EXTREME = 99.0
 
 @dataclass(frozen=True)
 class Arrivals:
-    """``late_RT`` is how long after the median of its group a rank arrived at ``op``, seconds, not a number where it did
-    not; ``last_R`` the share of steps in which nobody of its group came later."""
+    """``late_RT`` is how long after the median of those it meets a rank arrived at ``op``, in seconds.
+
+    It is not a number where the rank did not; ``last_R`` is the share of steps in which nobody it met came later.
+    """
 
     op: str
     late_RT: Array
@@ -34,15 +36,21 @@ class Arrivals:
 
 
 def arrivals(cells: Cells, graph: Graph) -> Arrivals | None:
-    """Arrivals at the kind of collective in which ranks wait longest for each other; None where ranks meet in none.
+    """Arrivals at the kind of collective in which ranks wait longest for their like; None where ranks meet in none.
 
-    Of several such operations of a rank in a step, the mean.
+    Ranks of one pipeline stage are alike; what joins stages counts only where nothing else joins ranks. Of several such
+    operations of a rank in a step, the mean.
     """
     node = np.flatnonzero(graph.meets_N & ~cells.is_transfer_N)
+    node = node[np.isfinite(cells.start_NT[node]).any(axis=1)]
     if not len(node):
         return None
-    waited_n = np.nansum(met_s(cells, graph)[node] - cells.start_NT[node], axis=1)
-    op = int(np.argmax(np.bincount(cells.op_N[node], np.maximum(waited_n, 0.0) + 1e-12)))
+    waited_n = np.maximum(np.nansum(met_s(cells, graph)[node] - cells.start_NT[node], axis=1), 0.0) + 1e-12
+    low_K, high_K = np.full(len(graph.queued_K), np.iinfo(np.int64).max), np.full(len(graph.queued_K), -1)
+    np.minimum.at(low_K, graph.task_of_N[node], cells.stage_N[node])
+    np.maximum.at(high_K, graph.task_of_N[node], cells.stage_N[node])
+    alike_n = (low_K == high_K)[graph.task_of_N[node]]
+    op = int(np.argmax(np.bincount(cells.op_N[node], np.where(alike_n, waited_n, 1e-15 * waited_n))))
     node = node[cells.op_N[node] == op]
     late_nT, last_nT = _against_peers(cells, graph, node)
     rank_n, (R, T) = cells.rank_N[node], (len(cells.ranks), cells.steps)
@@ -72,6 +80,7 @@ def heat_map(cells: Cells, found: Arrivals) -> Picture:
     """Rank by step, early to late, and how often each rank is the last."""
     R, T = found.late_RT.shape
     ranks, steps = -(-R // MOST_RANKS), -(-T // MOST_STEPS)
+    shared = _shared(ranks, steps)
     late_BC = binned(found.late_RT, ranks, steps)
     edge_s = max(float(np.nanpercentile(np.abs(late_BC), _EXTREME)), 1e-9)
     unit = Unit.of(edge_s)
@@ -87,29 +96,28 @@ def heat_map(cells: Cells, found: Arrivals) -> Picture:
     ticks_C = np.unique(np.linspace(0, late_BC.shape[1] - 1, 9).astype(int))
     ticks_B = np.unique(np.linspace(0, len(late_BC) - 1, min(len(late_BC), 16)).astype(int))
     panel.set_xticks(ticks_C, [str(cells.iteration_T[c * steps]) for c in ticks_C])
-    panel.set_yticks(ticks_B, [str(cells.ranks[b * ranks]) for b in ticks_B], fontsize=8)
-    panel.set(xlabel="iteration", ylabel="rank")
+    panel.set_yticks(ticks_B, [label(cells, int(b) * ranks) for b in ticks_B], fontsize=8)
+    panel.set(xlabel="iteration")
     panel.grid(visible=False)
     bar = figure.colorbar(image, ax=panel, pad=0.01)
-    bar.set_label(f"arrives after the median, {unit.name}")
+    bar.ax.set_title(f"late, {unit.name}", fontsize=8)
+    panel.set_title(shared, loc="left", fontsize=9)
     last_B = np.array([found.last_R[b * ranks : (b + 1) * ranks].max() for b in range(len(late_BC))])
     beside.barh(range(len(late_BC)), 100.0 * last_B, color="#4c72b0", height=1.0 if len(late_BC) > 24 else 0.8)
     beside.set(ylim=panel.get_ylim(), yticks=[], xlabel="is the last, % of steps", xlim=(0.0, max(100.0 * last_B) + 1))
-    shared = (
-        f" Binned: a cell is the mean over {steps} steps of the latest of {ranks} ranks."
-        if ranks > 1
-        else f" Binned: a cell is the mean over {steps} steps."
-        if steps > 1
-        else ""
-    )
-    if shared:
-        panel.set_title(shared.strip(), loc="left", fontsize=9)
     caption = (
-        f"When each rank arrives at {found.op}, in which ranks wait longest for each other, against the median of those "
-        "it meets there. Red is late: the others wait. Blue is early: it waits."
-        f"{shared} Colours end at the {_EXTREME:.0f}th percentile."
+        f"When each rank arrives at {found.op}, in which ranks wait longest for each other, against the median of "
+        "those it meets there. Red is late: the others wait. Blue is early: it waits."
+        f" {shared} Colours end at the {_EXTREME:.0f}th percentile."
     )
     return drawn("Arrival skew", caption, figure, _per_rank(cells, found, unit), _cells(cells, late_BC, ranks, steps))
+
+
+def _shared(ranks: int, steps: int) -> str:
+    """What a cell stands for, where it is not one rank in one step."""
+    if ranks > 1:
+        return f"Binned: a cell is the mean over {steps} steps of the latest of {ranks} ranks."
+    return f"Binned: a cell is the mean over {steps} steps." if steps > 1 else ""
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
@@ -129,8 +137,8 @@ def _per_rank(cells: Cells, found: Arrivals, unit: Unit) -> Numbers:
         late_T = found.late_RT[r][np.isfinite(found.late_RT[r])]
         if len(late_T):
             mean, p95 = (f"{unit.per_s * x:.4g}" for x in (late_T.mean(), np.percentile(late_T, 95)))
-            rows.append((str(rank), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
-    columns = ("rank", f"mean, {unit.name}", f"95th percentile, {unit.name}", "last, % of steps")
+            rows.append((str(rank), label(cells, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
+    columns = ("rank", "which is", f"mean, {unit.name}", f"95th percentile, {unit.name}", "last, % of steps")
     return Numbers("arrivals-by-rank", columns, rows)
 
 

@@ -67,3 +67,11 @@ def spans(cells: Cells, graph: Graph) -> list[Spans]:
         if len(node):
             found.append(Spans(name, node, cells.start_NT[node], cells.end_NT[node], False))
     return found
+
+
+def label(cells: Cells, r: int) -> str:
+    """The rank at a place as pictures name it: in a pipeline by its replica and stage."""
+    if int(cells.stage_N.max()) == int(cells.stage_N.min()):
+        return f"rank {cells.ranks[r]}"
+    node = int(np.argmax(cells.rank_N == r))
+    return f"dp {cells.dp_rank_N[node]}, stage {cells.stage_N[node]}"

@@ -1,4 +1,4 @@
-"""How long steps take: one after the other, how they are spread, and whether one tells about the next. Axes: T steps."""
+"""How long steps take: in their order, how they are spread, and whether one tells about the next. Axes: T steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from paceenv import figures, metrics
 from paceenv.diagnosis.cells import Array, Cells, Integers
@@ -17,6 +18,8 @@ MOST_LAG: Final = 60
 LEAST_PAIRS: Final = 20
 """Pairs of steps so far apart, of which fewer tell nothing."""
 _NORMAL_95 = 1.96
+_MANY = 500
+"""Steps from which on a histogram ends before the very longest."""
 _LINE, _BAND, _MARK = "#333333", "#aebfd8", "#d55e00"
 
 
@@ -35,8 +38,9 @@ def course(cells: Cells) -> Picture:
     panel.plot(at, line, ".-" if cells.steps <= 200 else "-", color=_LINE, lw=0.9, ms=4)
     if width > 1:
         panel.fill_between(iteration, low, high, color=_BAND, lw=0, step="mid")
-    panel.set(xlabel="iteration", ylabel=f"step time, {unit.name}", ylim=(0.0, None))
-    panel.margins(x=0.01)
+    panel.set(xlabel="iteration", ylabel=f"step time, {unit.name}")
+    panel.margins(x=0.01, y=0.1)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     caption = "How long every step took" + (
         f": mean (line) and range (band) of {width} steps at a time." if width > 1 else "."
     )
@@ -68,7 +72,7 @@ def spread(cells: Cells) -> Picture:
 
 def _distribution(panel: Axes, step_T: Array, unit: Unit) -> Numbers:
     """A histogram with mean and percentiles."""
-    low, high = float(step_T.min()), float(np.percentile(step_T, 99.8))
+    low, high = float(step_T.min()), float(np.percentile(step_T, 99.8) if len(step_T) > _MANY else step_T.max())
     if high - low <= 1e-9 * high:
         low, high = 0.98 * low, 1.02 * high + 1e-12
     edges = np.linspace(low, high, int(np.clip(np.sqrt(len(step_T)) * 2, 8, 60)) + 1)

@@ -18,7 +18,7 @@ from paceenv import figures
 from paceenv.chrome_trace import ChromeTraceWriter
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.report.picture import Numbers, Picture, Unit, drawn
-from paceenv.report.spans import Spans
+from paceenv.report.spans import Spans, label
 
 MOST_RANKS: Final = 16
 LEAST_WIDTH: Final = 1.0 / 1500.0
@@ -63,7 +63,7 @@ def timeline(cells: Cells, kinds: Sequence[Spans], slowdown_of: dict[int, float]
         title = f"{word}, iteration {cells.iteration_T[t]}: {unit.text(float(cells.step_s_T[t]))}"
         panel.set_title(title, loc="left", fontsize=10)
         panel.set(xlim=(0.0, end), ylim=(len(at_R) - 0.5, -0.5), xlabel=f"time from the step's begin, {unit.name}")
-        panel.set_yticks(range(len(at_R)), [_label(cells, int(r)) for r in at_R], fontsize=8)
+        panel.set_yticks(range(len(at_R)), [label(cells, int(r)) for r in at_R], fontsize=8)
         panel.grid(visible=False)
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
@@ -78,13 +78,6 @@ def timeline(cells: Cells, kinds: Sequence[Spans], slowdown_of: dict[int, float]
     )
     columns = ("iteration", "rank", "what", "operation", f"start, {unit.name}", f"end, {unit.name}")
     return drawn("Timeline of ranks", caption, figure, Numbers("timeline", columns, rows))
-
-
-def _label(cells: Cells, r: int) -> str:
-    node = int(np.argmax(cells.rank_N == r))
-    if int(cells.stage_N.max()) > int(cells.stage_N.min()):
-        return f"dp {cells.dp_rank_N[node]}, stage {cells.stage_N[node]}"
-    return f"rank {cells.ranks[r]}"
 
 
 def _bars(

@@ -75,6 +75,7 @@ def whose(diagnosis: Diagnosis) -> Picture | None:
     figure, panels = figures.figure(len(shown))
     figure.set_size_inches(11.2, 0.9 + 0.27 * min(max(len(values) for _, values in shown), _MOST_BARS))
     rows, left_out = [], False
+    most = 100.0 * (max(max(values.values()) for _, values in shown) - 1.0)
     for panel, (what, values) in zip(panels, shown, strict=True):
         worst = sorted(values.items(), key=lambda item: -item[1])
         rows += [(what, str(key), f"{value:.4f}") for key, value in worst]
@@ -84,7 +85,7 @@ def whose(diagnosis: Diagnosis) -> Picture | None:
         panel.barh(range(len(worst)), excess, color=_LOST, height=0.7)
         panel.set_yticks(range(len(worst)), [figures.literal(str(key), 26) for key, _ in worst], fontsize=9)
         panel.set(ylim=(_MOST_BARS - 0.4 if len(worst) == _MOST_BARS else len(worst) - 0.4, -0.6))
-        panel.set(xlabel="longer than ideal, %", xlim=(min(0.0, *excess), max(1.0, 1.1 * max(excess))))
+        panel.set(xlabel="longer than ideal, %", xlim=(1.1 * min(0.0, *excess), max(1.0, 1.1 * most)))
         panel.set_title(f"by {what}", loc="left", fontsize=10)
         panel.grid(visible=False, axis="y")
     caption = (

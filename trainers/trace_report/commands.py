@@ -91,4 +91,4 @@ def _foretell(found: Report, names: list[str]) -> None:
     with output.progress("simulate other sizes and policies", len(SIZES) + len(names)) as done:
         found.sizes = sizes(found.fitted, done)
         found.policies = compare(found.fitted, names, lambda n: done(len(SIZES) + n))
-    found.pictures += [pictures.scaling(found.fitted, found.sizes), pictures.policies(found.fitted, found.policies)]
+    found.foretold = [pictures.scaling(found.fitted, found.sizes), pictures.policies(found.fitted, found.policies)]

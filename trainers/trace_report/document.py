@@ -26,6 +26,7 @@ class Report:
     diagnosis: Diagnosis
     fitted: Fitted | str
     pictures: list[Picture] = field(default_factory=list)
+    foretold: list[Picture] = field(default_factory=list)
     sizes: list[Size] = field(default_factory=list)
     policies: list[Paced] = field(default_factory=list)
     viewer: Path | None = None
@@ -52,12 +53,13 @@ class Report:
     def html(self, beside: Path) -> str:
         """The page; links are relative to the folder ``beside``."""
         name = self.cells.name
-        parts = [page.paragraph(self._read(), "note"), page.paragraph(self.diagnosis.verdict, "verdict")]
+        parts = [page.paragraph(self._read(), "note"), page.paragraph(_sentence(self.diagnosis.verdict), "verdict")]
         parts += [self._facts(), page.heading("Causes"), self._causes()]
-        before = [picture.html() for picture in self.pictures]
+        parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
-            before.append(self._viewer_link(beside))
-        return page.page(f"Why the steps of {name} take as long as they do", [*parts, *before, *self._foretold()])
+            parts.append(self._viewer_link(beside))
+        parts += [*self._fit(), *(picture.html() for picture in self.foretold)]
+        return page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:
         cells, names = self.cells, [path.name for path in self.files]
@@ -99,22 +101,27 @@ class Report:
         said = f" has iterations {first} to {last} of every rank: open it in ui.perfetto.dev or chrome://tracing."
         return f'<p class="note">{page.link(address, self.viewer.name)}{said}</p>'
 
-    def _foretold(self) -> list[str]:
-        """What the fitted cluster says, or why nothing can be foretold."""
+    def _fit(self) -> list[str]:
+        """The fitted cluster, or why there is none."""
         if isinstance(self.fitted, str):
             why = f"This trace gives no cluster to simulate: {self.fitted}."
             said = f"{why} So neither other sizes nor pacing policies are foretold here."
             return [page.heading("At other sizes, and with pacing"), page.paragraph(said)]
         fit = self.fitted.fit
         unit = Unit.of(fit.measured.mean_s)
+        mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
-            f"Fitted to this trace: {len(fit.parameters)} parameters. Mean step {unit.text(fit.measured.mean_s)} measured, "
-            f"{unit.text(fit.simulated.mean_s)} simulated ({fit.mean_error:+.1%}); CV {fit.measured.cv:.3f} measured, "
-            f"{fit.simulated.cv:.3f} simulated."
+            f"What follows is simulated on a cluster with {len(fit.parameters)} parameters fitted to this trace. "
+            f"Its mean step is {unit.text(mean_s[1])}, measured {unit.text(mean_s[0])} ({fit.mean_error:+.1%}); its CV "
+            f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )
         rows = [(p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters]
         parts = [page.heading("The fitted cluster"), page.paragraph(said), page.paragraph(self.fitted.doubt)]
         return [*parts, page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows)]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _number(value: float | None) -> str:
@@ -134,11 +141,9 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
 def say(report: Report, out: Path) -> None:
     """What the command prints for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
-    rows = [("verdict", d.verdict), ("mean step", unit.text(d.step_time_s)), ("slowdown", f"{d.slowdown:.3f}")]
-    rows += [(f"with {one.policy}", f"{one.gain[0]:+.1%}: {one.verdict}") for one in report.policies]
-    if isinstance(report.fitted, str):
-        rows.append(("not foretold", report.fitted))
-    output.print_table(
-        f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps", ("", ""), rows
-    )
+    rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
+    rows += [(f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict) for one in report.policies]
+    why_not = f"\nnot foretold: {report.fitted}" if isinstance(report.fitted, str) else ""
+    title = f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps"
+    output.print_table(title, ("", "", ""), rows, f"{d.verdict}{why_not}")
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

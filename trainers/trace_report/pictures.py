@@ -20,17 +20,15 @@ def scaling(fitted: Fitted, found: Sequence[Size]) -> Picture:
     unit, nodes = Unit.of(measured_s), [size.nodes for size in found]
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 3.8)
-    for panel, values, per in (
-        (left, [s.step_s for s in found], unit.per_s),
-        (right, [s.throughput for s in found], 1.0),
-    ):
+    shown = (left, [s.step_s for s in found], unit.per_s), (right, [s.throughput for s in found], 1.0)
+    for panel, values, per in shown:
         value, low, high = per * np.array(values).T
         panel.fill_between(nodes, low, high, color="#4c72b0", alpha=0.25, lw=0, label="95 % interval")
         panel.plot(nodes, value, "o-", color="#4c72b0", ms=5, label="simulated")
         panel.set_xscale("log", base=2)
         panel.set_xticks(nodes, [str(n) for n in nodes])
         panel.minorticks_off()
-        panel.set_xlabel("nodes (ranks of the trace; one rank each)")
+        panel.set_xlabel("nodes (each rank of the trace is one)")
     left.plot([today], [unit.per_s * measured_s], "D", color=_NOW, ms=8, label="measured", zorder=5)
     left.set(ylabel=f"mean step, {unit.name}", ylim=(0.0, None))
     right.plot(nodes, [n / today for n in nodes], "--", color="#999999", lw=1.0, label="linear")
@@ -72,14 +70,15 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     right.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.1)
     edge = max(1.0, *(110.0 * abs(x) for one in found for x in one.gain))
     left.set(xlim=(-edge, edge), xlabel="throughput against no pacing, %", ylim=(len(found) - 0.5, -0.5))
-    right.set(xlim=(0.0, None), xlabel="CV of step time", ylim=(len(found) - 0.5, -0.5))
+    most = max(found[0].cv_passive, *(one.cv for one in found))
+    right.set(xlim=(0.0, 1.1 * most + 1e-6), xlabel="CV of step time", ylim=(len(found) - 0.5, -0.5))
     left.set_yticks(range(len(found)), names)
     right.set_yticks(range(len(found)), [""] * len(found))
-    steps = fitted.fit.cluster.job.nodes
+    nodes = fitted.fit.cluster.job.nodes
     caption = (
-        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, {steps} nodes each, "
-        "paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. Right of "
-        "the line helps. A simulation: on the job itself a canary (paceenv live) decides."
+        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, {nodes} nodes each, "
+        "paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. Right of the "
+        "line helps. A simulation: on the job itself a canary (paceenv live) decides."
     )
     columns = (
         *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),
