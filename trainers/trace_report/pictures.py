@@ -76,9 +76,9 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     right.set_yticks(range(len(found)), [""] * len(found))
     nodes = fitted.fit.cluster.job.nodes
     caption = (
-        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, {nodes} nodes each, "
-        "paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. Right of the "
-        "line helps. A simulation: on the job itself a canary (paceenv live) decides."
+        f"Pacing policies on {len(fitted.clusters)} clusters that may be the one behind this trace, each with {nodes} "
+        "nodes, paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. "
+        "Right of the line helps. A simulation: on the job itself a canary (paceenv live) decides."
     )
     columns = (
         *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),
