@@ -31,18 +31,19 @@ WIDTH = 1200
 _OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync"),
+    "--enable-unsafe-swiftshader",  # draws without a graphics card, which some of plotly's pictures need
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--remote-debugging-pipe",
 )
 _LOOK = """(() => {
-  const seen = [...document.querySelectorAll('svg[role=img], .js-plotly-plot svg.main-svg, canvas')];
+  const seen = [...document.querySelectorAll('svg[role=img], .js-plotly-plot')];
   const boxes = seen.map(e => e.getBoundingClientRect());
   return {
     text: document.body.innerText, title: document.title,
     pictures: seen.map((e, i) => ({
-      name: e.getAttribute('aria-label') || e.getAttribute('class') || '', width: boxes[i].width,
-      height: boxes[i].height,
-      marks: e.querySelectorAll('path, rect, image, text').length, xy: [boxes[i].x, boxes[i].y + window.scrollY],
+      name: e.getAttribute('aria-label') || '', width: boxes[i].width,
+      height: boxes[i].height, xy: [boxes[i].x, boxes[i].y + window.scrollY],
+      marks: e.querySelectorAll('path, rect, image, text, canvas').length,
     })),
     scroll_width: document.documentElement.scrollWidth, height: document.documentElement.scrollHeight,
     scripts: document.scripts.length,
@@ -88,7 +89,7 @@ class Browser:
                    uploadThroughput=0)  # fmt: skip
         self._resize(session, 900)
         self._events.clear()
-        self._call("Page.navigate", session, url=path.absolute().as_uri())
+        self._call("Page.navigate", session, url=path.resolve().as_uri())
         self._wait("Page.loadEventFired", session)
         self._call("Runtime.evaluate", session, awaitPromise=True,
                    expression="new Promise(d => requestAnimationFrame(() => requestAnimationFrame(d)))")  # fmt: skip
@@ -101,7 +102,7 @@ class Browser:
         return Seen(
             *(found[key] for key in ("text", "title", "pictures", "scroll_width", "scripts")),
             problems=[p for e in events if (p := _problem(e))],
-            requests=[r for e in events if (r := _request(e)) and r != path.absolute().as_uri()],
+            requests=[r for e in events if (r := _request(e)) and r != path.resolve().as_uri()],
             screenshot=pixels,
             png=png,
         )
@@ -139,10 +140,15 @@ class Browser:
 
 
 def _problem(event: dict[str, Any]) -> str:
+    """What is wrong, or nothing; how fast a graphics driver is, which it warns of, is no matter here."""
     method, p = event.get("method"), event.get("params", {})
     if method == "Runtime.exceptionThrown":
         return str(p["exceptionDetails"])
-    if method == "Log.entryAdded" and p["entry"]["level"] in {"error", "warning"}:
+    if (
+        method == "Log.entryAdded"
+        and p["entry"]["level"] in {"error", "warning"}
+        and p["entry"]["source"] != "rendering"
+    ):
         return str(p["entry"])
     if method == "Runtime.consoleAPICalled" and p["type"] in {"error", "assert"}:
         return str(p["args"])
@@ -184,3 +190,16 @@ def chromium(profile: Path) -> Iterator[Browser]:
             process.kill()
             process.wait()
         os.close(read)
+
+
+def check_shown(seen: Seen, pictures: list[str]) -> None:
+    """A page that is whole: pictures drawn, nothing wrong, nothing asked of the network, as wide as the window."""
+    assert seen.problems == []
+    assert seen.requests == []
+    assert seen.scroll_width <= WIDTH
+    assert [picture["name"] for picture in seen.pictures] == pictures
+    for picture in seen.pictures:
+        assert picture["marks"] > 10, picture
+        assert picture["width"] > 700
+        pixels = seen.part(picture)
+        assert pixels.std() > 0.02, f"{picture['name']} is blank"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import WIDTH, Browser, Seen
+from browser import Browser, check_shown
 
 from benchmarks._pipeline_jobs import PipelineJob
 from paceenv import cli, figures, page
@@ -62,19 +62,6 @@ def simulate(cluster: str, path: Path, iterations: int, *options: str) -> Path:
     run = ["simulate", cluster, "-i", str(iterations), "--seeds", "1", "--trace", str(path), "--json", str(path) + "l"]
     assert cli.run([*run, *options]) == 0
     return path
-
-
-def check_shown(seen: Seen, pictures: list[str]) -> None:
-    """A page that is whole: pictures drawn, nothing wrong, nothing asked of the network, as wide as the window."""
-    assert not seen.problems
-    assert not seen.requests, "the network"
-    assert seen.scroll_width <= WIDTH
-    assert [picture["name"] for picture in seen.pictures] == pictures
-    for picture in seen.pictures:
-        assert picture["marks"] > 10, picture
-        assert picture["width"] > 700
-        pixels = seen.part(picture)
-        assert pixels.std() > 0.02, f"{picture['name']} is blank"
 
 
 OF_TRACE = ["Where the time goes", "Whose it is", "Timeline of ranks", "Arrival skew"]
