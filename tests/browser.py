@@ -144,12 +144,9 @@ def _problem(event: dict[str, Any]) -> str:
     method, p = event.get("method"), event.get("params", {})
     if method == "Runtime.exceptionThrown":
         return str(p["exceptionDetails"])
-    if (
-        method == "Log.entryAdded"
-        and p["entry"]["level"] in {"error", "warning"}
-        and p["entry"]["source"] != "rendering"
-    ):
-        return str(p["entry"])
+    if method == "Log.entryAdded":
+        entry = p["entry"]
+        return str(entry) if entry["level"] in {"error", "warning"} and entry["source"] != "rendering" else ""
     if method == "Runtime.consoleAPICalled" and p["type"] in {"error", "assert"}:
         return str(p["args"])
     return f"failed: {p['errorText']}" if method == "Network.loadingFailed" else ""

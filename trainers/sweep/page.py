@@ -67,7 +67,7 @@ def _pareto(results: Results) -> go.Figure:
             {"label": one, "method": "update", "args": [{"visible": [one == c for c in clusters for _ in range(3)]}]}
             for one in clusters
         ]
-        figure.update_layout(updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15, "xanchor": "right"}])
+        figure.update_layout(updatemenus=[{"buttons": buttons, "x": 0.0, "y": 1.15, "xanchor": "left"}])
     figure.update_layout(xaxis_title=label(x), yaxis_title=label(y), margin={"t": 60})
     return figure
 
