@@ -89,5 +89,6 @@ def _parallel(results: Results) -> go.Figure:
 def _importance(results: Results, shares: Mapping[str, float]) -> go.Figure:
     names = list(shares)[::-1]
     figure = go.Figure(go.Bar(x=[shares[name] for name in names], y=names, orientation="h", marker_color=FRONT_COLOUR))
-    figure.update_layout(title=f"Importance of parameters for {COLUMNS[results.objectives[0]]} (PED-ANOVA)")
+    title = f"Importance of parameters for {COLUMNS[results.objectives[0]]} (PED-ANOVA)"
+    figure.update_layout(title=title, xaxis_title="share of the importance of all")
     return figure

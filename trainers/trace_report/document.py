@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from paceenv import metrics, output, page
+from paceenv.calibration.parameters import CANNOT_TELL
 from paceenv.diagnosis.cells import Cells
 from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.report.picture import Picture, Unit
@@ -115,9 +116,14 @@ class Report:
             f"Its mean step is {unit.text(mean_s[1])}, measured {unit.text(mean_s[0])} ({fit.mean_error:+.1%}); its CV "
             f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )
-        rows = [(p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters]
+        rows = [(p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.told]
         parts = [page.heading("The fitted cluster"), page.paragraph(said), page.paragraph(self.fitted.doubt)]
-        return [*parts, page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows)]
+        parts.append(page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows))
+        open_ = [(p.key, _number(p.value), p.evidence.removeprefix(CANNOT_TELL)) for p in fit.parameters if not p.told]
+        if open_:
+            parts.append(page.paragraph("What the trace cannot tell, and what is used instead:"))
+            parts.append(page.table(("parameter", "used", "why"), open_))
+        return parts
 
 
 def _sentence(text: str) -> str:
@@ -142,6 +148,7 @@ def say(report: Report, out: Path) -> None:
     """What the command prints for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
+    rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
     rows += [(f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict) for one in report.policies]
     why_not = f"\nnot foretold: {report.fitted}" if isinstance(report.fitted, str) else ""
     title = f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps"

@@ -25,6 +25,7 @@ from paceenv.trace import Trace
 from policies.ranges import Outside
 from policies.rollout import run, start
 from policies.select import select_policy
+from trainers.evaluate import NULL_LIMIT
 from trainers.predict import one_more
 
 Array = NDArray[np.float64]
@@ -50,6 +51,11 @@ class Fitted:
 
     fit: JobFit
     clusters: Sequence[Cluster]
+
+    @property
+    def knows_tenants(self) -> bool:
+        """Whether the trace shows another job on the same links."""
+        return any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters)
 
     @property
     def doubt(self) -> str:
@@ -171,6 +177,8 @@ class Paced:
     def verdict(self) -> str:
         """What the interval says."""
         _, low, high = self.gain
+        if max(-low, high) < NULL_LIMIT:
+            return f"makes no difference (less than {NULL_LIMIT:.1%})"
         return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace can tell"
 
     def as_dict(self) -> dict[str, Any]:

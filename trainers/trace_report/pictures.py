@@ -30,7 +30,8 @@ def scaling(fitted: Fitted, found: Sequence[Size]) -> Picture:
         panel.minorticks_off()
         panel.set_xlabel("nodes (each rank of the trace is one)")
     left.plot([today], [unit.per_s * measured_s], "D", color=_NOW, ms=8, label="measured", zorder=5)
-    left.set(ylabel=f"mean step, {unit.name}", ylim=(0.0, None))
+    top = 1.15 * unit.per_s * max(measured_s, *(s.step_s[2] for s in found))
+    left.set(ylabel=f"mean step, {unit.name}", ylim=(0.0, top))
     right.plot(nodes, [n / today for n in nodes], "--", color="#999999", lw=1.0, label="linear")
     right.set_yscale("log", base=2)
     right.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -80,6 +81,11 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
         "nodes, paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. "
         "Right of the line helps. A simulation: on the job itself a canary (paceenv live) decides."
     )
+    if not fitted.knows_tenants:
+        caption += (
+            " This trace shows no other job on the same links; one that collides with ours in every single step would "
+            "look like a slower link here, and only a canary can tell it."
+        )
     columns = (
         *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),
         "outside its range",
