@@ -275,11 +275,27 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["trace.parquet"]
 
 
-def test_too_little_to_tell_is_said(tmp_path: Path) -> None:
-    write_trace(job_of([[1.0, 2.0]] * 2), tmp_path / "trace.parquet")
+def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
+    write_trace(job_of([[0.0, 0.0]] * 20, 0.0), tmp_path / "trace.parquet")
+    with pytest.raises(InputError, match="trace of plain: steps that take no time"):
+        cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(tmp_path / "page.html")])
+
+
+@pytest.mark.parametrize(
+    ("compute_TR", "transfer_s", "said"),
+    [
+        ([[1.0, 2.0]] * 2, 0.5, ("Insufficient evidence: 2 steps", "complete iterations alike; allowed: at least 16")),
+        ([[1.0], [1.1]] * 10, 0.5, ("Insufficient evidence: one rank",)),
+        ([[0.0, 0.0]] * 20, 0.5, ("Insufficient evidence: no compute operations that take any time",)),
+    ],
+)
+def test_odd_traces_get_a_page_that_says_so(
+    compute_TR: Any, transfer_s: float, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_trace(job_of(compute_TR, transfer_s), tmp_path / "trace.parquet")
     out = tmp_path / "page.html"
     assert cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(out)]) == 0
     text = out.read_text()
-    assert "Insufficient evidence: 2 steps" in text
-    assert "complete iterations alike; allowed: at least 16" in text
+    for words in said:
+        assert words in text
     assert "Where the time goes" not in text

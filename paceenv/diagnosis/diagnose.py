@@ -96,8 +96,8 @@ def _insufficient(cells: Cells) -> str:
         return f"{computes} compute operations of a rank in {cells.steps} steps; at least {LEAST_OPERATIONS} are needed"
     if len(cells.ranks) < 2:
         return "one rank, which has no peer to be compared with; give the traces of all ranks"
-    if not (cells.is_compute_N & cells.usual_N).any():
-        return "no compute operations, so that nothing says who is late and why"
+    if not (cells.is_compute_N & cells.usual_N & (cells.duration_NT > 0.0).any(axis=1)).any():
+        return "no compute operations that take any time, so that nothing says who is late and why"
     if not (cells.is_collective_N | cells.is_transfer_N).any():
         return "no collectives, so that nothing says who waits for whom"
     if not np.all(cells.step_s_T > 0.0):

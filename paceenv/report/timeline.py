@@ -54,7 +54,7 @@ def timeline(cells: Cells, kinds: Sequence[Spans], slowdown_of: dict[int, float]
     unit = Unit.of(float(cells.step_s_T[list(steps)].max()))
     height = 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
-    end = unit.per_s * 1.01 * float(cells.step_s_T[list(steps)].max())
+    end = unit.per_s * 1.01 * max(float(cells.step_s_T[list(steps)].max()), 1e-9)
     rows: list[tuple[str, ...]] = []
     seen: dict[str, None] = {}
     for panel, t, word in zip(panels, steps, ("a usual step", "the worst step"), strict=True):

@@ -54,6 +54,8 @@ def report(
     _check(out, chrome_trace, names)
     trace, notes = read_capped(traces)
     cells = read_cells(trace, job=job)
+    if not cells.step_s_T.max() > 0.0:
+        raise InputError(f"trace of {cells.name}: steps that take no time; allowed: a job that takes some")
     with output.progress("diagnose and draw", 3) as done:
         diagnosis, graph = diagnose_cells(cells), build_graph(cells)
         done(1)

@@ -150,7 +150,9 @@ def say(report: Report, out: Path) -> None:
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
     rows += [(f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict) for one in report.policies]
-    why_not = f"\nnot foretold: {report.fitted}" if isinstance(report.fitted, str) else ""
     title = f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps"
-    output.print_table(title, ("", "", ""), rows, f"{d.verdict}{why_not}")
+    output.print_table(title, ("", "", ""), rows)
+    output.say(d.verdict)
+    if isinstance(report.fitted, str):
+        output.say(f"not foretold: {report.fitted}")
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")
