@@ -291,7 +291,7 @@ class _Calibration:
             return
         least = unit_work_s * self.stamps.groups / links.alone_s if unit_work_s > 0.0 else None
         limits = self.stamps.groups > 1
-        value = unit_work_s / links.work_s if limits else AMPLE * fabric["nic_gbps"]
+        value = unit_work_s / links.work_s if limits else AMPLE * max(fabric["nic_gbps"], least or 0.0)
         fabric["uplink_gbps"] = known if known is not None else value
         source = "from base" if known is not None else "the best fit" if limits else "assumed not to limit"
         why = links.why_not
