@@ -114,5 +114,10 @@ class TrainConfig(Config):
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
-    """A training config by file or by name in ``configs/train``."""
-    return configs.load(TrainConfig, "train", name)
+    """A training config by file or by name in ``configs/train``; files it names may lie beside it."""
+    path = configs.find("train", name)
+    config = configs.load(TrainConfig, "train", path)
+    given = config.environment
+    clusters = [c.model_copy(update={"cluster": configs.beside(path, c.cluster)}) for c in given.clusters]
+    suites = [configs.beside(path, suite) for suite in given.suites]
+    return config.model_copy(update={"environment": given.model_copy(update={"clusters": clusters, "suites": suites})})
