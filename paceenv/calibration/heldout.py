@@ -1,4 +1,4 @@
-"""How well a calibration predicts steps that it has not seen: the first part of a trace is fitted, the rest is held out.
+"""How well a calibration predicts steps that it has not seen: a trace's first part is fitted, the rest held out.
 
 One cut, not every second step: what drifts or lasts for a while must not be known from its neighbours. The cluster
 fitted to the first part is drawn anew from its errors for every few simulated runs as long as the held-out part, so

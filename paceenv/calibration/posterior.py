@@ -38,12 +38,11 @@ _KEYS = {"mean_compute_s": "job.compute_s"}
 def parameters_of(cluster: Cluster) -> list[Parameter]:
     """The parameters that a calibration wrote into a cluster config, those that the trace did not tell included."""
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
-    return [
-        Parameter(
-            _KEYS.get(key, key), *(record[name] for name in ("value", "se", "lo", "hi")), record.get("evidence", "")
-        )
-        for key, record in records
-    ]
+    found = []
+    for key, record in records:
+        value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
+        found.append(Parameter(_KEYS.get(key, key), value, se, low, high, record.get("evidence", "")))
+    return found
 
 
 def measured_step(cluster: Cluster) -> dict[str, float] | None:
@@ -67,10 +66,11 @@ def drawn_clusters(
 ) -> list[Cluster]:
     """Clusters that may be the real one: parameters drawn from their errors, such that the measured mean step results.
 
-    ``parameters`` and ``measured`` are those of the cluster's own record unless given. A job's mean step is known better
-    than the parameters one by one, whose errors hang together. So ``CANDIDATES`` times as many clusters are drawn; for
-    each that is wanted a mean step is drawn from the interval of the measured one (``mean_s``, ``low_s`` and ``high_s``
-    of ``measured``), and the candidate taken whose own comes nearest. Where no mean step is known, the first are taken.
+    ``parameters`` and ``measured`` are those of the cluster's own record unless given. A job's mean step is known
+    better than the parameters one by one, even where it is on record which errors hang together. So ``CANDIDATES``
+    times as many clusters are drawn; for each that is wanted a mean step is drawn from the interval of the measured one
+    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest. Without a
+    mean step the first ones are taken.
     """
     random = np.random.default_rng(seed)
     vague = [p for p in (parameters_of(cluster) if parameters is None else parameters) if _can_be_drawn(cluster, p)]

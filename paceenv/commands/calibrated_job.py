@@ -75,8 +75,8 @@ def print_check(check: HeldOutCheck | str) -> None:
         f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",
         ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
         rows,
-        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; close: "
-        "outside of it but not by much. What was written is fitted to all steps.",
+        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
+        "close: outside of it but not by much. What was written is fitted to all steps.",
     )
 
 
