@@ -8,6 +8,7 @@ R ranks, G process groups, E simulated runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -53,10 +54,17 @@ class Line:
     tolerance: float
 
     @property
+    def is_absolute(self) -> bool:
+        """Whether error and tolerance are differences: a CV is relative already."""
+        return self.quantity.startswith("CV")
+
+    @property
     def error(self) -> float:
-        """Relative, or for the CV absolute."""
+        """Relative, or for the CV absolute; 0 where both are 0."""
         difference = self.simulated - self.held_out
-        return difference if self.quantity.startswith("CV") else difference / self.held_out if self.held_out else 0.0
+        if self.is_absolute or not difference:
+            return difference
+        return difference / self.held_out if self.held_out else math.inf
 
     @property
     def verdict(self) -> str:

@@ -26,8 +26,10 @@ DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""
 CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
-TRIES, LEAST_SHARE = 100, 0.05
+TRIES, LEAST_SHARE = 1000, 0.05
 """Draws before the fitted values are taken; the share of a value that no draw falls below."""
+NEGLIGIBLE: Final = 1e-4
+"""A relative error below the digits of a record is none: the value is known."""
 SUITE, TRAIN = "suite.yaml", "train.yaml"
 _SPLITS = (("validation", 2), ("held-out", 2))
 """Of the written draws so many last ones are not trained on."""
@@ -131,6 +133,8 @@ def _write(path: Path, data: dict[str, Any]) -> Path:
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
     """Whether a parameter has an error and is a number of this cluster that may take any value within it."""
     if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
+        return False
+    if parameter.se <= NEGLIGIBLE * abs(parameter.value):
         return False
     try:
         for value in (parameter.value, *_edges(parameter)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv import configs, output
-from paceenv.calibration.heldout import HeldOutCheck, check_job
+from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
 from paceenv.calibration.job import JobFit, calibrate_stamps
 from paceenv.calibration.parameters import CANNOT_TELL, Parameter
 from paceenv.calibration.structure import read_job
@@ -67,7 +67,7 @@ def print_check(check: HeldOutCheck | str) -> None:
         output.say(f"not held against unseen steps: {check}")
         return
     rows = [
-        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), f"{line.error:+.1%}", line.verdict)
+        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), _off(line), line.verdict)
         for line in check.lines
         for numbers in [(line.held_out, line.simulated, line.low, line.high)]
     ]
@@ -96,6 +96,10 @@ def _print(fit: JobFit) -> None:
         if not p.told
     ]
     output.print_table("Cannot tell from this trace", ("parameter", "value used", "bounds", "why"), rows)
+
+
+def _off(line: Line) -> str:
+    return f"{line.error:+.3f}" if line.is_absolute else f"{line.error:+.1%}"
 
 
 def _number(value: float | None) -> str:
