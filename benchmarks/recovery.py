@@ -273,7 +273,7 @@ def coverage(found: Sequence[Recovered], level: int = 0) -> float:
     return float(np.mean([one.inside[level] for one in found if one.told]))
 
 
-Named = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def tables(cases: Sequence[Case]) -> list[Named]:

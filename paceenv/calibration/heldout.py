@@ -31,6 +31,8 @@ DRAWS, RUNS = 16, 12
 """Clusters drawn from the errors of the fit, and simulated runs of each."""
 _MOST_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
+ROUNDING: Final = 1e-6
+"""Of a step, or of what has no unit: stamps that differ by less do not differ."""
 _LEAD_IN = 100
 """Iterations before a simulated run counts, as the held-out part does not begin a job either."""
 _GOOD_P99, _GOOD_SKEW = 0.1, 0.1
@@ -188,12 +190,14 @@ def _check(
 ) -> HeldOutCheck:
     runs = int(np.clip(_MOST_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
     found = [one for d, cluster in enumerate(drawn) for one in simulated(cluster, [*range(d * runs, (d + 1) * runs)])]
-    lines = []
+    lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
         values = np.array([one[quantity] for one in found])
         low, high = np.quantile(values, [0.025, 0.975]).tolist()
         unit = "" if quantity.startswith(("CV", "E[")) else "s"
-        lines.append(Line(quantity, unit, value, float(values.mean()), low, high, _tolerance(quantity)))
+        rounding = ROUNDING * (step_s if unit else 1.0)
+        interval = low - rounding, high + rounding
+        lines.append(Line(quantity, unit, value, float(values.mean()), *interval, _tolerance(quantity)))
     return HeldOutCheck(fitted, held_out, tuple(lines))
 
 

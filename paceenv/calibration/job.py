@@ -253,10 +253,7 @@ class _Calibration:
         latency_s = self._record(self._cluster(), "latency_s")
         duration_T = stamps.duration_TG.mean(axis=1)
         if unit_alone_s <= 0.0 or duration_T.mean() <= latency_s:
-            why = "its payload takes no longer than a round of messages"
-            for key in ("nic_gbps", "uplink_gbps"):
-                fabric[key] = self._known("fabric", key) or AMPLE
-                self._add(untold(f"fabric.{key}", fabric[key], why, self._source("fabric", key)))
+            self._ample()
             return
         links = fit_links(self.probed, latency_s)
         own = links if self.probed is stamps else fit_links(stamps, latency_s)
@@ -280,6 +277,13 @@ class _Calibration:
         cv, se = transfer_cv(own, stamps.duration_TG, steady_T)
         self.data["noise"]["transfer_cv"] = cv
         self._add(told("noise.transfer_cv", cv, se, "what each group's payloads differ from the links' model"))
+
+    def _ample(self) -> None:
+        """Rates that limit nothing, where payloads take no time to speak of."""
+        why = "its payload takes no longer than a round of messages"
+        for key in ("nic_gbps", "uplink_gbps"):
+            self.data["fabric"][key] = self._known("fabric", key) or AMPLE
+            self._add(untold(f"fabric.{key}", self.data["fabric"][key], why, self._source("fabric", key)))
 
     def _together(self, one: str, other: str, correlation: float) -> None:
         """Record that the errors of two parameters hang together."""
@@ -387,6 +391,9 @@ class _Calibration:
     def _incast(self) -> None:
         stamps, fabric = self.stamps, self.data["fabric"]
         latency_s = self._record(self._cluster(), "latency_s")
+        if stamps.duration_TG.max() <= latency_s:
+            self._ample()
+            return
         unit_s = self._record(self._cluster(nic_gbps=1.0, uplink_gbps=1e9), "incast_flow_s")
         known = self._known("fabric", "nic_gbps")
         found = fit_collapse(stamps, latency_s, known_message_s=None if known is None else unit_s / known)
