@@ -20,11 +20,12 @@ from paceenv.calibration.compute import ComputeFit, fit_compute
 from paceenv.calibration.exposed import ExposedFit, fit_exposed
 from paceenv.calibration.links import LinkFit, fit_links, transfer_cv
 from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
+from paceenv.calibration.steps import Steps, of_trace, simulate
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.simulator import episode_keys
 from paceenv.errors import InputError
 from paceenv.trace import Trace
 
@@ -38,26 +39,9 @@ LEAST_JITTER: Final = 0.003
 LEAST_PHASE_SD: Final = 0.15
 LEAST_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
-_EPISODES = 32
-_BLOCKS = 8
-"""Of consecutive steps, whose means tell the error of the mean."""
 _SECTIONS = ("power", "reliability", "synchronization", "pacing", "noise", "exposed", "tenants", "calibration")
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Mean step of a job in seconds, and its coefficient of variation.
-
-    Of simulated runs as long as the trace the means over them, and how far one lies from another (standard deviation):
-    what locks into a tenant's phase is not the same twice. Of a trace ``mean_sd`` is the same by its own blocks.
-    """
-
-    mean_s: float
-    cv: float
-    mean_sd: float = 0.0
-    cv_sd: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +101,7 @@ class _Calibration:
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
         self.stamps, self.probed, self.base, self.name = stamps, probed, base, name
         step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = _of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
+        self.measured = of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
         self.parameters: list[Parameter] = []
         self.correlations: dict[str, dict[str, float]] = {}
         self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
@@ -138,7 +122,7 @@ class _Calibration:
         else:
             self._incast()
         cluster = self._cluster()
-        measured, simulated = self.measured, _simulate(cluster, len(self.stamps.step_T))
+        measured, simulated = self.measured, simulate(cluster, len(self.stamps.step_T))
         record = {
             "source": f"{self.stamps.name} ({self.stamps.source}), {len(self.stamps.step_T)} iterations",
             "fitted": {p.key: p.to_record() for p in self.parameters if p.told},
@@ -343,7 +327,7 @@ class _Calibration:
 
         def misfit(cluster: Cluster) -> float:
             """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
-            simulated = _simulate(cluster, len(stamps.step_T))
+            simulated = simulate(cluster, len(stamps.step_T))
             mean = (simulated.mean_s - self.measured.mean_s) / math.hypot(
                 GOOD_MEAN * simulated.mean_s, simulated.mean_sd
             )
@@ -448,23 +432,3 @@ def _how(links: LinkFit) -> str:
     )
     left = f", {links.outliers} iterations left out" if links.outliers else ""
     return f"{way}; what is left varies by {links.residual_TG.std() * 1e3:.3g} ms{left}"
-
-
-def _summary(step_ET: Array) -> Steps:
-    mean_E = step_ET.mean(axis=1)
-    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
-    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
-
-
-def _of_trace(step_T: Array) -> Steps:
-    """A trace's steps; the error of their mean from blocks, as steps near each other may be alike."""
-    blocks = np.array([block.mean() for block in np.array_split(step_T, _BLOCKS)])
-    mean_s = float(step_T.mean())
-    se = float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS)
-    return Steps(mean_s, float(step_T.std(ddof=1)) / mean_s, se)
-
-
-def _simulate(cluster: Cluster, iterations: int) -> Steps:
-    keys_E = episode_keys(list(range(_EPISODES)))
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
-    return _summary(simulator.run(simulator.off(), iterations))
