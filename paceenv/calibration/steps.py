@@ -41,7 +41,7 @@ def summary(step_ET: Array) -> Steps:
 
 
 def of_trace(step_T: Array) -> Steps:
-    """Of a trace's steps ``(T,)``, seconds; the error of their mean by blocks, as steps near each other may be alike."""
+    """Of a trace's steps ``(T,)``, seconds; the error of their mean by blocks, as steps near one another are alike."""
     blocks = np.array([block.mean() for block in np.array_split(step_T, _BLOCKS)])
     mean_s = float(step_T.mean())
     se = float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS)
