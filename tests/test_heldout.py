@@ -19,6 +19,7 @@ from paceenv.calibration.posterior import measured_step
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.commands.calibrate import noise_cluster
+from paceenv.errors import InputError
 from paceenv.trace import write_trace
 
 Array = NDArray[np.float64]
@@ -112,3 +113,19 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
     assert step["mean_s"] == pytest.approx(printed["measured"]["step_mean_s"])
     assert 0.0 < step["high_s"] - step["low_s"] < 0.05 * step["mean_s"]
     assert cluster.job.nodes == 8  # fitted to all steps, not to those of the check
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "said"),
+    [("straggler-se", "a-file", "is a file; allowed: a folder"), ("links.txt", "p", "tells links, not a cluster")],
+)
+def test_draws_that_cannot_be_written_are_refused_before_the_fit(
+    source: str, folder: str, said: str, tmp_path: Path
+) -> None:
+    for name in ("a-file", "links.txt"):
+        (tmp_path / name).write_text("")
+    found = str(tmp_path / source) if source.endswith(".txt") else source
+    out = tmp_path / "c.yaml"
+    with pytest.raises(InputError, match=said):
+        cli.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
+    assert not out.exists()

@@ -80,7 +80,11 @@ def calibrate(
     a cluster's fabric.
     """
     path = _find(source)
+    if posterior is not None and posterior.exists() and not posterior.is_dir():
+        raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
     if is_table(path) or path.suffix in {".txt", ".log", ".out"}:  # which read_table refuses where it is none
+        if posterior is not None:
+            raise InputError(f"--posterior: {path} tells links, not a cluster; allowed: with a trace or a table")
         _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
         return
     if out is None:
