@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,13 @@ import typer
 from numpy.typing import NDArray
 
 from paceenv import output
+from paceenv.cluster import Cluster
+from paceenv.cluster.derive import derive
 from paceenv.cluster.surroundings import Noise
+from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.traces import RecordingWriter
 from paceenv.errors import InputError
+from paceenv.trace import Trace, read_trace
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
 OPTIONAL_LIBRARIES = ("simpy",)
@@ -140,6 +146,17 @@ def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
             function()
 
     return run
+
+
+def recorded(cluster: Cluster, seed: int, iterations: int) -> Trace:
+    """The trace of a cluster without pacing, as ``paceenv simulate --trace`` writes it."""
+    keys_E = episode_keys([seed])
+    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.parquet"
+        with RecordingWriter(path, simulator, "known") as writer:
+            writer.append(simulator.record(simulator.off(), iterations))
+        return read_trace(path)
 
 
 def machine() -> dict[str, str]:

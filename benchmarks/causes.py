@@ -7,7 +7,6 @@ simulator, on the same noise, averaged over all orders of removal (Shapley); the
 from __future__ import annotations
 
 import math
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from benchmarks._common import recorded
 from benchmarks._pipeline_jobs import PipelineJob
 from paceenv import configs, output
 from paceenv.cluster import Cluster, load_cluster
@@ -26,9 +26,8 @@ from paceenv.cluster.derive import derive
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose
 from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.engine.traces import RecordingWriter
 from paceenv.output import markdown_table
-from paceenv.trace import Trace, read_trace
+from paceenv.trace import Trace
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "diagnosis.md"
 ITERATIONS = 400
@@ -150,21 +149,14 @@ def engine_case(rng: Rng, wanted: tuple[str, ...]) -> Case:
     off[names.AMPLIFICATION] = ["noise.jitter_cv=0.0"]
     cluster = base.changed(settings)
     seed = int(rng.integers(1 << 31))
-    return Case("engine", wanted, lambda: _recorded(cluster, seed), lambda on: _engine_step_s(cluster, off, on, seed))
+    return Case(
+        "engine", wanted, lambda: recorded(cluster, seed, ITERATIONS), lambda on: _engine_step_s(cluster, off, on, seed)
+    )
 
 
 def _simulator(cluster: Cluster, seed: int) -> Simulator:
     keys_E = episode_keys([seed])
     return Simulator(derive(cluster, keys_E), keys_E)
-
-
-def _recorded(cluster: Cluster, seed: int) -> Trace:
-    simulator = _simulator(cluster, seed)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.parquet"
-        with RecordingWriter(path, simulator, "known") as writer:
-            writer.append(simulator.record(simulator.off(), ITERATIONS))
-        return read_trace(path)
 
 
 def _engine_step_s(cluster: Cluster, off: dict[str, list[str]], on: Collection[str], seed: int) -> float:

@@ -18,6 +18,8 @@ SUMMARIES = {
     "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
     "calibrate": "Fit a cluster config to a trace or to published numbers.",
     "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
+    "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
+    "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
     "validate": "Hold the simulator against published numbers, line by line.",
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
     "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",

@@ -53,6 +53,12 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
 
 
+def beside(path: Path, name: str) -> str:
+    """A config that the file ``path`` names: the one beside that file, if there is one; else the name as it is."""
+    near = path.parent / name
+    return str(near) if Path(name).suffix in {".yaml", ".yml"} and near.is_file() else name
+
+
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A YAML mapping from a file; data only (``safe_load``)."""
     try:

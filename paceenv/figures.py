@@ -1,14 +1,18 @@
-"""What all pictures share: size, axes, and one colour per policy."""
+"""What all pictures share: size, axes, colours of policies and phases, which ranks are shown, how one is written."""
 
 from __future__ import annotations
 
+import html
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from paceenv.errors import InputError
 from paceenv.files import write_whole
@@ -25,14 +29,18 @@ STATIC_COLOUR = "#55a868"
 PHASE_COLOURS = {
     "delay": "#c44e52",
     "compute": "#aebfd8",
+    "forward": "#aebfd8",
+    "backward": "#6f8fc0",
     "wait for peers": "#f3dfa6",
-    "collective": "#55a868",
+    "collective": "#1f7a8c",
+    "send, receive": "#7fb8a4",
+    "other work": "#b9a9d6",
     "exposed work": "#8172b3",
     "barrier wait": "#e3c26f",
     "restart": "#222222",
     "checkpoint": "#777777",
 }
-"""What a rank spends its time on (``paceenv.engine.phases``); shades of yellow are waits."""
+"""What a rank spends its time on (``paceenv.engine.phases``, ``paceenv.report.spans``); shades of yellow are waits."""
 _SIZE = (7.0, 4.2)
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -81,6 +89,35 @@ def save(figure: Figure, path: Path) -> None:
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
     write_whole(path, content.getvalue())
+
+
+def svg(figure: Figure, title: str) -> str:
+    """A figure as an SVG element for a page: text stays text, it is as wide as its place; ``title`` is for who cannot
+    see it."""
+    content = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceenv"}):
+        figure.savefig(content, format="svg", metadata=nothing)
+    text = content.getvalue()
+    text = text[text.index("<svg") :].replace("\n", " ")
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)  # numbered alike in every figure, and nothing refers to them
+    label = f'<svg role="img" aria-label="{html.escape(title)}"'
+    return re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', lambda m: f"{label} {m[1]}>", text, count=1)
+
+
+def literal(text: str, most: int = 48) -> str:
+    """Text from a file as a label: nothing in it is taken for a formula or a line end, and it is not too long."""
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
+
+
+def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """At most ``most`` ranks, in their order: all, or evenly from who has the least to who has the most."""
+    ranks = len(value_R)
+    if ranks <= most:
+        return np.arange(ranks)
+    by_value = np.argsort(value_R, kind="stable")
+    return np.sort(by_value[np.rint(np.linspace(0, ranks - 1, most)).astype(np.int64)])
 
 
 def check_path(path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from paceenv import output, pacing, signals
+from paceenv import figures, output, pacing, signals
 from paceenv.chrome_trace import ChromeTraceWriter
 from paceenv.cluster import load_cluster
 from paceenv.engine.phases import shares
@@ -23,7 +23,7 @@ from policies.rollout import INTERVAL_ITERATIONS
 from policies.rules import passive
 from policies.select import POLICY_HELP, select_policy
 from policies.slices import HOLD_INTERVALS, Box, Slice, cut, positions
-from policies.watch import Watched, representative, watch
+from policies.watch import Watched, watch
 
 MAX_RANK_ITERATIONS = 4 * 10**6
 """Of the rollout; all stamps and phases stay in memory, about 500 bytes for each."""
@@ -174,7 +174,7 @@ def _slice_numbers(found: Slice, drawn: list[str]) -> dict[str, Any]:
 def _timeline(paced: Watched, unpaced: Watched, first: int, where: str, out: Path) -> dict[str, Any]:
     """Draw the timeline and write its trace; what they show."""
     count = min(TIMELINE_ITERATIONS, len(paced.step_T) - first)
-    ranks_N = representative(unpaced.wait_s_R(slice(first, first + count)), TIMELINE_RANKS)
+    ranks_N = figures.representative(unpaced.wait_s_R(slice(first, first + count)), TIMELINE_RANKS)
     title = f"{paced.policy} and passive on the same noise: {where}"
     if len(ranks_N) < paced.batch.ranks:
         chosen = f"{len(ranks_N)} of {paced.batch.ranks} ranks"

@@ -97,12 +97,3 @@ def watch(
     done = run(policy, simulator, iterations, on_interval=on_interval, on_recording=recordings.append, on_settings=keep)
     recording = phases.joined(recordings)
     return Watched(name or policy.name, simulator.batch, recording, np.stack(views), np.stack(settings), done.outside)
-
-
-def representative(wait_s_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """At most ``most`` ranks, in their order: all, or evenly from who waits least to who waits most."""
-    ranks = len(wait_s_R)
-    if ranks <= most:
-        return np.arange(ranks)
-    by_wait = np.argsort(wait_s_R, kind="stable")
-    return np.sort(by_wait[np.rint(np.linspace(0, ranks - 1, most)).astype(np.int64)])

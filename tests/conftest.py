@@ -1,12 +1,13 @@
-"""Shared by the tests: a simulator straight from engine parameters; tests marked ``gpu`` need a device."""
+"""Shared by the tests: a simulator straight from engine parameters, a browser; tests marked ``gpu`` need a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import Browser, chromium
 from hypothesis import settings
 
 from paceenv.cluster.derive import ideal_step_s
@@ -64,6 +65,13 @@ def build_simulator(
 def simulator() -> Callable[..., Simulator]:
     """:func:`build_simulator`; session-wide, so that Hypothesis tests may use it."""
     return build_simulator
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser to look at pages with."""
+    with chromium(tmp_path_factory.mktemp("browser")) as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,9 @@ import numpy as np
 from live.canary import PairedComparison, Schedule
 from live.testbed.run import JobResult, RunResult
 from live.testbed.scenario import Scenario
-from paceenv.calibration.job import JobFit, Steps
+from paceenv.calibration.job import JobFit
 from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.steps import Steps
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.engine.traces import RecordingWriter
 from policies.base import Policy

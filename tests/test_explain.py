@@ -26,7 +26,7 @@ from policies.rollout import run, start
 from policies.rules import Adaptive, passive
 from policies.select import select_policy
 from policies.slices import HOLD_INTERVALS, Box, cut, positions, views
-from policies.watch import Watched, representative, watch
+from policies.watch import Watched, watch
 
 FILES = {"slices.png", "timeline.png", "timeline.trace.json.gz"}
 
@@ -171,11 +171,11 @@ def test_a_watched_run_is_an_ordinary_one() -> None:
 
 def test_representative_ranks_reach_from_the_critical_to_the_idle() -> None:
     wait_s_R = np.random.default_rng(0).permutation(100.0 * np.arange(50))
-    chosen = representative(wait_s_R, 16)
+    chosen = figures.representative(wait_s_R, 16)
     assert len(set(chosen.tolist())) == 16
     assert list(chosen) == sorted(chosen)
     assert {int(wait_s_R.argmin()), int(wait_s_R.argmax())} <= set(chosen.tolist())
-    assert representative(wait_s_R[:16], 16).tolist() == list(range(16))
+    assert figures.representative(wait_s_R[:16], 16).tolist() == list(range(16))
 
 
 # The command

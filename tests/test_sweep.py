@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import Browser, check_shown
 
 from paceenv import cli, pacing
 from paceenv.configs import names
@@ -23,6 +24,7 @@ from trainers.sweep.asha import AshaSearch
 from trainers.sweep.config import Asha, Pbt, Range, SweepConfig, load_sweep_config
 from trainers.sweep.finish import finish
 from trainers.sweep.ledger import NAME, Ledger
+from trainers.sweep.page import write_page
 from trainers.sweep.pbt import PbtSearch
 from trainers.sweep.results import Candidate, Results
 from trainers.sweep.run import Sweep, make_search, make_task, open_sweep, run_here
@@ -281,6 +283,19 @@ def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path)
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in rows}
     for cluster in ("two-jobs", "incast-shallow"):
         assert gains["policy", cluster] == pytest.approx(gains[best.label, cluster], abs=2e-4)
+
+
+def test_the_page_of_a_sweep_in_a_browser(browser: Browser, suite: str, tmp_path: Path) -> None:
+    """All pictures are drawn, the network is not asked for anything, and names are text."""
+    sweep = _begun(_config(suite, scope="each", optuna=OPTUNA), tmp_path / "out")
+    run_here(sweep)
+    results = Results.of(sweep.ledger)
+    results.failed.append({"trial": 99, "error": "<script>alert(1)</script>"})
+    write_page(results, {"<b>slide</b>": 0.7, "stagger": 0.3}, tmp_path / "sweep.html")
+    seen = browser.look(tmp_path / "sweep.html")
+    check_shown(seen, [""] * 3)
+    assert results.best("two-jobs").label in seen.text  # type: ignore[union-attr]
+    assert "<script>alert(1)</script>" in seen.text
 
 
 def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) -> None:

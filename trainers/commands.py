@@ -49,7 +49,7 @@ def train(
     changes = [("seed", seed), ("ppo.total_timesteps", timesteps)]
     for assignment in [*(f"{key}={value}" for key, value in changes if value is not None), *(set_ or [])]:
         configs.set_value(data, assignment)
-    resolved = configs.parse(TrainConfig, data, str(path))
+    resolved = configs.parse(TrainConfig, data, str(path)).beside(path)
     if seeds > 1 and resolved.selection is None:
         raise InputError(f"--seeds {seeds}: {path} has no selection to tell them apart; allowed: 1")
     summary = several.train_seeds(resolved, seeds, prepare_folder(out), resume=resume)

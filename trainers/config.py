@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -112,7 +113,18 @@ class TrainConfig(Config):
     selection: Selection | None = None
     ppo: Ppo = Ppo()
 
+    def beside(self, path: Path) -> TrainConfig:
+        """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
+        given, judged = self.environment, self.selection
+        clusters = [c.model_copy(update={"cluster": configs.beside(path, c.cluster)}) for c in given.clusters]
+        suites = [configs.beside(path, suite) for suite in given.suites]
+        environment = given.model_copy(update={"clusters": clusters, "suites": suites})
+        if judged is not None:
+            judged = judged.model_copy(update={"suites": [configs.beside(path, suite) for suite in judged.suites]})
+        return self.model_copy(update={"environment": environment, "selection": judged})
+
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
-    """A training config by file or by name in ``configs/train``."""
-    return configs.load(TrainConfig, "train", name)
+    """A training config by file or by name in ``configs/train``; files it names may lie beside it."""
+    path = configs.find("train", name)
+    return configs.load(TrainConfig, "train", path).beside(path)

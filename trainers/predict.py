@@ -94,7 +94,7 @@ class Predictor:
         """The job without pacing."""
         step_s_NT = np.concatenate(self._passive)[:, self._from :]
         mean_s_N = step_s_NT.mean(axis=1)
-        return Passive(*_one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
+        return Passive(*one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str, schedule: Schedule) -> Prediction:
         """One policy, by name or file, always on and in a canary with the given ``schedule``."""
@@ -151,10 +151,10 @@ def run_in_blocks(
 
 
 def _as_effect(log_ratio_N: Array) -> Effect:
-    return Effect.of_logs(*_one_more(log_ratio_N), len(log_ratio_N))
+    return Effect.of_logs(*one_more(log_ratio_N), len(log_ratio_N))
 
 
-def _one_more(value_N: Array) -> tuple[float, float, float]:
+def one_more(value_N: Array) -> tuple[float, float, float]:
     """Mean of a sample, and between which values one more would lie with a probability of 95 %."""
     n, mean = len(value_N), float(value_N.mean())
     if n < 2:

@@ -87,12 +87,16 @@ class Suite(Config):
 def load_suite(name: str | os.PathLike[str]) -> Suite:
     """A suite by file or by name in ``configs/suites``; ``all`` is all of :data:`REPORTED`.
 
-    Every case knows the suite it comes from.
+    Every case knows the suite it comes from. Files of clusters may lie beside the suite's.
     """
     if str(name) == ALL:
         return load_suites(REPORTED, ALL)
-    suite = configs.load(Suite, "suites", name)
-    return suite.model_copy(update={"cases": [c.model_copy(update={"suite": suite.name}) for c in suite.cases]})
+    path = configs.find("suites", name)
+    suite = configs.load(Suite, "suites", path)
+    cases = [
+        c.model_copy(update={"suite": suite.name, "cluster": configs.beside(path, c.cluster)}) for c in suite.cases
+    ]
+    return suite.model_copy(update={"cases": cases})
 
 
 ALL = "all"

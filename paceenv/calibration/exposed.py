@@ -11,11 +11,15 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from paceenv.calibration.episodes import Episodes, find_episodes
 from paceenv.calibration.levels import two_levels
 from paceenv.calibration.structure import JobStamps
 
+USUAL_SPREAD: Final = 0.5
+"""How far single episodes lie from their mean where nothing is known of it, as in ``Exposed.episode_spread``."""
+PRIOR_EPISODES: Final = 2
 LEAST: Final = 0.02
 """Work of less than this share of a step is not told from the overhead that every group has."""
 
@@ -58,11 +62,24 @@ def fit_exposed(stamps: JobStamps) -> ExposedFit:
         work_s, work_se = float(own.mean()), float(own.std(ddof=1) / math.sqrt(len(own)))
     episodes = find_episodes(on_TG)
     single = _episode_means(work_TG, on_TG)
-    episode_s = float(work_TG[on_TG].mean()) if episodes else 0.0
-    spread = min(math.sqrt(3.0) * float(np.std(single)) / episode_s, 1.0) if len(single) > 2 else 0.0
-    se = float(np.std(work_TG[on_TG]) / math.sqrt(len(single))) if episodes else 0.0
+    episode_s, se, spread = _of_episodes(single) if episodes else (0.0, 0.0, 0.0)
     barrier_s, barrier_se = float(after_T.mean()), float(after_T.std(ddof=1) / math.sqrt(len(after_T)))
     return ExposedFit(always, work_s, work_se, episodes, episode_s, se, spread, barrier_s + common_s, barrier_se)
+
+
+def _of_episodes(single: list[float]) -> tuple[float, float, float]:
+    """Mean work of episodes, its standard error, and how far single ones lie from it (uniform, as a share).
+
+    Of a few episodes the spread is hardly known: USUAL_SPREAD counts as two more of them. The error is widened to
+    what Student's t makes of so few.
+    """
+    mean_s, n = float(np.mean(single)), len(single)
+    usual_s = USUAL_SPREAD / math.sqrt(3.0) * mean_s
+    freedom = PRIOR_EPISODES + n - 1
+    sd_s = math.sqrt((PRIOR_EPISODES * usual_s**2 + float(np.sum((np.array(single) - mean_s) ** 2))) / freedom)
+    wider = float(stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975))
+    spread = min(math.sqrt(3.0) * float(np.std(single)) / mean_s, 1.0) if n > 2 else 0.0
+    return mean_s, wider * sd_s / math.sqrt(n), spread
 
 
 def _episode_means(work_TG: Array, on_TG: NDArray[np.bool_]) -> list[float]:

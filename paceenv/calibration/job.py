@@ -20,11 +20,12 @@ from paceenv.calibration.compute import ComputeFit, fit_compute
 from paceenv.calibration.exposed import ExposedFit, fit_exposed
 from paceenv.calibration.links import LinkFit, fit_links, transfer_cv
 from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
+from paceenv.calibration.steps import Steps, of_trace, simulate
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.engine.simulator import episode_keys
 from paceenv.errors import InputError
 from paceenv.trace import Trace
 
@@ -36,25 +37,11 @@ GOOD_MEAN, GOOD_CV = 0.05, 0.03
 LEAST_JITTER: Final = 0.003
 """A tenant's own, where ours is less: what a computer has."""
 LEAST_PHASE_SD: Final = 0.15
-_EPISODES = 32
-_LEAST_UNPACED = 16
+LEAST_UNPACED: Final = 16
+"""Steps without pacing from which on only those count as what the job does by itself."""
 _SECTIONS = ("power", "reliability", "synchronization", "pacing", "noise", "exposed", "tenants", "calibration")
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Mean step of a job in seconds, and its coefficient of variation.
-
-    Of simulated runs as long as the trace the means over them, and how far one lies from another (standard deviation):
-    what locks into a tenant's phase is not the same twice.
-    """
-
-    mean_s: float
-    cv: float
-    mean_sd: float = 0.0
-    cv_sd: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,12 @@ def calibrate_job(
     Raises InputError if the trace does not hold a job that can be described.
     """
     stamps = read_job(trace, job=job)
-    probed = stamps if probe is None else read_job(probe, job=job)
+    return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
+
+
+def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
+    """As :func:`calibrate_job`, from the stamps of a trace and, if there is one, of its probe."""
+    probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
     if base is not None and (base.workload is not None or base.fabric.torus is not None):
@@ -109,8 +101,9 @@ class _Calibration:
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
         self.stamps, self.probed, self.base, self.name = stamps, probed, base, name
         step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = _summary(step_T[None] if len(step_T) >= _LEAST_UNPACED else stamps.step_T[None])
+        self.measured = of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
         self.parameters: list[Parameter] = []
+        self.correlations: dict[str, dict[str, float]] = {}
         self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
         if base is not None:
             self.data = base.model_dump()
@@ -129,12 +122,17 @@ class _Calibration:
         else:
             self._incast()
         cluster = self._cluster()
-        measured, simulated = self.measured, _simulate(cluster, len(self.stamps.step_T))
+        measured, simulated = self.measured, simulate(cluster, len(self.stamps.step_T))
         record = {
             "source": f"{self.stamps.name} ({self.stamps.source}), {len(self.stamps.step_T)} iterations",
             "fitted": {p.key: p.to_record() for p in self.parameters if p.told},
             "cannot_tell": {p.key: p.to_record() for p in self.parameters if not p.told},
-            "measured": {"step_mean_s": measured.mean_s, "step_cv": measured.cv},
+            "correlations": self.correlations,
+            "measured": {
+                "step_mean_s": measured.mean_s,
+                "step_mean_se_s": measured.mean_sd,
+                "step_cv": measured.cv,
+            },
             "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
         }
         return JobFit(cluster.model_copy(update={"calibration": record}), tuple(self.parameters), measured, simulated)
@@ -239,22 +237,19 @@ class _Calibration:
         latency_s = self._record(self._cluster(), "latency_s")
         duration_T = stamps.duration_TG.mean(axis=1)
         if unit_alone_s <= 0.0 or duration_T.mean() <= latency_s:
-            why = "its payload takes no longer than a round of messages"
-            for key in ("nic_gbps", "uplink_gbps"):
-                fabric[key] = self._known("fabric", key) or AMPLE
-                self._add(untold(f"fabric.{key}", fabric[key], why, self._source("fabric", key)))
+            self._ample()
             return
         links = fit_links(self.probed, latency_s)
         own = links if self.probed is stamps else fit_links(stamps, latency_s)
         known_nic = self._known("fabric", "nic_gbps")
-        if not math.isfinite(links.alone_se) and known_nic is not None:
+        if not math.isfinite(links.alone_se) and known_nic is not None and links.alone_most_s is None:
             links = fit_links(self.probed, latency_s, known_alone_s=unit_alone_s / known_nic)
             links = LinkFit(
                 links.alone_s, math.inf, links.work_s, links.work_se, "", links.residual_TG, False, links.outliers
             )
         self._nic(links, unit_alone_s, known_nic)
         mean_s, residual_T = float(duration_T.mean()), own.residual_TG.mean(axis=1)
-        steady_T = stamps.unpaced_T if stamps.unpaced_T.sum() >= _LEAST_UNPACED else np.ones_like(stamps.unpaced_T)
+        steady_T = stamps.unpaced_T if stamps.unpaced_T.sum() >= LEAST_UNPACED else np.ones_like(stamps.unpaced_T)
         disturbed, said = is_disturbed(residual_T[steady_T], mean_s, self.measured.mean_s)
         if disturbed and unit_work_s > 0.0:
             jitter = max(self.data["noise"]["jitter_cv"], self.data["noise"]["imbalance_cv"], LEAST_JITTER)
@@ -267,6 +262,18 @@ class _Calibration:
         self.data["noise"]["transfer_cv"] = cv
         self._add(told("noise.transfer_cv", cv, se, "what each group's payloads differ from the links' model"))
 
+    def _ample(self) -> None:
+        """Rates that limit nothing, where payloads take no time to speak of."""
+        why = "its payload takes no longer than a round of messages"
+        for key in ("nic_gbps", "uplink_gbps"):
+            self.data["fabric"][key] = self._known("fabric", key) or AMPLE
+            self._add(untold(f"fabric.{key}", self.data["fabric"][key], why, self._source("fabric", key)))
+
+    def _together(self, one: str, other: str, correlation: float) -> None:
+        """Record that the errors of two parameters hang together."""
+        if correlation:
+            self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
+
     def _source(self, section: str, key: str) -> str:
         return "assumed not to limit" if self._known(section, key) is None else "from base"
 
@@ -278,9 +285,12 @@ class _Calibration:
             self._add(told("fabric.nic_gbps", fabric["nic_gbps"], fabric["nic_gbps"] * relative, how))
             return
         why = links.why_not or "starts vary too little to tell a group's own cap from the uplink's share"
+        least = None if links.alone_most_s is None else unit_alone_s / links.alone_most_s
+        if known is not None and least is not None and known < least:
+            known = None
         fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
         source = "from base" if known is not None else "the best fit, for want of anything better"
-        self._add(untold("fabric.nic_gbps", fabric["nic_gbps"], why, source))
+        self._add(untold("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least))
 
     def _uplink(self, links: LinkFit, unit_work_s: float) -> None:
         fabric, known = self.data["fabric"], self._known("fabric", "uplink_gbps")
@@ -288,10 +298,13 @@ class _Calibration:
             fabric["uplink_gbps"] = unit_work_s / links.work_s
             relative = links.work_se / links.work_s
             self._add(told("fabric.uplink_gbps", fabric["uplink_gbps"], fabric["uplink_gbps"] * relative, _how(links)))
+            self._together("fabric.nic_gbps", "fabric.uplink_gbps", links.correlation)
             return
         least = unit_work_s * self.stamps.groups / links.alone_s if unit_work_s > 0.0 else None
         limits = self.stamps.groups > 1
-        value = unit_work_s / links.work_s if limits else AMPLE * fabric["nic_gbps"]
+        if not limits and known is not None and least is not None and known < least:
+            known = None  # the trace shows more
+        value = unit_work_s / links.work_s if limits else AMPLE * max(fabric["nic_gbps"], least or 0.0)
         fabric["uplink_gbps"] = known if known is not None else value
         source = "from base" if known is not None else "the best fit" if limits else "assumed not to limit"
         why = links.why_not
@@ -314,7 +327,7 @@ class _Calibration:
 
         def misfit(cluster: Cluster) -> float:
             """Of mean step and CV, in units of what counts as a good fit and of what one run differs from another."""
-            simulated = _simulate(cluster, len(stamps.step_T))
+            simulated = simulate(cluster, len(stamps.step_T))
             mean = (simulated.mean_s - self.measured.mean_s) / math.hypot(
                 GOOD_MEAN * simulated.mean_s, simulated.mean_sd
             )
@@ -343,6 +356,10 @@ class _Calibration:
         self._add(untold("fabric.nic_gbps", fabric["nic_gbps"], why, "assumed not to limit beyond the uplink"))
         self._add(Parameter("tenants.0.period_ratio", *found.period_ratio, said))
         self._add(Parameter("tenants.0.comm_share", *found.comm_share, said))
+        (_, ratio_share, ratio_alone), (*_, share_alone), _ = found.correlation.tolist()
+        self._together("tenants.0.period_ratio", "tenants.0.comm_share", ratio_share)
+        self._together("tenants.0.period_ratio", "fabric.uplink_gbps", -ratio_alone)  # the longer alone, the slower
+        self._together("tenants.0.comm_share", "fabric.uplink_gbps", -share_alone)
         why = "a tenant that takes less of the uplink for longer slows us alike"
         self._add(untold("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
         said = "chance a period, by how often the filter loses sight of it"
@@ -358,6 +375,9 @@ class _Calibration:
     def _incast(self) -> None:
         stamps, fabric = self.stamps, self.data["fabric"]
         latency_s = self._record(self._cluster(), "latency_s")
+        if stamps.duration_TG.max() <= latency_s:
+            self._ample()
+            return
         unit_s = self._record(self._cluster(nic_gbps=1.0, uplink_gbps=1e9), "incast_flow_s")
         known = self._known("fabric", "nic_gbps")
         found = fit_collapse(stamps, latency_s, known_message_s=None if known is None else unit_s / known)
@@ -412,15 +432,3 @@ def _how(links: LinkFit) -> str:
     )
     left = f", {links.outliers} iterations left out" if links.outliers else ""
     return f"{way}; what is left varies by {links.residual_TG.std() * 1e3:.3g} ms{left}"
-
-
-def _summary(step_ET: Array) -> Steps:
-    mean_E = step_ET.mean(axis=1)
-    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
-    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
-
-
-def _simulate(cluster: Cluster, iterations: int) -> Steps:
-    keys_E = episode_keys(list(range(_EPISODES)))
-    simulator = Simulator(derive(cluster, keys_E), keys_E)
-    return _summary(simulator.run(simulator.off(), iterations))

@@ -18,7 +18,7 @@ Axes: T iterations, G process groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -45,7 +45,9 @@ class LinkFit:
     """``alone_s`` and ``work_s`` with standard errors (infinite: cannot tell, and then why), seconds.
 
     ``residual_TG`` is measured less modelled duration over all iterations; ``probed`` says whether random delays
-    identified them, ``outliers`` how many iterations were left out of the fit.
+    identified them, ``outliers`` how many iterations were left out of the fit. ``alone_most_s`` is given where the
+    uplink itself may be what limits a group alone: its own links take at most that. ``correlation`` is that of the
+    errors of the logarithms of the two.
     """
 
     alone_s: float
@@ -56,6 +58,8 @@ class LinkFit:
     residual_TG: Array
     probed: bool
     outliers: int
+    alone_most_s: float | None = None
+    correlation: float = 0.0
 
 
 def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | None = None) -> LinkFit:
@@ -78,9 +82,10 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
     if probed:
         theta = model.with_instruments(theta)
     alone_s, work_s = model.seconds(theta)
-    alone_se, work_se, why = model.errors(theta, probed)
+    errors = model.errors(theta, probed)
     residual_TG = end_TG - share_uplink(arrival_TG, alone_s, work_s)
-    return LinkFit(alone_s, alone_se, work_s, work_se, why, residual_TG, probed, outliers)
+    found = LinkFit(alone_s, errors.alone_se, work_s, errors.work_se, errors.why_not, residual_TG, probed, outliers)
+    return replace(found, alone_most_s=errors.alone_most_s, correlation=errors.correlation)
 
 
 def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
@@ -95,6 +100,17 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
     square_T = ((relative_TG - relative_TG.mean(axis=0)) ** 2).mean(axis=1) * T / (T - 1)
     cv = float(np.sqrt(square_T.mean()))
     return cv, float(square_T.std(ddof=1) / np.sqrt(T)) / (2.0 * cv) if cv > 0.0 else 0.0
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """What of a :class:`LinkFit` says how well it is known."""
+
+    alone_se: float
+    work_se: float
+    why_not: str = ""
+    alone_most_s: float | None = None
+    correlation: float = 0.0
 
 
 class _Model:
@@ -170,8 +186,11 @@ class _Model:
                 break
         return theta
 
-    def errors(self, theta: Array, probed: bool) -> tuple[float, float, str]:
-        """Standard errors of time alone and work, and why one is infinite."""
+    def errors(self, theta: Array, probed: bool) -> _Errors:
+        """Standard errors of time alone and work, their correlation, and why one is infinite.
+
+        A cap of 1 is the end of what can be seen: near it only what a group takes alone at most is known.
+        """
         x_TGP = self.jacobian(theta, self.arrival_TG)
         z_TGP = self.jacobian(theta, self.drawn_TG) if probed else x_TGP
         scores_TP = np.einsum("tgp,tg->tp", z_TGP, self.residual(theta))
@@ -190,17 +209,22 @@ class _Model:
         work_se = work_s * float(np.sqrt(covariance[0, 0]))
         if self.known_alone_s is not None:
             if work_s <= alone_s / self.groups * (1.0 + _STEP):
-                return 0.0, np.inf, "side by side a group takes as long as alone: the uplink is no limit"
-            return 0.0, work_se, ""
+                return _Errors(0.0, np.inf, "side by side a group takes as long as alone: the uplink is no limit")
+            return _Errors(0.0, work_se)
         cap, cap_se = float(theta[1]), float(np.sqrt(covariance[1, 1]))
         gradient = np.array([1.0, -1.0 / cap])
         alone_se = alone_s * float(np.sqrt(gradient @ covariance @ gradient)) if free.all() else np.inf
         if cap - 2.0 * cap_se < 1.0 / self.groups:
-            return alone_se, np.inf, "side by side a group takes about as long as alone: the uplink may be no limit"
+            why = "side by side a group takes about as long as alone: the uplink may be no limit"
+            return _Errors(alone_se, np.inf, why)
         if not cap_se < MOST_RELATIVE_SE * cap:
             why = "all groups transfer at the same time, and starts vary too little to tell a group's own cap"
-            return np.inf, work_se, why
-        return alone_se, work_se, ""
+            return _Errors(np.inf, work_se, why)
+        if cap + 2.0 * cap_se > 1.0 - _STEP:
+            why = "alone a group has about the whole uplink: its own links may be faster"
+            return _Errors(np.inf, work_se, why, work_s / (cap - 2.0 * cap_se))
+        together = float(covariance[0] @ gradient) / max(alone_se / alone_s * work_se / work_s, 1e-300)
+        return _Errors(alone_se, work_se, correlation=together)
 
 
 def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:

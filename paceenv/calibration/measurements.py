@@ -237,27 +237,51 @@ def measure_stage(
     )
 
 
-def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
-    """Measure every stage of one job of a trace; ``job`` must be named where the trace holds several.
+@dataclass(frozen=True)
+class StageTimes:
+    """Compute times of one stage's workers, ``(T, R)``, seconds, in the steps that all completed: ``step_T``."""
 
-    Steps that not all workers of a stage completed are left out. Raises InputError if there is nothing to measure.
+    stage: int
+    step_T: NDArray[np.int32]
+    compute_s_TR: Array
+
+
+def stage_times(trace: Trace, *, job: str | None = None) -> tuple[StageTimes, ...]:
+    """The compute of every stage of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Steps that not all workers of a stage completed are left out. Raises InputError if there is no such job.
     """
+    mine = trace.isin("job", job_of(trace, job))
+    rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
+    is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
+    stage_of = trace.metadata.of_ranks("stage", 0)
+    stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
+    found = []
+    for number in np.unique(stage):
+        rows = is_compute & (stage == number)
+        found.append(StageTimes(int(number), *_compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])))
+    return tuple(found)
+
+
+def job_of(trace: Trace, job: str | None) -> str:
+    """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
     names = sorted(trace.table["job"].unique().to_pylist())
     if job is None and len(names) == 1:
         job = names[0]
     if job is None or job not in names:
         raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+    return job
+
+
+def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
+    """Measure every stage of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Steps that not all workers of a stage completed are left out. Raises InputError if there is nothing to measure.
+    """
+    job = job_of(trace, job)
     mine = trace.isin("job", job)
-    rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
-    is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
-    stage_of = trace.metadata.of_ranks("stage", 0)
-    stage = np.array([stage_of.get(int(r), 0) for r in np.unique(rank)])[np.unique(rank, return_inverse=True)[1]]
-    stages = []
-    for number in np.unique(stage):
-        rows = is_compute & (stage == number)
-        step_T, compute_s_TR = _compute_matrix(rank[rows], iteration[rows], (end_s - start_s)[rows])
-        stages.append(measure_stage(compute_s_TR, stage=int(number), step_T=step_T))
-    step_s_T = _step_times(iteration, start_s, end_s)
+    stages = [measure_stage(s.compute_s_TR, stage=s.stage, step_T=s.step_T) for s in stage_times(trace, job=job)]
+    step_s_T = _step_times(*(trace.column(name)[mine] for name in ("iteration", "start_s", "end_s")))
     return NoiseMeasurements(
         source=f"derived statistics of {job} ({trace.metadata.source})",
         steps=len(step_s_T),

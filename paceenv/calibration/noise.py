@@ -35,10 +35,11 @@ from paceenv.calibration.measurements import (
 )
 from paceenv.errors import InputError
 from paceenv.importers import load_trace
+from paceenv.trace import Trace
 
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
-SIGNIFICANT: Final = 2.0
+SIGNIFICANT: Final = 3.0
 """Standard errors from which on a positive skewness counts."""
 _TAIL = 1e-12
 _GRID = 1001
@@ -186,6 +187,8 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
     model = _fit_worker(m.all, skewed, target_se)
     models = [_fit_worker(replicate, skewed, target_se) for replicate in m.replicates]
     t = float(stats.t.ppf(0.975, len(m.replicates) - 1))
+    slow = len(m.slow_workers)
+    healthy = m.workers - slow
 
     def jackknife(value: float, replicates: list[float]) -> Estimate:
         se = float(_jackknife_se(np.array(replicates)))
@@ -201,13 +204,17 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
         stage=stage,
         workers=m.workers,
         slow_workers=m.slow_workers,
-        mean_compute_s=jackknife(m.all.mean_s, [r.mean_s for r in m.replicates]),
+        mean_compute_s=_with_workers(m, jackknife(m.all.mean_s, [r.mean_s for r in m.replicates]), 1.0 / healthy),
         persistent_cv=_persistent(m),
         common_cv=deviation("common_var"),
         jitter_cv=None if skewed else deviation("idiosyncratic_var"),
         imbalance_cv=jackknife(model.residual_cv, [r.residual_cv for r in models]) if skewed else None,
         imbalance_skew=jackknife(model.skew, [r.skew for r in models]) if skewed else None,
-        slow_factor=jackknife(m.all.slow_factor, [r.slow_factor for r in m.replicates]) if m.slow_workers else None,
+        slow_factor=_with_workers(
+            m, jackknife(m.all.slow_factor, [r.slow_factor for r in m.replicates]), 1.0 / slow + 1.0 / healthy
+        )
+        if slow
+        else None,
         held_out=_held_out(m, skewed, target_se),
         distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
     )
@@ -224,12 +231,18 @@ def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFi
 
 def load_measurements(path: str | Path, *, job: str | None = None) -> NoiseMeasurements:
     """Measurements from the files :func:`calibrate_noise` takes."""
+    trace = trace_in(path)
+    return NoiseMeasurements.load(path) if trace is None else measure_noise(trace, job=job)
+
+
+def trace_in(path: str | Path) -> Trace | None:
+    """The trace that one of these files holds; None where it has measurements."""
     try:
         with Path(path).open("rb") as stream:
             is_parquet = stream.read(4) == b"PAR1"
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    return measure_noise(load_trace(path), job=job) if is_parquet else NoiseMeasurements.load(path)
+    return load_trace(path) if is_parquet else None
 
 
 def _targets(moments: Moments) -> Array:
@@ -278,6 +291,21 @@ def _persistent(m: StageMeasurements) -> Estimate:
     between = max(m.all.persistent_var, 0.0) + from_steps
     lo, hi = (between * freedom / float(stats.chi2.ppf(level, freedom)) for level in (0.975, 0.025))
     return _from_variances(m.all.persistent_var, lo - from_steps, hi - from_steps, float(stats.norm.ppf(0.975)))
+
+
+def _with_workers(m: StageMeasurements, over_steps: Estimate, share: float) -> Estimate:
+    """An estimate with the error of having seen few workers: ``share`` of their persistent variance, relative.
+
+    Leaving out steps cannot show it, as every worker is in all of them. Student's t with the degrees of freedom of
+    both parts (Welch and Satterthwaite).
+    """
+    steps_var = over_steps.se**2
+    workers_var = max(m.all.persistent_var, 0.0) * share * over_steps.value**2
+    freedom = m.workers - len(m.slow_workers) - 1, len(m.replicates) - 1
+    total = steps_var + workers_var
+    t = stats.t.ppf(0.975, total**2 / (workers_var**2 / freedom[0] + steps_var**2 / freedom[1]))
+    half = float(t) * math.sqrt(total)
+    return Estimate(over_steps.value, math.sqrt(total), max(over_steps.value - half, 0.0), over_steps.value + half)
 
 
 def _jackknife_se(replicates: Array) -> Array:

@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scipy import stats
+
 from paceenv.calibration.noise import Estimate
+from paceenv.errors import InputError
 
 CANNOT_TELL: Final = "cannot tell from this trace: "
-_NORMAL_95 = 1.96
+NORMAL_95: Final = 1.96
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,16 @@ class Parameter:
         """Whether the trace tells it."""
         return not self.evidence.startswith(CANNOT_TELL)
 
+    def interval(self, level: float) -> tuple[float, float]:
+        """An interval of another level than 95 %, by the normal's quantiles on either side of the value.
+
+        Raises InputError where the trace does not tell the parameter.
+        """
+        if not self.told or self.value is None or self.lo is None or self.hi is None:
+            raise InputError(f"{self.key}: has no interval; allowed: a parameter that the trace tells")
+        shrink = float(stats.norm.ppf(0.5 + 0.5 * level)) / NORMAL_95
+        return self.value + shrink * (self.lo - self.value), self.value + shrink * (self.hi - self.value)
+
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
         numbers = {"value": self.value, "se": self.se, "lo": self.lo, "hi": self.hi}
@@ -42,13 +55,13 @@ class Parameter:
 
 def told(key: str, value: float, se: float, evidence: str) -> Parameter:
     """A parameter with a normal interval, kept above 0."""
-    return Parameter(key, value, se, max(value - _NORMAL_95 * se, 0.0), value + _NORMAL_95 * se, evidence)
+    return Parameter(key, value, se, max(value - NORMAL_95 * se, 0.0), value + NORMAL_95 * se, evidence)
 
 
 def bounded(key: str, value: float, interval: tuple[float, float], evidence: str) -> Parameter:
     """A parameter with an interval of its own; the standard error is what a normal one of that width has."""
     low, high = interval
-    return Parameter(key, value, (high - low) / (2.0 * _NORMAL_95), low, high, evidence)
+    return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
 
 
 def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:

@@ -1,6 +1,7 @@
 """Clusters that may be the real one: parameters drawn from a calibration's errors, for predictions and for training.
 
-Legend: N values.
+Everything comes from the ``calibration`` record of a cluster config: values, errors, which errors hang together, and
+the measured mean step. Legend: N values, P parameters.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceenv.calibration.parameters import Parameter
+from paceenv import configs
+from paceenv.calibration.parameters import NORMAL_95, Parameter
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
 from paceenv.engine.simulator import Simulator, episode_keys
@@ -22,37 +26,70 @@ DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""
 CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
-NORMAL_95: Final = 1.96
-TRIES, LEAST_SHARE = 100, 0.05
-"""Draws of a value before the fitted one is taken; the share of it that no draw falls below."""
+TRIES, LEAST_SHARE = 1000, 0.05
+"""Draws before the fitted values are taken; the share of a value that no draw falls below."""
+NEGLIGIBLE: Final = 1e-4
+"""A relative error below the digits of a record is none: the value is known."""
+SUITE, TRAIN = "suite.yaml", "train.yaml"
+_SPLITS = (("validation", 2), ("held-out", 2))
+"""Of the written draws so many last ones are not trained on."""
+_KEYS = {"mean_compute_s": "job.compute_s"}
+"""What a record of compute noise calls otherwise than the cluster does."""
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
     """The parameters that a calibration wrote into a cluster config, those that the trace did not tell included."""
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
-    return [
-        Parameter(key, record["value"], record["se"], record["lo"], record["hi"], record["evidence"])
-        for key, record in records
-    ]
+    found = []
+    for key, record in records:
+        value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
+        found.append(Parameter(_KEYS.get(key, key), value, se, low, high, record.get("evidence", "")))
+    return found
+
+
+def measured_step(cluster: Cluster) -> dict[str, float] | None:
+    """The measured mean step in a cluster's record, seconds: ``mean_s`` and its 95 % interval ``low_s``, ``high_s``.
+
+    None where the record has none, as after a fit of compute noise alone.
+    """
+    measured = cluster.calibration.get("measured", {})
+    if "step_mean_s" not in measured or "step_mean_se_s" not in measured:
+        return None
+    mean_s, half_s = measured["step_mean_s"], NORMAL_95 * measured["step_mean_se_s"]
+    return {"mean_s": mean_s, "low_s": mean_s - half_s, "high_s": mean_s + half_s}
 
 
 def drawn_clusters(
-    cluster: Cluster, parameters: Sequence[Parameter], measured: Mapping[str, float], seed: int, draws: int = DRAWS
+    cluster: Cluster,
+    parameters: Sequence[Parameter] | None = None,
+    measured: Mapping[str, float] | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> list[Cluster]:
     """Clusters that may be the real one: parameters drawn from their errors, such that the measured mean step results.
 
-    A job's mean step is known better than the parameters one by one, whose errors hang together. So ``CANDIDATES``
+    ``parameters`` and ``measured`` are those of the cluster's own record unless given. A job's mean step is known
+    better than the parameters one by one, even where it is on record which errors hang together. So ``CANDIDATES``
     times as many clusters are drawn; for each that is wanted a mean step is drawn from the interval of the measured one
-    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest.
+    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest. Without a
+    mean step the first ones are taken.
     """
-    random, vague = np.random.default_rng(seed), [p for p in parameters if _can_be_drawn(cluster, p)]
+    random = np.random.default_rng(seed)
+    vague = [p for p in (parameters_of(cluster) if parameters is None else parameters) if _can_be_drawn(cluster, p)]
+    measured = measured_step(cluster) if measured is None else measured
     if not vague:
         return [cluster] * draws
+    root_PP = _correlated(cluster, vague)
+    wanted = draws if measured is None else CANDIDATES * draws
     candidates = [cluster] * draws  # at least, should most draws contradict themselves
-    for _ in range(CANDIDATES * draws):
+    for _ in range(wanted):
+        values = _draw(vague, root_PP, random)
         with contextlib.suppress(InputError):
-            candidates.append(cluster.changed([f"{p.key}={_draw(p, random)!r}" for p in vague], "drawn"))
-    candidates = candidates[-CANDIDATES * draws :]
+            settings = [f"{p.key}={value!r}" for p, value in zip(vague, values, strict=True)]
+            candidates.append(cluster.changed(settings, "drawn"))
+    candidates = candidates[-wanted:]
+    if measured is None:
+        return candidates
     mean_s_N = np.array([_mean_step_s(candidate) for candidate in candidates])
     found = []
     for wanted_s in random.normal(
@@ -64,9 +101,40 @@ def drawn_clusters(
     return found
 
 
+def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[Path]:
+    """Write drawn clusters as configs, a suite of them, and a training config that draws its episodes from the suite.
+
+    The suite names the clusters beside it. Returns what was written, the clusters first.
+    """
+    drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
+    splits = ["train"] * (draws - sum(count for _, count in _SPLITS)) + [
+        s for s, count in _SPLITS for _ in range(count)
+    ]
+    cases, written = [], []
+    for d, (one, split) in enumerate(zip(drawn, splits, strict=True)):
+        name = f"{cluster.name}-{d:02d}"
+        said = f"Draw {d + 1} of {draws} from the errors of the calibration {cluster.name}."
+        record: dict[str, Any] = {"source": f"drawn from the errors of a fit to {source}"}
+        one = one.model_copy(update={"name": name, "description": said, "calibration": record})
+        written.append(_write(folder / f"{name}.yaml", one.model_dump(exclude_defaults=True)))
+        cases.append({"name": name, "cluster": f"{name}.yaml", "split": split})
+    said = f"Clusters that may be the one of {source}: joint draws from its calibration's errors."
+    suite = {"name": f"{cluster.name}-posterior", "description": said, "cases": cases}
+    environment = {"suites": [SUITE], "mechanisms": ["slack", "slide", "stagger"]}
+    train = {"name": f"{cluster.name}-posterior", "description": said, "environment": environment}
+    return [*written, _write(folder / SUITE, suite), _write(folder / TRAIN, train)]
+
+
+def _write(path: Path, data: dict[str, Any]) -> Path:
+    configs.write_text(path, configs.to_yaml(data))
+    return path
+
+
 def _can_be_drawn(cluster: Cluster, parameter: Parameter) -> bool:
     """Whether a parameter has an error and is a number of this cluster that may take any value within it."""
     if parameter.value is None or not parameter.se or not math.isfinite(parameter.se):
+        return False
+    if parameter.se <= NEGLIGIBLE * abs(parameter.value):
         return False
     try:
         for value in (parameter.value, *_edges(parameter)):
@@ -87,15 +155,31 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
     return max(low, LEAST_SHARE * abs(parameter.value)), high
 
 
-def _draw(parameter: Parameter, random: np.random.Generator) -> float:
-    """A value from the normal of its error within its interval."""
-    assert parameter.value is not None
-    assert parameter.se is not None
-    low, high = _edges(parameter)
+def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np.float64]:
+    """A root ``(P, P)`` of the correlations of the parameters' errors, by the cluster's record; others have none."""
+    known = {
+        (one, other): r
+        for one, others in cluster.calibration.get("correlations", {}).items()
+        for other, r in others.items()
+    }
+    matrix_PP = np.eye(len(parameters))
+    for i, one in enumerate(parameters):
+        for k, other in enumerate(parameters[:i]):
+            matrix_PP[i, k] = matrix_PP[k, i] = known.get((one.key, other.key), known.get((other.key, one.key), 0.0))
+    size_P, vectors_PP = np.linalg.eigh(matrix_PP)
+    root_PP: NDArray[np.float64] = vectors_PP * np.sqrt(np.maximum(size_P, 0.0))
+    return root_PP
+
+
+def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random: np.random.Generator) -> list[float]:
+    """Values from the normal of their errors, each within its interval."""
+    value_P, se_P = (np.array([getattr(p, name) for p in parameters]) for name in ("value", "se"))
+    low_P, high_P = np.array([_edges(p) for p in parameters]).T
     for _ in range(TRIES):
-        if low <= (value := float(random.normal(parameter.value, parameter.se))) <= high:
-            return value
-    return parameter.value
+        drawn_P = value_P + se_P * (root_PP @ random.standard_normal(len(parameters)))
+        if ((low_P <= drawn_P) & (drawn_P <= high_P)).all():
+            return [float(value) for value in drawn_P]
+    return [float(value) for value in value_P]
 
 
 def _mean_step_s(cluster: Cluster) -> float:

@@ -11,12 +11,13 @@ Axes: T iterations, R ranks in the order of their groups, G process groups.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.measurements import job_of
 from paceenv.errors import InputError
 from paceenv.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
@@ -98,6 +99,11 @@ class JobStamps:
         """Iterations in which nobody held back."""
         return np.asarray((self.delay_TR <= 0.0).all(axis=1))
 
+    def part(self, use_T: NDArray[np.bool_]) -> JobStamps:
+        """The stamps of some iterations."""
+        by_iteration = ("iteration_T", "begin_T", "entry_TR", "delay_TR", "finish_TG", "ready_TG", "step_T")
+        return replace(self, **{name: getattr(self, name)[use_T] for name in by_iteration})
+
     def of_groups(self, value_TR: Array) -> Array:
         """The largest value of any member, ``(T, G)``."""
         return np.asarray(value_TR.reshape(len(value_TR), self.groups, -1).max(axis=2))
@@ -140,11 +146,7 @@ def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
 
 def _rows_of(trace: Trace, job: str | None) -> tuple[str, dict[int, tuple[NDArray[np.int64], ...]]]:
     """The job's name, and by rank its rows in the order of iteration and seq, as columns."""
-    names = sorted(trace.table["job"].unique().to_pylist())
-    if job is None and len(names) == 1:
-        job = names[0]
-    if job is None or job not in names:
-        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+    job = job_of(trace, job)
     columns = [trace.column(n) for n in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
     rank, seq, mine = trace.column("rank"), trace.column("seq"), trace.isin("job", job)
     order = np.lexsort((seq, columns[0], rank))

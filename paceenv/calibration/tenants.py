@@ -73,6 +73,7 @@ class TenantFit:
 
     ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
     share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
+    ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
     """
 
     period_ratio: tuple[float, float, float, float]
@@ -82,6 +83,7 @@ class TenantFit:
     explained: float
     phase: float
     phase_sd: float
+    correlation: Array
 
 
 def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
@@ -176,7 +178,8 @@ def fit_tenant(
     turn = np.mean(np.exp(2j * np.pi * best.phase_N))
     phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
     phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
-    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, phase, phase_sd)
+    correlation = np.nan_to_num(np.corrcoef(natural.T))
+    return TenantFit(estimates[0], estimates[1], estimates[2], pauses(at), explained, phase, phase_sd, correlation)
 
 
 def _natural(theta: Array) -> tuple[float, float, float]:

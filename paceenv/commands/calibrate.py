@@ -9,11 +9,14 @@ import typer
 
 from paceenv import configs, output
 from paceenv.calibration.bandwidth import BandwidthFit, fit_bandwidth, is_table, read_table
-from paceenv.calibration.noise import NoiseFit, calibrate_noise
+from paceenv.calibration.heldout import HeldOutCheck, check_stage
+from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.noise import NoiseFit, fit_noise, trace_in
+from paceenv.calibration.posterior import TRAIN, write_posterior
 from paceenv.calibration.scaling import ScalingTarget, fit_scaling
 from paceenv.calibration.throughput import ThroughputTarget, fit_throughput
 from paceenv.cluster import Cluster, load_cluster
-from paceenv.commands.calibrated_job import fit_job, is_job
+from paceenv.commands.calibrated_job import fit_job, is_job, print_check, with_check
 from paceenv.errors import InputError
 
 BASE = "null-jitter"
@@ -49,12 +52,21 @@ def calibrate(
     inside: Annotated[
         bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
     ] = True,
+    posterior: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder to write clusters to that are drawn from the errors, with a suite of them and a config "
+            f"for paceenv train ({TRAIN})."
+        ),
+    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 
     From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload, work exposed
-    after it, noise of compute, links, incast, a tenant; each with its evidence, or why the trace cannot tell.
+    after it, noise of compute, links, incast, a tenant; each with its evidence, or why the trace cannot tell. A second
+    fit to the first two thirds of the steps is held against the rest: step time, its variation and tail, the slowest
+    of n ranks, arrival skew.
 
     From a trace of pipeline stages or of another format: the noise of compute (mean, persistent, common-mode and
     idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
@@ -68,16 +80,21 @@ def calibrate(
     a cluster's fabric.
     """
     path = _find(source)
+    if posterior is not None and posterior.exists() and not posterior.is_dir():
+        raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
     if is_table(path) or path.suffix in {".txt", ".log", ".out"}:  # which read_table refuses where it is none
+        if posterior is not None:
+            raise InputError(f"--posterior: {path} tells links, not a cluster; allowed: with a trace or a table")
         _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
         return
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
     if stage is None and is_job(path):
-        fit_job(path, out, base=base, probe=probe, json_=json_)
+        _draw(fit_job(path, out, base=base, probe=probe, json_=json_), posterior)
         return
     if probe is not None:
         raise InputError(f"--probe: {path} is no trace of a job without stages; allowed: only with one")
+    check: HeldOutCheck | str | None = None
     if path.suffix in {".yaml", ".yml"} and configs.read_yaml(path).get("kind") == "throughput":
         throughputs = configs.load(ThroughputTarget, "targets", str(path))
         cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
@@ -88,14 +105,29 @@ def calibrate(
             cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
         fit = None
     else:
-        fit = _stage(calibrate_noise(path), stage or 0, path)
-        cluster = noise_cluster(fit, load_cluster(base or BASE), out.stem)
+        trace, start = trace_in(path), load_cluster(base or BASE)
+        measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace)
+        fit = _stage(measurements, stage or 0, path)
+        cluster = noise_cluster(fit, start, out.stem)
+        if trace is not None:
+            times = next(one for one in stage_times(trace) if one.stage == fit.stage)
+            check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
+            cluster = with_check(cluster, check)
     configs.write_text(out, configs.to_yaml(cluster.model_dump(exclude_defaults=True)))
     if json_ is not None:
         output.write_json(cluster.model_dump(exclude_defaults=True), json_)
     if json_ != "-":
         _print(cluster, fit)
+        if check is not None:
+            print_check(check)
         output.say(f"wrote {out}")
+    _draw(cluster, posterior)
+
+
+def _draw(cluster: Cluster, folder: Path | None) -> None:
+    if folder is not None:
+        written = write_posterior(folder, cluster)
+        output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
 
 
 def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, inside: bool) -> None:
@@ -159,11 +191,11 @@ def _find(source: str) -> Path:
     raise InputError(f"{source}: neither a file nor one of the packaged sources {', '.join(known)}")
 
 
-def _stage(fits: list[NoiseFit], stage: int, path: Path) -> NoiseFit:
-    for fit in fits:
-        if fit.stage == stage:
-            return fit
-    raise InputError(f"--stage {stage}: {path} has stages {', '.join(str(f.stage) for f in fits)}")
+def _stage(measurements: NoiseMeasurements, stage: int, path: Path) -> NoiseFit:
+    known = [measured.stage for measured in measurements.stages]
+    if stage not in known:
+        raise InputError(f"--stage {stage}: {path} has stages {', '.join(map(str, known))}")
+    return fit_noise(measurements, stage=stage)
 
 
 def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
@@ -171,7 +203,7 @@ def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
     rows = [(key, *(f"{v[part]:.4g}" for part in ("value", "se", "lo", "hi"))) for key, v in fitted.items()]
     title = f"{cluster.name}: fitted to {cluster.calibration['source']}"
     output.print_table(title, ("parameter", "value", "standard error", "95 % low", "high"), rows)
-    if fit is None:
+    if fit is None or "held_out_steps" in cluster.calibration:  # which says more
         return
     held_out = [
         (

@@ -72,7 +72,7 @@ class ComputeLayers:
 
 def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
     """The layers of a job's compute."""
-    node = np.flatnonzero(cells.is_compute_N & cells.usual_N)
+    node = np.flatnonzero(cells.is_compute_N & cells.usual_N & (own_NT > 0.0).any(axis=1))
     d_NT, rank, stage = own_NT[node], cells.rank_N[node], cells.stage_N[node]
     ranks = len(cells.ranks)
     stage_R = np.zeros(ranks, np.int64)

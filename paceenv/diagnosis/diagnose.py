@@ -26,7 +26,11 @@ HEALTHY: Final = "healthy"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``slowdown`` is that of the replay (``paceenv.diagnosis.whatif``), ``step_time_s`` the measured mean step."""
+    """``slowdown`` is that of the replay (``paceenv.diagnosis.whatif``), ``step_time_s`` the measured mean step.
+
+    ``bare_step_s`` is the mean step without what any cause adds (``paceenv.diagnosis.layers``): what causes cost, those
+    too small to be named included, is the difference to the measured one. None without sufficient evidence.
+    """
 
     slowdown: float
     ideal_step_time_s: float
@@ -34,6 +38,7 @@ class Diagnosis:
     attribution: Attribution
     causes: tuple[Cause, ...]
     verdict: str
+    bare_step_s: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
@@ -65,12 +70,13 @@ def diagnose_cells(cells: Cells) -> Diagnosis:
     ideal_s, replayed_s = (float(replay(graph, d).mean()) for d in (ideal_NT, own_NT))
     why_not = _insufficient(cells)
     causes: tuple[Cause, ...] = ()
+    bare_s = None
     if why_not:
         verdict = f"{INSUFFICIENT}: {why_not}"
     else:
         layers = split(cells, graph, own_NT)
         causes = name_causes(cells, layers)
-        verdict = _verdict(layers, causes)
+        verdict, bare_s = _verdict(layers, causes), layers.base_s
     return Diagnosis(
         slowdown=replayed_s / ideal_s if ideal_s > 0.0 else 1.0,
         ideal_step_time_s=ideal_s,
@@ -78,6 +84,7 @@ def diagnose_cells(cells: Cells) -> Diagnosis:
         attribution=attribute(cells, graph, own_NT, ideal_NT),
         causes=causes,
         verdict=verdict,
+        bare_step_s=bare_s,
     )
 
 
@@ -89,8 +96,8 @@ def _insufficient(cells: Cells) -> str:
         return f"{computes} compute operations of a rank in {cells.steps} steps; at least {LEAST_OPERATIONS} are needed"
     if len(cells.ranks) < 2:
         return "one rank, which has no peer to be compared with; give the traces of all ranks"
-    if not (cells.is_compute_N & cells.usual_N).any():
-        return "no compute operations, so that nothing says who is late and why"
+    if not (cells.is_compute_N & cells.usual_N & (cells.duration_NT > 0.0).any(axis=1)).any():
+        return "no compute operations that take any time, so that nothing says who is late and why"
     if not (cells.is_collective_N | cells.is_transfer_N).any():
         return "no collectives, so that nothing says who waits for whom"
     if not np.all(cells.step_s_T > 0.0):

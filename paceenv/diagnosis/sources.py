@@ -24,14 +24,19 @@ def read_sources(
     paths: Sequence[Path], job: str | None = None, *, most_rows: int = MOST_ROWS
 ) -> tuple[Cells, tuple[str, ...]]:
     """The matrix of a job from its trace files, and lines on what was left out or is damaged. Raises InputError."""
+    trace, notes = read_capped(paths, most_rows=most_rows)
+    return read_cells(trace, job=job), notes
+
+
+def read_capped(paths: Sequence[Path], *, most_rows: int = MOST_ROWS) -> tuple[Trace, tuple[str, ...]]:
+    """As :func:`read_sources`, the rows themselves."""
     if len(paths) == 1 and sniff(paths[0]) == "parquet" and detect_format(paths[0]) == "paceenv":
         with open_parquet(paths[0]) as file:
             rows = file.metadata.num_rows
         if rows > most_rows:
             trace, note = _sample(paths[0], rows, most_rows)
-            return read_cells(trace, job=job), (note,)
-    trace, notes = load_traces(paths)
-    return read_cells(trace, job=job), notes
+            return trace, (note,)
+    return load_traces(paths)
 
 
 def _sample(path: Path, rows: int, most_rows: int) -> tuple[Trace, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from paceenv.diagnosis.cells import Array, Cells
 from paceenv.diagnosis.graph import Graph
@@ -71,7 +71,7 @@ def attribute(cells: Cells, graph: Graph, own_NT: Array, ideal_NT: Array) -> Att
     ranks = np.array(cells.ranks, np.int64)[cells.rank_N]
     rank = by(cells.dp_rank_N)
     stages = len(np.unique(cells.stage_N))
-    step_T = replay(graph, own_NT) / replay(graph, ideal_NT)
+    step_T = _ratio(replay(graph, own_NT), replay(graph, ideal_NT))
     return Attribution(
         rank=rank,  # type: ignore[arg-type]
         stage=by(cells.stage_N) if stages > 1 else {int(cells.stage_N[0]): float(_mean_ratio(graph, own_NT, ideal_NT))},  # type: ignore[arg-type]
@@ -81,8 +81,14 @@ def attribute(cells: Cells, graph: Graph, own_NT: Array, ideal_NT: Array) -> Att
     )
 
 
+def _ratio(time_s: ArrayLike, ideal_s: ArrayLike) -> Array:
+    """A slowdown; 1 where ideally no time is taken."""
+    time, ideal = np.broadcast_arrays(np.asarray(time_s, np.float64), np.asarray(ideal_s, np.float64))
+    return np.asarray(np.divide(time, ideal, out=np.ones_like(time), where=ideal > 0.0))
+
+
 def _mean_ratio(graph: Graph, own_NT: Array, ideal_NT: Array) -> float:
-    return float(replay(graph, own_NT).mean() / replay(graph, ideal_NT).mean())
+    return float(_ratio(replay(graph, own_NT).mean(), replay(graph, ideal_NT).mean()))
 
 
 def _by(graph: Graph, own_NT: Array, ideal_NT: Array, label_N: NDArray[np.generic]) -> dict[Hashable, float]:
@@ -94,6 +100,6 @@ def _by(graph: Graph, own_NT: Array, ideal_NT: Array, label_N: NDArray[np.generi
     for i, label in enumerate(labels.tolist()):
         mine = at_N == i
         mixed_NT[mine] = own_NT[mine]
-        found[label] = float(replay(graph, mixed_NT).mean() / ideal_s)
+        found[label] = float(_ratio(replay(graph, mixed_NT).mean(), ideal_s))
         mixed_NT[mine] = ideal_NT[mine]
     return found

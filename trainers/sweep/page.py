@@ -8,32 +8,26 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from paceenv import page
 from paceenv.configs import write_text
 from trainers.sweep.importance import parameter_names, parameter_table
 from trainers.sweep.plots import ALL_COLOUR, BEST_COLOUR, FRONT_COLOUR, axes_of, label, shown
 from trainers.sweep.results import COLUMNS, Candidate, Results, cells
 
-_HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font-family: system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
-table {{ border-collapse: collapse }}
-td, th {{ padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: left }}
-code {{ font-size: .9em }}</style></head><body><h1>{title}</h1><p>{about}</p>
-"""
-
 
 def write_page(results: Results, shares: Mapping[str, float], path: Path) -> None:
     """Winner, Pareto plot (a menu chooses the cluster), parallel coordinates, importance, trials that failed."""
     config = results.config
-    parts = [_HEAD.format(title=html.escape(f"Sweep {config.name}"), about=html.escape(config.description))]
-    parts += ["<h2>Winner</h2>", _winners(results), "<h2>What candidates came to</h2>"]
+    parts = [page.paragraph(config.description), page.heading("Winner"), _winners(results)]
+    parts.append(page.heading("What candidates came to"))
     figures = [_pareto(results), _parallel(results)] + ([_importance(results, shares)] if shares else [])
     for i, figure in enumerate(figures):
         figure.update_layout(template="plotly_white", height=480)
         parts.append(figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displaylogo": False}))
     if results.failed:
-        rows = "".join(f"<tr><td>{r['trial']}</td><td>{html.escape(r['error'])}</td></tr>" for r in results.failed)
-        parts.append(f"<h2>Trials that failed</h2><table><tr><th>trial</th><th>error</th></tr>{rows}</table>")
-    write_text(path, "\n".join([*parts, "</body></html>\n"]))
+        rows = [(str(r["trial"]), r["error"]) for r in results.failed]
+        parts += [page.heading("Trials that failed"), page.table(("trial", "error"), rows)]
+    write_text(path, page.page(f"Sweep {config.name}", parts, scripts=True))
 
 
 def _winners(results: Results) -> str:
@@ -44,9 +38,7 @@ def _winners(results: Results) -> str:
         *(COLUMNS[o] for o in results.objectives),
     ]
     found = [best for cluster in results.clusters if (best := results.best(cluster)) is not None]
-    lines = [[html.escape(cell) for cell in cells(best, results.objectives)] for best in found]
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in lines)
-    return f"<table><tr>{''.join(f'<th>{html.escape(name)}</th>' for name in head)}</tr>{body}</table>"
+    return page.table(head, [cells(best, results.objectives) for best in found])
 
 
 def _pareto(results: Results) -> go.Figure:
@@ -75,7 +67,7 @@ def _pareto(results: Results) -> go.Figure:
             {"label": one, "method": "update", "args": [{"visible": [one == c for c in clusters for _ in range(3)]}]}
             for one in clusters
         ]
-        figure.update_layout(updatemenus=[{"buttons": buttons, "x": 1.0, "y": 1.15, "xanchor": "right"}])
+        figure.update_layout(updatemenus=[{"buttons": buttons, "x": 0.0, "y": 1.15, "xanchor": "left"}])
     figure.update_layout(xaxis_title=label(x), yaxis_title=label(y), margin={"t": 60})
     return figure
 
@@ -97,5 +89,6 @@ def _parallel(results: Results) -> go.Figure:
 def _importance(results: Results, shares: Mapping[str, float]) -> go.Figure:
     names = list(shares)[::-1]
     figure = go.Figure(go.Bar(x=[shares[name] for name in names], y=names, orientation="h", marker_color=FRONT_COLOUR))
-    figure.update_layout(title=f"Importance of parameters for {COLUMNS[results.objectives[0]]} (PED-ANOVA)")
+    title = f"Importance of parameters for {COLUMNS[results.objectives[0]]} (PED-ANOVA)"
+    figure.update_layout(title=title, xaxis_title="share of the importance of all")
     return figure

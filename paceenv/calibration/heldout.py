@@ -1,0 +1,206 @@
+"""How well a calibration predicts steps that it has not seen: a trace's first part is fitted, the rest held out.
+
+One cut, not every second step: what drifts or lasts for a while must not be known from its neighbours. The cluster
+fitted to the first part is drawn anew from its errors for every few simulated runs as long as the held-out part, so
+that the interval over runs holds both what the fit does not know and what differs from run to run. Axes: T iterations,
+R ranks, G process groups, E simulated runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.job import GOOD_CV, GOOD_MEAN, LEAST_UNPACED, calibrate_stamps
+from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
+from paceenv.calibration.noise import TOLERANCE, NoiseFit, fit_noise
+from paceenv.calibration.posterior import drawn_clusters
+from paceenv.calibration.structure import LEAST_ITERATIONS, JobStamps
+from paceenv.cluster import Cluster
+from paceenv.cluster.derive import derive
+from paceenv.engine.simulator import Simulator, episode_keys
+
+FITTED_SHARE: Final = 2.0 / 3.0
+"""Of the iterations; the rest is held out."""
+DRAWS, RUNS = 16, 12
+"""Clusters drawn from the errors of the fit, and simulated runs of each."""
+_MOST_CELLS = 1e8
+"""Rank-iterations simulated at most, beyond one run a cluster."""
+ROUNDING: Final = 1e-6
+"""Of a step, or of what has no unit: stamps that differ by less do not differ."""
+_LEAD_IN = 100
+"""Iterations before a simulated run counts, as the held-out part does not begin a job either."""
+_GOOD_P99, _GOOD_SKEW = 0.1, 0.1
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantity: its value on held-out steps, the mean over simulated runs, and their central 95 %.
+
+    ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
+    """
+
+    quantity: str
+    unit: str
+    held_out: float
+    simulated: float
+    low: float
+    high: float
+    tolerance: float
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether error and tolerance are differences: a CV is relative already."""
+        return self.quantity.startswith("CV")
+
+    @property
+    def error(self) -> float:
+        """Relative, or for the CV absolute; 0 where both are 0."""
+        difference = self.simulated - self.held_out
+        if self.is_absolute or not difference:
+            return difference
+        return difference / self.held_out if self.held_out else math.inf
+
+    @property
+    def verdict(self) -> str:
+        """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
+        if self.low <= self.held_out <= self.high:
+            return "agrees"
+        return "close" if abs(self.error) <= self.tolerance else "off"
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """The lines, and how many steps the fit behind them saw and did not see."""
+
+    fitted_steps: int
+    held_out_steps: int
+    lines: tuple[Line, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether no line is off."""
+        return all(line.verdict != "off" for line in self.lines)
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain data, to four digits."""
+        numbers = ("held_out", "simulated", "low", "high")
+        lines = [
+            {"quantity": line.quantity, "unit": line.unit}
+            | {name: float(f"{getattr(line, name):.4g}") for name in numbers}
+            | {"verdict": line.verdict}
+            for line in self.lines
+        ]
+        return {
+            "split": "fitted to the first steps, held against the rest; the cluster itself is fitted to all steps",
+            "fitted_steps": self.fitted_steps,
+            "held_out_steps": self.held_out_steps,
+            "good": self.good,
+            "lines": lines,
+        }
+
+
+def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
+    """Fit a job's first steps and hold the rest against the fitted cluster; or in words why that cannot be.
+
+    ``probed`` and ``base`` as in :func:`paceenv.calibration.job.calibrate_stamps`. Only steps without pacing are held
+    out, as the fitted cluster is simulated without.
+    """
+    T = len(stamps.step_T)
+    cut = int(FITTED_SHARE * T)
+    first, rest = stamps.part(np.arange(T) < cut), stamps.part((np.arange(T) >= cut) & stamps.unpaced_T)
+    least = round(LEAST_ITERATIONS / FITTED_SHARE)
+    if cut < LEAST_ITERATIONS or len(rest.step_T) < MIN_STEPS:
+        return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
+    if first.unpaced_T.sum() < LEAST_UNPACED:
+        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {LEAST_UNPACED}"
+    fit = calibrate_stamps(first, probed, base, "held-out check")
+    drawn = drawn_clusters(fit.cluster, draws=DRAWS)
+    measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
+
+    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
+        step_ET, entry_ETR = _run(cluster, seeds, len(rest.step_T))
+        found = zip(step_ET, entry_ETR, strict=True)
+        return [_describe("step", step_T, entry_TR, entry_TR, rest.groups) for step_T, entry_TR in found]
+
+    return _check(cut, len(rest.step_T), stamps.ranks, measured, drawn, simulated)
+
+
+def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
+    """Fit the compute of a stage's first steps and hold the rest against it; or in words why that cannot be.
+
+    ``make`` gives the cluster of a fit. Of a stage only compute is known, so that the step is the slowest worker's.
+    """
+    steps, workers = times.compute_s_TR.shape
+    cut = int(FITTED_SHARE * steps)
+    if min(cut, steps - cut) < MIN_STEPS or workers < 2:
+        return f"{steps} complete steps of {workers} workers; needed: {3 * MIN_STEPS} and 2"
+    first, rest_TR = measure_stage(times.compute_s_TR[:cut], stage=times.stage), times.compute_s_TR[cut:]
+    fit = fit_noise(NoiseMeasurements("held-out check", cut, first.all.mean_s, 0.0, (first,)), stage=times.stage)
+    drawn = drawn_clusters(make(fit), draws=DRAWS)
+
+    def described(compute_TR: Array) -> dict[str, float]:
+        return _describe("slowest worker", compute_TR.max(axis=1), compute_TR, compute_TR, 1)
+
+    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
+        return [described(entry_TR) for entry_TR in _run(cluster, seeds, len(rest_TR))[1]]
+
+    return _check(cut, len(rest_TR), workers, described(rest_TR), drawn, simulated)
+
+
+def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:
+    """Every quantity that is compared, by name."""
+    mean_s = float(step_T.mean())
+    found = {f"mean {what}": mean_s, f"CV of the {what}": float(step_T.std(ddof=1)) / mean_s}
+    found[f"p99 of the {what}"] = float(np.quantile(step_T, 0.99))
+    compute_s = float(compute_TR.mean())
+    for width in widths(compute_TR.shape[1]):
+        found[f"E[max]/mean of compute, {width} ranks"] = float(subset_max(compute_TR, width).mean()) / compute_s
+    if entry_TR.shape[1] > groups:
+        entry_TGM = entry_TR.reshape(len(entry_TR), groups, -1)
+        skew_TG = entry_TGM.max(axis=2) - entry_TGM.min(axis=2)
+        found["arrival skew, mean"] = float(skew_TG.mean())
+        found["arrival skew, p95"] = float(np.quantile(skew_TG, 0.95))
+    return found
+
+
+def _run(cluster: Cluster, seeds: list[int], iterations: int) -> tuple[Array, Array]:
+    """Step times ``(E, T)`` and when ranks arrived at the payload ``(E, T, R)``, seconds, without pacing."""
+    keys_E = episode_keys(seeds)
+    simulator = Simulator(derive(cluster, keys_E), keys_E)
+    simulator.run(simulator.off(), _LEAD_IN)
+    recording = simulator.record(simulator.off(), iterations)
+    return recording.step_ET, recording.entry_ETR
+
+
+def _check(
+    fitted: int,
+    held_out: int,
+    ranks: int,
+    measured: dict[str, float],
+    drawn: Sequence[Cluster],
+    simulated: Callable[[Cluster, list[int]], list[dict[str, float]]],
+) -> HeldOutCheck:
+    runs = int(np.clip(_MOST_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
+    found = [one for d, cluster in enumerate(drawn) for one in simulated(cluster, [*range(d * runs, (d + 1) * runs)])]
+    lines, step_s = [], next(iter(measured.values()))
+    for quantity, value in measured.items():
+        values = np.array([one[quantity] for one in found])
+        low, high = np.quantile(values, [0.025, 0.975]).tolist()
+        unit = "" if quantity.startswith(("CV", "E[")) else "s"
+        rounding = ROUNDING * (step_s if unit else 1.0)
+        interval = low - rounding, high + rounding
+        lines.append(Line(quantity, unit, value, float(values.mean()), *interval, _tolerance(quantity)))
+    return HeldOutCheck(fitted, held_out, tuple(lines))
+
+
+def _tolerance(quantity: str) -> float:
+    by_begin = {"mean": GOOD_MEAN, "CV": GOOD_CV, "p99": _GOOD_P99, "E[": TOLERANCE, "arrival": _GOOD_SKEW}
+    return next(tolerance for begin, tolerance in by_begin.items() if quantity.startswith(begin))

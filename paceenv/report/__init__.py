@@ -1,0 +1,1 @@
+"""Pictures of a trace and of its diagnosis, each with the numbers behind it."""

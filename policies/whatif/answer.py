@@ -1,0 +1,107 @@
+"""The answer to a what-if question: today's job, each changed one beside it, and what the numbers rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from policies.ranges import Outside
+from policies.whatif.change import Change
+from policies.whatif.estimate import Estimate, Spread
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: mean step in seconds, throughput in the answer's unit a second, CV of the step, energy in J a sample."""
+
+    nodes: int
+    ranks: int
+    policy: str
+    step_s: Estimate
+    throughput: Estimate
+    cv: Estimate
+    energy_j: Estimate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "nodes": self.nodes,
+            "ranks": self.ranks,
+            "policy": self.policy,
+            "step_time_s": self.step_s.as_dict(),
+            "throughput_per_s": self.throughput.as_dict(),
+            "cv": self.cv.as_dict(),
+            "energy_j_per_sample": _plain(self.energy_j),
+        }
+
+
+@dataclass(frozen=True)
+class Differences:
+    """By how much a job differs from another, run by run or step by step: relative, but for the CV."""
+
+    step: Estimate
+    throughput: Estimate
+    cv: Estimate
+    energy: Estimate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        found = {"step_time": self.step, "throughput": self.throughput, "cv": self.cv, "energy": self.energy}
+        return {name: _plain(value) for name, value in found.items()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A changed job, how it differs from today's and, if it is paced, from the same without pacing."""
+
+    change: Change
+    case: Case
+    against_today: Differences
+    against_unpaced: Differences | None = None
+    interval_from: Spread | None = None
+    outside: Outside | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        unpaced = self.against_unpaced
+        return {
+            "label": self.change.label,
+            "change": self.change.as_dict(),
+            **self.case.as_dict(),
+            "against_today": self.against_today.as_dict(),
+            "against_unpaced": None if unpaced is None else unpaced.as_dict(),
+            "interval_from": None if self.interval_from is None else self.interval_from.as_dict(),
+            "outside_calibrated_range": None if self.outside is None else asdict(self.outside),
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``basis`` is ``simulator`` or ``replay``, ``method`` says it in words; ``unit`` is what throughput counts."""
+
+    source: str
+    basis: str
+    method: str
+    unit: str
+    today: Case
+    changed: Sequence[Row]
+    assumes: Sequence[str]
+    cannot_tell: Sequence[str]
+    measured_step_s: Estimate | None = None
+    measured_cv: Estimate | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv whatif --json`` prints it."""
+        return {
+            "source": self.source,
+            "basis": self.basis,
+            "method": self.method,
+            "throughput_unit": self.unit,
+            "measured": {"step_time_s": _plain(self.measured_step_s), "cv": _plain(self.measured_cv)},
+            "today": self.today.as_dict(),
+            "changed": [row.as_dict() for row in self.changed],
+            "assumes": list(self.assumes),
+            "cannot_tell": list(self.cannot_tell),
+        }
+
+
+def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else estimate.as_dict()

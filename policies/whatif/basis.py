@@ -1,0 +1,238 @@
+"""What a job is predicted from: the cluster config it was given by, or the one that its trace was calibrated to.
+
+What a calibration could not tell stays a guess, and a question that hangs on a guess is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from paceenv.calibration.job import calibrate_job
+from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.posterior import parameters_of
+from paceenv.calibration.structure import read_job
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.errors import InputError
+from paceenv.trace import Trace
+from policies.whatif.change import SLOW, Change
+from policies.whatif.estimate import Estimate, cv, mean, of_steps
+
+_FROM_BASE: Final = "from base"
+_NOT_LIMITING: Final = "assumed not to limit"
+_USUAL_STEPS: Final = 400
+"""Of a trace whose length a calibration record does not tell."""
+_NORMAL_95: Final = 1.96
+_RANK: Final = re.compile(r"\brank (\d+)")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
+
+    step_s: Estimate
+    cv: Estimate
+    steps: int
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A job as it is today.
+
+    ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
+    may have. ``parameters`` are those of a calibration from a trace, none where the cluster has another origin.
+    ``measured`` is None where nothing was measured; ``knows_leaves`` says whether a calibration was told where nodes
+    sit.
+    """
+
+    source: str
+    cluster: Cluster
+    slow: frozenset[int] | None
+    ranks: tuple[int, ...]
+    parameters: tuple[Parameter, ...] = ()
+    measured: Measured | None = None
+    knows_leaves: bool = True
+    is_trace: bool = False
+    notes: tuple[str, ...] = ()
+
+    def check(self, changes: Iterable[Change]) -> None:
+        """Refuse what hangs on a guess. Raises InputError."""
+        guessed = {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+        if self.parameters and not self.knows_leaves:
+            guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
+        for change in changes:
+            for ranks in (change.removed, change.replaced):
+                unknown = [] if ranks == SLOW else sorted(set(ranks) - set(self.ranks))
+                if unknown:
+                    raise InputError(
+                        f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
+                    )
+            for key in self._hinges(change):
+                if key in guessed:
+                    raise InputError(
+                        f"{change.label}: hangs on {key}, which the calibration of {self.source} cannot tell "
+                        f"({guessed[key]}); allowed: a trace with --base, a cluster that tells it"
+                    )
+
+    def _hinges(self, change: Change) -> tuple[str, ...]:
+        """Keys of the cluster that the answer hangs on."""
+        if change.oversubscription is not None:
+            leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()  # non-blocking is so for any
+            return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
+        nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
+        if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
+            return ("fabric.buffer_kb",)  # what none of a few senders lost, one of many may
+        if self.cluster.groups > 1 and (change.nodes is not None or change.pacing != "passive"):
+            return ("fabric.uplink_gbps",)
+        return ()
+
+    def assumes(self, changes: Sequence[Change]) -> list[str]:
+        """What the answers take for granted, in words."""
+        sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
+        lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
+        if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
+            lines.append("other jobs on the uplink keep their period relative to ours")
+        if any(c.removed and not c.spread for c in changes):
+            lines.append(
+                "ranks taken out: the others keep their batch, so that a step does less work (--spread: all of it)"
+            )
+        if any(c.spread for c in changes):
+            lines.append("--spread: the others compute in proportion longer")
+        if self.slow:
+            like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
+            slow = ", ".join(map(str, sorted(self.slow)))
+            lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
+        return lines
+
+    def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
+        """Of other node counts."""
+        job, fabric, exposed = self.cluster.job, self.cluster.fabric, self.cluster.exposed
+        lines = ["other node counts: every rank keeps its batch, so that a step of more nodes does more work"]
+        if self.cluster.groups > 1 and self.cluster.workload is None:
+            lines.append(f"process groups keep their {job.group_nodes} nodes and become more or fewer")
+        if fabric.uplink_gbps is not None and any(c.oversubscription is None for c in sized):
+            lines.append(
+                f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in all, however many nodes; "
+                "--oversubscription gives every leaf uplinks of its own"
+            )
+        if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
+            lines.append(f"slow ranks stay {self.cluster.noise.slow_ranks}, however many nodes")
+        if self.parameters and (exposed.groups or exposed.share):
+            lines.append(
+                "work exposed after a group's collective lasts as long and is as frequent, however many nodes; one "
+                "size does not tell whether it grows with the job"
+            )
+        if self.is_trace:
+            lines.append(
+                f"the {job.collective} goes by the {job.algorithm} algorithm with {_number(fabric.latency_us)} us a "
+                "hop, which a trace of one size does not tell"
+            )
+        return lines
+
+    def cannot_tell(self) -> list[str]:
+        """What the answers leave open, in words."""
+        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told]
+        if self.cluster.power.compute_w == 0.0:
+            lines.append("energy: the cluster has no power figures (power.compute_w)")
+        return lines
+
+
+def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
+    """The job of a cluster config, by file or by name."""
+    cluster = load_cluster(name).changed(list(settings), name)
+    measured = cluster.calibration.get("measured", {})
+    if "step_mean_s" not in measured:
+        notes = () if not cluster.calibration else (
+            "intervals hold the differences between runs only: the config's calibration record is not one of a job's "
+            "trace, whose errors could be drawn from",
+        )  # fmt: skip
+        return Basis(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
+    parameters = tuple(parameters_of(cluster))
+    return _calibrated(name, cluster, parameters, _recorded(measured))
+
+
+def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Basis:
+    """The job of a trace, calibrated. Raises InputError where no cluster can be fitted to it."""
+    stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
+    if stages > 1:
+        raise InputError(
+            f"{source}: a pipeline of {stages} stages, to which no cluster is fitted, so that only --remove-rank and "
+            "--replace-rank can be answered, from its own operations; allowed besides: a cluster config (paceenv "
+            "calibrate fits its noise)"
+        )
+    fit = calibrate_job(trace, base=None if base is None else load_cluster(base), job=job)
+    stamps = read_job(trace, job=job)
+    step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
+    steps = len(step_s_T)
+    measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
+    basis = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
+    cluster = basis.cluster if base is not None else basis.cluster.changed(["job.samples_per_node=1"], source)
+    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None)
+
+
+def is_config(sources: Sequence[str]) -> bool:
+    """Whether this is a cluster config: a YAML file, or no file at all (then a config's name)."""
+    if len(sources) != 1:
+        return False
+    path = Path(sources[0])
+    return path.suffix in {".yaml", ".yml"} or not (path.exists() or path.suffix)
+
+
+def _calibrated(
+    source: str,
+    cluster: Cluster,
+    parameters: tuple[Parameter, ...],
+    measured: Measured,
+    ranks: tuple[int, ...] | None = None,
+) -> Basis:
+    by_key, notes = {p.key: p for p in parameters}, []
+    uplink = by_key.get("fabric.uplink_gbps")
+    if uplink is not None and not uplink.told and _NOT_LIMITING in uplink.evidence:
+        # so that it does not limit at other sizes either
+        cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
+        notes.append("the tier above the leaves is non-blocking, as nothing shows that it limits")
+    named = by_key.get("noise.slow_ranks")
+    slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
+    if cluster.noise.fail_slow_share:
+        notes.append(
+            "fail-slow episodes may hit any rank: those of a rank that is taken out or replaced go on elsewhere"
+        )
+    return Basis(
+        source,
+        cluster,
+        slow,
+        ranks or tuple(range(cluster.ranks)),
+        parameters,
+        measured,
+        knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # what a calibration without a base assumes
+        notes=tuple(notes),
+    )
+
+
+def _recorded(measured: Mapping[str, float]) -> Measured:
+    """What a calibration record says of the steps; without an error where it has none."""
+    mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
+    step_s = Estimate(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
+    return Measured(step_s, Estimate(measured["step_cv"]), _USUAL_STEPS)
+
+
+def _is_guess(parameter: Parameter) -> bool:
+    return not parameter.told and _FROM_BASE not in parameter.evidence
+
+
+def _why(parameter: Parameter) -> str:
+    return parameter.evidence.removeprefix(CANNOT_TELL)
+
+
+def _shown(ranks: tuple[int, ...]) -> str:
+    if ranks == tuple(range(len(ranks))):
+        return f"0 to {len(ranks) - 1}"
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "drawn"

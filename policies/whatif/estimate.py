@@ -1,0 +1,120 @@
+"""Estimates with 95 % intervals: of runs of drawn clusters, of a trace's steps; and pairs of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+LEVEL: Final = 0.95
+MOST_BLOCKS: Final = 32
+LEAST_STEPS: Final = 16
+"""A trace with fewer has no interval."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval; not a number where there is none."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "ci95": [self.low, self.high]}
+
+    def less_one(self) -> Estimate:
+        """Of a ratio: by how much it is more than 1."""
+        return Estimate(self.value - 1.0, self.low - 1.0, self.high - 1.0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Where an interval comes from: standard deviations, of one run and of the calibration, relative to the mean."""
+
+    runs: float
+    calibration: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"runs_sd": self.runs, "calibration_sd": self.calibration, "dominant": self.dominant}
+
+    @property
+    def dominant(self) -> str:
+        """Which of both makes the interval wide."""
+        return "calibration" if self.calibration > self.runs else "runs"
+
+
+def of_runs(value_DS: Array) -> Estimate:
+    """What one more run of one more drawn cluster would give: values of S runs of each of D clusters.
+
+    Numbers above 0 vary by factors, so that their interval is one of logarithms.
+    """
+    value = float(value_DS.mean())
+    if value_DS.size < 2:
+        return Estimate(value)
+    by_factors = bool((value_DS > 0.0).all())
+    x_DS = np.log(value_DS) if by_factors else value_DS
+    between, within = _variances(x_DS)
+    draws = len(x_DS)
+    count = draws if draws > 1 else x_DS.size
+    sd = math.sqrt((between + within) * (1.0 + 1.0 / count))
+    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, count - 1)) * sd
+    low, high = float(x_DS.mean()) - half, float(x_DS.mean()) + half
+    if by_factors:
+        low, high = math.exp(low), math.exp(high)
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def spread(value_DS: Array) -> Spread:
+    """How much of the variation of positive values is between runs of a cluster, how much between clusters."""
+    between, within = _variances(np.log(value_DS))
+    return Spread(math.sqrt(within), math.sqrt(between))
+
+
+def _variances(x_DS: Array) -> tuple[float, float]:
+    """Between clusters, what their few runs differ by taken out, and between runs of one cluster."""
+    draws, runs = x_DS.shape
+    within = float(x_DS.var(axis=1, ddof=1).mean()) if runs > 1 else 0.0
+    between = float(x_DS.mean(axis=1).var(ddof=1)) - within / runs if draws > 1 else 0.0
+    return max(between, 0.0), within
+
+
+def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Estimate:
+    """A statistic of so many steps, with the interval for its value over many more such steps.
+
+    ``statistic`` takes ``(..., T)`` weights summing to 1 and returns ``(...)``; it is that of :func:`mean`, of
+    :func:`cv`, or made of them; one that is ``positive`` has no end below 0. Delete-one-block jackknife over
+    consecutive steps, so that memory from step to step counts.
+    """
+    value = float(statistic(np.full(steps, 1.0 / steps)))
+    if steps < LEAST_STEPS:
+        return Estimate(value)
+    blocks = min(max(math.isqrt(steps), 8), MOST_BLOCKS)
+    block_T = np.arange(steps) * blocks // steps
+    weight_BT = (block_T != np.arange(blocks)[:, None]).astype(np.float64)
+    left_B = statistic(weight_BT / weight_BT.sum(axis=1, keepdims=True))
+    se = math.sqrt((blocks - 1) ** 2 / blocks * float(left_B.var(ddof=1)))
+    half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, blocks - 1)) * se
+    return Estimate(value, max(value - half, 0.0) if positive else value - half, value + half)
+
+
+def mean(step_s_T: Array) -> Callable[[Array], Array]:
+    """The mean as a statistic for :func:`of_steps`."""
+    return lambda weight_T: np.asarray(weight_T @ step_s_T)
+
+
+def cv(step_s_T: Array) -> Callable[[Array], Array]:
+    """The coefficient of variation as a statistic for :func:`of_steps`."""
+
+    def found(weight_T: Array) -> Array:
+        average = weight_T @ step_s_T
+        return np.asarray(np.sqrt(np.maximum(weight_T @ step_s_T**2 - average**2, 0.0)) / average)
+
+    return found

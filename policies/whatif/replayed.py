@@ -1,0 +1,79 @@
+"""Predictions from a trace's own operations: ranks replaced or taken out, everything else as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceenv.diagnosis.scenario import Scenario
+from paceenv.errors import InputError
+from policies.whatif.answer import Answer, Case, Differences, Row
+from policies.whatif.change import SLOW, Change
+from policies.whatif.estimate import LEAST_STEPS, Array, Estimate, cv, mean, of_steps
+
+
+def predict(scenario: Scenario, source: str, changes: Sequence[Change], seed: int) -> Answer:
+    """Today's steps as measured, and every change's. Raises InputError for what the trace cannot answer."""
+    today_s_T = scenario.cells.step_s_T
+    rows = [_row(scenario, change, today_s_T, seed) for change in changes]
+    open_ = ["energy: a trace has no power figures"]
+    if scenario.cells.steps < LEAST_STEPS:
+        open_.append(f"intervals: {scenario.cells.steps} steps are too few, at least {LEAST_STEPS} are needed")
+    explained = float((scenario.replayed_s_T / today_s_T).mean())
+    return Answer(
+        source=source,
+        basis="replay",
+        method=f"replay of {scenario.cells.steps} steps' own operations, which explain {explained:.1%} of a step",
+        unit="batches of a data-parallel rank",
+        today=_case(scenario, today_s_T, scenario.replicas, float(scenario.replicas)),
+        changed=rows,
+        assumes=_assumes(changes),
+        cannot_tell=open_,
+        measured_step_s=of_steps(mean(today_s_T), len(today_s_T)),
+        measured_cv=of_steps(cv(today_s_T), len(today_s_T), positive=True),
+    )
+
+
+def _row(scenario: Scenario, change: Change, today_s_T: Array, seed: int) -> Row:
+    if SLOW in (change.removed, change.replaced):
+        raise InputError(
+            "slow: a replay takes ranks by their numbers (paceenv diagnose names the slow ones); allowed: numbers"
+        )
+    removed, replaced = (tuple(ranks) for ranks in (change.removed, change.replaced) if not isinstance(ranks, str))
+    changed_s_T = scenario.steps(replaced, removed, spread=change.spread, seed=seed)
+    left = scenario.replicas - len(scenario.replicas_of(removed))
+    work, before = float(scenario.replicas if change.spread else left), float(scenario.replicas)
+    after_s, before_s = mean(changed_s_T), mean(today_s_T)
+    after_cv, before_cv = cv(changed_s_T), cv(today_s_T)
+    T = len(today_s_T)
+    return Row(
+        change,
+        _case(scenario, changed_s_T, left, work),
+        Differences(
+            step=of_steps(lambda w: after_s(w) / before_s(w) - 1.0, T),
+            throughput=of_steps(lambda w: work / before * before_s(w) / after_s(w) - 1.0, T),
+            cv=of_steps(lambda w: after_cv(w) - before_cv(w), T),
+        ),
+    )
+
+
+def _case(scenario: Scenario, step_s_T: Array, replicas: int, work: float) -> Case:
+    """``work`` batches of a data-parallel rank are done in a step."""
+    mean_s, T = mean(step_s_T), len(step_s_T)
+    ranks = int(np.unique(scenario.cells.rank_N).size * replicas / scenario.replicas)
+    throughput: Estimate = of_steps(lambda w: work / mean_s(w), T)
+    return Case(ranks, ranks, "as traced", of_steps(mean_s, T), throughput, of_steps(cv(step_s_T), T, positive=True))
+
+
+def _assumes(changes: Sequence[Change]) -> list[str]:
+    lines = ["collectives and transfers themselves take what they took; what a rank waits for follows from the replay"]
+    if any(c.replaced for c in changes):
+        lines.append("ranks replaced: they compute like the ranks of their stage, as varied and with what all share")
+    if any(c.removed for c in changes):
+        lines.append("ranks taken out: with all stages of their data-parallel rank; a stage cannot go alone")
+        if any(c.removed and not c.spread for c in changes):
+            lines.append("the others keep their batch, so that a step does less work (--spread: all of it)")
+    if any(c.spread for c in changes):
+        lines.append("--spread: the others compute in proportion longer")
+    return lines

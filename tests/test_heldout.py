@@ -1,0 +1,131 @@
+"""Held-out check of a calibration: it passes what stays as it was, and sees what does not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from benchmarks._common import recorded
+from paceenv import cli
+from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
+from paceenv.calibration.measurements import StageTimes
+from paceenv.calibration.noise import NoiseFit
+from paceenv.calibration.posterior import measured_step
+from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.cluster import Cluster, load_cluster
+from paceenv.commands.calibrate import noise_cluster
+from paceenv.errors import InputError
+from paceenv.trace import write_trace
+
+Array = NDArray[np.float64]
+JOB = ("noise.jitter_cv=0.06", "noise.common_cv=0.01", "noise.persistent_cv=0.01", "noise.transfer_cv=0.03")
+
+
+@pytest.fixture(scope="module")
+def stamps() -> JobStamps:
+    return read_job(recorded(load_cluster("null-jitter").changed(list(JOB)), 3, 240))
+
+
+def checked(check: HeldOutCheck | str) -> dict[str, Line]:
+    assert isinstance(check, HeldOutCheck), check
+    return {line.quantity: line for line in check.lines}
+
+
+def test_a_job_that_stays_as_it_was_agrees_in_every_quantity(stamps: JobStamps) -> None:
+    check = check_job(stamps)
+    lines = checked(check)
+    widths = [f"E[max]/mean of compute, {n} ranks" for n in (2, 4, 8)]
+    skew = ["arrival skew, mean", "arrival skew, p95"]
+    assert list(lines) == ["mean step", "CV of the step", "p99 of the step", *widths, *skew]
+    assert isinstance(check, HeldOutCheck)
+    assert (check.fitted_steps, check.held_out_steps) == (159, 80)
+    assert check.good
+    assert lines["mean step"].low < lines["mean step"].high
+    kept = stamps.part(np.arange(len(stamps.step_T)) >= 159)
+    assert lines["mean step"].held_out == pytest.approx(kept.step_T.mean())
+    entry_TGM = kept.entry_TR.reshape(80, 1, 8)
+    assert lines["arrival skew, mean"].held_out == pytest.approx(np.ptp(entry_TGM, axis=2).mean())
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "off"),
+    [(1.2, 1.0, {"mean step", "p99 of the step"}), (1.0, 2.0, {"arrival skew, mean", "arrival skew, p95"})],
+)
+def test_a_job_that_changes_is_off_in_what_changed(
+    factor: float, spread: float, off: set[str], stamps: JobStamps
+) -> None:
+    """Every second step held out, the fit would have seen the change as well."""
+    late_T = np.arange(len(stamps.step_T)) >= 2 * len(stamps.step_T) // 3
+    mean_T1 = stamps.entry_TR.mean(axis=1, keepdims=True)
+    entry_TR = np.where(late_T[:, None], factor * (mean_T1 + spread * (stamps.entry_TR - mean_T1)), stamps.entry_TR)
+    more_T = entry_TR.max(axis=1) - stamps.entry_TR.max(axis=1)
+    changed = replace(
+        stamps, entry_TR=entry_TR, finish_TG=stamps.finish_TG + more_T[:, None],
+        ready_TG=stamps.ready_TG + more_T[:, None], step_T=stamps.step_T + more_T,
+    )  # fmt: skip
+    lines = checked(check_job(changed))
+    assert off <= {name for name, line in lines.items() if line.verdict == "off"}
+
+
+def test_too_few_steps_or_only_paced_ones_are_not_checked(stamps: JobStamps) -> None:
+    few = stamps.part(np.arange(len(stamps.step_T)) < 20)
+    assert "needed: 24" in str(check_job(few))
+    paced = replace(stamps, delay_TR=np.full_like(stamps.delay_TR, 0.01))
+    assert "0 of them held out and without pacing" in str(check_job(paced))
+
+
+def stage(rng: np.random.Generator, steps: int = 150, workers: int = 8) -> Array:
+    """Compute of a stage, seconds, by the simulator's model."""
+    persistent = 1.0 + 0.02 * rng.standard_normal(workers)
+    common = 1.0 + 0.01 * rng.standard_normal((steps, 1))
+    return np.asarray(0.5 * persistent * common * (1.0 + 0.05 * rng.standard_normal((steps, workers))))
+
+
+def as_cluster(fit: NoiseFit) -> Cluster:
+    return noise_cluster(fit, load_cluster("null-jitter"), "stage")
+
+
+def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
+    """An interval over runs of the fitted cluster alone, as if its parameters were known, holds it too seldom."""
+    rng, inside = np.random.default_rng(0), []
+    for _ in range(10):
+        check = check_stage(StageTimes(0, np.arange(150, dtype=np.int32), stage(rng)), as_cluster)
+        inside += [line.verdict == "agrees" for line in checked(check).values()]
+    assert 0.85 <= np.mean(inside) <= 0.995
+
+
+def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> None:
+    write_trace(recorded(load_cluster("null-jitter").changed(list(JOB)), 5, 120), tmp_path / "t.parquet")
+    arguments = ["calibrate", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "c.yaml")]
+    assert cli.run([*arguments, "--json", str(tmp_path / "c.json")]) == 0
+    cluster, printed = load_cluster(tmp_path / "c.yaml"), json.loads((tmp_path / "c.json").read_text())
+    record = cluster.calibration["held_out_steps"]
+    assert printed["held_out_steps"] == record
+    assert (record["fitted_steps"], record["held_out_steps"]) == (79, 40)
+    assert {line["verdict"] for line in record["lines"]} <= {"agrees", "close", "off"}
+    step = measured_step(cluster)
+    assert step is not None
+    assert step["mean_s"] == pytest.approx(printed["measured"]["step_mean_s"])
+    assert 0.0 < step["high_s"] - step["low_s"] < 0.05 * step["mean_s"]
+    assert cluster.job.nodes == 8  # fitted to all steps, not to those of the check
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "said"),
+    [("straggler-se", "a-file", "is a file; allowed: a folder"), ("links.txt", "p", "tells links, not a cluster")],
+)
+def test_draws_that_cannot_be_written_are_refused_before_the_fit(
+    source: str, folder: str, said: str, tmp_path: Path
+) -> None:
+    for name in ("a-file", "links.txt"):
+        (tmp_path / name).write_text("")
+    found = str(tmp_path / source) if source.endswith(".txt") else source
+    out = tmp_path / "c.yaml"
+    with pytest.raises(InputError, match=said):
+        cli.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
+    assert not out.exists()

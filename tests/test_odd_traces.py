@@ -1,0 +1,89 @@
+"""Traces of odd shape: calibration says what it can, or refuses them in one line; nothing else, and no warning."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from paceenv.calibration.heldout import HeldOutCheck, check_job
+from paceenv.calibration.job import calibrate_job
+from paceenv.calibration.measurements import measure_noise
+from paceenv.calibration.noise import fit_noise
+from paceenv.calibration.structure import read_job
+from paceenv.errors import InputError
+from paceenv.trace import Trace, TraceMetadata
+
+Array = NDArray[np.float64]
+
+
+def trace_of(compute_s_TR: Array, payload_s_T: Array, groups: int = 1, op: str = "all_reduce") -> Trace:
+    """A trace whose ranks compute and then meet in a payload, group by group; with several groups a barrier follows."""
+    T, R = compute_s_TR.shape
+    rows: dict[str, list[Any]] = {
+        k: [] for k in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
+    }
+
+    def add(*values: Any) -> None:
+        for column, value in zip(rows.values(), values, strict=True):
+            column.append(value)
+
+    begin_s = 0.0
+    for t in range(T):
+        arrived_s_GM = begin_s + compute_s_TR[t].reshape(groups, -1)
+        done_s_G = arrived_s_GM.max(axis=1) + payload_s_T[t]
+        for rank, arrived_s in enumerate(arrived_s_GM.ravel()):
+            g = rank * groups // R
+            add(rank, t, 0, "compute", -1, 0, begin_s, arrived_s)
+            add(rank, t, 1, op, g, 1000, arrived_s, done_s_G[g])
+            if groups > 1:
+                add(rank, t, 2, "barrier", -1, 0, done_s_G[g], done_s_G.max() + 1e-3)
+        begin_s = done_s_G.max() + (1e-3 if groups > 1 else 0.0)
+    ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(R))
+    return Trace.from_columns({"job": "odd"} | rows, TraceMetadata({}, ranks, "test"))
+
+
+@st.composite
+def odd_traces(draw: st.DrawFn) -> Trace:
+    groups = draw(st.sampled_from([1, 1, 2]))
+    T, R = draw(st.sampled_from([1, 3, 8, 17, 18, 30])), groups * draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    scale_s, spread = draw(st.sampled_from([0.0, 1e-9, 0.1, 1e6])), draw(st.sampled_from([0.0, 1e-12, 0.05, 2.0]))
+    payload_s = draw(st.sampled_from([0.0, 1e-7, 0.02, 30.0]))
+    compute_s_TR = scale_s * np.exp(spread * rng.standard_normal((T, R)))
+    if draw(st.booleans()):
+        compute_s_TR[:, 0] *= draw(st.sampled_from([0.0, 3.0]))
+    payload_s_T = payload_s * (1.0 + draw(st.sampled_from([0.0, 0.3])) * rng.random(T))
+    return trace_of(compute_s_TR, payload_s_T, groups, draw(st.sampled_from(["all_reduce", "gather", "all_to_all"])))
+
+
+@given(odd_traces())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
+    """Any other error than a refusal, and any warning, fails."""
+    with contextlib.suppress(InputError):
+        fit = calibrate_job(trace)
+        assert np.isfinite([fit.simulated.mean_s, fit.simulated.cv]).all()
+    with contextlib.suppress(InputError):
+        found = fit_noise(measure_noise(trace))
+        assert np.isfinite([found.mean_compute_s.value, found.mean_compute_s.se]).all()
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "gather"])
+def test_a_payload_that_takes_no_time_limits_nothing(op: str) -> None:
+    rng = np.random.default_rng(0)
+    fit = calibrate_job(trace_of(0.1 * (1.0 + 0.05 * rng.standard_normal((40, 4))), np.zeros(40), op=op))
+    why = {p.key: p.evidence for p in fit.parameters if not p.told}
+    assert "no longer than a round of messages" in why["fabric.nic_gbps"]
+    assert abs(fit.mean_error) < 0.01
+
+
+def test_stamps_that_never_vary_agree_with_themselves() -> None:
+    check = check_job(read_job(trace_of(np.full((60, 4), 0.1), np.full(60, 0.02))))
+    assert isinstance(check, HeldOutCheck)
+    assert check.good

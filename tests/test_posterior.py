@@ -1,0 +1,78 @@
+"""Clusters drawn from a calibration's errors: from its config alone, jointly, and as training takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv import configs
+from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
+from paceenv.cluster import Cluster, load_cluster
+from trainers.batches import make_parts
+from trainers.config import load_train_config
+from trainers.suites import load_suite
+
+ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "exposed.work_s"
+
+
+def calibrated(correlation: float = 0.9, **more: Any) -> Cluster:
+    """A cluster with two rates whose errors hang together, and one number that is known to its last digit."""
+    fitted = {
+        ALONE: {"value": 0.15, "se": 0.01, "lo": 0.12, "hi": 0.18, "evidence": ""},
+        UPLINK: {"value": 0.4, "se": 0.02, "lo": 0.34, "hi": 0.46, "evidence": ""},
+        WORK: {"value": 0.12, "se": 1e-15, "lo": 0.12, "hi": 0.12, "evidence": ""},
+    }
+    record = {"source": "test", "fitted": fitted, "correlations": {ALONE: {UPLINK: correlation}}, **more}
+    return load_cluster("unequal-slack").model_copy(update={"calibration": record})
+
+
+@pytest.mark.parametrize("correlation", [-0.9, 0.0, 0.9])
+def test_draws_have_the_errors_and_the_correlation_on_record(correlation: float) -> None:
+    drawn = drawn_clusters(calibrated(correlation), draws=300)
+    rates = np.array([[c.fabric.nic_gbps, c.fabric.uplink_gbps] for c in drawn], np.float64)
+    np.testing.assert_allclose(rates.mean(axis=0), [0.15, 0.4], atol=0.003)
+    np.testing.assert_allclose(rates.std(axis=0), [0.01, 0.02], rtol=0.15)
+    assert np.corrcoef(rates.T)[0, 1] == pytest.approx(correlation, abs=0.12)
+    assert {c.exposed.work_s for c in drawn} == {0.12}
+
+
+def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) -> None:
+    """The measured mean step, on record with its error, narrows what vague rates would make of it."""
+    free = drawn_clusters(calibrated(0.0), draws=16)
+    measured = {"step_mean_s": 0.344, "step_mean_se_s": 0.0005, "step_cv": 0.02}
+    (tmp_path / "c.yaml").write_text(configs.to_yaml(calibrated(0.0, measured=measured).model_dump()))
+    kept = drawn_clusters(load_cluster(tmp_path / "c.yaml"))
+    assert len(kept) == 16
+    loose, tight = (np.std([c.fabric.uplink_gbps for c in some]) for some in (free, kept))
+    assert tight < 0.5 * loose
+    assert np.std([c.fabric.nic_gbps for c in kept]) > 0.003  # of which the step says little
+
+
+@pytest.mark.parametrize("name", ["when-scaling-fails", "straggler-se", "nano-cluster"])
+def test_records_of_other_fits_can_be_drawn_from(name: str) -> None:
+    """Of tables and of compute alone: without a mean step, by other names, without evidence."""
+    cluster = load_cluster(name)
+    if not cluster.calibration.get("fitted"):
+        pytest.skip(f"{name} has no record of a fit")
+    drawn = drawn_clusters(cluster, draws=4)
+    assert len({repr(c) for c in drawn}) == 4
+    assert all("." in p.key for p in parameters_of(cluster))
+
+
+def test_training_takes_what_is_written_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "posterior"
+    written = write_posterior(folder, calibrated())
+    assert [path.name for path in written[-2:]] == ["suite.yaml", "train.yaml"]
+    monkeypatch.chdir(tmp_path)  # from where none of the names in the two files is a path
+    splits = [case.split for case in load_suite(folder / "suite.yaml").cases]
+    assert {split: splits.count(split) for split in splits} == {"train": 12, "validation": 2, "held-out": 2}
+    environment = load_train_config(folder / "train.yaml").environment.model_copy(update={"environments": 64})
+    (part,) = make_parts(environment, None)
+    part.env.reset(seed=0)
+    rates = {float(work_s) for work_s in part.env._batch.simulator.batch.jobs["uplink_work_s"]}
+    assert len(rates) == 12
+    assert max(rates) / min(rates) > 1.05
+    assert load_cluster(written[0]).calibration == {"source": "drawn from the errors of a fit to test"}

@@ -1,0 +1,301 @@
+"""Reports: pages as a browser shows them, pictures against closed forms, and what is said where a trace cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Browser, check_shown
+
+from benchmarks._pipeline_jobs import PipelineJob
+from paceenv import cli, figures, page
+from paceenv.cluster import load_cluster
+from paceenv.diagnosis.cells import Cells, read_cells
+from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.graph import build_graph
+from paceenv.errors import InputError
+from paceenv.report.arrivals import Arrivals, arrivals, binned, heat_map
+from paceenv.report.spans import WAIT, spans
+from paceenv.report.steps import autocorrelation
+from paceenv.report.timeline import timeline, usual_and_worst, write_steps
+from paceenv.report.waterfall import REST, parts
+from paceenv.trace import Trace, TraceMetadata, read_trace, write_trace
+from policies.rollout import start
+from trainers.trace_report.fitted import Fitted, fit, resized, sizes
+
+EVIL = "<script>alert(1)</script>"
+EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
+
+
+def job_of(compute_TR: Any, transfer_s: float = 0.5, name: str = "plain", op: str = "all_reduce") -> Trace:
+    """A plain job: ranks compute as long as given and meet in ``op``."""
+    compute_TR = np.asarray(compute_TR, np.float64)
+    end_T1 = np.cumsum(compute_TR.max(axis=1) + transfer_s)[:, None]
+    begin_TR = np.concatenate([[[0.0]], end_T1[:-1]]) + 0.0 * compute_TR
+    arrive_TR, end_TR = begin_TR + compute_TR, end_T1 + 0.0 * compute_TR
+    step_TR, rank_TR = np.indices(compute_TR.shape)
+    columns = {
+        "job": name,
+        "rank": np.concatenate([rank_TR.ravel()] * 2),
+        "iteration": np.concatenate([step_TR.ravel()] * 2),
+        "seq": np.repeat([0, 1], compute_TR.size),
+        "op": np.repeat(["compute", op], compute_TR.size),
+        "group": np.repeat([-1, 0], compute_TR.size),
+        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
+        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
+    }
+    ranks = tuple({"rank": r} for r in range(compute_TR.shape[1]))
+    return Trace.from_columns(columns, TraceMetadata({"name": name}, ranks, "test"))
+
+
+def slow_rank_3(steps: int = 20) -> Cells:
+    """Three ranks that compute for one second, a fourth for two."""
+    return read_cells(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (steps, 1))))
+
+
+def simulate(cluster: str, path: Path, iterations: int, *options: str) -> Path:
+    run = ["simulate", cluster, "-i", str(iterations), "--seeds", "1", "--trace", str(path), "--json", str(path) + "l"]
+    assert cli.run([*run, *options]) == 0
+    return path
+
+
+OF_TRACE = ["Where the time goes", "Whose it is", "Timeline of ranks", "Arrival skew"]
+OF_TRACE += ["Step time, step by step", "Step times: spread and memory"]
+
+
+def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unequal slack: the page says that pacing helps, as ``paceenv evaluate`` does, and all of it is drawn."""
+    trace = simulate("unequal-slack", tmp_path / "run.parquet", 150)
+    out, viewer = tmp_path / "sub" / "page.html", tmp_path / "ranks.json"
+    capsys.readouterr()
+    assert cli.run(["report", str(trace), "-o", str(out), "--chrome-trace", str(viewer), "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert {one["policy"]: one["verdict"] for one in result["policies"]}["learned"] == "helps"
+    assert [size["nodes"] for size in result["sizes"]] == [2, 4, 8, 16, 32, 64]
+    today = result["sizes"][2]
+    assert today["throughput"] == {"value": 1.0, "lo": 1.0, "hi": 1.0}
+    assert today["step_s"]["value"] == pytest.approx(result["step_time_s"]["mean"], rel=0.03)
+    seen = browser.look(out)
+    check_shown(seen, [*OF_TRACE, "At other sizes", "Would pacing help?"])
+    assert seen.scripts == 0
+    verdict = result["diagnosis"]["verdict"]
+    assert verdict[1:] in seen.text
+    for cause in result["diagnosis"]["causes"]:
+        assert cause["evidence"] in seen.text
+        assert cause["advice"] in seen.text
+    assert 'href="../ranks.json"' in out.read_text()
+    assert out.stat().st_size < 8e6
+    events = json.loads(viewer.read_text())["traceEvents"]
+    assert {e["args"]["iteration"] for e in events if e["ph"] == "X"} == set(range(150))
+
+
+def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
+    """A job and an operation named like markup and like a formula; it has pipeline stages, so nothing is foretold."""
+    trace = job_of(np.tile([1.0, 1.0, 1.5, 2.0], (20, 1)), name=EVIL, op=EVIL_OP)
+    stages = tuple({"rank": r, "dp_rank": r // 2, "stage": r % 2} for r in range(4))
+    path = tmp_path / "evil.parquet"
+    write_trace(dataclasses.replace(trace, metadata=TraceMetadata({"name": EVIL}, stages, EVIL)), path)
+    out, again = tmp_path / "page.html", tmp_path / "again.html"
+    assert cli.run(["report", str(path), "-o", str(out), "--json", str(tmp_path / "page.json")]) == 0
+    seen = browser.look(out)
+    check_shown(seen, OF_TRACE)
+    assert seen.scripts == 0
+    assert EVIL in seen.title
+    assert EVIL_OP in seen.text, "the operation that ranks meet in"
+    assert "2 pipeline stages" in seen.text
+    assert json.loads((tmp_path / "page.json").read_text())["policies"] == []
+    assert cli.run(["report", str(path), "-o", str(again)]) == 0
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_a_picture_that_is_missing_or_a_page_that_asks_for_something_is_seen(browser: Browser, tmp_path: Path) -> None:
+    """The check itself can fail: of a script, of a load, of a picture without content."""
+    bad = tmp_path / "bad.html"
+    empty = '<svg role="img" aria-label="nothing" viewBox="0 0 1 1"></svg>'
+    scripts = "<script>console.error('no')</script>", "<img src='http://example.com/x.png'>"
+    bad.write_text(page.page("bad", [page.picture(empty, ""), *scripts]))
+    seen = browser.look(bad)
+    assert seen.pictures[0]["marks"] == 0
+    assert len(seen.problems) >= 2, "the policy of the page refuses script and image"
+    bad.write_text("<!doctype html><title>bad</title><img src='http://example.com/x.png'><script>nothing()</script>")
+    seen = browser.look(bad)
+    assert seen.requests == ["http://example.com/x.png"]
+    assert any("nothing is not defined" in problem for problem in seen.problems)
+
+
+def test_the_parts_of_a_step_add_up() -> None:
+    found = dict(parts(diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))))
+    assert found == pytest.approx({"step without any of it": 1.5, "persistent slow rank": 1.0, REST: 0.0}, abs=1e-9)
+    job = PipelineJob(0, steps=12, stages=2, replicas=3, micro_batches=4, causes={"jitter": 0.1, "slow": 1.6})
+    diagnosis = diagnose(job.trace())
+    assert sum(value for _, value in parts(diagnosis)) == pytest.approx(diagnosis.step_time_s)
+    assert parts(diagnose(job_of([[1.0, 2.0]] * 2))) == [], "two steps are no evidence"
+
+
+def test_who_waits_and_who_is_late_in_closed_form() -> None:
+    cells = slow_rank_3()
+    graph = build_graph(cells)
+    time_s = {}
+    for kind in spans(cells, graph):
+        length_n = (kind.end_nT - kind.start_nT).mean(axis=1)
+        time_s[kind.name] = np.bincount(cells.rank_N[kind.node_n], length_n, 4)
+    np.testing.assert_allclose(time_s["compute"], [1.0, 1.0, 1.0, 2.0])
+    np.testing.assert_allclose(time_s[WAIT], [1.0, 1.0, 1.0, 0.0], atol=1e-9)
+    np.testing.assert_allclose(time_s["collective"], 0.5)
+    found = arrivals(cells, graph)
+    assert found is not None
+    assert found.op == "all_reduce"
+    np.testing.assert_allclose(found.late_RT, np.tile([[0.0], [0.0], [0.0], [1.0]], (1, 20)), atol=1e-9)
+    assert found.last_R.tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_what_a_viewer_gets_is_the_trace(tmp_path: Path) -> None:
+    cells = slow_rank_3()
+    kinds = spans(cells, build_graph(cells))
+    assert write_steps(cells, kinds, tmp_path / "t.json") == (0, 19)
+    events = [e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    total_us = sum(e["dur"] for e in events if e["name"] == WAIT)
+    assert total_us == pytest.approx(3 * 20 * 1e6)
+    assert max(e["ts"] + e["dur"] for e in events) == pytest.approx(20 * 2.5e6)
+
+
+def test_cells_of_the_heat_map() -> None:
+    late_RT = np.array([[1.0, 3.0, 5.0], [2.0, np.nan, 4.0], [7.0, np.nan, np.nan]])
+    np.testing.assert_array_equal(binned(late_RT, 1, 1), late_RT)
+    np.testing.assert_allclose(binned(late_RT, 2, 2), [[2.5, 5.0], [7.0, np.nan]])
+
+
+def test_a_job_of_1000_ranks_and_10000_steps_stays_small() -> None:
+    few = read_cells(job_of(1.0 + 0.1 * np.random.default_rng(0).random((4, 1000))))
+    steps = 10_000
+    cells = dataclasses.replace(
+        few, iteration_T=np.arange(steps), step_s_T=np.ones(steps), start_NT=np.empty((2000, 0)), end_NT=few.end_NT
+    )
+    late_RT = np.random.default_rng(0).normal(size=(1000, steps))
+    picture = heat_map(cells, Arrivals("all_reduce", late_RT, np.zeros(1000)))
+    assert "mean over 63 steps of the latest of 11 ranks" in picture.caption
+    assert "mean over 63 steps of the latest of 11 ranks" in picture.svg, "on the picture itself"
+    assert len(picture.html()) < 2e6
+    lines = timeline(few, spans(few, build_graph(few)), dict.fromkeys(range(1000), 1.0))
+    assert "16 of 1000 ranks" in lines.caption
+    assert len(lines.html()) < 5e5
+
+
+def test_autocorrelation_is_by_true_distance() -> None:
+    iteration_T = np.arange(200)
+    step_s_T = 1.0 + 0.1 * (-1.0) ** iteration_T
+    lag, value, pairs = autocorrelation(iteration_T, step_s_T)
+    assert value[:2] == pytest.approx([-1.0, 1.0])
+    assert pairs[0] == 199
+    # every second step: what was two steps apart still is, and no pair is one step apart
+    lag, value, _ = autocorrelation(iteration_T[::2], np.where(iteration_T[::2] % 4, 1.1, 0.9))
+    assert lag[:2].tolist() == [2, 4]
+    assert value[:2] == pytest.approx([-1.0, 1.0])
+    assert not len(autocorrelation(iteration_T, np.ones(200))[0]), "what does not vary has none"
+
+
+def test_the_usual_step_is_usual_and_the_worst_the_worst() -> None:
+    compute_TR = np.tile([1.0, 1.0, 1.0], (21, 1))
+    compute_TR[:, 0] += np.linspace(0.0, 0.2, 21)
+    compute_TR[4, 0] = 5.0
+    assert usual_and_worst(read_cells(job_of(compute_TR))) == (11, 4)
+
+
+def test_labels_are_never_formulas() -> None:
+    figure, panel = figures.axes("", "", "")
+    panel.set_title(figures.literal(f"{EVIL_OP}\n\x07{'x' * 99}"))
+    drawn = figures.svg(figure, EVIL)
+    assert "<img" not in drawn
+    assert "&lt;img src=x onerror=alert(2)&gt; $\\frac{1}{0}$" in drawn
+    assert "…" in drawn
+    assert f'aria-label="{page.html.escape(EVIL)}"' in drawn
+
+
+@pytest.fixture
+def fitted_to(tmp_path: Path) -> Callable[..., Fitted]:
+    """The cluster fitted to a simulated trace of another one."""
+
+    def make(cluster: str, *options: str) -> Fitted:
+        trace = read_trace(simulate(cluster, tmp_path / "run.parquet", 400, *options))
+        found = fit(trace, read_cells(trace).step_s_T, None)
+        assert isinstance(found, Fitted)
+        return found
+
+    return make
+
+
+def test_other_sizes_are_those_of_the_true_cluster(fitted_to: Callable[..., Fitted]) -> None:
+    """A barrier job with jitter, seen at 16 nodes: at 4 to 128 nodes it takes what the true one takes."""
+    changes = ["noise.jitter_cv=0.08", "fabric.uplink_gbps=1e6"]
+    found = sizes(fitted_to("null-jitter", "--nodes", "16", *(f"--set={change}" for change in changes)))
+    assert [size.nodes for size in found] == [4, 8, 16, 32, 64, 128]
+    for size in found:
+        true = load_cluster("null-jitter").changed([*changes, f"job.nodes={size.nodes}"])
+        simulator = start(true, np.arange(40, 48))
+        true_s = float(simulator.run(simulator.off(), 400).mean())
+        value_s, low_s, high_s = size.step_s
+        assert value_s == pytest.approx(true_s, rel=0.01)
+        assert low_s < value_s < high_s < 1.02 * low_s
+    assert found[-1].step_s[0] > 1.15 * found[0].step_s[0], "the more ranks, the later the last one"
+
+
+def test_a_job_at_another_size_keeps_its_groups(fitted_to: Callable[..., Fitted]) -> None:
+    cluster = load_cluster("unequal-slack")
+    groups, larger = cluster.groups, resized(cluster, 4 * cluster.job.nodes)
+    assert groups > 1
+    assert (larger.groups, larger.job.nodes_per_group) == (4 * groups, cluster.job.nodes_per_group)
+    one = cluster.changed(["job.nodes_per_group=8", "exposed.groups=0", "fabric.oversubscription=null"])
+    assert resized(one, 32).groups == 1
+    assert resized(one, 32).fabric.uplink_gbps == pytest.approx(4.0 * float(str(one.fabric.uplink_gbps)))
+    with pytest.raises(InputError, match="nodes"):
+        resized(cluster, cluster.job.nodes + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-o", "page.txt"], r"--out page.txt: allowed: a file that ends in .html"),
+        (["--policy", "lerned"], "lerned"),
+        (["--chrome-trace", "ranks.txt"], r"--chrome-trace ranks.txt: allowed: .*\.json"),
+        (["--job", "other"], r"job = 'other'; allowed: one of \['plain'\]"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(job_of([[1.0, 2.0]] * 20), "trace.parquet")
+    with pytest.raises(InputError, match=message):
+        cli.run(["report", "trace.parquet", *options])
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.parquet"]
+
+
+def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
+    write_trace(job_of([[0.0, 0.0]] * 20, 0.0), tmp_path / "trace.parquet")
+    with pytest.raises(InputError, match="trace of plain: steps that take no time"):
+        cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(tmp_path / "page.html")])
+
+
+@pytest.mark.parametrize(
+    ("compute_TR", "transfer_s", "said"),
+    [
+        ([[1.0, 2.0]] * 2, 0.5, ("Insufficient evidence: 2 steps", "complete iterations alike; allowed: at least 16")),
+        ([[1.0], [1.1]] * 10, 0.5, ("Insufficient evidence: one rank",)),
+        ([[0.0, 0.0]] * 20, 0.5, ("Insufficient evidence: no compute operations that take any time",)),
+    ],
+)
+def test_odd_traces_get_a_page_that_says_so(
+    compute_TR: Any, transfer_s: float, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    write_trace(job_of(compute_TR, transfer_s), tmp_path / "trace.parquet")
+    out = tmp_path / "page.html"
+    assert cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(out)]) == 0
+    text = out.read_text()
+    for words in said:
+        assert words in text
+    assert "Where the time goes" not in text
