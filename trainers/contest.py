@@ -49,8 +49,12 @@ class Contest(Config):
 
 
 def digest(cluster: Cluster) -> str:
-    """What tells one resolved cluster from another; without defaults, as new ones come with new versions."""
-    return hashlib.sha256(cluster.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
+    """What tells one resolved cluster from another, as far as it is simulated.
+
+    Without defaults, as new ones come with new versions.
+    """
+    simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
+    return hashlib.sha256(simulated.encode()).hexdigest()[:16]
 
 
 def is_contest(text: str) -> bool:
