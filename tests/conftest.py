@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, chromium
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from paceenv.cluster.derive import ideal_step_s
 from paceenv.engine import layout
@@ -33,7 +33,9 @@ EVERY_NOISE: dict[str, Any] = {
 }
 """Engine parameters with every kind of noise on."""
 
-settings.register_profile("paceenv", deadline=None)  # no timing is asserted in a test
+settings.register_profile(  # no timing is asserted in a test
+    "paceenv", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("paceenv")
 
 

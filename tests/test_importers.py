@@ -273,7 +273,7 @@ def read_or_refused(read: Callable[[], Found]) -> Found | None:
     return None
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(contents=st.lists(_FILES, min_size=1, max_size=2), packed=st.booleans())
 def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: list[bytes], packed: bool) -> None:
     paths = []
@@ -284,7 +284,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: l
     assert trace is None or trace.table.num_rows
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     lines=st.lists(
         st.text(max_size=40) | st.lists(st.floats() | st.integers(), max_size=14).map(lambda n: " ".join(map(str, n))),
