@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
 from benchmarks import causes as benchmark
 from benchmarks._pipeline_jobs import PipelineJob
@@ -29,36 +29,7 @@ from paceenv.diagnosis.whatif import ideal_durations
 from paceenv.errors import InputError
 from paceenv.trace import Trace, TraceMetadata, write_trace
 
-STRAGGLER_DIR = Path(
-    os.environ.get("PACEENV_STRAGGLER_DIR")
-    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
-)
 STRAGGLER = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
-needs_traces = pytest.mark.skipif(
-    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
-)
-
-
-def job_of(compute_TR: Any, transfer_s: float = 0.5, **changed: Any) -> Trace:
-    """A plain job: ranks compute as long as given and reduce together."""
-    compute_TR = np.asarray(compute_TR, np.float64)
-    steps, ranks = compute_TR.shape
-    end_T = np.cumsum(compute_TR.max(axis=1) + transfer_s)
-    begin_TR = np.broadcast_to(np.concatenate([[0.0], end_T[:-1]])[:, None], compute_TR.shape)
-    arrive_TR, end_TR = begin_TR + compute_TR, np.broadcast_to(end_T[:, None], compute_TR.shape)
-    step_TR, rank_TR = np.indices(compute_TR.shape)
-    columns = {
-        "job": "plain",
-        "rank": np.concatenate([rank_TR.ravel()] * 2),
-        "iteration": np.concatenate([step_TR.ravel()] * 2),
-        "seq": np.repeat([0, 1], steps * ranks),
-        "op": np.repeat(["compute", "all_reduce"], steps * ranks),
-        "group": np.repeat([-1, 0], steps * ranks),
-        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
-        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
-    }
-    metadata = TraceMetadata({"name": "plain"}, tuple({"rank": r} for r in range(ranks)), "test")
-    return Trace.from_columns(columns | changed, metadata)
 
 
 def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 from numpy.typing import NDArray
-from test_trace import STRAGGLER_DIR, needs_traces
+from traced_jobs import STRAGGLER_DIR, needs_traces
 
 from paceenv.calibration.measurements import (
     WIDTHS,

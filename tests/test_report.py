@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, check_shown
+from traced_jobs import job_of
 
 from benchmarks._pipeline_jobs import PipelineJob
 from paceenv import cli, figures, page
@@ -24,33 +25,12 @@ from paceenv.report.spans import WAIT, spans
 from paceenv.report.steps import autocorrelation
 from paceenv.report.timeline import timeline, usual_and_worst, write_steps
 from paceenv.report.waterfall import REST, parts
-from paceenv.trace import Trace, TraceMetadata, read_trace, write_trace
+from paceenv.trace import TraceMetadata, read_trace, write_trace
 from policies.rollout import start
 from trainers.trace_report.fitted import Fitted, fit, resized, sizes
 
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
-
-
-def job_of(compute_TR: Any, transfer_s: float = 0.5, name: str = "plain", op: str = "all_reduce") -> Trace:
-    """A plain job: ranks compute as long as given and meet in ``op``."""
-    compute_TR = np.asarray(compute_TR, np.float64)
-    end_T1 = np.cumsum(compute_TR.max(axis=1) + transfer_s)[:, None]
-    begin_TR = np.concatenate([[[0.0]], end_T1[:-1]]) + 0.0 * compute_TR
-    arrive_TR, end_TR = begin_TR + compute_TR, end_T1 + 0.0 * compute_TR
-    step_TR, rank_TR = np.indices(compute_TR.shape)
-    columns = {
-        "job": name,
-        "rank": np.concatenate([rank_TR.ravel()] * 2),
-        "iteration": np.concatenate([step_TR.ravel()] * 2),
-        "seq": np.repeat([0, 1], compute_TR.size),
-        "op": np.repeat(["compute", op], compute_TR.size),
-        "group": np.repeat([-1, 0], compute_TR.size),
-        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
-        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
-    }
-    ranks = tuple({"rank": r} for r in range(compute_TR.shape[1]))
-    return Trace.from_columns(columns, TraceMetadata({"name": name}, ranks, "test"))
 
 
 def slow_rank_3(steps: int = 20) -> Cells:
@@ -96,7 +76,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
 
 def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
     """A job and an operation named like markup and like a formula; it has pipeline stages, so nothing is foretold."""
-    trace = job_of(np.tile([1.0, 1.0, 1.5, 2.0], (20, 1)), name=EVIL, op=EVIL_OP)
+    trace = job_of(np.tile([1.0, 1.0, 1.5, 2.0], (20, 1)), name=EVIL, op=np.repeat(["compute", EVIL_OP], 80))
     stages = tuple({"rank": r, "dp_rank": r // 2, "stage": r % 2} for r in range(4))
     path = tmp_path / "evil.parquet"
     write_trace(dataclasses.replace(trace, metadata=TraceMetadata({"name": EVIL}, stages, EVIL)), path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traced_jobs import STRAGGLER_DIR, needs_traces
 
 from paceenv import trace as trace_module
 from paceenv.errors import InputError
@@ -28,14 +28,6 @@ from paceenv.trace import (
     read_metadata,
     read_trace,
     write_trace,
-)
-
-STRAGGLER_DIR = Path(
-    os.environ.get("PACEENV_STRAGGLER_DIR")
-    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
-)
-needs_traces = pytest.mark.skipif(
-    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
 )
 
 METADATA = TraceMetadata(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
 from benchmarks import whatif as benchmark
 from benchmarks._common import recorded
@@ -22,7 +22,7 @@ from paceenv.diagnosis.diagnose import diagnose_cells
 from paceenv.diagnosis.scenario import Scenario
 from paceenv.diagnosis.sources import read_sources
 from paceenv.errors import InputError
-from paceenv.trace import Trace, TraceMetadata, write_trace
+from paceenv.trace import Trace, write_trace
 from policies.rollout import run, start
 from policies.select import select_policy
 from policies.whatif.basis import Basis, of_config, of_trace
@@ -30,36 +30,7 @@ from policies.whatif.change import MOST_ROWS, SLOW, Change, apply, combinations
 from policies.whatif.estimate import cv, mean, of_runs, of_steps, spread
 from policies.whatif.simulated import predict
 
-STRAGGLER_DIR = Path(
-    os.environ.get("PACEENV_STRAGGLER_DIR")
-    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
-)
-needs_traces = pytest.mark.skipif(
-    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
-)
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
-
-
-def job_of(compute_s_TR: NDArray[np.float64], transfer_s: float = 0.5) -> Trace:
-    """A plain job: ranks compute as long as given and reduce together."""
-    steps, ranks = compute_s_TR.shape
-    end_T = np.cumsum(compute_s_TR.max(axis=1) + transfer_s)
-    begin_TR = np.broadcast_to(np.concatenate([[0.0], end_T[:-1]])[:, None], compute_s_TR.shape)
-    arrive_TR, end_TR = begin_TR + compute_s_TR, np.broadcast_to(end_T[:, None], compute_s_TR.shape)
-    step_TR, rank_TR = np.indices(compute_s_TR.shape)
-    columns = {
-        "job": "plain",
-        "rank": np.concatenate([rank_TR.ravel()] * 2),
-        "iteration": np.concatenate([step_TR.ravel()] * 2),
-        "seq": np.repeat([0, 1], steps * ranks),
-        "op": np.repeat(["compute", "all_reduce"], steps * ranks),
-        "group": np.repeat([-1, 0], steps * ranks),
-        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
-        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
-    }
-    return Trace.from_columns(
-        columns, TraceMetadata({"name": "plain"}, tuple({"rank": r} for r in range(ranks)), "test")
-    )
 
 
 def scenario_of(compute_s_TR: NDArray[np.float64]) -> Scenario:

@@ -1,0 +1,41 @@
+"""Traces for tests: a plain job whose every number is known, and where the published production traces are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv.trace import Trace, TraceMetadata
+
+STRAGGLER_DIR = Path(
+    os.environ.get("PACEENV_STRAGGLER_DIR")
+    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
+)
+needs_traces = pytest.mark.skipif(
+    not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
+)
+
+
+def job_of(compute_TR: Any, transfer_s: float = 0.5, name: str = "plain", **changed: Any) -> Trace:
+    """Ranks compute as long as given and reduce together; ``changed`` are columns, computes before reductions."""
+    compute_TR = np.asarray(compute_TR, np.float64)
+    end_T1 = np.cumsum(compute_TR.max(axis=1) + transfer_s)[:, None]
+    begin_TR = np.concatenate([[[0.0]], end_T1[:-1]]) + 0.0 * compute_TR
+    arrive_TR, end_TR = begin_TR + compute_TR, end_T1 + 0.0 * compute_TR
+    step_TR, rank_TR = np.indices(compute_TR.shape)
+    columns = {
+        "job": name,
+        "rank": np.concatenate([rank_TR.ravel()] * 2),
+        "iteration": np.concatenate([step_TR.ravel()] * 2),
+        "seq": np.repeat([0, 1], compute_TR.size),
+        "op": np.repeat(["compute", "all_reduce"], compute_TR.size),
+        "group": np.repeat([-1, 0], compute_TR.size),
+        "start_s": np.concatenate([begin_TR.ravel(), arrive_TR.ravel()]),
+        "end_s": np.concatenate([arrive_TR.ravel(), end_TR.ravel()]),
+    }
+    ranks = tuple({"rank": r} for r in range(compute_TR.shape[1]))
+    return Trace.from_columns(columns | changed, TraceMetadata({"name": name}, ranks, "test"))
