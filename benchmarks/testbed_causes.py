@@ -59,7 +59,7 @@ CASES: Final = (
     Case("episodes at half the speed", "fail-slow", (names.FAIL_SLOW,)),
     Case("episodes slower by half", "fail-slow", (names.FAIL_SLOW,), (f"{_COMPUTE}.slow.factor=1.5",)),
     Case("four pairs on one uplink", "equal-slack", (names.CONTENTION,)),
-    Case("four pairs on one uplink, one of them with work after", "unequal-slack", (names.CONTENTION,)),
+    Case("four pairs on one uplink, one of them with work after", "unequal-slack", (names.CONTENTION, names.SLOW_RANK)),
     Case("another job on the uplink", "two-jobs", (names.TENANT,)),
     Case("a gather through 32 KB", "incast-shallow", (names.INCAST,)),
     Case("the same through 256 KB", "incast-deep", ()),
