@@ -123,13 +123,14 @@ class Loop:
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
         """Say that a checkpoint or an evaluation is going on: nothing is measured or delayed meanwhile."""
         self._marks.append(kind)
+        self._log.mark(kind)
         self.control.guard.mark()
         try:
             yield
         finally:
             self._marks.pop()
             self.control.guard.unmark()
-            self._log.mark = kind
+            self._log.mark(kind)
 
     def stop(self, reason: str) -> None:
         """Have the loop let go at the next tick; may be called from any thread."""
@@ -216,7 +217,7 @@ class Loop:
             self._log.release(*(stamp for o in operations for stamp in (o.entry, o.exit)))
             self._begin()
             return
-        if mark:
+        if mark or self._log.marked:
             self.control.guard.quiet(self.iterations)
         self._pending.append(_Raw(self.iterations, operations, mark, self._delay))
         self._delay = None

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import signal
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
 from benchmarks import causes as benchmark
@@ -136,6 +137,27 @@ def test_too_little_evidence_is_said() -> None:
     assert "one rank" in alone.verdict
     silent = diagnose(job_of(np.tile([1.0, 2.0], (20, 1)), op=np.repeat(["load", "save"], 40), group=-1))
     assert silent.verdict.startswith(INSUFFICIENT)
+
+
+def test_a_checkpoint_in_place_of_compute_is_told_apart_from_it() -> None:
+    """A live trace names all that a rank does in a step with a checkpoint after it, compute included."""
+    compute_TR = 1.0 + 0.001 * np.random.default_rng(2).standard_normal((60, 4))
+    compute_TR[9::10, 0] += 3.0
+    plain = job_of(compute_TR, 0.1)
+    op = plain.column("op").astype(object)
+    op[plain.isin("op", "compute") & (plain.column("rank") == 0) & (plain.column("iteration") % 10 == 9)] = "checkpoint"
+    found = diagnose(job_of(compute_TR, 0.1, op=op.astype(str)))
+    assert [c.cause for c in found.causes] == [names.CHECKPOINT]
+    assert found.causes[0].lost_s == pytest.approx(0.3, rel=0.02)
+
+
+def test_busy_hosts_are_no_tenant() -> None:
+    """Small transfers that vary with some memory, as among hosts with other work, are no other job's."""
+    rng = np.random.default_rng(3)
+    course_T = signal.lfilter([1.0], [1.0, -0.4], rng.standard_normal(200))
+    transfer_T1 = 0.015 * np.exp(0.3 * course_T)[:, None]
+    found = diagnose(job_of(0.1 + 0.0002 * rng.standard_normal((200, 4)), transfer_T1))
+    assert names.TENANT not in {c.cause for c in found.causes}
 
 
 def test_groups_that_never_vary_leave_contention_open() -> None:

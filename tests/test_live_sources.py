@@ -226,17 +226,27 @@ def test_a_compiled_function_with_a_collective_in_it_still_compiles(agent: Agent
     assert reduced(torch.ones(4)).tolist() == [2.0] * 4
 
 
-def test_evaluation_and_checkpoints_mark_the_iteration(agent: Agent) -> None:
+def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent: Agent) -> None:
     log, model = agent._loop._log, _model()
+
+    def ended() -> str:
+        """The mark of an iteration that ends with a collective now."""
+        distributed.all_reduce(torch.ones(1))
+        return log.take()[1]
+
+    assert ended() == ""
     model.eval()
     with torch.no_grad():
         model(torch.ones(3, 8))
-    assert log.take()[1] == "evaluation"
-    torch.save({"a": torch.ones(1)}, io.BytesIO())
-    assert log.take()[1] == "checkpoint"
+    assert ended() == "evaluation"
+    distributed.all_reduce(torch.ones(1))
+    torch.save({"a": torch.ones(1)}, io.BytesIO())  # behind the last collective, with whose exit the iteration ended
+    assert log.take()[1] == ""
+    assert log.marked
+    assert [ended(), ended()] == ["checkpoint", ""]
     with agent.mark("evaluation"):
-        pass
-    assert log.take()[1] == "evaluation"
+        distributed.all_reduce(torch.ones(1))
+    assert [log.take()[1], ended(), ended()] == ["evaluation", "evaluation", ""]
 
 
 def test_a_watched_model_is_copied_and_saved_as_ever(agent: Agent) -> None:

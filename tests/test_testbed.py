@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from live_jobs import root_and, run_ranks
 from live_testbed_bodies import transfers_of_every_kind
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from live.testbed import private
 from live.testbed.commands import application
-from live.testbed.job import TRANSFERS
+from live.testbed.job import TRANSFERS, variation
 from live.testbed.run import agent_options, run_scenario
-from live.testbed.scenario import Scenario, load_scenario
+from live.testbed.scenario import Compute, Scenario, load_scenario
 from live.testbed.standing import standing
 from paceenv import configs
 from paceenv.errors import InputError
@@ -74,9 +75,39 @@ def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
 
 def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
-    result = run_scenario(scenario(), tmp_path / "run", iterations=6, deadline_s=DEADLINE_S)
+    one_is_thin = {"hosts": 2, "host_mbps": 1000, "host_mbps_of": {1: 20}}
+    iteration = [{"all_reduce": {"bytes": 1e5}}, {"checkpoint": {"every": 3, "seconds": 0.05, "ranks": [0]}}]
+    chosen = scenario(network=one_is_thin, jobs=[{"name": "pair", "hosts": [0, 1], "iteration": iteration}])
+    agents = {"pair": agent_options(chosen.loop, "observe")}
+    result = run_scenario(chosen, tmp_path / "run", agents=agents, iterations=7, deadline_s=DEADLINE_S).jobs["pair"]
     # two ranks exchange 100 kB at 20 Mbit/s; what fits into the bucket goes at once
-    assert np.median(result.jobs["pair"].step_s_T) > 0.9 * (1e5 - 16_384) * 8 / 20e6
+    assert np.median(result.step_s_T) > 0.9 * (1e5 - 16_384) * 8 / 20e6
+    assert result.trace is not None
+    trace = read_trace(result.trace)
+    written = trace.isin("op", "checkpoint")
+    assert set(trace.column("rank")[written]) == {0}
+    assert trace.column("iteration")[written].tolist() == [
+        2,
+        5,
+    ]  # from the first whole one on
+    assert ((trace.column("end_s") - trace.column("start_s"))[written] > 0.05).all()
+
+
+def test_emulated_compute_varies_as_it_is_told() -> None:
+    compute = {"mean_s": 0.1, "imbalance_cv": 0.2}
+    drawn = _drawn(compute, 20_000)
+    assert drawn.mean() == pytest.approx(1.0, abs=0.01)
+    assert drawn.std() == pytest.approx(0.2, rel=0.03)
+    assert ((drawn - 1.0) ** 3).mean() / drawn.std() ** 3 == pytest.approx(1.0, abs=0.15)
+    wanders = _drawn({"mean_s": 0.1, "drift_cv": 0.1, "drift_iterations": 15}, 20_000)
+    x = wanders - wanders.mean()
+    assert wanders.std() == pytest.approx(0.1, rel=0.1)
+    assert (x[15:] * x[:-15]).mean() / x.var() == pytest.approx(np.exp(-1.0), abs=0.1)
+
+
+def _drawn(compute: dict[str, Any], count: int) -> NDArray[np.float64]:
+    draw = variation(Compute(**compute).model_dump(), np.random.default_rng(1), np.random.default_rng(2))
+    return np.array([draw() for _ in range(count)])
 
 
 def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
@@ -216,6 +247,7 @@ def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         ({"network": {"hosts": 2, "racks": 2}}, "uplink_mbps with several racks"),
         ({"network": {"hosts": 2, "host_mbps": 0}}, "network.host_mbps"),
         ({"network": {"hosts": 1}}, "network.hosts"),
+        ({"network": {"hosts": 2, "host_mbps_of": {2: 10}}}, "hosts of host_mbps_of from 0 to 1"),
         ({"jobs": [{"name": "pair", "hosts": [0, 5], "iteration": [{"barrier": True}]}]}, "hosts of a job from 0 to 1"),
         ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": [{"barrier": False}]}]}, "barrier: true"),
         ({"jobs": [{"name": "pair", "hosts": [0, 1], "iteration": []}]}, "either iteration or model"),

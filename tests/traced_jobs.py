@@ -20,10 +20,13 @@ needs_traces = pytest.mark.skipif(
 )
 
 
-def job_of(compute_TR: Any, transfer_s: float = 0.5, name: str = "plain", **changed: Any) -> Trace:
-    """Ranks compute as long as given and reduce together; ``changed`` are columns, computes before reductions."""
+def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **changed: Any) -> Trace:
+    """Ranks compute as long as given and reduce together, ``(T, 1)`` or always as long.
+
+    ``changed`` are columns, computes before reductions.
+    """
     compute_TR = np.asarray(compute_TR, np.float64)
-    end_T1 = np.cumsum(compute_TR.max(axis=1) + transfer_s)[:, None]
+    end_T1 = np.cumsum(compute_TR.max(axis=1, keepdims=True) + transfer_s, axis=0)
     begin_TR = np.concatenate([[[0.0]], end_T1[:-1]]) + 0.0 * compute_TR
     arrive_TR, end_TR = begin_TR + compute_TR, end_T1 + 0.0 * compute_TR
     step_TR, rank_TR = np.indices(compute_TR.shape)

@@ -50,7 +50,8 @@ class Log:
     ) -> None:
         self.stamps, self.fail, self._say = stamps, fail, say
         self.operations: list[Observed] = []
-        self.mark = ""
+        self._marks: list[tuple[int, str]] = []
+        """What is unlike the usual, and how many operations had been seen before it."""
         self.ticks = 0
         self.members: dict[int, tuple[int, int]] = {}
         """For every process group seen: this rank's place in it and its size."""
@@ -67,12 +68,27 @@ class Log:
         """Give back stamps that nobody will read."""
         self.stamps.release(stamp for stamp in stamps if stamp is not None)
 
+    def mark(self, kind: str) -> None:
+        """Something unlike the usual goes on now, a checkpoint say."""
+        mark = (len(self.operations), kind)
+        if mark not in self._marks[-1:]:  # an evaluation makes one for every batch
+            self._marks.append(mark)
+
+    @property
+    def marked(self) -> bool:
+        """Whether there is a mark that nobody has taken yet."""
+        return bool(self._marks)
+
     def take(self) -> tuple[list[Observed], str]:
-        """The operations and the mark since the last call."""
+        """The operations since the last call, and the mark of their iteration, empty if it has none.
+
+        An iteration ends with its last operation, so what was marked after that is the next one's.
+        """
         self.ticks += 1
         taken, self.operations = self.operations, []
-        mark, self.mark = self.mark, ""
-        return taken, mark
+        here = [kind for seen, kind in self._marks if seen < len(taken)]
+        self._marks = [(-1, kind) for seen, kind in self._marks if seen >= len(taken)]
+        return taken, here[-1] if here else ""
 
     def group(self, group: Any) -> int:
         """A number for a process group, the same on all its ranks; -1 for one that PyTorch does not know by name."""

@@ -68,7 +68,7 @@ class Backward:
 
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_compiling() and not ddp.training and not is_grad_enabled() and self._patches.active:
-                self._log.mark = "evaluation"
+                self._log.mark("evaluation")
             return original(ddp, *args, **kwargs)
 
         return forward

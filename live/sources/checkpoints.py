@@ -34,7 +34,7 @@ class Checkpoints:
     def _marking(self, original: Function) -> Function:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._patches.active:
-                self._log.mark = "checkpoint"
+                self._log.mark("checkpoint")
             return original(*args, **kwargs)
 
         return call

@@ -8,6 +8,8 @@ own, so that step times are known without the agent, and up to the moment in whi
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -69,6 +71,8 @@ def _phase(
         return lambda iteration: dist.barrier()
     if kind == "compute":
         return _compute(given, [*spec["seed"], number])
+    if kind == "checkpoint":
+        return _checkpoint(given)
     key = (given["group_size"] or dist.get_world_size(), given["strided"])
     if key not in groups:
         groups[key] = _group(*key)
@@ -96,16 +100,53 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
         return lambda iteration: None
     own, common = np.random.default_rng([*seed, 1 + rank]), np.random.default_rng([*seed, 0])
     slow, pause = given["slow"] or {"ranks": []}, given["pause"]
+    varied = variation(given, own, common)
 
     def work(iteration: int) -> None:
         start_s = time.monotonic()
-        seconds = given["mean_s"] * (1.0 + given["jitter_cv"] * own.standard_normal())
-        seconds *= 1.0 + given["common_cv"] * common.standard_normal()
+        seconds = given["mean_s"] * varied()
         if rank in slow["ranks"] and _is_slow(slow, iteration):
             seconds *= slow["factor"]
+        if given["stall_rate"] and own.random() < given["stall_rate"]:
+            seconds += given["stall_mean_s"] * own.standard_exponential()
         if pause and iteration % pause["every"] == pause["every"] - 1:
             seconds += pause["at_most_s"] * common.random()
-        time.sleep(max(start_s + seconds - time.monotonic(), 0.0))
+        _sleep_until(start_s + seconds)
+
+    return work
+
+
+def variation(given: Mapping[str, Any], own: np.random.Generator, common: np.random.Generator) -> Callable[[], float]:
+    """Draws how many times its mean the compute of a rank takes; what is switched off draws nothing."""
+    keep, course = math.exp(-1.0 / given["drift_iterations"]), own.standard_normal() if given["drift_cv"] else 0.0
+
+    def draw() -> float:
+        nonlocal course
+        factor = 1.0 + given["jitter_cv"] * own.standard_normal()
+        factor *= 1.0 + given["common_cv"] * common.standard_normal()
+        if given["imbalance_cv"]:  # a gamma of shape 4 has a skewness of 1
+            factor *= 1.0 + given["imbalance_cv"] * (own.standard_gamma(4.0) - 4.0) / 2.0
+        if given["drift_cv"]:
+            factor *= 1.0 + given["drift_cv"] * course
+            course = keep * course + math.sqrt(1.0 - keep * keep) * own.standard_normal()
+        return float(factor)
+
+    return draw
+
+
+def _sleep_until(end_s: float) -> None:
+    time.sleep(max(end_s - time.monotonic(), 0.0))
+
+
+def _checkpoint(given: Mapping[str, Any]) -> Work:
+    if given["ranks"] is not None and dist.get_rank() not in given["ranks"]:
+        return lambda iteration: None
+
+    def work(iteration: int) -> None:
+        if iteration % given["every"] == given["every"] - 1:
+            end_s = time.monotonic() + given["seconds"]
+            torch.save(torch.zeros(1), os.devnull)  # an agent sees the call; how long storage takes is emulated
+            _sleep_until(end_s)
 
     return work
 

@@ -56,7 +56,8 @@ def _bridge(name: str) -> None:
 
 
 def _host(number: int, network: Mapping[str, Any]) -> None:
-    name, port, rate_mbps = host_name(number), f"port{number}", network["host_mbps"]
+    name, port = host_name(number), f"port{number}"
+    rate_mbps = network["host_mbps_of"].get(str(number), network["host_mbps"])  # plain data has names for keys
     _run("ip", "netns", "add", name)
     _run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
     _run("ip", "link", "set", port, "master", f"rack{number % network['racks']}", "up")

@@ -22,6 +22,7 @@ class Network(Config):
     hosts: int = Field(ge=2, le=64, description="host i stands in rack i % racks")
     racks: int = Field(1, ge=1, le=16)
     host_mbps: Rate = Field(1000.0, description="a host's link to its rack")
+    host_mbps_of: dict[Annotated[int, Field(ge=0)], Rate] = Field({}, description="hosts whose link has another rate")
     host_buffer_kb: Kilobytes = Field(1000.0, description="of the rack's port towards a host")
     uplink_mbps: Rate | None = Field(None, description="a rack's link to the spine; needed with several racks")
     uplink_buffer_kb: Kilobytes = Field(1000.0, description="of an uplink's ports")
@@ -33,6 +34,8 @@ class Network(Config):
             raise ValueError("uplink_mbps with several racks, and only then")
         if self.racks > self.hosts:
             raise ValueError(f"racks at most the {self.hosts} hosts")
+        if max(self.host_mbps_of, default=0) >= self.hosts:
+            raise ValueError(f"hosts of host_mbps_of from 0 to {self.hosts - 1} ({max(self.host_mbps_of)})")
         return self
 
 
@@ -67,9 +70,22 @@ class Compute(Config):
     mean_s: Seconds
     jitter_cv: Cv = Field(0.0, description="normal, anew each rank and iteration")
     common_cv: Cv = Field(0.0, description="the same on all ranks, anew each iteration")
+    imbalance_cv: Cv = Field(0.0, description="gamma of skewness 1, anew each rank and iteration, as unequal data")
+    drift_cv: Cv = Field(0.0, description="wanders slowly, each rank by itself (first-order autoregression)")
+    drift_iterations: float = Field(20.0, ge=1, le=1e6, description="correlation time of that")
+    stall_rate: float = Field(0.0, ge=0, le=1, description="chance of a stall, anew each rank and iteration")
+    stall_mean_s: Seconds = Field(0.0, description="mean length of a stall (exponential)")
     ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who does it; empty: all")
     slow: Slow | None = None
     pause: Pause | None = None
+
+
+class Checkpoint(Config):
+    """``torch.save`` to storage that takes its time, at the end of every so many iterations."""
+
+    every: int = Field(ge=2, description="iterations from one to the next")
+    seconds: Seconds
+    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who writes; empty: all")
 
 
 class Transfer(Config):
@@ -92,6 +108,7 @@ class Phase(Config):
     all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
     send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
     barrier: bool | None = None
+    checkpoint: Checkpoint | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Phase:
@@ -130,12 +147,13 @@ class Job(Config):
         if bool(self.iteration) == (self.model is not None):
             raise ValueError("either iteration or model")
         for phase in self.iteration:
-            transfer, compute = phase.transfer, phase.compute
+            transfer, compute, checkpoint = phase.transfer, phase.compute, phase.checkpoint
             if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
                 raise ValueError(f"group_size that divides the {self.ranks} ranks ({transfer.group_size})")
             named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
+            named += (checkpoint.ranks or []) if checkpoint else []
             if any(rank >= self.ranks for rank in named):
-                raise ValueError(f"ranks of compute from 0 to {self.ranks - 1} ({max(named)})")
+                raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
         if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
             raise ValueError("at least one transfer or barrier in an iteration")
         return self

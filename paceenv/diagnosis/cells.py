@@ -125,6 +125,8 @@ def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
     place_N = np.bincount(node, columns["seq"]) / np.bincount(node)
     order = np.lexsort((place_N, columns["rank"][first]))
     taken = {key: columns[key][first][order].astype(np.int64) for key in columns}
+    start_NT, end_NT = start_NT[order], end_NT[order]
+    _tell_apart(ops, taken, start_NT, end_NT)
     dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
     return Cells(
         name=name,
@@ -140,8 +142,8 @@ def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
         chunk_N=taken["chunk"],
         position_N=taken["position"],
         bytes_N=taken["bytes"],
-        start_NT=start_NT[order],
-        end_NT=end_NT[order],
+        start_NT=start_NT,
+        end_NT=end_NT,
         iteration_T=iterations.astype(np.int64),
         step_s_T=step_s_T,
         dropped=dropped,
@@ -190,6 +192,27 @@ def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, 
     key = key * positions + columns["position"]
     _, first, node = np.unique(key, return_index=True, return_inverse=True)
     return node.astype(np.int64), first.astype(np.int64)
+
+
+def _tell_apart(ops: tuple[str, ...], nodes: dict[str, Integers], start_NT: Array, end_NT: Array) -> None:
+    """Where something else stands in place of a rank's compute, give compute its usual time of it, in place.
+
+    A live trace names all that a rank does outside of collectives after the mark of the iteration, a checkpoint say,
+    compute included, as it does not tell them apart (``live/recorder.py``).
+    """
+    known = (*COMPUTE_OPS, *COLLECTIVE_OPS, *POINT_TO_POINT_OPS, PACE_OP)
+    other = [i for i, op in enumerate(ops) if op not in known]
+    compute = [i for i, op in enumerate(ops) if op == COMPUTE_OPS[0]]
+    place = list(zip(nodes["rank"].tolist(), nodes["position"].tolist(), strict=True))
+    computes = {place[n]: n for n in np.flatnonzero(np.isin(nodes["op"], compute)).tolist()}
+    for n in np.flatnonzero(np.isin(nodes["op"], other) & (nodes["group"] < 0)).tolist():
+        c = computes.get(place[n])
+        instead_T = np.isfinite(start_NT[n]) & np.isnan(start_NT[c]) if c is not None else np.zeros(0, np.bool_)
+        if c is not None and instead_T.any() and not instead_T.all():
+            usual_s = np.nanmedian(end_NT[c] - start_NT[c])
+            start_NT[c, instead_T] = start_NT[n, instead_T]
+            end_NT[c, instead_T] = np.minimum(start_NT[n, instead_T] + usual_s, end_NT[n, instead_T])
+            start_NT[n, instead_T] = end_NT[c, instead_T]
 
 
 def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Integers) -> tuple[Array, Array]:
