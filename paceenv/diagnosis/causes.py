@@ -218,7 +218,11 @@ def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
         )
         return evidence, advice
     varies = "transfers take longer now and then, without memory"
-    return varies, "look for other traffic on the same links; without memory pacing cannot anticipate it"
+    advice = (
+        "look for other traffic on the same links and, if transfers are small, for other work on the hosts; without "
+        "memory pacing cannot anticipate it"
+    )
+    return varies, advice
 
 
 def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:

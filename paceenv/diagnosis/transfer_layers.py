@@ -33,9 +33,9 @@ LEAST_HICCUP: Final = 3.0
 """How many times longer than usual a single transfer takes that is held up by something else than traffic."""
 LEAST_TENANT: Final = 0.1
 """Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
-LEAST_MEMORY: Final = 0.5
+LEAST_MEMORY: Final = 0.6
 """Autocorrelation, at some lag, from which on what comes and goes has a memory: most of it returns. Tenants simulated
-and on real sockets have 0.74 and more, transfers among busy hosts up to 0.43."""
+and on real sockets have 0.74 and more, small transfers among busy hosts up to 0.52."""
 _BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
 
