@@ -173,7 +173,12 @@ def share_uplink(
 
 
 def vary_transfers(
-    job: Any, clock: Any, normal: NDArray[np.float64], arrival_G: NDArray[np.float64], finish_G: NDArray[np.float64]
+    job: Any,
+    clock: Any,
+    tenants: Any,
+    normal: NDArray[np.float64],
+    arrival_G: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
 ) -> None:
     """Stretch each group's collective, from its last arrival on, by a factor of its own: no link shares so evenly.
 
@@ -184,6 +189,11 @@ def vary_transfers(
         lasts_s = finish_G[g] + job["latency_s"] - arrival_G[g]
         factor = math.exp(math.sqrt(variance) * quantile(normal, bits32(key, g)) - 0.5 * variance)
         finish_G[g] += lasts_s * (factor - 1.0)
+    if tenants.shape[0] == 0:  # then the uplink is free once our last group is through; else its state is as of link_s
+        last_s = finish_G[0]
+        for g in range(1, finish_G.shape[0]):
+            last_s = max(last_s, finish_G[g])
+        clock["link_s"] = min(clock["link_s"], last_s)
 
 
 def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:

@@ -314,7 +314,7 @@ def advance_job(
                 sort_groups(arrival_G, order_G)
             share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
         if job["transfer_cv"] > 0.0:
-            vary_transfers(job, clock, normal, arrival_G, finish_G)
+            vary_transfers(job, clock, tenants, normal, arrival_G, finish_G)
         if job["exposed_share"] > 0.0:
             start_exposed(job, clock, group)
         step_s = finish_step(job, clock["iteration"], group, complete_G, finish_G, ready_G)
