@@ -31,8 +31,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## the guided tour
 	@$(BIN)/paceenv demo
 
-test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest
+WORKERS ?= $(shell nproc)
+test: $(STAMP) ## run the tests, WORKERS (a core each) at a time, then by themselves those that judge real time
+	@$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m "not gpu and alone"
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device, on NCCL; skipped with their reason where there is none
 	@$(BIN)/python -m pytest -m gpu
