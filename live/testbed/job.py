@@ -56,7 +56,7 @@ class _Nothing(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.param_groups.append(param_group)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss to return
         """What an agent hooks on to."""
 
 
