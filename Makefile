@@ -25,14 +25,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
 		echo "creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "installing the pinned packages into $(VENV), about 3 minutes the first time"
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@$(PIP) install -qq --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, one file after the other
 	@touch $@
 
 demo: $(STAMP) ## the guided tour
 	@$(BIN)/paceenv demo
 
-test: $(STAMP) ## run the tests
-	@$(BIN)/python -m pytest
+WORKERS ?= $(shell nproc)
+test: $(STAMP) ## run the tests, WORKERS (a core each) at a time, then by themselves those that judge real time
+	@$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m "not gpu and alone"
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device, on NCCL; skipped with their reason where there is none
 	@$(BIN)/python -m pytest -m gpu

@@ -141,6 +141,7 @@ def _error(rank: Ended) -> str | None:
     return found[-1] if found else None
 
 
+@pytest.mark.alone
 def test_a_rank_that_is_stopped_for_a_while_goes_on(tmp_path: Path, alone: list[tuple[list[float], str]]) -> None:
     ended = run_ranks(trouble, RANKS, tmp_path, mode="active", what="stopped")
     assert healthy(ended) == alone

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
 from live.canary import Schedule
+
+pytestmark = pytest.mark.alone
 
 SLACK = "static:mechanism=slack,threshold=0.05,window=0.4"
 LINK_MBPS, BLOCK, QUIET, PAIRS_OF_BLOCKS = 200.0, 20, 20, 4

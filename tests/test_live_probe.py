@@ -251,6 +251,7 @@ def test_an_impossible_probe_is_refused(probe_s: Any) -> None:
 LINK_MBPS, ITERATIONS, QUIET = 200.0, 600, 20
 
 
+@pytest.mark.alone
 def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_did(tmp_path: Path) -> None:
     job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.01, "exposed_s": 0.02}
     out = tmp_path / "run"

@@ -9,6 +9,8 @@ import pytest
 from live_jobs import results, run_ranks
 from live_skewed import skewed
 
+pytestmark = pytest.mark.alone
+
 TRIES = 3
 SKEWS_S = (0.0, 0.001, 0.005, 0.02)
 

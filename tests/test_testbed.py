@@ -46,6 +46,7 @@ def scenario(**changes: Any) -> Scenario:
     return configs.parse(Scenario, plain | changes, "test")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", configs.names("testbed"))
 def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
@@ -73,6 +74,7 @@ def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
 
 
+@pytest.mark.alone
 def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     one_is_thin = {"hosts": 2, "host_mbps": 1000, "host_mbps_of": {1: 20}}
@@ -110,6 +112,7 @@ def _drawn(compute: dict[str, Any], count: int) -> NDArray[np.float64]:
     return np.array([draw() for _ in range(count)])
 
 
+@pytest.mark.alone
 def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     """Both ranks leave the barrier together, however long one of them is then held back."""
     root_and("ip", "tc", "unshare", "setpriv")
@@ -130,6 +133,7 @@ def test_a_step_ends_before_the_delay_of_the_next(tmp_path: Path) -> None:
     assert np.median(apart_s) < 0.25 * np.median(delays_s)
 
 
+@pytest.mark.alone
 def test_a_job_that_fails_is_one_line_with_its_reason(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     with pytest.raises(InputError, match=r"job pair failed: .*mode = 'everything'"):
@@ -163,6 +167,7 @@ def _everybody() -> list[str]:
     return [entry.name for entry in Path("/proc").glob("[0-9]*")]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
@@ -217,6 +222,7 @@ def tiny_up(tmp_path: Path) -> Iterator[str]:
     assert _links() == links
 
 
+@pytest.mark.alone
 def test_a_testbed_stays_up_until_it_is_taken_down(tiny_up: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert tiny_up in {one.name for one in standing()}
     reach = "import socket; s = socket.create_server(('10.77.0.2', 0)); print(s.getsockname()[0])"
@@ -275,6 +281,7 @@ def test_every_kind_of_transfer_in_groups_of_either_shape(tmp_path: Path) -> Non
     assert [rank.result for rank in ended] == [sorted(TRANSFERS)] * 4
 
 
+@pytest.mark.alone
 def test_a_training_of_a_real_model_is_the_same_with_and_without_the_agent(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     model = {"name": "pair", "hosts": [0, 1], "model": {"width": 32, "layers": 2}}

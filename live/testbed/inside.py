@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from live.testbed.network import INTERFACE, address, build, host_name
+from live.testbed.torchrun import Torchrun
 from paceenv.errors import InputError
 
 NAMES = Path("/run/netns")
@@ -60,7 +61,7 @@ def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     """Run the main job to its end, the others beside it; exit codes by job and host, None where one still ran."""
     jobs = {job["name"]: job for job in request["jobs"]}
     main_job = jobs[request["main"]]
-    running: dict[str, list[subprocess.Popen[bytes]]] = {}
+    running: dict[str, list[Torchrun]] = {}
     for port, (name, job) in enumerate(jobs.items(), start=FIRST_PORT):
         if name != request["main"]:
             running[name] = _start(job, port)
@@ -82,25 +83,19 @@ def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
     return _exit_codes(running)
 
 
-def _start(job: Mapping[str, Any], port: int) -> list[subprocess.Popen[bytes]]:
+def _start(job: Mapping[str, Any], port: int) -> list[Torchrun]:
     """torchrun on each of a job's hosts."""
     return [_launch(job, place, host, port) for place, host in enumerate(job["hosts"])]
 
 
-def _launch(job: Mapping[str, Any], place: int, host: int, port: int) -> subprocess.Popen[bytes]:
-    torchrun = [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(job['hosts'])}", f"--node-rank={place}"),
-        *(f"--nproc-per-node={job['ranks_per_host']}", f"--master-addr={address(job['hosts'][0])}"),
-        *(f"--master-port={port}", f"--local-addr={address(host)}", "--monitor-interval=1"),
+def _launch(job: Mapping[str, Any], place: int, host: int, port: int) -> Torchrun:
+    options = [
+        *(f"--nnodes={len(job['hosts'])}", f"--node-rank={place}", f"--nproc-per-node={job['ranks_per_host']}"),
+        *(f"--master-addr={address(job['hosts'][0])}", f"--master-port={port}", f"--local-addr={address(host)}"),
+        "--monitor-interval=1",
     ]
-    with (Path(job["log"]) / f"host{host}.txt").open("wb") as log:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", host_name(host), *torchrun, *job["command"]],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=os.environ | _ENVIRONMENT | {"TMPDIR": job["tmp"]},
-        )
+    log, environ = Path(job["log"]) / f"host{host}.txt", _ENVIRONMENT | {"TMPDIR": job["tmp"]}
+    return Torchrun(NAMES / host_name(host), [*options, *job["command"]], log, environ)
 
 
 def _iterations(job: Mapping[str, Any]) -> int:
@@ -111,11 +106,11 @@ def _iterations(job: Mapping[str, Any]) -> int:
         return 0
 
 
-def _failed(running: Mapping[str, list[subprocess.Popen[bytes]]]) -> bool:
+def _failed(running: Mapping[str, list[Torchrun]]) -> bool:
     return any(process.poll() for processes in running.values() for process in processes)
 
 
-def _exit_codes(running: Mapping[str, list[subprocess.Popen[bytes]]]) -> dict[str, list[int | None]]:
+def _exit_codes(running: Mapping[str, list[Torchrun]]) -> dict[str, list[int | None]]:
     return {name: [process.poll() for process in processes] for name, processes in running.items()}
 
 
