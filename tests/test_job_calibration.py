@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv import pacing, timing
-from paceenv.calibration.job import GOOD_CV, GOOD_MEAN, JobFit, calibrate_job
+from paceenv.calibration.job import JobFit, calibrate_job
 from paceenv.calibration.links import fit_links
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.replay import share_uplink
+from paceenv.calibration.steps import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.structure import read_job
 from paceenv.cluster import Cluster, load_cluster
 from paceenv.cluster.derive import derive

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceenv import configs
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
 from paceenv.cluster import Cluster, load_cluster
 from trainers.batches import make_parts
@@ -21,8 +22,8 @@ ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "exposed.work_s"
 def calibrated(correlation: float = 0.9, **more: Any) -> Cluster:
     """A cluster with two rates whose errors hang together, and one number that is known to its last digit."""
     fitted = {
-        ALONE: {"value": 0.15, "se": 0.01, "lo": 0.12, "hi": 0.18, "evidence": ""},
-        UPLINK: {"value": 0.4, "se": 0.02, "lo": 0.34, "hi": 0.46, "evidence": ""},
+        ALONE: {"value": 0.15, "se": 0.01, "lo": 0.1304, "hi": 0.1696, "evidence": ""},
+        UPLINK: {"value": 0.4, "se": 0.02, "lo": 0.3608, "hi": 0.4392, "evidence": ""},
         WORK: {"value": 0.12, "se": 1e-15, "lo": 0.12, "hi": 0.12, "evidence": ""},
     }
     record = {"source": "test", "fitted": fitted, "correlations": {ALONE: {UPLINK: correlation}}, **more}
@@ -34,9 +35,19 @@ def test_draws_have_the_errors_and_the_correlation_on_record(correlation: float)
     drawn = drawn_clusters(calibrated(correlation), draws=300)
     rates = np.array([[c.fabric.nic_gbps, c.fabric.uplink_gbps] for c in drawn], np.float64)
     np.testing.assert_allclose(rates.mean(axis=0), [0.15, 0.4], atol=0.003)
-    np.testing.assert_allclose(rates.std(axis=0), [0.01, 0.02], rtol=0.15)
+    # cut off at the ends of their 95 % intervals, normals vary by an eighth less
+    np.testing.assert_allclose(rates.std(axis=0), [0.0088, 0.0176], rtol=0.15)
     assert np.corrcoef(rates.T)[0, 1] == pytest.approx(correlation, abs=0.12)
     assert {c.exposed.work_s for c in drawn} == {0.12}
+
+
+def test_of_few_episodes_as_many_draws_lie_below_the_value_as_above() -> None:
+    """One episode bounds its share by 0.002 and 0.9: a normal as wide as that would hardly ever give 0.02 or less."""
+    share = Parameter("exposed.share", 0.02, 0.23, 0.002, 0.9, "")
+    drawn = np.array([c.exposed.share for c in drawn_clusters(calibrated(), [share], draws=300)], np.float64)
+    assert 0.4 < np.mean(drawn < 0.02) < 0.6
+    assert drawn.min() >= 0.002
+    assert drawn.max() > 0.5
 
 
 def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) -> None:

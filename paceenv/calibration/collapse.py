@@ -71,10 +71,12 @@ def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float 
     timeout_s, timeout_se = None, 0.0
     if k:
         timeout_s = float(excess_T[collapsed_T].mean())
-        timeout_se = float(excess_T[collapsed_T].std(ddof=1) / np.sqrt(k))
     fit, interval = _buffer(stamps, message_s, k / n, (low, high), timeout_s or 0.2)
     if timeout_s is not None:
-        timeout_s += _hidden_s(stamps, message_s, _FINEST if fit is None else fit, timeout_s)
+        hidden_s, spread_s = _hidden_s(stamps, message_s, _FINEST if fit is None else fit, timeout_s)
+        # a few steps may all hide nothing where others do: replays know how much that differs from step to step
+        timeout_se = max(float(excess_T[collapsed_T].std(ddof=1)), spread_s) / math.sqrt(k)
+        timeout_s += hidden_s
     return CollapseFit(
         message_s,
         message_se,
@@ -148,16 +150,16 @@ def _buffer(
     return solve(share), (solve(high) if high < 1.0 else 0.0, solve(low))
 
 
-def _hidden_s(stamps: JobStamps, message_s: float, fit: float, timeout_s: float) -> float:
+def _hidden_s(stamps: JobStamps, message_s: float, fit: float, timeout_s: float) -> tuple[float, float]:
     """How much of a timeout collapsed steps do not show: a sender that lost may have been through before the last.
 
-    The mean over collapsed steps of as many replays as tell the share.
+    Mean and standard deviation over collapsed steps of as many replays as tell the share.
     """
     lossless_TG, hidden = _replayed(stamps, message_s), []
     for seed in range(_SEEDS):
         excess_T = (_replayed(stamps, message_s, fit=fit, timeout_s=timeout_s, seed=seed) - lossless_TG).max(axis=1)
         hidden += (timeout_s - excess_T[excess_T > 0.5 * timeout_s]).tolist()
-    return float(np.mean(hidden)) if hidden else 0.0
+    return (float(np.mean(hidden)), float(np.std(hidden))) if hidden else (0.0, 0.0)
 
 
 def _binomial_interval(k: int, n: int) -> tuple[float, float]:

@@ -15,8 +15,9 @@ Array = NDArray[np.float64]
 class Episodes:
     """Time spent on the higher of two levels over series ``(T, N)``; episodes cut off by either end count as running.
 
-    ``share`` and ``mean_iterations`` come with 95 % intervals from the number of episodes seen, taken as Poisson; the
-    time they add up to varies twice as much as their number, relative to it, as their lengths are geometric.
+    ``share`` and ``mean_iterations`` come with 95 % intervals: episodes end at a constant rate, so that the number of
+    ends in the time on is Poisson; the share is a rate of starts, of which as many were seen as there are episodes,
+    times a mean length, neither of which is known: their ratio to what was seen has an F distribution.
     """
 
     on_TN: NDArray[np.bool_]
@@ -33,23 +34,20 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
         return None
     starts = int((on_TN[1:] & ~on_TN[:-1]).sum())
     ends = int((~on_TN[1:] & on_TN[:-1]).sum())
-    count = max(starts + int(on_TN[0].sum()), 1)
+    count, ended = max(starts + int(on_TN[0].sum()), 1), max(ends, 1)
     cells, share = int(on_TN.sum()), float(on_TN.mean())
-    mean = cells / max(ends, 1)  # ends come at a constant rate: maximum likelihood with episodes that still run
-    low, high = _poisson_interval(count / 2.0)
+    fewest, most = _poisson_interval(ended)
+    low, high = (share * (1.0 + 0.5 / count) * float(stats.f.ppf(q, 2 * count + 1, 2 * ended)) for q in (0.025, 0.975))
     return Episodes(
         on_TN,
         count,
         share,
-        (share * 2.0 * low / count, min(share * 2.0 * high / count, 0.99)),
-        mean,
-        (
-            mean * max(ends, 1) / _poisson_interval(max(ends, 1))[1],
-            mean * max(ends, 1) / max(_poisson_interval(max(ends, 1))[0], 0.05),
-        ),
+        (low, min(high, 0.99)),
+        cells / ended,  # maximum likelihood with episodes that still run
+        (cells / most, cells / fewest),
     )
 
 
-def _poisson_interval(count: float) -> tuple[float, float]:
-    """Exact 95 % interval of a Poisson mean; with half a count, the one between."""
+def _poisson_interval(count: int) -> tuple[float, float]:
+    """Exact 95 % interval of a Poisson mean."""
     return float(stats.chi2.ppf(0.025, 2 * count) / 2.0), float(stats.chi2.ppf(0.975, 2 * count + 2) / 2.0)

@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job import GOOD_CV, GOOD_MEAN, LEAST_UNPACED, calibrate_stamps
+from paceenv.calibration.draft import LEAST_UNPACED
+from paceenv.calibration.job import calibrate_stamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
 from paceenv.calibration.noise import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
+from paceenv.calibration.steps import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.structure import LEAST_ITERATIONS, JobStamps
 from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive

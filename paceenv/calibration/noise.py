@@ -41,6 +41,11 @@ TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
 SIGNIFICANT: Final = 3.0
 """Standard errors from which on a positive skewness counts."""
+USUAL_PERSISTENT_CV: Final = 0.015
+"""What healthy workers differ by for good: between the 0.2 to 0.4 % of the packaged production jobs that tell and the
+8 % of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
+PRIOR_WORKERS: Final = 2
+"""In errors, what is usual counts as so many more workers: three that are alike may be so by chance."""
 _TAIL = 1e-12
 _GRID = 1001
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -188,11 +193,15 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
     models = [_fit_worker(replicate, skewed, target_se) for replicate in m.replicates]
     t = float(stats.t.ppf(0.975, len(m.replicates) - 1))
     slow = len(m.slow_workers)
-    healthy = m.workers - slow
+    healthy, (workers_var, freedom) = m.workers - slow, _between_workers(m)
 
     def jackknife(value: float, replicates: list[float]) -> Estimate:
         se = float(_jackknife_se(np.array(replicates)))
         return Estimate(value, se, max(value - t * se, 0.0), value + t * se)
+
+    def with_workers(value: float, replicates: list[float], share: float) -> Estimate:
+        over_steps = jackknife(value, replicates)
+        return _with_workers(over_steps, workers_var * share * value**2, (freedom, len(replicates) - 1))
 
     def deviation(name: str) -> Estimate:
         value, replicates = getattr(m.all, name), np.array([getattr(replicate, name) for replicate in m.replicates])
@@ -204,15 +213,13 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
         stage=stage,
         workers=m.workers,
         slow_workers=m.slow_workers,
-        mean_compute_s=_with_workers(m, jackknife(m.all.mean_s, [r.mean_s for r in m.replicates]), 1.0 / healthy),
+        mean_compute_s=with_workers(m.all.mean_s, [r.mean_s for r in m.replicates], 1.0 / healthy),
         persistent_cv=_persistent(m),
         common_cv=deviation("common_var"),
         jitter_cv=None if skewed else deviation("idiosyncratic_var"),
         imbalance_cv=jackknife(model.residual_cv, [r.residual_cv for r in models]) if skewed else None,
         imbalance_skew=jackknife(model.skew, [r.skew for r in models]) if skewed else None,
-        slow_factor=_with_workers(
-            m, jackknife(m.all.slow_factor, [r.slow_factor for r in m.replicates]), 1.0 / slow + 1.0 / healthy
-        )
+        slow_factor=with_workers(m.all.slow_factor, [r.slow_factor for r in m.replicates], 1.0 / slow + 1.0 / healthy)
         if slow
         else None,
         held_out=_held_out(m, skewed, target_se),
@@ -293,15 +300,25 @@ def _persistent(m: StageMeasurements) -> Estimate:
     return _from_variances(m.all.persistent_var, lo - from_steps, hi - from_steps, float(stats.norm.ppf(0.975)))
 
 
-def _with_workers(m: StageMeasurements, over_steps: Estimate, share: float) -> Estimate:
-    """An estimate with the error of having seen few workers: ``share`` of their persistent variance, relative.
+def _between_workers(m: StageMeasurements) -> tuple[float, int]:
+    """Variance of healthy workers' persistent differences as errors count it, and its degrees of freedom.
 
-    Leaving out steps cannot show it, as every worker is in all of them. Student's t with the degrees of freedom of
-    both parts (Welch and Satterthwaite).
+    With what is usual as PRIOR_WORKERS more: the error of a mean over three that happen to be alike must not vanish
+    with their differences.
+    """
+    seen = m.workers - len(m.slow_workers) - 1
+    freedom = seen + PRIOR_WORKERS
+    variance = seen * max(m.all.persistent_var, 0.0) + PRIOR_WORKERS * USUAL_PERSISTENT_CV**2
+    return variance / freedom, freedom
+
+
+def _with_workers(over_steps: Estimate, workers_var: float, freedom: tuple[int, int]) -> Estimate:
+    """An estimate with the error of having seen few workers, ``workers_var``, beside that over steps.
+
+    Leaving out steps cannot show it, as every worker is in all of them. Student's t with the degrees of ``freedom`` of
+    both, workers and steps (Welch and Satterthwaite).
     """
     steps_var = over_steps.se**2
-    workers_var = max(m.all.persistent_var, 0.0) * share * over_steps.value**2
-    freedom = m.workers - len(m.slow_workers) - 1, len(m.replicates) - 1
     total = steps_var + workers_var
     t = stats.t.ppf(0.975, total**2 / (workers_var**2 / freedom[0] + steps_var**2 / freedom[1]))
     half = float(t) * math.sqrt(total)

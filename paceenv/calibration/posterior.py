@@ -172,11 +172,12 @@ def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np
 
 
 def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random: np.random.Generator) -> list[float]:
-    """Values from the normal of their errors, each within its interval."""
-    value_P, se_P = (np.array([getattr(p, name) for p in parameters]) for name in ("value", "se"))
+    """Values from normals whose two halves are as wide as their intervals on either side, each within its interval."""
+    value_P = np.array([p.value for p in parameters])
     low_P, high_P = np.array([_edges(p) for p in parameters]).T
     for _ in range(TRIES):
-        drawn_P = value_P + se_P * (root_PP @ random.standard_normal(len(parameters)))
+        away_P = root_PP @ random.standard_normal(len(parameters))
+        drawn_P = value_P + away_P * np.where(away_P < 0.0, value_P - low_P, high_P - value_P) / NORMAL_95
         if ((low_P <= drawn_P) & (drawn_P <= high_P)).all():
             return [float(value) for value in drawn_P]
     return [float(value) for value in value_P]

@@ -12,6 +12,8 @@ from paceenv.cluster import Cluster
 from paceenv.cluster.derive import derive
 from paceenv.engine.simulator import Simulator, episode_keys
 
+GOOD_MEAN, GOOD_CV = 0.05, 0.03
+"""How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
 _EPISODES = 32
 _BLOCKS = 8
 """Of consecutive steps, whose means tell the error of the mean."""
