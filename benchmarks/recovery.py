@@ -366,8 +366,8 @@ def document(cases: Sequence[Case]) -> str:
         f"Made by `python -m benchmarks.recovery --write`: {len(cases)} random clusters, traces of {LENGTHS[0]} to",
         f"{LENGTHS[1]} iterations, each calibrated knowing latencies and racks only. Asked: of 90 % intervals",
         f"{ASKED[0]:.0%} to {ASKED[1]:.0%} hold the truth; a remark says where it is missed by more than chance.",
-        "Errors are relative; the spread is of the bulk (quartiles); z is the error over a standard error as the interval",
-        "has it on the side of the truth.",
+        "Errors are relative; the spread is of the bulk (quartiles); z is the error over a standard error, as the",
+        "interval has it on the side of the true value.",
         "Not counted: what a noise-free trace tells to the digits of its stamps.",
     ]
     for title, columns, rows in tables(cases):

@@ -321,6 +321,17 @@ def test_groups_and_payload_of_a_live_trace_in_buckets() -> None:
     np.testing.assert_allclose((stamps.ready_TG - stamps.finish_TG)[:, 0], 0.05)
 
 
+def test_the_payload_of_a_group_of_one_rank_is_its_compute() -> None:
+    """Nobody takes part in it, so that no link could take that time, and a step that left it out would be too short."""
+    trace = _live_trace(iterations=40, odd=20)
+    rank, group = trace.column("rank"), trace.column("group")
+    alone = _changed(trace, group=pa.array(np.where(group > 2, 10 + rank, group).astype(group.dtype)))
+    stamps = read_job(alone)
+    assert stamps.members == ((0,), (1,), (2,), (3,))
+    np.testing.assert_allclose(stamps.compute_TR, 0.05, atol=1e-9)
+    assert calibrate_job(alone).mean_error == pytest.approx(0.0, abs=1e-3)
+
+
 @pytest.mark.parametrize(("at", "left"), [(range(40), 38), (range(7, 8), 37)])
 def test_an_operation_is_unusual_unless_every_iteration_has_it(at: range, left: int) -> None:
     trace = _live_trace(iterations=40, odd=20)

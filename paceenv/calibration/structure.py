@@ -2,8 +2,8 @@
 
 Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one
 kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
-compute, what follows on a group before the barrier as work exposed after it. An iteration runs from the end of the one
-before.
+compute, what follows on a group before the barrier as work exposed after it. In a process group of one rank, which has
+nobody to send to or to wait for, the payload is more of its compute. An iteration runs from the end of the one before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
 """
@@ -244,6 +244,8 @@ def _stamps(
             )
         return _stamps(name, source, members, ranks, set(use[waits_T].tolist()))
     exit_TR = matrix([r.exit_s for r in chosen]) - begin_T[:, None]
+    if len(members) == len(order):
+        entry_TR = exit_TR
     shape = (len(use), len(members), -1)
     finish_TG = exit_TR.reshape(shape).max(axis=2)
     ready_TG, barrier = finish_TG, chosen[0].barrier
