@@ -198,6 +198,15 @@ def test_config_has_the_simulators_keys_and_is_plain_data() -> None:
     assert yaml.safe_load(yaml.safe_dump(config)) == config
 
 
+def test_few_workers_that_are_alike_do_not_make_a_mean_certain() -> None:
+    """Three may be so by chance, 63 hardly: workers usually differ by a per cent or two."""
+    few, many = (fit(compute_times(400, workers, jitter_cv=0.02, slow_factor=1.5)) for workers in (4, 64))
+    for fitted, least, most in ((few, 0.004, 0.02), (many, 0.0, 0.001)):
+        assert least < fitted.mean_compute_s.se / fitted.mean_compute_s.value < most
+    assert few.slow_factor is not None
+    assert 0.01 < few.slow_factor.hi / few.slow_factor.value - 1.0 < 0.06
+
+
 def test_trace_file_and_packaged_summary_give_the_same_fit(tmp_path: Path) -> None:
     times_TR = compute_times(40, 8, imbalance_cv=0.1, imbalance_skew=1.2, persistent_cv=0.02, common_cv=0.01)
     trace = trace_of(times_TR)

@@ -16,8 +16,8 @@ class Episodes:
     """Time spent on the higher of two levels over series ``(T, N)``; episodes cut off by either end count as running.
 
     ``share`` and ``mean_iterations`` come with 95 % intervals: episodes end at a constant rate, so that the number of
-    ends in the time on is Poisson; the share is a rate of starts, of which as many were seen as there are episodes,
-    times a mean length, neither of which is known: their ratio to what was seen has an F distribution.
+    ends in the time on is Poisson; the odds of being on are a rate of starts, of which as many were seen as there are
+    episodes, times a mean length, neither of which is known: their ratio to what was seen has an F distribution.
     """
 
     on_TN: NDArray[np.bool_]
@@ -37,12 +37,13 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
     count, ended = max(starts + int(on_TN[0].sum()), 1), max(ends, 1)
     cells, share = int(on_TN.sum()), float(on_TN.mean())
     fewest, most = _poisson_interval(ended)
-    low, high = (share * (1.0 + 0.5 / count) * float(stats.f.ppf(q, 2 * count + 1, 2 * ended)) for q in (0.025, 0.975))
+    odds = share / (1.0 - share) * (1.0 + 0.5 / count)
+    low, high = (odds * float(stats.f.ppf(q, 2 * count + 1, 2 * ended)) for q in (0.025, 0.975))
     return Episodes(
         on_TN,
         count,
         share,
-        (low, min(high, 0.99)),
+        (low / (1.0 + low), min(high / (1.0 + high), 0.99)),
         cells / ended,  # maximum likelihood with episodes that still run
         (cells / most, cells / fewest),
     )
