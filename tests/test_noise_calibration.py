@@ -148,7 +148,7 @@ def test_known_parameters_are_inside_their_intervals(truth: dict[str, float], se
 
 def test_error_bars_shrink_with_the_number_of_steps() -> None:
     short, long = (fit(compute_times(steps, 16, imbalance_cv=0.1, imbalance_skew=1.0)) for steps in (50, 800))
-    for name in ("imbalance_cv", "imbalance_skew", "mean_compute_s"):
+    for name in ("imbalance_cv", "imbalance_skew"):  # of the mean, workers are part of the error
         assert 2.5 < getattr(short, name).se / getattr(long, name).se < 6.5  # expected 4
 
 
