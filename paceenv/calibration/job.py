@@ -19,7 +19,7 @@ from paceenv.calibration.collapse import CollapseFit, fit_collapse
 from paceenv.calibration.compute import ComputeFit, fit_compute
 from paceenv.calibration.exposed import ExposedFit, fit_exposed
 from paceenv.calibration.links import LinkFit, fit_links, transfer_cv
-from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
+from paceenv.calibration.parameters import ROUND_US, Parameter, bounded, estimated, told, untold
 from paceenv.calibration.steps import Steps, of_trace, simulate
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
@@ -122,6 +122,8 @@ class _Calibration:
         else:
             self._incast()
         cluster = self._cluster()
+        if self.base is None:
+            self._round(cluster)
         measured, simulated = self.measured, simulate(cluster, len(self.stamps.step_T))
         record = {
             "source": f"{self.stamps.name} ({self.stamps.source}), {len(self.stamps.step_T)} iterations",
@@ -228,6 +230,13 @@ class _Calibration:
     @staticmethod
     def _record(cluster: Cluster, key: str) -> float:
         return float(derive(cluster, episode_keys([0])).jobs[key][0])
+
+    def _round(self, cluster: Cluster) -> None:
+        """What a round of messages is assumed to take, and between which ends it may lie."""
+        assert isinstance(cluster.fabric.latency_us, float)
+        why = "at one size a round of messages is a part of the payload's time"
+        low_us, high_us = ROUND_US
+        self._add(untold("fabric.latency_us", cluster.fabric.latency_us, why, "assumed", lo=low_us, hi=high_us))
 
     def _links(self) -> None:
         stamps, fabric = self.stamps, self.data["fabric"]
