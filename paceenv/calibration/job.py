@@ -37,6 +37,8 @@ GOOD_MEAN, GOOD_CV = 0.05, 0.03
 LEAST_JITTER: Final = 0.003
 """A tenant's own, where ours is less: what a computer has."""
 LEAST_PHASE_SD: Final = 0.15
+MOST_TRANSFER_CV: Final = 1.0
+"""What a cluster config allows."""
 LEAST_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
 _SECTIONS = ("power", "reliability", "synchronization", "pacing", "noise", "exposed", "tenants", "calibration")
@@ -268,8 +270,11 @@ class _Calibration:
         self._uplink(links, unit_work_s)
         self._add(untold("tenants", 0.0, said, "none assumed"))
         cv, se = transfer_cv(own, stamps.duration_TG, steady_T)
-        self.data["noise"]["transfer_cv"] = cv
-        self._add(told("noise.transfer_cv", cv, se, "what each group's payloads differ from the links' model"))
+        said = "what each group's payloads differ from the links' model"
+        if cv > MOST_TRANSFER_CV:
+            said += f": {cv:.3g}, of which the simulator has {MOST_TRANSFER_CV:g} at most"
+        self.data["noise"]["transfer_cv"] = min(cv, MOST_TRANSFER_CV)
+        self._add(told("noise.transfer_cv", min(cv, MOST_TRANSFER_CV), se, said))
 
     def _ample(self) -> None:
         """Rates that limit nothing, where payloads take no time to speak of."""
