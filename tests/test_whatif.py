@@ -305,7 +305,7 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     more, same_size = answer.changed
     work_s = cluster.exposed.work_s
     assert isinstance(work_s, float)
-    for exponent in (0.1, 0.5, 0.9):
+    for exponent in (0.0, 0.5, 1.0):
         truth = cluster.changed(["job.nodes=32", f"exposed.work_s={work_s * 4.0**exponent}"])
         assert more.case.step_s.low < mean_step_s(truth) < more.case.step_s.high
     assert more.interval_from is not None
@@ -319,13 +319,12 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     assert [unknown.name for unknown in stated.unknowns(Change(nodes=32))] == ["growth of exposed work"]
 
 
-def test_ends_add_up_by_squares() -> None:
+def test_ends_add_up() -> None:
     plain = Estimate(2.0, 1.9, 2.2)
     found = plain.wider([(-0.3, 0.4), (0.0, 0.3)], by_factors=False)
-    assert (found.low, found.high) == pytest.approx((2.0 - math.hypot(0.1, 0.3), 2.0 + math.hypot(0.2, 0.4, 0.3)))
+    assert (found.low, found.high) == pytest.approx((1.9 - 0.3, 2.2 + 0.4 + 0.3))
     by_factors = plain.wider([(math.log(0.5), 0.0)], by_factors=True)
-    assert by_factors.low == pytest.approx(2.0 * math.exp(-math.hypot(math.log(2.0 / 1.9), math.log(2.0))))
-    assert by_factors.high == pytest.approx(2.2)
+    assert (by_factors.low, by_factors.high) == pytest.approx((0.95, 2.2))
     assert plain.wider([], by_factors=True) is plain
 
 

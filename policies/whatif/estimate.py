@@ -35,13 +35,13 @@ class Estimate:
     def wider(self, ends: Sequence[Ends], *, by_factors: bool) -> Estimate:
         """With what else is open: how far either end of each moves the value, in logarithms of it if ``by_factors``.
 
-        What is open is independent of each other, so that each side adds up by squares.
+        Ends are no errors: the truth may be at one of each, so that they add up, beyond what the interval has.
         """
         if not ends or math.isnan(self.low):
             return self
-        centre, low, high = (math.log(x) if by_factors else x for x in (self.value, self.low, self.high))
-        low = centre - math.hypot(centre - low, *(min(0.0, *moved) for moved in ends))
-        high = centre + math.hypot(high - centre, *(max(0.0, *moved) for moved in ends))
+        low, high = (math.log(x) if by_factors else x for x in (self.low, self.high))
+        low += sum(min(0.0, *moved) for moved in ends)
+        high += sum(max(0.0, *moved) for moved in ends)
         return Estimate(self.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
 
     def less_one(self) -> Estimate:
