@@ -102,7 +102,7 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
         changes.append(Change(nodes=nodes))
     if not changes:
         return refused or f"{today} nodes, and no size to compare with of at most {MOST_RANKS} ranks"
-    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": _FIRST_SEED}
+    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
         fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
     )
