@@ -109,7 +109,7 @@ def unknown_rounds(cluster: Cluster) -> Unknown:
     return Unknown(
         "round of messages",
         "fabric.latency_us",
-        f"{ROUND_US[0]:g} to {longest_us:.3g} us",
+        f"{ROUND_US[0]:g} to {round(longest_us, 1):g} us",
         "an nccl-tests table of this fabric (paceenv calibrate TABLE), its latency in the cluster of --base",
         lambda world: replace(world, round_us=ROUND_US[0]),
         lambda world: replace(world, round_us=longest_us),
