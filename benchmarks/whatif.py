@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from benchmarks._common import recorded
 from paceenv import configs, output
 from paceenv.cluster import Cluster, load_cluster
-from paceenv.errors import InputError
+from paceenv.errors import InputError, out_of_range
 from paceenv.output import markdown_table
 from policies.rollout import run, start
 from policies.select import select_policy
@@ -95,6 +95,18 @@ def slow_rounds(rng: Rng) -> Cluster:
     return grouped(rng).changed([f"fabric.latency_us={50 * ASSUMED_LATENCY_US}"])
 
 
+def plain_slow_rounds(rng: Rng) -> Cluster:
+    """One process group, whose ring has more rounds the more nodes it has."""
+    return plain(rng).changed([f"fabric.latency_us={np.exp(rng.uniform(np.log(2.0), np.log(1000.0))):.4g}"])
+
+
+def growing(rng: Rng) -> Cluster:
+    """Process groups whose exposed work grows with the job, by an exponent between 0 and 1."""
+    cluster = grouped(rng).changed(["exposed.groups=1"])
+    power = {"value": cluster.exposed.work_s, "at_nodes": float(NODES), "exponent": float(rng.uniform())}
+    return cluster.changed([f"exposed.work_s={{power_law: {power}}}"])
+
+
 def incast(rng: Rng) -> Cluster:
     """A gather into a port whose buffer is shallow or not."""
     changes = [*_noise(rng), f"job.nodes={NODES}", f"fabric.buffer_kb={rng.uniform(35, 180):.4g}"]
@@ -127,6 +139,8 @@ KINDS: dict[str, tuple[Callable[[Rng], Cluster], dict[str, Change]]] = {
         },
     ),
     "groups, slow rounds": (slow_rounds, {"64 nodes": Change(nodes=64)}),
+    "one group, any rounds": (plain_slow_rounds, {"64 nodes": Change(nodes=64)}),
+    "groups, exposed work grows": (growing, {"64 nodes": Change(nodes=64)}),
     "gather": (incast, {"64 nodes": Change(nodes=64)}),
 }
 """Clusters at random, and what is asked of each."""
@@ -196,6 +210,7 @@ def table(found: list[Found]) -> list[tuple[str, ...]]:
 
 def main(
     count: Annotated[int, typer.Option(min=1, help="Clusters of each kind.")] = 40,
+    kind: Annotated[list[str] | None, typer.Option(help="Only this kind of job.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     write: Annotated[bool, typer.Option("--write", help="Rebuild the tables of docs/whatif.md.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
@@ -203,12 +218,16 @@ def main(
     """Predict changed jobs from traces of random clusters, and count how often the truth is in the interval."""
     found: list[Found] = []
     refused: list[str] = []
-    with output.progress("predict", len(KINDS) * count) as done:
-        for n, (kind, i) in enumerate([(kind, i) for kind in KINDS for i in range(count)]):
+    kinds = kind or list(KINDS)
+    for one in kinds:
+        if one not in KINDS:
+            raise out_of_range("--kind", one, f"one of {', '.join(KINDS)}", "benchmarks.whatif")
+    with output.progress("predict", len(kinds) * count) as done:
+        for n, (one, i) in enumerate([(one, i) for one in kinds for i in range(count)]):
             try:
-                found += judge(kind, seed + i)
+                found += judge(one, seed + i)
             except InputError as error:
-                refused.append(f"{kind} {i}: {error}")
+                refused.append(f"{one} {i}: {error}")
             done(n + 1)
     if json_ is not None:
         output.write_json({"found": [f.as_dict() for f in found], "refused": refused}, json_)

@@ -48,6 +48,22 @@ def test_a_slow_rank_of_a_barrier_job_in_closed_form() -> None:
     assert "pacing has nothing to exploit" in found.verdict
 
 
+def test_a_rank_with_more_operations_of_a_kind_does_not_speed_the_ideal_up() -> None:
+    """Rank 0 computes its second in two halves: it is as fast as the others, not a third slower than the mean piece."""
+    plain = job_of(np.ones((20, 3)))
+    columns = {key: plain.column(key) for key in ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")}
+    halved = (columns["op"] == "compute") & (columns["rank"] == 0)
+    second = {key: column[halved] for key, column in columns.items()}
+    second["start_s"] = second["start_s"] + 0.5
+    columns["end_s"] = np.where(halved, columns["end_s"] - 0.5, columns["end_s"])
+    columns["seq"] = columns["seq"] * 2
+    second["seq"] = np.ones(halved.sum(), np.int64)
+    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
+    found = diagnose(Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test")))
+    assert found.ideal_step_time_s == pytest.approx(1.5)
+    assert found.attribution.rank == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
+
+
 def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_cut() -> None:
     """Rank 1 begins the second collective first, as a backend with several threads may."""
     plain = job_of(np.tile([1.0, 1.0, 2.0], (20, 1)))

@@ -14,7 +14,7 @@ import numpy as np
 from paceenv.calibration.collapse import CollapseFit, fit_collapse
 from paceenv.calibration.draft import Draft
 from paceenv.calibration.links import LinkFit, fit_links, transfer_cv
-from paceenv.calibration.parameters import Parameter, bounded, told, untold
+from paceenv.calibration.parameters import ROUND_US, Parameter, bounded, told, untold
 from paceenv.calibration.steps import GOOD_CV, GOOD_MEAN, simulate
 from paceenv.calibration.tenants import LEAST_EXPLAINED, TenantFit, fit_tenant, is_disturbed
 from paceenv.cluster import Cluster
@@ -24,6 +24,8 @@ AMPLE: Final = 10.0
 LEAST_JITTER: Final = 0.003
 """A tenant's own, where ours is less: what a computer has."""
 LEAST_PHASE_SD: Final = 0.15
+MOST_TRANSFER_CV: Final = 1.0
+"""What a cluster config allows."""
 _UNIT: Final = {"nic_gbps": 1.0, "uplink_gbps": 1.0}
 
 
@@ -33,6 +35,16 @@ def fit_network(draft: Draft) -> None:
         _links(draft)
     else:
         _incast(draft)
+    if draft.base is None:
+        _round(draft)
+
+
+def _round(draft: Draft) -> None:
+    """What a round of messages is assumed to take, and between which ends it may lie."""
+    latency_us = draft.cluster().fabric.latency_us
+    assert isinstance(latency_us, float)
+    why = "at one size a round of messages is a part of the payload's time"
+    draft.add(untold("fabric.latency_us", latency_us, why, "assumed", lo=ROUND_US[0], hi=ROUND_US[1]))
 
 
 def _links(draft: Draft) -> None:
@@ -64,8 +76,11 @@ def _links(draft: Draft) -> None:
     _uplink(draft, links, unit_work_s)
     draft.add(untold("tenants", 0.0, said, "none assumed"))
     cv, se = transfer_cv(own, stamps.duration_TG, draft.steady_T)
-    draft.data["noise"]["transfer_cv"] = cv
-    draft.add(told("noise.transfer_cv", cv, se, "what each group's payloads differ from the links' model"))
+    said = "what each group's payloads differ from the links' model"
+    if cv > MOST_TRANSFER_CV:
+        said += f": {cv:.3g}, of which the simulator has {MOST_TRANSFER_CV:g} at most"
+    draft.data["noise"]["transfer_cv"] = min(cv, MOST_TRANSFER_CV)
+    draft.add(told("noise.transfer_cv", min(cv, MOST_TRANSFER_CV), se, said))
 
 
 def _ample(draft: Draft) -> None:

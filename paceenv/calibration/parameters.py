@@ -13,6 +13,8 @@ from paceenv.errors import InputError
 
 CANNOT_TELL: Final = "cannot tell from this trace: "
 NORMAL_95: Final = 1.96
+ROUND_US: Final = (2.0, 1000.0)
+"""Where 95 % of rounds of messages lie: between what a switched RDMA network and what loaded sockets take."""
 
 
 @dataclass(frozen=True)

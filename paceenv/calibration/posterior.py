@@ -26,6 +26,8 @@ DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""
 CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
+SHORT_RUNS, USUAL_RUNS = 2, 64
+"""Runs of every candidate, all on the same noise, and of the fitted cluster, which tell how lucky those few are."""
 TRIES, LEAST_SHARE = 1000, 0.05
 """Draws before the fitted values are taken; the share of a value that no draw falls below."""
 NEGLIGIBLE: Final = 1e-4
@@ -90,7 +92,8 @@ def drawn_clusters(
     candidates = candidates[-wanted:]
     if measured is None:
         return candidates
-    mean_s_N = np.array([_mean_step_s(candidate) for candidate in candidates])
+    luck = _mean_step_s(cluster, SHORT_RUNS) / _mean_step_s(cluster, USUAL_RUNS)
+    mean_s_N = np.array([_mean_step_s(candidate, SHORT_RUNS) for candidate in candidates]) / luck
     found = []
     for wanted_s in random.normal(
         measured["mean_s"], (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95), draws
@@ -183,8 +186,8 @@ def _draw(parameters: Sequence[Parameter], root_PP: NDArray[np.float64], random:
     return [float(value) for value in value_P]
 
 
-def _mean_step_s(cluster: Cluster) -> float:
-    """Of a short run without pacing."""
-    keys_E = episode_keys([0, 1])
+def _mean_step_s(cluster: Cluster, runs: int) -> float:
+    """Of short runs without pacing."""
+    keys_E = episode_keys(list(range(runs)))
     simulator = Simulator(derive(cluster, keys_E), keys_E)
     return float(simulator.run(simulator.off(), SHORT_ITERATIONS).mean())

@@ -1,7 +1,9 @@
 """What the steps would have taken had some operations lasted as they ideally do: slowdown, and whose it is.
 
 Ideal durations: every compute operation lasts the mean of its kind over all ranks, stages and steps, every collective's
-or transfer's own time the median of its kind. What only some steps have (a checkpoint, a restart) ideally takes no
+or transfer's own time the median of its kind. A rank that has more operations of a kind than others ideally takes as
+long for all of them as the others do: with the mean each, it would hold up the ideal step, and its own durations would
+seem to speed it up. What only some steps have (a checkpoint, a restart) ideally takes no
 time, nor does a delay that a rank took by its own choice. Slowdown is the mean step time of the replay with the trace's
 durations over that with ideal ones. What is due to some operations (a rank's, a stage's, a kind's) is the replay in
 which only they have the trace's durations, over the ideal one.
@@ -55,9 +57,10 @@ def ideal_durations(cells: Cells, own_NT: Array) -> Array:
         if communicates[like].any():
             ideal_NT[like] = np.median(own_NT[like][present])
         else:
-            missing = workers - len(np.unique(cells.rank_N[like]))  # who does not have it does it in no time
-            each = present.sum() * (1.0 + missing / (workers - missing))
-            ideal_NT[like] = own_NT[like].sum() / each
+            of_rank = np.bincount(cells.rank_N[like], minlength=workers)
+            having = np.count_nonzero(of_rank)  # who does not have it does it in no time
+            mean_s = own_NT[like].sum() / (present.sum() * workers / having)
+            ideal_NT[like] = (mean_s * len(like) / having / of_rank[cells.rank_N[like]])[:, None]
     return ideal_NT
 
 

@@ -75,7 +75,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Answer:
-    """``basis`` is ``simulator`` or ``replay``, ``method`` says it in words; ``unit`` is what throughput counts."""
+    """``basis`` is ``simulator`` or ``replay``, ``method`` says it in words; ``unit`` is what throughput counts.
+
+    ``left_open`` is what intervals hold besides: between which ends, and what measurement would tell it.
+    """
 
     source: str
     basis: str
@@ -85,6 +88,7 @@ class Answer:
     changed: Sequence[Row]
     assumes: Sequence[str]
     cannot_tell: Sequence[str]
+    left_open: Sequence[str] = ()
     measured_step_s: Estimate | None = None
     measured_cv: Estimate | None = None
 
@@ -99,6 +103,7 @@ class Answer:
             "today": self.today.as_dict(),
             "changed": [row.as_dict() for row in self.changed],
             "assumes": list(self.assumes),
+            "left_open": list(self.left_open),
             "cannot_tell": list(self.cannot_tell),
         }
 

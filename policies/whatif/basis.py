@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from paceenv.calibration.job import calibrate_job
+from paceenv.calibration.job import JobFit, calibrate_stamps
 from paceenv.calibration.parameters import CANNOT_TELL, Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.calibration.structure import read_job
@@ -21,6 +21,7 @@ from paceenv.errors import InputError
 from paceenv.trace import Trace
 from policies.whatif.change import SLOW, Change
 from policies.whatif.estimate import Estimate, cv, mean, of_steps
+from policies.whatif.worlds import EXPOSED_S, GROWTH, Unknown, World, unknown_growth, unknown_limit, unknown_rounds
 
 _FROM_BASE: Final = "from base"
 _NOT_LIMITING: Final = "assumed not to limit"
@@ -46,7 +47,7 @@ class Basis:
     ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
     may have. ``parameters`` are those of a calibration from a trace, none where the cluster has another origin.
     ``measured`` is None where nothing was measured; ``knows_leaves`` says whether a calibration was told where nodes
-    sit.
+    sit; ``fit`` is that of a trace.
     """
 
     source: str
@@ -57,11 +58,12 @@ class Basis:
     measured: Measured | None = None
     knows_leaves: bool = True
     is_trace: bool = False
+    fit: JobFit | None = None
     notes: tuple[str, ...] = ()
 
     def check(self, changes: Iterable[Change]) -> None:
         """Refuse what hangs on a guess. Raises InputError."""
-        guessed = {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+        guessed = self._guessed()
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
         for change in changes:
@@ -78,9 +80,43 @@ class Basis:
                         f"({guessed[key]}); allowed: a trace with --base, a cluster that tells it"
                     )
 
+    def _guessed(self) -> dict[str, str]:
+        """What the calibration could not tell and nobody else told, by key, and why."""
+        return {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+
+    def _is_bounded(self, change: Change) -> bool:
+        """Whether an oversubscription has ends instead of a number: of a lone group whose uplink nobody has seen."""
+        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce"
+        return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
+
+    def _has_growth(self, change: Change) -> bool:
+        """Whether work exposed after a group's collective was seen at one size and is asked for at another."""
+        seen = {p.key for p in self.parameters} & {f"exposed.{key}" for key in EXPOSED_S}
+        fixed = any(isinstance(getattr(self.cluster.exposed, key), float) for key in EXPOSED_S)
+        return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
+
+    def world(self, change: Change) -> World:
+        """What predictions take of what is open."""
+        return World(
+            growth=GROWTH[1] if self._has_growth(change) else 0.0,
+            link_factor=1.0 if self._is_bounded(change) else None,
+        )
+
+    def unknowns(self, change: Change) -> list[Unknown]:
+        """What is open and the answer may depend on."""
+        found = []
+        latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
+        if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
+            found.append(unknown_rounds(self.cluster))
+        if self._has_growth(change):
+            found.append(unknown_growth())
+        if change.oversubscription is not None and self._is_bounded(change):
+            found.append(unknown_limit(change.oversubscription))
+        return found
+
     def _hinges(self, change: Change) -> tuple[str, ...]:
         """Keys of the cluster that the answer hangs on."""
-        if change.oversubscription is not None:
+        if change.oversubscription is not None and not self._is_bounded(change):
             leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()  # non-blocking is so for any
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
@@ -102,6 +138,11 @@ class Basis:
             )
         if any(c.spread for c in changes):
             lines.append("--spread: the others compute in proportion longer")
+        if any(self._is_bounded(c) for c in changes):
+            lines.append(
+                "the payload takes what it takes today; the interval holds a tier above the leaves that is all that "
+                "limits it now, and NICs that are, with all traffic across leaves"
+            )
         if self.slow:
             like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
             slow = ", ".join(map(str, sorted(self.slow)))
@@ -110,7 +151,7 @@ class Basis:
 
     def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
         """Of other node counts."""
-        job, fabric, exposed = self.cluster.job, self.cluster.fabric, self.cluster.exposed
+        job, fabric = self.cluster.job, self.cluster.fabric
         lines = ["other node counts: every rank keeps its batch, so that a step of more nodes does more work"]
         if self.cluster.groups > 1 and self.cluster.workload is None:
             lines.append(f"process groups keep their {job.group_nodes} nodes and become more or fewer")
@@ -121,21 +162,27 @@ class Basis:
             )
         if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
             lines.append(f"slow ranks stay {self.cluster.noise.slow_ranks}, however many nodes")
-        if self.parameters and (exposed.groups or exposed.share):
+        if any(self._has_growth(c) for c in sized):
             lines.append(
-                "work exposed after a group's collective lasts as long and is as frequent, however many nodes; one "
-                "size does not tell whether it grows with the job"
+                "work exposed after a group's collective is as frequent, and lasts as the square root of the number of "
+                "nodes; the interval holds from as long as today to in proportion to nodes"
             )
         if self.is_trace:
             lines.append(
-                f"the {job.collective} goes by the {job.algorithm} algorithm with {_number(fabric.latency_us)} us a "
-                "hop, which a trace of one size does not tell"
+                f"the {job.collective} goes by the {job.algorithm} algorithm, a round of messages takes "
+                f"{_number(fabric.latency_us)} us"
             )
         return lines
 
-    def cannot_tell(self) -> list[str]:
-        """What the answers leave open, in words."""
-        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told]
+    def left_open(self, changes: Sequence[Change]) -> list[str]:
+        """What the intervals hold besides errors, between which ends, and what would tell it."""
+        found = (unknown for change in changes for unknown in self.unknowns(change))
+        return list(dict.fromkeys(f"{u.name}, {u.between}; it is told by {u.told_by}" for u in found))
+
+    def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
+        """What the answers leave open outside of the intervals, in words."""
+        held = {unknown.key for change in changes for unknown in self.unknowns(change)}
+        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told and p.key not in held]
         if self.cluster.power.compute_w == 0.0:
             lines.append("energy: the cluster has no power figures (power.compute_w)")
         return lines
@@ -164,14 +211,14 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
             "--replace-rank can be answered, from its own operations; allowed besides: a cluster config (paceenv "
             "calibrate fits its noise)"
         )
-    fit = calibrate_job(trace, base=None if base is None else load_cluster(base), job=job)
     stamps = read_job(trace, job=job)
+    fit = calibrate_stamps(stamps, None, None if base is None else load_cluster(base), "calibrated")
     step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
     steps = len(step_s_T)
     measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
     basis = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
     cluster = basis.cluster if base is not None else basis.cluster.changed(["job.samples_per_node=1"], source)
-    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None)
+    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
 
 
 def is_config(sources: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from paceenv.importers import load_traces
 from policies.commands import MAX_RANK_ITERATIONS
 from policies.select import POLICY_HELP
 from policies.whatif import replayed, simulated
-from policies.whatif.answer import Answer, Differences
+from policies.whatif.answer import Answer, Differences, Row
 from policies.whatif.basis import Basis, is_config, of_config, of_trace
 from policies.whatif.change import WHERE, Change, combinations
 from policies.whatif.estimate import Estimate
@@ -178,14 +178,20 @@ def _remarks(answer: Answer) -> list[str]:
     lines = []
     if answer.measured_step_s is not None and answer.measured_cv is not None:
         lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
-    for row in answer.changed:
-        if row.interval_from is not None and row.interval_from.calibration > 0.0:
-            lines.append(
-                f"{row.change.label}: the step varies by {row.interval_from.runs:.2%} from run to run, and by "
-                f"{row.interval_from.calibration:.2%} with what the calibration leaves open"
-            )
+    lines += [line for row in answer.changed for line in _interval_from(row)]
+    lines += [f"open, and in the intervals: {line}" for line in answer.left_open]
     lines += [f"taken for granted: {line}" for line in answer.assumes]
     return lines + [f"cannot tell: {line}" for line in answer.cannot_tell]
+
+
+def _interval_from(row: Row) -> list[str]:
+    """What makes the interval of a row's step, unless it is the differences between runs alone."""
+    found = row.interval_from
+    if found is None or not (found.calibration > 0.0 or found.unknown):
+        return []
+    parts = [f"by {found.runs:.2%} from run to run", f"by {found.calibration:.2%} with the calibration's errors"]
+    parts += [f"from {low:+.1%} to {high:+.1%} with the {name}" for name, (low, high) in found.unknown.items()]
+    return [f"{row.change.label}: the step varies {', '.join(parts)}"]
 
 
 def _energy(estimate: Estimate | None, digits: str) -> tuple[str, ...]:

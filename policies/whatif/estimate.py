@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,8 @@ LEAST_STEPS: Final = 16
 """A trace with fewer has no interval."""
 
 Array = NDArray[np.float64]
+Ends = tuple[float, float]
+"""What a number changes by at the two ends of something open."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,18 @@ class Estimate:
     def as_dict(self) -> dict[str, Any]:
         return {"value": self.value, "ci95": [self.low, self.high]}
 
+    def wider(self, ends: Sequence[Ends], *, by_factors: bool) -> Estimate:
+        """With what else is open: how far either end of each moves the value, in logarithms of it if ``by_factors``.
+
+        Ends are no errors: the truth may be at one of each, so that they add up, beyond what the interval has.
+        """
+        if not ends or math.isnan(self.low):
+            return self
+        low, high = (math.log(x) if by_factors else x for x in (self.low, self.high))
+        low += sum(min(0.0, *moved) for moved in ends)
+        high += sum(max(0.0, *moved) for moved in ends)
+        return Estimate(self.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
+
     def less_one(self) -> Estimate:
         """Of a ratio: by how much it is more than 1."""
         return Estimate(self.value - 1.0, self.low - 1.0, self.high - 1.0)
@@ -37,18 +51,31 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where an interval comes from: standard deviations, of one run and of the calibration, relative to the mean."""
+    """Where an interval comes from: standard deviations, of one run and of the calibration, relative to the mean.
+
+    ``unknown`` are the two ends of what the trace leaves open, by name: by how much they move the mean, relative to it.
+    """
 
     runs: float
     calibration: float
+    unknown: Mapping[str, Ends] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"runs_sd": self.runs, "calibration_sd": self.calibration, "dominant": self.dominant}
+        unknown = {name: list(ends) for name, ends in self.unknown.items()}
+        return {
+            "runs_sd": self.runs,
+            "calibration_sd": self.calibration,
+            "unknown_ends": unknown,
+            "dominant": self.dominant,
+        }
 
     @property
     def dominant(self) -> str:
-        """Which of both makes the interval wide."""
-        return "calibration" if self.calibration > self.runs else "runs"
+        """What makes the interval widest."""
+        half = float(stats.norm.ppf(0.5 + 0.5 * LEVEL))
+        wide = {"runs": half * self.runs, "calibration": half * self.calibration}
+        wide |= {name: max(map(abs, ends)) for name, ends in self.unknown.items()}
+        return max(wide, key=lambda name: wide[name])
 
 
 def of_runs(value_DS: Array) -> Estimate:

@@ -22,13 +22,18 @@ from policies.rollout import run, start
 from policies.select import select_policy
 from policies.whatif.answer import Answer, Case, Differences, Row
 from policies.whatif.basis import Basis
-from policies.whatif.change import Change, apply
-from policies.whatif.estimate import LEVEL, Array, Estimate, of_runs, spread
+from policies.whatif.change import Change
+from policies.whatif.estimate import LEVEL, Array, Ends, Estimate, of_runs, spread
+from policies.whatif.worlds import World, changed
 
 LEAST_SEEDS = 2
 """Of each drawn cluster, so that runs of one can be told from runs of another."""
 MEASURED_RUNS = 16
 """Simulated runs as long as the trace, which tell how far one lies from another."""
+MOST_MEASURED = 20_000_000
+"""Iterations of ranks in all those runs: of a longer trace they are shorter, and lie no nearer to each other for it."""
+END_SEEDS = 4
+"""Runs at either end of what is open: on the same noise, so that few will do."""
 LEAST_TO_SHARE = 1 << 13
 """Ranks of all runs together from which on threads gain more than they cost."""
 
@@ -67,24 +72,26 @@ def predict(
     seeds: int,
     first_seed: int,
     iterations: int,
+    clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Answer:
-    """The job as it is, and every change. Raises InputError for what cannot be, before anything is simulated."""
-    basis.check(changes)
-    for change in changes:
-        apply(change, basis.cluster, basis.slow)
-        select_policy(change.pacing, basis.cluster)
-    drawn = _drawn(basis, first_seed)
-    per_draw = max(math.ceil(seeds / len(drawn)), LEAST_SEEDS)
+    """The job as it is, and every change. ``clusters`` are those of :func:`drawn`, if they are there already.
+
+    Raises InputError for what cannot be, before anything is simulated.
+    """
+    check(basis, changes)
+    known = drawn(basis, first_seed) if clusters is None else clusters
+    per_draw = max(math.ceil(seeds / len(known)), LEAST_SEEDS)
     unpaced = [replace(change, pacing="passive") for change in changes if change.pacing != "passive"]
     runs = {change: _Runs() for change in [Change(), *changes, *unpaced]}
-    for d, cluster in enumerate(drawn):
+    for d, cluster in enumerate(known):
         seeds_S = np.arange(per_draw) + first_seed + d * per_draw
         for i, (change, found) in enumerate(runs.items()):
-            found.add(apply(change, cluster, basis.slow), change.pacing, seeds_S, iterations)
-            on_done((d + (i + 1) / len(runs)) / len(drawn))
+            found.add(changed(change, cluster, basis.slow, basis.world(change)), change.pacing, seeds_S, iterations)
+            on_done((d + (i + 1) / len(runs)) / len(known))
+    ends = _Ends(basis, first_seed + np.arange(END_SEEDS), iterations)
     text = (
-        f"simulated: {len(drawn)} clusters drawn from the calibration's errors x " if len(drawn) > 1 else "simulated: "
+        f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
     measured = basis.measured
     return Answer(
@@ -92,30 +99,85 @@ def predict(
         basis="simulator",
         method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
         unit="batches of a rank" if basis.is_trace and basis.cluster.job.samples_per_node == 1 else "samples",
-        today=_case(basis.cluster, runs[Change()], "passive"),
-        changed=[_row(change, apply(change, basis.cluster, basis.slow), runs) for change in changes],
+        today=_case(basis.cluster, runs[Change()], "passive", {}),
+        changed=[_row(change, basis, runs, ends) for change in changes],
         assumes=basis.assumes(changes),
-        cannot_tell=basis.cannot_tell(),
+        cannot_tell=basis.cannot_tell(changes),
+        left_open=basis.left_open(changes),
         measured_step_s=None if measured is None else measured.step_s,
         measured_cv=None if measured is None else measured.cv,
     )
 
 
-def _row(change: Change, cluster: Cluster, runs: Mapping[Change, _Runs]) -> Row:
+def check(basis: Basis, changes: Sequence[Change]) -> None:
+    """Refuse what hangs on a guess and what cannot be. Raises InputError."""
+    basis.check(changes)
+    for change in changes:
+        changed(change, basis.cluster, basis.slow, basis.world(change))
+        select_policy(change.pacing, basis.cluster)
+
+
+_Moved = Mapping[str, Mapping[str, Ends]]
+"""By name of a quantity, then of what is open: how far its ends move the quantity, of factors in logarithms."""
+
+
+class _Ends:
+    """What is open, at both its ends: the job of the fitted cluster before and after a change, on the same noise."""
+
+    def __init__(self, basis: Basis, seeds_S: NDArray[np.int64], iterations: int) -> None:
+        self._basis, self._seeds_S, self._iterations = basis, seeds_S, iterations
+        self._runs: dict[tuple[Change, World], _Runs] = {}
+
+    def moved(self, before: Change, after: Change) -> _Moved:
+        """How far the ends of what is open move the difference between two jobs."""
+        usual = self._basis.world(after)
+        found: dict[str, dict[str, Ends]] = {}
+        for unknown in self._basis.unknowns(after):
+            low, high, taken = (
+                self._difference(before, after, world) for world in (unknown.low(usual), unknown.high(usual), usual)
+            )
+            for name, value in taken.items():
+                found.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
+        return found
+
+    def _difference(self, before: Change, after: Change, world: World) -> dict[str, float]:
+        one, other = self._run(before, world), self._run(after, world)
+        found = {
+            name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
+            for name in ("step_s", "throughput", "energy_j")
+            if getattr(one, name) and getattr(other, name)
+        }
+        return found | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
+
+    def _run(self, change: Change, world: World) -> _Runs:
+        if change == Change():
+            world = World(round_us=world.round_us)  # of nothing else does today's job depend
+        if (change, world) not in self._runs:
+            found = self._runs[change, world] = _Runs()
+            cluster = changed(change, self._basis.cluster, self._basis.slow, world)
+            found.add(cluster, change.pacing, self._seeds_S, self._iterations)
+        return self._runs[change, world]
+
+
+def _row(change: Change, basis: Basis, runs: Mapping[Change, _Runs], ends: _Ends) -> Row:
     found, unpaced = runs[change], None
     if change.pacing != "passive":
-        unpaced = _differences(runs[replace(change, pacing="passive")], found)
+        alike = replace(change, pacing="passive")
+        unpaced = _differences(runs[alike], found, ends.moved(alike, change))
+    moved = ends.moved(Change(), change)
+    from_runs = spread(np.array(found.step_s))
+    relative = {name: (math.expm1(low), math.expm1(high)) for name, (low, high) in moved.get("step_s", {}).items()}
     return Row(
         change,
-        _case(cluster, found, change.pacing),
-        _differences(runs[Change()], found),
+        _case(changed(change, basis.cluster, basis.slow, basis.world(change)), found, change.pacing, moved),
+        _differences(runs[Change()], found, moved),
         unpaced,
-        spread(np.array(found.step_s)),
+        replace(from_runs, unknown=relative),
         found.outside,
     )
 
 
-def _drawn(basis: Basis, seed: int) -> list[Cluster]:
+def drawn(basis: Basis, seed: int) -> list[Cluster]:
     """Clusters that may be the real one, or the one that is known.
 
     The mean step of the trace tells that of the cluster no better than one run tells another: which persistent
@@ -125,6 +187,7 @@ def _drawn(basis: Basis, seed: int) -> list[Cluster]:
         return [basis.cluster]
     step_s, steps = basis.measured.step_s, basis.measured.steps
     simulator = start(basis.cluster, np.arange(MEASURED_RUNS) + seed)
+    steps = min(steps, max(MOST_MEASURED // (MEASURED_RUNS * basis.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
     if math.isfinite(step_s.low):
@@ -134,25 +197,33 @@ def _drawn(basis: Basis, seed: int) -> list[Cluster]:
     return found if any(one is not basis.cluster for one in found) else [basis.cluster]
 
 
-def _case(cluster: Cluster, runs: _Runs, policy: str) -> Case:
+def _case(cluster: Cluster, runs: _Runs, policy: str, moved: _Moved) -> Case:
     return Case(
         nodes=cluster.job.nodes,
         ranks=cluster.ranks,
         policy=policy,
-        step_s=of_runs(np.array(runs.step_s)),
-        throughput=of_runs(np.array(runs.throughput)),
-        cv=of_runs(np.array(runs.cv)),
-        energy_j=of_runs(np.array(runs.energy_j)) if runs.energy_j else None,
+        step_s=_wider("step_s", of_runs(np.array(runs.step_s)), moved),
+        throughput=_wider("throughput", of_runs(np.array(runs.throughput)), moved),
+        cv=_wider("cv", of_runs(np.array(runs.cv)), moved),
+        energy_j=_wider("energy_j", of_runs(np.array(runs.energy_j)), moved) if runs.energy_j else None,
     )
 
 
-def _differences(before: _Runs, after: _Runs) -> Differences:
-    def ratio(one: Sequence[Array], other: Sequence[Array]) -> Estimate:
-        return of_runs(np.array(other) / np.array(one)).less_one()
+def _wider(name: str, estimate: Estimate, moved: _Moved) -> Estimate:
+    """With what is open; a CV has no end below 0."""
+    found = estimate.wider(list(moved.get(name, {}).values()), by_factors=name != "cv")
+    return replace(found, low=max(found.low, 0.0)) if name == "cv" else found
 
+
+def _differences(before: _Runs, after: _Runs, moved: _Moved) -> Differences:
+    def ratio(name: str) -> Estimate:
+        found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
+        return _wider(name, found, moved).less_one()
+
+    cv = of_runs(np.array(after.cv) - np.array(before.cv))
     return Differences(
-        step=ratio(before.step_s, after.step_s),
-        throughput=ratio(before.throughput, after.throughput),
-        cv=of_runs(np.array(after.cv) - np.array(before.cv)),
-        energy=ratio(before.energy_j, after.energy_j) if before.energy_j and after.energy_j else None,
+        step=ratio("step_s"),
+        throughput=ratio("throughput"),
+        cv=cv.wider(list(moved.get("cv", {}).values()), by_factors=False),
+        energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
     )

@@ -21,9 +21,8 @@ from paceenv.report.steps import course, spread
 from paceenv.report.timeline import timeline, write_steps
 from paceenv.report.waterfall import waterfall, whose
 from policies.select import POLICY_HELP, select_policy
-from trainers.trace_report import pictures
 from trainers.trace_report.document import Report, say
-from trainers.trace_report.fitted import SIZES, compare, fit, sizes
+from trainers.trace_report.fitted import compare, fit, sizes
 
 POLICIES = ("paper", "learned")
 """Always compared; others by option."""
@@ -63,7 +62,7 @@ def report(
         drawn = [waterfall(diagnosis), whose(diagnosis), timeline(cells, kinds, dict(diagnosis.attribution.rank))]
         drawn += [heat_map(cells, met) if met else None, course(cells), spread(cells)]
         done(2)
-        found = Report(traces, notes, cells, diagnosis, fit(trace, cells.step_s_T, job))
+        found = Report(traces, notes, cells, diagnosis, fit(trace, str(traces[0]), job))
         found.pictures = [picture for picture in drawn if picture is not None]
     _foretell(found, names)
     if chrome_trace is not None:
@@ -90,7 +89,7 @@ def _foretell(found: Report, names: list[str]) -> None:
     """Add what the fitted cluster says of other sizes and of policies."""
     if isinstance(found.fitted, str):
         return
-    with output.progress("simulate other sizes and policies", len(SIZES) + len(names)) as done:
-        found.sizes = sizes(found.fitted, done)
-        found.policies = compare(found.fitted, names, lambda n: done(len(SIZES) + n))
-    found.foretold = [pictures.scaling(found.fitted, found.sizes), pictures.policies(found.fitted, found.policies)]
+    fitted = found.fitted
+    with output.progress("simulate other sizes and policies", 1 + len(names)) as done:
+        found.sizes = sizes(fitted, done)
+        found.policies = compare(fitted, names, lambda n: done(1 + n))

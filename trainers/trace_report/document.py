@@ -14,12 +14,14 @@ from paceenv.calibration.parameters import CANNOT_TELL
 from paceenv.diagnosis.cells import Cells
 from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.report.picture import Picture, Unit
-from trainers.trace_report.fitted import Fitted, Paced, Size
+from policies.whatif.answer import Answer
+from trainers.trace_report import pictures
+from trainers.trace_report.fitted import Fitted, Paced
 
 
 @dataclass
 class Report:
-    """Everything that a page shows. ``fitted`` is why there is no cluster where there is none."""
+    """Everything that a page shows. What cannot be foretold (a cluster, sizes, policies) is why, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
@@ -27,9 +29,8 @@ class Report:
     diagnosis: Diagnosis
     fitted: Fitted | str
     pictures: list[Picture] = field(default_factory=list)
-    foretold: list[Picture] = field(default_factory=list)
-    sizes: list[Size] = field(default_factory=list)
-    policies: list[Paced] = field(default_factory=list)
+    sizes: Answer | str = ""
+    policies: list[Paced] | str = ""
     viewer: Path | None = None
     viewer_steps: tuple[int, int] = (0, 0)
 
@@ -47,8 +48,8 @@ class Report:
             "step_time_s": metrics.step_statistics(self.cells.step_s_T),
             "diagnosis": self.diagnosis.to_json(),
             "fitted": cluster,
-            "sizes": [size.as_dict() for size in self.sizes],
-            "policies": [one.as_dict() for one in self.policies],
+            "sizes": {"why_not": self.sizes} if isinstance(self.sizes, str) else self.sizes.as_dict(),
+            "policies": [] if isinstance(self.policies, str) else [one.as_dict() for one in self.policies],
         }
 
     def html(self, beside: Path) -> str:
@@ -59,7 +60,7 @@ class Report:
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
             parts.append(self._viewer_link(beside))
-        parts += [*self._fit(), *(picture.html() for picture in self.foretold)]
+        parts += self._fit()
         return page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:
@@ -108,7 +109,7 @@ class Report:
             why = f"This trace gives no cluster to simulate: {self.fitted}."
             said = f"{why} So neither other sizes nor pacing policies are foretold here."
             return [page.heading("At other sizes, and with pacing"), page.paragraph(said)]
-        fit = self.fitted.fit
+        fitted, fit = self.fitted, self.fitted.fit
         unit = Unit.of(fit.measured.mean_s)
         mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
@@ -117,13 +118,19 @@ class Report:
             f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )
         rows = [(p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.told]
-        parts = [page.heading("The fitted cluster"), page.paragraph(said), page.paragraph(self.fitted.doubt)]
+        parts = [page.heading("The fitted cluster"), page.paragraph(said), page.paragraph(fitted.doubt)]
         parts.append(page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows))
         open_ = [(p.key, _number(p.value), p.evidence.removeprefix(CANNOT_TELL)) for p in fit.parameters if not p.told]
         if open_:
             parts.append(page.paragraph("What the trace cannot tell, and what is used instead:"))
             parts.append(page.table(("parameter", "used", "why"), open_))
-        return parts
+        if isinstance(self.sizes, str):
+            parts += [page.heading("At other sizes"), page.paragraph(f"Not foretold: {self.sizes}.")]
+        else:
+            parts.append(pictures.scaling(self.sizes).html())
+        if isinstance(self.policies, str):
+            return [*parts, page.heading("Would pacing help?"), page.paragraph(f"Not foretold: {self.policies}.")]
+        return [*parts, pictures.policies(fitted, self.policies).html()]
 
 
 def _sentence(text: str) -> str:
@@ -149,7 +156,11 @@ def say(report: Report, out: Path) -> None:
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
-    rows += [(f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict) for one in report.policies]
+    rows += [
+        (f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict)
+        for one in report.policies
+        if isinstance(one, Paced)
+    ]
     title = f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps"
     output.print_table(title, ("", "", ""), rows)
     output.say(d.verdict)

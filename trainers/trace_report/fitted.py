@@ -1,14 +1,14 @@
 """The cluster behind a trace, and what it foretells: the job at other sizes, and under pacing policies.
 
-Clusters are drawn from the calibration's errors (``paceenv.calibration.posterior``), so that intervals hold what the
-trace leaves open: what is given of a quantity is the range in which 95 % of such clusters have it.
+Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
+``paceenv whatif --nodes``. Of a policy the mean effect matters, not what a single run would show: its interval is the
+range in which 95 % of such clusters have it.
 
 Legend: D drawn clusters, E seeds, T steps.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,21 +17,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job import JobFit, calibrate_job
-from paceenv.calibration.posterior import drawn_clusters
+from paceenv.calibration.job import JobFit
 from paceenv.cluster import Cluster
 from paceenv.errors import InputError
 from paceenv.trace import Trace
 from policies.ranges import Outside
 from policies.rollout import run, start
 from policies.select import select_policy
+from policies.whatif.answer import Answer
+from policies.whatif.basis import Basis, of_trace
+from policies.whatif.change import Change
+from policies.whatif.simulated import LEAST_SEEDS, check, drawn, predict
 from trainers.evaluate import NULL_LIMIT
 from trainers.predict import one_more
 
 Array = NDArray[np.float64]
 Interval = tuple[float, float, float]
 """A value and its 95 % interval."""
-DRAWS: Final = 12
 SEEDS: Final = 4
 SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """How many times as many nodes as the traced job has."""
@@ -41,7 +43,6 @@ MANY_RANKS: Final = 256
 """From here on a run is long enough to do with one seed a cluster."""
 GOOD_MEAN: Final = 0.1
 """A fitted cluster whose mean step is further off than this share foretells little."""
-_BATCHES = 16
 _FIRST_SEED = 5_000_000
 
 
@@ -49,8 +50,14 @@ _FIRST_SEED = 5_000_000
 class Fitted:
     """The cluster fitted to a trace, and others that may be the real one as well."""
 
-    fit: JobFit
+    basis: Basis
     clusters: Sequence[Cluster]
+
+    @property
+    def fit(self) -> JobFit:
+        """The calibration."""
+        assert self.basis.fit is not None
+        return self.basis.fit
 
     @property
     def knows_tenants(self) -> bool:
@@ -68,80 +75,37 @@ class Fitted:
         )
 
 
-def fit(trace: Trace, step_s_T: Array, job: str | None) -> Fitted | str:
-    """The cluster of a trace, or why there is none. ``step_s_T`` are the job's step times, seconds."""
+def fit(trace: Trace, source: str, job: str | None) -> Fitted | str:
+    """The cluster of a trace, or why there is none."""
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
-        found = calibrate_job(trace, job=job, name="fitted")
+        basis = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    half_s = 1.96 * _standard_error(step_s_T)
-    mean_s = found.measured.mean_s
-    measured = {"mean_s": mean_s, "low_s": mean_s - half_s, "high_s": mean_s + half_s}
-    return Fitted(found, drawn_clusters(found.cluster, found.parameters, measured, 0, DRAWS))
+    return Fitted(basis, drawn(basis, 0))
 
 
-def _standard_error(step_s_T: Array) -> float:
-    """Of the mean step, from means of batches, because neighbouring steps may hang together."""
-    means = np.array([part.mean() for part in np.array_split(step_s_T, min(_BATCHES, len(step_s_T)))])
-    return float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class Size:
-    """The job on so many nodes: mean step in seconds, its CV, and throughput as multiples of the traced size's."""
-
-    nodes: int
-    ranks: int
-    step_s: Interval
-    cv: Interval
-    throughput: Interval
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        named = {"step_s": self.step_s, "cv": self.cv, "throughput": self.throughput}
-        return {"nodes": self.nodes, "ranks": self.ranks} | {key: _record(value) for key, value in named.items()}
-
-
-def sizes(fitted: Fitted, on_done: Callable[[int], None] = lambda done: None) -> list[Size]:
-    """The job at other node counts, the work of a rank, the number of slow ranks, and NICs and uplinks per node as
-    they are."""
-    today = fitted.fit.cluster.job.nodes
-    steps: dict[int, tuple[Array, Array]] = {}
-    ranks: dict[int, int] = {}
-    for i, nodes in enumerate(sorted({max(round(today * factor), 1) for factor in SIZES})):
-        try:
-            at_size = [resized(cluster, nodes) for cluster in fitted.clusters]
-        except InputError:  # groups that do not divide, more slow ranks than ranks
+def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
+    """The job at other node counts, as ``paceenv whatif --nodes`` foretells it, or why it cannot be foretold."""
+    today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
+    changes, refused = [], ""
+    for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):
+        if not 1 < nodes * ranks_per_node <= MOST_RANKS:
             continue
-        ranks[nodes] = at_size[0].ranks
-        if ranks[nodes] <= max(MOST_RANKS, fitted.fit.cluster.ranks) and ranks[nodes] > 1:
-            steps[nodes] = _unpaced(at_size)
-        on_done(i + 1)
-    mean_s_D = steps[today][0]
-    return [
-        Size(nodes, ranks[nodes], one_more(mean), one_more(cv), one_more(nodes / today * mean_s_D / mean))
-        for nodes, (mean, cv) in steps.items()
-    ]
-
-
-def resized(cluster: Cluster, nodes: int) -> Cluster:
-    """``cluster`` with the job on other nodes: groups keep their size, one of all nodes remains one of all nodes."""
-    changes = [f"job.nodes={nodes}"]
-    if cluster.job.groups == 1:
-        changes.append(f"job.nodes_per_group={nodes}")
-    uplink = cluster.fabric.uplink_gbps
-    if isinstance(uplink, float):
-        changes.append(f"fabric.uplink_gbps={uplink * nodes / cluster.job.nodes!r}")
-    return cluster.changed(changes, f"{cluster.name} at {nodes} nodes")
-
-
-def _unpaced(clusters: Sequence[Cluster]) -> tuple[Array, Array]:
-    """Mean steps in seconds and CVs of clusters without pacing, ``(D,)`` each, on the same noise."""
-    found = [_run("passive", cluster, SIZE_ITERATIONS) for cluster in clusters]
-    return np.array([one.mean_E.mean() for one in found]), np.array([one.cv_E.mean() for one in found])
+        try:
+            check(fitted.basis, [Change(nodes=nodes)])
+        except InputError as error:  # what hangs on a guess, groups that do not divide, more slow ranks than ranks
+            refused = str(error)
+            continue
+        changes.append(Change(nodes=nodes))
+    if not changes:
+        return refused or f"{today} nodes, and no size to compare with of at most {MOST_RANKS} ranks"
+    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
+    return predict(
+        fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
+    )
 
 
 @dataclass(frozen=True)
@@ -188,9 +152,15 @@ class Paced:
         return {"policy": self.policy} | gain | numbers | {"verdict": self.verdict, "outside": self.outside or None}
 
 
-def compare(fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None) -> list[Paced]:
-    """Policies on the fitted clusters, against no pacing on the same noise."""
+def compare(
+    fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
+) -> list[Paced] | str:
+    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be foretold."""
     rows, clusters = [], fitted.clusters
+    try:
+        fitted.basis.check([Change(pacing=policy) for policy in policies])
+    except InputError as error:
+        return str(error)
     passive = [_run("passive", cluster, POLICY_ITERATIONS) for cluster in clusters]
     for i, policy in enumerate(policies):
         paced = [_run(policy, cluster, POLICY_ITERATIONS) for cluster in clusters]
