@@ -9,7 +9,9 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +28,7 @@ from paceenv.diagnosis.diagnose import diagnose
 from paceenv.errors import InputError
 from paceenv.importers import load_traces, sniff
 from paceenv.importers.json_events import MOST_EVENT, EventFile
-from paceenv.importers.kineto import op_name
+from paceenv.importers.kineto import Event, import_kineto, op_name
 from paceenv.importers.plain_pickle import read_plain_pickle
 from paceenv.trace import Trace
 
@@ -215,6 +217,86 @@ def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
         assert [event["ph"] for event in events] == ["X"]
         assert events.damage.startswith("damaged after event 1")
         assert len(events._buffer) < 2 * MOST_EVENT, "no more is held than one event may have"
+
+
+def _read(path: Path, *, at_once: bool) -> tuple[Any, str]:
+    """What is made of a profile whose events are decoded many at once where possible, or one by one."""
+    try:
+        if at_once:
+            timeline, damage = import_kineto(path)
+        else:
+            with mock.patch.object(EventFile, "_at_once", return_value=[]):
+                timeline, damage = import_kineto(path)
+    except InputError as error:
+        return None, str(error)
+    steps = [(s.iteration, s.start_s, s.end_s, s.collectives, s.busy_start_s.tolist(), s.busy_end_s.tolist())
+             for s in timeline.steps]  # fmt: skip
+    return (timeline.rank, steps), damage
+
+
+_CATEGORIES = st.sampled_from(["kernel", "gpu_memcpy", "cpu_op", "user_annotation", "gpu_user_annotation", "kernels"])
+_NAMES = ["aten::mm", "ProfilerStep#3", "ProfilerStep#4 ", "gloo:all_reduce", "glooo", "c10d::x", "ncclKernel", "xNcCl"]
+_TIMES = st.sampled_from([0, 7, -3, 1e300, 1712195495527376.2, 2**63, 1e-7]) | st.floats(0, 1e16)
+_TIMES |= st.decimals(0, 10**16, places=3).map(float)
+_TEXTS = st.sampled_from(["}, {", 'say "x"', "\\", "\u00e9", "["])
+_ARGUMENTS = st.recursive(
+    st.none() | st.integers() | st.floats(-9, 9) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["dtype", "}, {"]), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def _events(*odd: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Events of a profile, with odd values anywhere."""
+    kinds = {"ph": st.sampled_from(["X", "X", "X", "i", *odd]), "ts": _TIMES, "dur": _TIMES, "cat": _CATEGORIES}
+    kinds |= {"name": st.sampled_from([*_NAMES, "\n"]), "args": _ARGUMENTS, "pid": st.integers(0, 3)}
+    kinds |= {"tid": st.sampled_from([0, 7, "stream 7", None])}
+    if odd:
+        kinds = {key: values | st.sampled_from(odd) for key, values in kinds.items()}
+    must = {key: kinds.pop(key) for key in ("ph", "ts")}
+    return st.fixed_dictionaries(must, optional=kinds)
+
+
+_PROFILES = st.lists(_events(), max_size=12)
+_PROFILES |= st.lists(_events() | _events("1", None, 1.5, [1], 10**30, float("nan"), "\ud800"), max_size=12)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    events=_PROFILES,
+    indent=st.sampled_from([None, 1]),
+    ascii_only=st.booleans(),
+    torn=st.integers(0, 99),
+    packed=st.booleans(),
+)
+def test_however_events_are_decoded_the_timeline_is_the_same(
+    tmp_path: Path, events: list[dict[str, Any]], indent: int | None, ascii_only: bool, torn: int, packed: bool
+) -> None:
+    step = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 1}
+    text = json.dumps({"traceEvents": [step, *events], "more": [{}, {}]}, indent=indent, ensure_ascii=ascii_only)
+    content = text.encode("utf-8", "surrogatepass")
+    path = tmp_path / "rank0.json"
+    path.write_bytes(gzip.compress(content)[: len(content)] if packed else content[: len(content) + 20 - torn])
+    assert repr(_read(path, at_once=True)) == repr(_read(path, at_once=False))
+
+
+def test_odd_events_among_many_change_nothing_but_themselves(tmp_path: Path) -> None:
+    profile = profile_of(0)
+    kernels = [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 2e6 + 3.25 * i, "dur": 2.5} for i in range(40_000)]
+    for i in (7, 20_000):
+        kernels[i] |= {"args": {"deep": json.loads("[" * 90 + "]" * 90)}}
+    for i in (9, 30_000):
+        kernels[i] |= {"pid": 1.5}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(profile | {"traceEvents": profile["traceEvents"] + kernels}, indent=1))
+    found, damage = _read(path, at_once=True)
+    assert (found, damage) == _read(path, at_once=False)
+    assert not damage
+    assert sum(len(step[4]) for step in found[1]) > 30_000
+    with EventFile(path) as file:
+        batches = list(file.batches(msgspec.json.Decoder(list[Event])))
+    decoded = sum(len(batch) for batch in batches if batch and isinstance(batch[0], Event))
+    assert 0.3 * file.events < decoded < file.events, "most at once, and where something is odd one by one"
 
 
 @pytest.mark.parametrize(

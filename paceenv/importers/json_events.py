@@ -1,12 +1,11 @@
-"""Streams the events of a JSON trace, gzipped or not, one by one in bounded memory; of a damaged file what there is.
+"""Streams the events of a JSON trace, gzipped or not, in bounded memory; of a damaged file what there is.
 
 For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format), the bare list, and
-any other list named in its place. Nothing in a file can make it take more than MOST_EVENT characters at once.
+any other list named in its place. Nothing in a file can make it take more than MOST_EVENT bytes at once.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
 import re
@@ -14,26 +13,34 @@ import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from paceenv.errors import InputError
 from paceenv.importers.packed import GZIP
 
 MOST_EVENT: Final = 1 << 22
-"""Characters of one event, or of what comes before the first."""
-_CHUNK: Final = 1 << 18
-_SPACE: Final = re.compile(r"[\s,]*")
+"""Bytes of one event, or of what comes before the first."""
+_CHUNK: Final = 1 << 19
+_SPACE: Final = re.compile(r"[ \t\n\r,]*")
+_BLANK: Final = b" \t\n\r"
+_MOST_LOOKS: Final = 1000
+"""Braces looked at, from a chunk's end, for one between two events."""
+
+Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
 class EventFile:
-    """An open JSON trace: iterate over its events, once. Then ``damage`` says in one line where it broke off, or is "".
+    """An open JSON trace: iterate over its events once, or take them in batches, of a type if they fit it.
 
-    ``header`` are the characters before the list, for :meth:`value`. Raises InputError if there is no such list.
+    Then ``damage`` says in one line where it broke off, or is "". ``header`` is what comes before the list, for
+    :meth:`value`. Raises InputError if there is no such list.
     """
 
     def __init__(self, path: str | Path, name: str = "traceEvents") -> None:
         self.path, self.damage, self.events, self._ended = Path(path), "", 0, False
-        self._buffer, self._decoder = "", json.JSONDecoder()
+        self._buffer, self._at, self._decoder = b"", 0, json.JSONDecoder()
         try:
             self._file = self.path.open("rb")
             head = self._file.read(2)
@@ -41,7 +48,6 @@ class EventFile:
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
         self._stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=self._file) if head == GZIP else self._file
-        self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = self._find_list(name)
 
     def __enter__(self) -> EventFile:
@@ -51,11 +57,11 @@ class EventFile:
         self._file.close()
 
     def _find_list(self, name: str) -> int:
-        start = re.compile(rf'"{name}"\s*:\s*\[|\A[\s﻿]*\[')
+        start = re.compile(rb'"%s"\s*:\s*\[|\A(?:\xef\xbb\xbf)?\s*\[' % name.encode())
         while True:
             found = start.search(self._buffer)
             if found is not None:
-                self.header = self._buffer[: found.start()]
+                self.header = self._buffer[: found.start()].decode("utf-8", "replace")
                 return found.end()
             if len(self._buffer) > MOST_EVENT or not self._more():
                 self._file.close()
@@ -72,43 +78,93 @@ class EventFile:
         return None
 
     def _more(self) -> bool:
-        """Read on; whether there was anything."""
-        if self._ended:
-            return False
-        try:
-            chunk = self._stream.read1(_CHUNK)  # gives what there is before it complains of what follows
-        except (OSError, EOFError, zlib.error) as error:
-            self.damage, chunk = " ".join(str(error).split()), b""
-        self._ended = not chunk
-        self._buffer += self._text.decode(chunk, final=self._ended)
-        return not self._ended
+        """Let go of what has been taken, and read on; whether there was anything."""
+        chunks, size = [self._buffer[self._at :]], 0
+        while size < _CHUNK and not self._ended:
+            try:
+                chunk = self._stream.read1(_CHUNK)  # gives what there is before it complains of what follows
+            except (OSError, EOFError, zlib.error) as error:
+                self.damage, chunk = " ".join(str(error).split()), b""
+            self._ended = not chunk
+            size += len(chunk)
+            chunks.append(chunk)
+        self._buffer, self._at = b"".join(chunks), 0
+        return size > 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        while True:
-            space = _SPACE.match(self._buffer, self._at)
-            self._at = space.end() if space else self._at
-            if self._at >= len(self._buffer):
-                self._buffer, self._at = "", 0
-                if self._more():
-                    continue
-                return self._break_off("the list has no end")
-            if self._buffer[self._at] == "]":
-                return None
-            try:
-                event, end = self._decoder.raw_decode(self._buffer, self._at)
-            except RecursionError:
-                return self._break_off("nested too deeply")
-            except ValueError as error:
-                self._buffer, self._at = self._buffer[self._at :], 0
-                if len(self._buffer) <= MOST_EVENT and self._more():
-                    continue
-                return self._break_off(str(error))
-            if end == len(self._buffer) and self._more():
-                continue  # a number could go on
-            self._at = end
-            self.events += 1
-            if isinstance(event, dict):
-                yield event
+        while (events := self._one_by_one()) is not None:
+            yield from events
 
-    def _break_off(self, why: str) -> None:
-        self.damage = f"damaged after event {self.events} ({self.damage or why}); what came before is used"
+    def batches(self, decoder: msgspec.json.Decoder[list[Decoded]]) -> Iterator[list[Decoded] | list[dict[str, Any]]]:
+        """The events in batches: decoded all at once where they fit the decoder's type, else as Python reads them."""
+        while True:
+            yield self._at_once(decoder)
+            if len(self._buffer) - self._at >= _CHUNK or not self._more():
+                events = self._one_by_one()
+                if events is None:
+                    return
+                yield events
+
+    def _at_once(self, decoder: msgspec.json.Decoder[list[Decoded]]) -> list[Decoded]:
+        """All events up to the last place in the buffer that looks like one between two; none if something is odd.
+
+        What decodes as a list is one, so a place that only looks like that cannot be taken for it.
+        """
+        end = self._between()
+        try:
+            events = decoder.decode(b"[%b]" % self._buffer[self._at : end].strip(b", \t\n\r"))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return []
+        self._at, self.events = end, self.events + len(events)
+        return events
+
+    def _between(self) -> int:
+        """Behind the last object in the buffer that another one follows; where the buffer begins if there is none."""
+        brace = len(self._buffer)
+        for _ in range(_MOST_LOOKS):
+            brace = self._buffer.rfind(b"{", self._at, brace)
+            if brace < 0:
+                break
+            before = self._buffer[max(brace - 64, self._at) : brace].rstrip(_BLANK)
+            if before[-1:] == b"," and before[:-1].rstrip(_BLANK)[-1:] == b"}":
+                return brace
+        return self._at
+
+    def _one_by_one(self) -> list[dict[str, Any]] | None:
+        """Events that are whole in the buffer, read on where none is; None where the list ends or breaks off."""
+        while True:
+            found, why = self._whole()
+            if found:
+                self.events += len(found)
+                return [event for event in found if isinstance(event, dict)]
+            if not why:
+                return None
+            if len(self._buffer) - self._at > MOST_EVENT or not self._more():
+                self.damage = f"damaged after event {self.events} ({self.damage or why}); what came before is used"
+                return None
+
+    def _whole(self) -> tuple[list[Any], str]:
+        """What can be decoded in the buffer, and why no more; "" at the list's end."""
+        text = self._buffer[self._at :].decode("latin-1")  # a character a byte; what is not ASCII is in strings
+        found: list[Any] = []
+        at, begin = 0, self._at
+        while True:
+            space = _SPACE.match(text, at)
+            at = space.end() if space else at
+            self._at = begin + at
+            if at >= len(text):
+                return found, "the list has no end"
+            if text[at] == "]":
+                return found, ""
+            try:
+                value, end = self._decoder.raw_decode(text, at)
+                if not text[at:end].isascii():
+                    value = json.loads(text[at:end].encode("latin-1").decode("utf-8", "replace"))
+            except RecursionError:
+                return found, "nested too deeply"
+            except ValueError as error:
+                return found, getattr(error, "msg", str(error))  # without a place, which would be one in the buffer
+            if end == len(text) and text[end - 1] not in '}]"' and not self._ended:
+                return found, "the list has no end"  # a number could go on
+            found.append(value)
+            at = end

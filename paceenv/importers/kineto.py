@@ -7,6 +7,7 @@ runs on device or CPU is compute.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from bisect import bisect_right
@@ -14,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+import msgspec
 import numpy as np
 
 from paceenv.errors import InputError
@@ -23,7 +25,13 @@ from paceenv.importers.timelines import Collective, Step, Timeline, united
 SOURCE: Final = "PyTorch profiler"
 MOST_STEPS: Final = 100_000
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
-_MARKED: Final = re.compile(r"(?:gloo|mpi|ucc|xccl|hccl):(\w+)\Z")
+_MARKS: Final = ("gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
+_MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
+_NO_WORK: Final = ("c10d::", "record_param_comms")
+"""Operations of the CPU that begin like this are a collective's own."""
+_TELLING: Final = ("ProfilerStep#", *_MARKS, *_NO_WORK)
+"""Whose names begin like this are not, or not always, what their category says."""
+_MOST_US: Final = 1e19
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|r)[_\-]?(\d{1,6})", re.IGNORECASE)
 _DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 ITEM_BYTES: Final = {
@@ -46,12 +54,51 @@ def op_name(said: str) -> str:
     return next((op for known, op in _OPS if known in plain), "collective")
 
 
+class Event(msgspec.Struct, gc=False):
+    """What matters of an event, as it is written nearly always; see :meth:`of` for all others."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    ts: float = math.nan
+    dur: float = math.nan
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> Event:
+        """An event that may have anything anywhere: what has not its type is left at its default."""
+        found = cls(pid=str(event.get("pid")), tid=str(event.get("tid")))
+        for key in ("ph", "cat", "name"):
+            if isinstance(value := event.get(key), str):
+                setattr(found, key, value)
+        for key in ("ts", "dur"):
+            if is_number(value := event.get(key)):
+                setattr(found, key, float(value))
+        if isinstance(arguments := event.get("args"), dict):
+            found.args = msgspec.Raw(json.dumps(arguments).encode())
+        return found
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """``args`` as Python reads them; empty if they are no object."""
+        try:
+            found = json.loads(bytes(self.args).decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+_EVENTS: Final = msgspec.json.Decoder(list[Event])
+
+
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
     """One rank's timeline, and a line on what is damaged, or "". Raises InputError if it is no profile with steps."""
     with EventFile(path) as file:
         reader = _Reader(file)
-        for event in file:
-            reader.take(event)
+        for events in file.batches(_EVENTS):
+            reader.take([event if isinstance(event, Event) else Event.of(event) for event in events])
         return reader.timeline(), f"{path}: {file.damage}" if file.damage else ""
 
 
@@ -64,40 +111,42 @@ class _Reader:
             "cpu": defaultdict(list), "device": defaultdict(list)
         }  # fmt: skip
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Keep what matters of one event."""
-        if event.get("ph") != "X":
-            return
-        start_us, dur_us, name = event.get("ts"), event.get("dur"), event.get("name")
-        if not (is_number(start_us) and is_number(dur_us) and isinstance(name, str)) or dur_us < 0:
+    def take(self, events: list[Event]) -> None:
+        """Keep what matters. Nearly all is plain work or nothing, so this loop is all that the others go through."""
+        on_cpu, on_device = self._busy["cpu"], self._busy["device"]
+        for event in events:
+            if event.ph != "X":
+                continue
+            name, category = event.name, event.cat
+            if name.startswith(_TELLING):
+                self._tell(event)
+            elif category == "cpu_op":
+                _work(on_cpu[event.pid, event.tid], event.ts, event.dur)
+            elif category in _DEVICE:
+                if "ccl" in name.lower():
+                    self._tell(event)
+                else:
+                    _work(on_device[event.pid, event.tid], event.ts, event.dur)
+
+    def _tell(self, event: Event) -> None:
+        """Keep what matters of an event whose name says more than its category."""
+        start_us, dur_us, name, category = event.ts, event.dur, event.name, event.cat
+        if not -_MOST_US < start_us < _MOST_US or not 0.0 <= dur_us < _MOST_US:
             return
         start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
-        category = event.get("cat")
-        arguments = event.get("args")
-        arguments = arguments if isinstance(arguments, dict) else {}
-        step = _STEP.match(name)
-        if step is not None:
+        if (step := _STEP.match(name)) is not None:
             steps = self._steps["device" if category == "gpu_user_annotation" else "cpu"]
             if len(steps) < MOST_STEPS:
                 steps[int(step[1])] = (start_s, end_s)
         elif category in _DEVICE:
             if "nccl" in name.lower() or "rccl" in name.lower():
-                self._collectives["device"].append(_collective(name, arguments, start_s, end_s))
+                self._collectives["device"].append(_collective(name, event.arguments, start_s, end_s))
             else:
-                self._work("device", event, start_s, end_s)
+                _work(self._busy["device"][event.pid, event.tid], start_us, dur_us)
         elif (marked := _MARKED.match(name)) is not None:
-            self._collectives["cpu"].append(_collective(marked[1], arguments, start_s, end_s))
-        elif category == "cpu_op" and not name.startswith(("c10d::", "record_param_comms")):
-            self._work("cpu", event, start_s, end_s)
-
-    def _work(self, where: str, event: dict[str, Any], start_s: float, end_s: float) -> None:
-        """Add to what is busy; what an operation calls lies within it, so a thread's list stays short."""
-        thread = (str(event.get("pid")), str(event.get("tid")))
-        busy = self._busy[where][thread]
-        if busy and busy[-1][0] <= start_s <= busy[-1][1]:
-            busy[-1] = (busy[-1][0], max(busy[-1][1], end_s))
-        else:
-            busy.append((start_s, end_s))
+            self._collectives["cpu"].append(_collective(marked[1], event.arguments, start_s, end_s))
+        elif category == "cpu_op" and not name.startswith(_NO_WORK):
+            _work(self._busy["cpu"][event.pid, event.tid], start_us, dur_us)
 
     def timeline(self) -> Timeline:
         """What was read."""
@@ -129,6 +178,18 @@ class _Reader:
                 f"{self._path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
             )
         return int(named[1])
+
+
+def _work(busy: list[tuple[float, float]], start_us: float, dur_us: float) -> None:
+    """Add to when a thread is busy, s; what an operation calls lies within it, so the list stays short."""
+    if not -_MOST_US < start_us < _MOST_US or not 0.0 <= dur_us < _MOST_US:
+        return
+    start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
+    if busy and busy[-1][0] <= start_s <= busy[-1][1]:
+        if end_s > busy[-1][1]:
+            busy[-1] = (busy[-1][0], end_s)
+    else:
+        busy.append((start_s, end_s))
 
 
 def is_number(value: Any) -> TypeGuard[float]:
