@@ -14,7 +14,7 @@ from unittest import mock
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from importer_samples import BACKWARD_S, FORWARD_S, STEPS, dump_of, profile_of, written
 from live_jobs import run_ranks
@@ -145,6 +145,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=200)
 @given(content=st.binary(max_size=400), at=st.integers(0, 3000), protocol=st.integers(2, 5))
+@example(content=b"S'\\y'\n.", at=2, protocol=2)  # an escape that Python warns of
 def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> None:
     whole = pickle.dumps(dump_of(0, 0.0, steps=2), protocol)
     for changed in (whole[:2] + content, whole[:at] + content[:3] + whole[at + 3 :]):

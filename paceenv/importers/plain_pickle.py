@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import pickletools
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,18 +33,13 @@ def read_plain_pickle(content: bytes) -> tuple[Any, str]:
     """
     machine = _Machine()
     try:
-        for number, (opcode, argument, at) in enumerate(pickletools.genops(io.BytesIO(content))):
-            if number >= MOST_OPERATIONS:
-                return machine.left(), f"more than {MOST_OPERATIONS} operations"
-            if opcode.name == "STOP":
-                return machine.pop(), ""
-            step = _STEPS.get(opcode.name)
-            if step is None:
-                return machine.left(), f"{opcode.name} at byte {at} is no plain data and is not run"
-            step(machine, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of escapes in strings of protocol 0, which are refused
+            return machine.run(content)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return machine.left(), " ".join(str(error).split()) or type(error).__name__
-    return machine.left(), "it has no end"
 
 
 class _Machine:
@@ -53,6 +49,19 @@ class _Machine:
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+
+    def run(self, content: bytes) -> tuple[Any, str]:
+        """As :func:`read_plain_pickle`; raises whatever damage makes ``pickletools`` or an operation raise."""
+        for number, (opcode, argument, at) in enumerate(pickletools.genops(io.BytesIO(content))):
+            if number >= MOST_OPERATIONS:
+                return self.left(), f"more than {MOST_OPERATIONS} operations"
+            if opcode.name == "STOP":
+                return self.pop(), ""
+            step = _STEPS.get(opcode.name)
+            if step is None:
+                return self.left(), f"{opcode.name} at byte {at} is no plain data and is not run"
+            step(self, argument)
+        return self.left(), "it has no end"
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
