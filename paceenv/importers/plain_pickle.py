@@ -34,9 +34,7 @@ def read_plain_pickle(content: bytes) -> tuple[Any, str]:
     machine = _Machine()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of escapes in strings of protocol 0, which are refused
+            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes, where text is refused anyway
             return machine.run(content)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return machine.left(), " ".join(str(error).split()) or type(error).__name__
