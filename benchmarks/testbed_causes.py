@@ -1,6 +1,7 @@
 """Is the cause that `paceenv diagnose` names the one that was put there? Real jobs on the testbed, over real sockets.
 
-`python -m benchmarks.testbed_causes --write` puts the table into docs/diagnosis.md. Takes half an hour and root.
+`python -m benchmarks.testbed_causes --write` puts the table into docs/diagnosis.md. Takes half an hour on a machine with nothing else to do,
+and root.
 What a real host adds is really there, so a cause that was not put there and is named beside the right one is shown, not
 counted as an error; named before it, it is one.
 """
@@ -65,10 +66,10 @@ def _plain(label: str, *causes: str, checkpoint: dict[str, Any] | None = None, *
 
 
 def _pairs(label: str, *causes: str, slow: dict[str, Any] | None = None, **network: Any) -> Case:
-    """Four pairs across two racks, with as much uplink as they want."""
+    """Four pairs across two racks, with as much uplink as they want; links that the machine's cores can fill."""
     put = [f"network.{key}={json.dumps(value)}" for key, value in network.items()]
     put += [f"jobs.0.iteration.0.compute.slow={json.dumps(slow)}"] if slow else []
-    return Case(label, "equal-slack", ("network.uplink_mbps=4000",), causes, tuple(put))
+    return Case(label, "equal-slack", ("network.host_mbps=200", "network.uplink_mbps=4000"), causes, tuple(put))
 
 
 def _tenant(label: str, megabytes: float) -> Case:
@@ -104,8 +105,8 @@ CASES: Final = (
     _pairs("nothing, four pairs"),
     _pairs("four pairs on an uplink of 200 Mbit/s", names.CONTENTION, uplink_mbps=200),
     _pairs("four pairs on an uplink of 300 Mbit/s", names.CONTENTION, uplink_mbps=300),
-    _pairs("a host's link at 200 Mbit/s", names.LOCALITY, host_mbps_of={4: 200}),
-    _pairs("the same, a rank slower by 40 %", names.LOCALITY, names.SLOW_RANK, host_mbps_of={4: 200}, slow=_slow(1.4)),
+    _pairs("a host's link at 100 Mbit/s", names.LOCALITY, host_mbps_of={4: 100}),
+    _pairs("the same, a rank slower by 40 %", names.LOCALITY, names.SLOW_RANK, host_mbps_of={4: 100}, slow=_slow(1.4)),
     _tenant("another job on the uplink", 1.6),
     _tenant("another job that transfers half as much", 0.8),
     Case("a gather through 256 KB", "incast-deep", ()),
