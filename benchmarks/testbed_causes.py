@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from benchmarks._common import machine
 from benchmarks.causes import HEALTHY
@@ -34,6 +36,10 @@ MARK: Final = "## Causes put into real jobs"
 ITERATIONS: Final = 120
 WITHIN: Final = 0.1
 """Of the step: how far what a cause is said to cost may be from what was put there."""
+MOST_STOLEN: Final = 0.02
+"""Share of processor time that a hypervisor may take away during a run."""
+TRIES: Final = 3
+_STEAL: Final = 7
 
 
 @dataclass(frozen=True)
@@ -145,11 +151,26 @@ class Found:
 
 
 def observed(scenario: Scenario, iterations: int, folder: Path) -> Cells:
-    """Run a scenario with the agent watching its job, and read the trace it wrote."""
+    """Run a scenario with the agent watching its job, and read the trace it wrote.
+
+    A run from which a hypervisor took processor time away says nothing of the job, so it is made again, whatever it
+    found; of ``TRIES`` the least disturbed one counts.
+    """
     agents = {scenario.loop.job: agent_options(scenario.loop, "observe")}
-    result = run_scenario(scenario, folder, agents=agents, iterations=iterations).jobs[scenario.loop.job]
-    assert result.trace is not None, "the agent observes"
-    return read_cells(read_trace(result.trace))
+    tried: list[tuple[float, Path]] = []
+    while len(tried) < TRIES and min((stolen for stolen, _ in tried), default=1.0) > MOST_STOLEN:
+        before = _processor_time()
+        place = folder / str(len(tried))
+        result = run_scenario(scenario, place, agents=agents, iterations=iterations).jobs[scenario.loop.job]
+        assert result.trace is not None, "the agent observes"
+        passed = _processor_time() - before
+        tried.append((float(passed[_STEAL] / max(passed.sum(), 1.0)), result.trace))
+    return read_cells(read_trace(min(tried)[1]))
+
+
+def _processor_time() -> NDArray[np.float64]:
+    """What the machine's processors did since its start, by kind (``man proc_stat``)."""
+    return np.array(Path("/proc/stat").read_text().splitlines()[0].split()[1:9], np.float64)
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
