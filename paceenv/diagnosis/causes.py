@@ -208,9 +208,10 @@ def _worst(layers: Layers, key: Callable[[TransferClass], float]) -> TransferCla
 def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
     found = _worst(layers, lambda k: k.contention)
     if layers.cost_s.get("contention", 0.0) >= layers.cost_s.get("transfer", 0.0) and found is not None:
+        low, high = found.contention_between
         evidence = (
             f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
-            "alone, as a shared uplink under their own starts explains"
+            f"alone, as a shared uplink under their own starts explains (90 % likely: {low:.2f} to {high:.2f})"
         )
         advice = (
             "more uplink, or groups that share leaves; if the groups have unequal slack, pacing the early ones (slack) "

@@ -26,6 +26,8 @@ LEAST_MATTER: Final = 0.01
 """Share of a step by which a class must exceed its best to be looked into."""
 LEAST_SHARE: Final = 0.05
 """Share of a step from which on groups side by side are looked into even if their collectives hardly vary."""
+MOST_PAUSE: Final = 0.1
+"""Share of a collective that may lie between it and the one before for the two to be buckets of one payload."""
 LEAST_LINK: Final = 0.08
 LEAST_TIMEOUT_S: Final = 0.1
 """Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
@@ -44,9 +46,10 @@ _SIGNIFICANT: Final = 5.0
 class TransferClass:
     """What was found in one class of collectives: name, how many side by side, and the numbers behind its layers.
 
-    ``link_K`` are factors of the groups, ``contention`` how many times longer than alone they take together, ``memory``
-    the largest autocorrelation of what comes and goes, ``timeout_s`` how much longer collapsed steps take (0: none do)
-    and ``collapsed`` their share. ``contended`` is None where it cannot be told.
+    ``link_K`` are factors of the groups, ``contention`` how many times longer than alone they take together, with the
+    ends of what is 90 % likely, ``memory`` the largest autocorrelation of what comes and goes, ``timeout_s`` how much
+    longer collapsed steps take (0: none do) and ``collapsed`` their share. ``contended`` is None where it cannot be
+    told.
     """
 
     op: str
@@ -54,6 +57,7 @@ class TransferClass:
     link_K: Array
     ranks_K: tuple[tuple[int, ...], ...]
     contention: float
+    contention_between: tuple[float, float]
     contended: bool | None
     memory: float
     inflated: float
@@ -63,7 +67,7 @@ class TransferClass:
 
 @dataclass(frozen=True)
 class Shared:
-    """Collectives that share an uplink: tasks of the graph, their nodes' places in the layers, the fitted seconds."""
+    """Groups that share an uplink: the tasks they begin with, their nodes' places in the layers, the fitted seconds."""
 
     tasks: Integers
     places: tuple[Integers, ...]
@@ -99,46 +103,43 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
     hiccups = 0
     classes, uplinks = [], []
-    for members in _classes(cells, graph, node):
-        own_KT = np.stack([own_NT[m].max(axis=0) for m in members])
-        middle_s = float(np.median(own_KT))
-        at = [where[m] for m in members]
-        best_s = float(np.quantile(own_KT, _BEST))
-        spared_s = float(own_KT.mean()) - best_s
-        is_collective = bool(cells.is_collective_N[members[0][0]])
-        side_by_side = len(members) > 1 and middle_s > LEAST_SHARE * step_s
-        if not is_collective or (spared_s < LEAST_MATTER * step_s and not side_by_side):
-            for k, a in enumerate(at):
-                base_s[a] = middle_s
-                rest[a] = _ratio(own_NT[members[k]], middle_s)
+    for chain in _chains(cells, _classes(cells, graph, node), own_NT):
+        at_CK = [[where[m] for m in members] for members in chain]
+        own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
+        if not _matters(cells, chain, own_CKT, step_s):
+            for at, own_KT, members in zip(at_CK, own_CKT, chain, strict=True):
+                middle_s = float(np.median(own_KT))
+                for a, m in zip(at, members, strict=True):
+                    base_s[a] = middle_s
+                    rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
-        arrival_KT = np.stack([np.nan_to_num(cells.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
-        found = _Class(cells, members, own_KT, arrival_KT)
-        classes.append(found.describe())
-        if found.uplink_s is not None:
-            tasks = np.array([graph.task_of_N[m[0]] for m in members], np.int64)
-            uplinks.append(Shared(tasks, tuple(at), *found.uplink_s))
-        for k, a in enumerate(at):
-            base_s[a], link[a] = found.alone_s, found.link_K[k]
-            contention[a], tenant[a] = found.contention_KT[k], found.tenant_KT[k]
-            timeout_s[a] = found.timeout_KT[k]
-            explained = base_s[a] * link[a] * contention[a] * tenant[a]
-            rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
-            beyond_T = found.hiccup_KT[k]
-            hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
-            rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
-            hiccups += int(beyond_T.sum())
+        found_C = [_Class(cells, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
+        contended = _contend(_arrivals(cells, chain[0]), found_C)
+        if contended.uplink_s is not None:
+            tasks = np.array([graph.task_of_N[m[0]] for m in chain[0]], np.int64)
+            uplinks.append(
+                Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
+            )
+        for found, at, members in zip(found_C, at_CK, chain, strict=True):
+            found.split(contended)
+            classes.append(found.describe())
+            for k, a in enumerate(at):
+                base_s[a], link[a] = found.alone_s, found.link_K[k]
+                contention[a], tenant[a] = contended.factor_KT[k], found.tenant_KT[k]
+                timeout_s[a] = found.timeout_KT[k]
+                explained = base_s[a] * link[a] * contention[a] * tenant[a]
+                rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
+                beyond_T = found.hiccup_KT[k]
+                hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
+                rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
+                hiccups += int(beyond_T.sum())
     return TransferLayers(
         node, base_s, link, contention, tenant, rest, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks)
     )
 
 
-def _ratio(own_NT: Array, middle_s: float) -> Array:
-    return own_NT / max(middle_s, 1e-12)
-
-
 def _classes(cells: Cells, graph: Graph, node: Integers) -> list[list[Integers]]:
-    """Sets that meet, by operation, bytes, stage and place in the step; each set as its nodes."""
+    """Sets that meet, by operation, bytes, stage and place in the step; each as its nodes, in the order of ranks."""
     task = graph.task_of_N[node]
     order = np.argsort(task, kind="stable")
     sets = np.split(node[order], np.flatnonzero(np.diff(task[order])) + 1)
@@ -148,45 +149,105 @@ def _classes(cells: Cells, graph: Graph, node: Integers) -> list[list[Integers]]
         stage = -1 if cells.bytes_N[first] else cells.stage_N[first]  # stages have payloads of different size
         key = (cells.op_N[first], cells.bytes_N[first], stage, cells.micro_batch_N[first])
         found.setdefault((*map(int, key), int(cells.position_N[first])), []).append(members)
-    return list(found.values())
+    return [sorted(sets, key=lambda m: tuple(cells.rank_N[m])) for sets in found.values()]
+
+
+def _arrivals(cells: Cells, members: list[Integers]) -> Array:
+    """When the last of each group is there, seconds ``(K, T)``; minus infinity where nobody is."""
+    return np.stack([np.nan_to_num(cells.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
+
+
+def _chains(cells: Cells, classes: list[list[Integers]], own_NT: Array) -> list[list[list[Integers]]]:
+    """Classes of the same groups that follow each other without a pause, as buckets do.
+
+    A group meets the others on the uplink with whatever bucket each of them is at, so they only make sense together.
+    """
+    chains: list[list[list[Integers]]] = []
+    last: dict[tuple[bytes, ...], tuple[list[list[Integers]], Array]] = {}
+    begin_CKT = [_arrivals(cells, members) for members in classes]
+    for i in np.argsort([float(np.median(begin_KT)) for begin_KT in begin_CKT], kind="stable"):
+        members, begin_KT = classes[i], begin_CKT[i]
+        groups = tuple(cells.rank_N[m].tobytes() for m in members)
+        lasts_KT = np.stack([own_NT[m].max(axis=0) for m in members])
+        side_by_side = len(members) > 1 and bool(cells.is_collective_N[members[0][0]])
+        chain, end_KT = last.get(groups, ([], np.full_like(begin_KT, np.nan)))
+        there = np.isfinite(begin_KT) & np.isfinite(end_KT)
+        pause_s = float(np.median((begin_KT - end_KT)[there])) if there.any() else np.inf
+        if side_by_side and abs(pause_s) <= MOST_PAUSE * float(np.median(lasts_KT)):
+            chain.append(members)
+        else:
+            chain = [members]
+            chains.append(chain)
+        last[groups] = chain, begin_KT + lasts_KT
+    return chains
+
+
+def _matters(cells: Cells, chain: list[list[Integers]], own_CKT: list[Array], step_s: float) -> bool:
+    """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into."""
+    spared_s = sum(float(own_KT.mean() - np.quantile(own_KT, _BEST)) for own_KT in own_CKT)
+    side_by_side = len(chain[0]) > 1 and sum(float(np.median(own_KT)) for own_KT in own_CKT) > LEAST_SHARE * step_s
+    return bool(cells.is_collective_N[chain[0][0][0]]) and (spared_s >= LEAST_MATTER * step_s or side_by_side)
+
+
+@dataclass(frozen=True)
+class _Contended:
+    """What groups cost each other: whether they do, the factors, what is likely of their mean, the fitted seconds."""
+
+    contended: bool | None
+    factor_KT: Array
+    between: tuple[float, float] = (1.0, 1.0)
+    uplink_s: tuple[float, float] | None = None
+
+
+def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
+    """What the groups of a chain cost each other, where a shared uplink explains how long they take."""
+    left_KT = np.sum([found.left_KT for found in classes], axis=0)
+    if len(left_KT) == 1:
+        return _Contended(False, np.ones_like(left_KT))
+    from paceenv.diagnosis.uplink import fit_uplink  # brings SciPy's optimizer and the engine, which take a second
+
+    known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
+    fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
+    if not fit.contended:
+        return _Contended(fit.contended, np.ones_like(left_KT))
+    return _Contended(True, fit.contention_KT(known_KT), fit.between(known_KT), (fit.alone_s, fit.work_s))
 
 
 class _Class:
-    """The layers of one class, taken off one after the other."""
+    """The layers of one class, taken off one after the other: those of rare steps at once, then ``split``."""
 
-    def __init__(self, cells: Cells, members: list[Integers], own_KT: Array, arrival_KT: Array) -> None:
+    def __init__(self, cells: Cells, members: list[Integers], own_KT: Array) -> None:
         self._op = cells.ops[cells.op_N[members[0][0]]]
         self._ranks = tuple(tuple(cells.ranks[r] for r in cells.rank_N[m]) for m in members)
-        groups = len(members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
-        left_KT = own_KT - self.timeout_KT
+        self.left_KT = own_KT - self.timeout_KT
         self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
-        usual_K = np.maximum(np.median(left_KT, axis=1, keepdims=True), 1e-12)
+        usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
         if self._op not in QUEUED_OPS:
-            threshold = max(stall_threshold(left_KT / usual_K), LEAST_HICCUP)
-            self.hiccup_KT = left_KT > threshold * usual_K
-            left_KT = np.where(self.hiccup_KT, usual_K, left_KT)
-        self.contention_KT, self._contended = np.ones_like(own_KT), False if groups == 1 else None
-        self.uplink_s: tuple[float, float] | None = None
-        if groups > 1:
-            self._contend(arrival_KT, left_KT)
-            left_KT = left_KT / self.contention_KT
+            threshold = max(stall_threshold(self.left_KT / usual_K), LEAST_HICCUP)
+            self.hiccup_KT = self.left_KT > threshold * usual_K
+            self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
+
+    def split(self, contended: _Contended) -> None:
+        """Take off what the groups cost each other, then what is left to links and tenants."""
+        self._contended = contended
+        left_KT = self.left_KT / contended.factor_KT
         self.link_K = _links(left_KT)
         left_KT = left_KT / self.link_K[:, None]
-        self.tenant_KT, self._memory, self._inflated = np.ones_like(own_KT), 0.0, 0.0
+        self.tenant_KT, self._memory, self._inflated = np.ones_like(left_KT), 0.0, 0.0
         if self._op not in QUEUED_OPS:  # whose port hides who else is on the links
             self.tenant_KT, self._memory, self._inflated = _tenant(left_KT)
         self.alone_s = float(np.median(left_KT / self.tenant_KT))
-        self._groups = groups
 
     def describe(self) -> TransferClass:
         return TransferClass(
             op=self._op,
-            groups=self._groups,
+            groups=len(self._ranks),
             link_K=self.link_K,
             ranks_K=self._ranks,
-            contention=float(self.contention_KT.mean()),
-            contended=self._contended,
+            contention=float(self._contended.factor_KT.mean()),
+            contention_between=self._contended.between,
+            contended=self._contended.contended,
             memory=self._memory,
             inflated=self._inflated,
             timeout_s=self._timeout_s,
@@ -210,17 +271,6 @@ class _Class:
         usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
         timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)
         return timeout_KT, high - low, float(upper_T.mean())
-
-    def _contend(self, arrival_KT: Array, left_KT: Array) -> None:
-        """Take off what the groups cost each other, where a shared uplink explains their durations."""
-        from paceenv.diagnosis.uplink import fit_uplink  # brings SciPy's optimizer and the engine, which take a second
-
-        known_KT = np.where(np.isfinite(arrival_KT), arrival_KT, 0.0)
-        fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
-        self._contended = fit.contended
-        if fit.contended:
-            self.uplink_s = (fit.alone_s, fit.work_s)
-            self.contention_KT = fit.contention_KT(known_KT)
 
 
 def _links(left_KT: Array) -> Array:

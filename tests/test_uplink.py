@@ -1,0 +1,115 @@
+"""What groups cost each other on an uplink, as diagnosis tells it from a trace: size, error bars, limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceenv.calibration.replay import share_uplink
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.cells import read_cells
+from paceenv.diagnosis.diagnose import diagnose_cells
+from paceenv.diagnosis.graph import build_graph
+from paceenv.diagnosis.replay import own_durations
+from paceenv.diagnosis.transfer_layers import split_transfers
+from paceenv.diagnosis.uplink import fit_uplink
+from paceenv.trace import Trace, TraceMetadata
+
+GROUPS, STEPS, COMPUTE_S, SPREAD_S = 4, 200, 1.0, 0.04
+WORK_S = 0.05
+"""Of the whole uplink, for a group's payload."""
+
+Array = NDArray[np.float64]
+
+
+def transfers(cap: float, seed: int, *, noise: float = 0.03, late_K: Array | float = 0.0) -> tuple[Array, Array]:
+    """When groups start and how long each takes, ``(K, T)``; a group alone can use ``cap`` of the uplink."""
+    rng = np.random.default_rng(seed)
+    start_TK = np.ascontiguousarray(COMPUTE_S + late_K + rng.normal(0.0, SPREAD_S, (STEPS, GROUPS)))
+    lasts_TK = share_uplink(start_TK, WORK_S / cap, WORK_S) - start_TK
+    return start_TK.T, (lasts_TK * (1.0 + rng.normal(0.0, noise, lasts_TK.shape))).T
+
+
+def everywhere() -> NDArray[np.bool_]:
+    return np.ones(STEPS, np.bool_)
+
+
+def test_error_bars_hold_the_truth() -> None:
+    held, widths = [], []
+    for seed in range(40):
+        start_KT, lasts_KT = transfers(0.6, seed)
+        fit = fit_uplink(start_KT, lasts_KT, everywhere())
+        low, high = fit.between(start_KT)
+        true = float((transfers(0.6, seed, noise=0.0)[1] / (WORK_S / 0.6)).mean())
+        assert fit.contended
+        held.append(low <= true <= high)
+        widths.append(high - low)
+    assert 0.75 <= np.mean(held) <= 0.99
+    assert np.mean(widths) < 0.2
+
+
+def test_a_group_that_is_late_meets_the_others_less_and_no_slower_link_is_made_up_for_that() -> None:
+    start_KT, lasts_KT = transfers(0.8, 1, late_K=np.array([0.0, 0.0, 0.0, 0.1]))
+    fit = fit_uplink(start_KT, lasts_KT, everywhere())
+    assert fit.contended
+    assert fit.work_s / fit.alone_s == pytest.approx(0.8, abs=0.05)
+
+
+def test_a_slower_link_is_told_from_contention() -> None:
+    start_KT, lasts_KT = transfers(0.6, 2)
+    lasts_KT[3] *= 1.4
+    fit = fit_uplink(start_KT, lasts_KT, everywhere())
+    assert fit.contended
+    assert fit.work_s / fit.alone_s == pytest.approx(0.6, abs=0.06)
+
+
+def test_groups_that_do_not_feel_each_other_are_not_said_to() -> None:
+    told = [fit_uplink(*transfers(1.0 / GROUPS, seed), everywhere()).contended for seed in range(40)]
+    assert not any(told)
+
+
+@pytest.mark.parametrize("cap", [0.4, 0.6, 0.9])
+def test_buckets_one_after_the_other_are_one_payload(cap: float) -> None:
+    """In its second bucket a group meets those that are still at their first: taken by itself, no bucket shows it."""
+    start_KT, lasts_KT = transfers(cap, 3)
+    cells = read_cells(bucketed(start_KT, lasts_KT, buckets=5))
+    assert diagnose_cells(cells).causes[0].cause == names.CONTENTION
+    graph = build_graph(cells)
+    classes = split_transfers(cells, graph, own_durations(cells, graph), 1.0).classes
+    assert len(classes) == 5
+    assert [found.contention for found in classes] == pytest.approx([(lasts_KT * cap / WORK_S).mean()] * 5, rel=0.05)
+
+
+def bucketed(start_KT: Array, lasts_KT: Array, *, buckets: int) -> Trace:
+    """Pairs of ranks that start and take as given, in so many equal parts, then meet in a barrier."""
+    columns: dict[str, list[float | str]] = {
+        key: [] for key in ("op", "rank", "iteration", "seq", "group", "start_s", "end_s")
+    }
+    begin_s = 0.0
+    for t in range(start_KT.shape[1]):
+        done_s = float((begin_s + start_KT[:, t] + lasts_KT[:, t]).max())
+        for rank in range(2 * len(start_KT)):
+            group = rank // 2
+            ready_s, part_s = begin_s + float(start_KT[group, t]), float(lasts_KT[group, t]) / buckets
+            ends_s = [
+                begin_s,
+                *(ready_s + part_s * i for i in range(buckets)),
+                ready_s + float(lasts_KT[group, t]),
+                done_s,
+            ]
+            ops = ["compute", *["all_reduce"] * buckets, "barrier"]
+            for seq, op in enumerate(ops):
+                row = (
+                    op,
+                    rank,
+                    t,
+                    seq,
+                    -1 if op == "compute" else 99 if op == "barrier" else group,
+                    *ends_s[seq : seq + 2],
+                )
+                for column, value in zip(columns.values(), row, strict=True):
+                    column.append(value)
+        begin_s = done_s
+    columns["job"] = ["pairs"] * len(columns["op"])
+    return Trace.from_columns(columns, TraceMetadata({"name": "pairs"}, (), "test"))
