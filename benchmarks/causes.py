@@ -277,7 +277,7 @@ def main(
     if json_ is not None:
         output.write_json(result | {"cases": [_row(v) for v in verdicts]}, json_)
     if json_ != "-":
-        output.print_table("Diagnosis of known causes", ("", ""), [(k, str(v)) for k, v in result.items()])
+        output.print_table("Diagnosis of known causes", ("", ""), [(k, _spelled(v)) for k, v in result.items()])
         for v in with_cause:
             if not v.top_right or v.error > WITHIN:
                 shares = f"true {_shares(v.true)}, found {_shares(v.found)}"

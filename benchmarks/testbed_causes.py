@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +18,9 @@ from typing import Annotated, Any, Final
 import numpy as np
 import pyarrow as pa
 import typer
-from numpy.typing import NDArray
 
 from benchmarks._common import machine
+from benchmarks._processors import Processors
 from benchmarks.causes import HEALTHY
 from live.testbed.run import agent_options, run_scenario
 from live.testbed.scenario import Scenario, load_scenario
@@ -39,16 +37,12 @@ MARK: Final = "## Causes put into real jobs"
 ITERATIONS: Final = 120
 WITHIN: Final = 0.1
 """Of the step: how far what a cause is said to cost may be from what was put there."""
-MOST_STOLEN: Final = 0.02
+MOST_STOLEN: Final = 0.03
 """Share of processor time that a hypervisor may take away during the iterations that count."""
-TRIES: Final = 4
+TRIES: Final = 3
 LONGER: Final = 2
 FIRST: Final = 5
 """Iterations in which a job still warms up."""
-SAMPLE_S: Final = 0.1
-_STEAL: Final = 7
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -160,36 +154,6 @@ class Found:
         told |= {"right": self.right, "step_time_s": self.diagnosis.step_time_s, "step_cv": self.step_cv}
         told |= {"stolen": self.stolen}
         return told | {"verdict": self.diagnosis.verdict}
-
-
-class Processors:
-    """Notes, while it is entered, what the machine's processors did so far and when, in another thread."""
-
-    def __init__(self) -> None:
-        self._samples: list[tuple[float, float, float]] = []
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
-
-    def __enter__(self) -> Processors:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while True:
-            ticks = np.array(Path("/proc/stat").read_text().splitlines()[0].split()[1:9], np.float64)  # man proc_stat
-            self._samples.append((time.monotonic(), float(ticks[_STEAL]), float(ticks.sum())))
-            if self._end.wait(SAMPLE_S):
-                return
-
-    def stolen(self, begin_s_W: Array, end_s_W: Array) -> Array:
-        """Share of processor time that a hypervisor took away between two times, for each pair of them."""
-        at_s, *counts = np.array(self._samples).T
-        stolen_W, passed_W = (np.interp(end_s_W, at_s, n) - np.interp(begin_s_W, at_s, n) for n in counts)
-        return np.asarray(stolen_W / np.maximum(passed_W, 1.0))
 
 
 def observed(scenario: Scenario, iterations: int, folder: Path) -> tuple[Cells, float]:
