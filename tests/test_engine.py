@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 from paceenv import pacing
+from paceenv.engine import simulator as engine
 from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
 
 Make = Callable[..., Simulator]
@@ -258,7 +259,8 @@ def test_batch_size_and_order_do_not_matter(simulator: Make) -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
-def test_threads_do_not_matter(simulator: Make, threads: int) -> None:
+def test_threads_do_not_matter(simulator: Make, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_LEAST_UPDATES", 1)  # even so small a batch is shared
     one, many = (simulator(range(7), threads=n, **EVERY_NOISE | COUPLED) for n in (1, threads))
     settings = settings_for(one)
     np.testing.assert_array_equal(one.run(settings, 100), many.run(settings, 100))

@@ -182,6 +182,34 @@ def test_unequal_shares_of_a_link_are_told(name: str, cv: float, simulated: Any)
     assert abs(fit.cv_error) < 0.004, "without it a fit would be calmer than the job"
 
 
+def test_a_fabric_noisier_than_any_that_can_be_simulated_is_capped(simulated: Any) -> None:
+    """A collective's time is anything between next to nothing and many times its mean: gamma, CV 1.6."""
+    cluster = load_cluster("sockets-null-jitter")
+    trace = with_bytes(simulated(cluster), cluster)
+    factor_T = np.random.default_rng(0).gamma(0.4, 2.5, ITERATIONS)
+    fit = calibrate_job(_stretched(trace, cluster.job.collective, factor_T))
+    found = next(p for p in fit.parameters if p.key == "noise.transfer_cv")
+    assert fit.cluster.noise.transfer_cv == found.value == 1.0
+    assert "of which the simulator has 1 at most" in found.evidence
+
+
+def _stretched(trace: Trace, op: str, factor_T: NDArray[np.float64]) -> Trace:
+    """The trace with the collectives of every iteration so many times as long, and all that follows later by that."""
+    iteration, start_s, end_s = (trace.column(name) for name in ("iteration", "start_s", "end_s"))
+    is_op, at_T = trace.isin("op", op), np.unique(iteration, return_inverse=True)[1]
+    last_T, end_T = np.full(len(factor_T), -np.inf), np.full(len(factor_T), -np.inf)
+    np.maximum.at(last_T, at_T[is_op], start_s[is_op])
+    np.maximum.at(end_T, at_T[is_op], end_s[is_op])
+    longer_T = (end_T - last_T) * (factor_T - 1.0)
+    before_T = np.concatenate([[0.0], np.cumsum(longer_T)[:-1]])
+    later_s = before_T[at_T]
+    return _changed(
+        trace,
+        start_s=pa.array(start_s + later_s),
+        end_s=pa.array(end_s + later_s + np.where(is_op, longer_T[at_T], 0.0)),
+    )
+
+
 def test_a_slow_rank_is_named(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter").changed(["noise.slow_ranks=1", "noise.slow_factor=2"])
     trace = simulated(cluster)

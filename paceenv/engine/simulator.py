@@ -20,6 +20,8 @@ from paceenv.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.signals import SIGNALS
 
 _CACHE_WAYS_BYTES = 4096
+_LEAST_UPDATES = 100_000
+"""Rank-iterations for a thread, about half a millisecond."""
 _PADDING = 16
 """Unused columns of ``rank_EFR`` where rows a power of two of bytes apart would fall into the same cache sets."""
 _STATE = ("clocks", "noise_ENR", "heat_EHN", "start_ER", "group_ENG", "tenant_ENK", "rank_EFR", "tick_EK")
@@ -100,7 +102,7 @@ class Simulator:
     ----------
     batch : the E jobs
     keys_E : episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy
-    threads : how many threads share a batch; results do not depend on it
+    threads : how many threads share a batch at most; results do not depend on it
     """
 
     batch: JobBatch
@@ -179,9 +181,8 @@ class Simulator:
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
         out = np.empty((len(self.batch), self.batch.ranks if every_rank else 1, SIGNALS), np.float32)
-        self._spread(
-            compiled.observe, None, self.batch.ranks, every_rank, self.clocks, self.rank_EFR, self.tick_EK, out
-        )
+        arguments = (self.batch.ranks, every_rank, self.clocks, self.rank_EFR, self.tick_EK, out)
+        self._spread(compiled.observe, None, self.batch.ranks, arguments)
         return out if every_rank else out[:, 0]
 
     def mean_delay_s(self) -> NDArray[np.float64]:
@@ -232,13 +233,17 @@ class Simulator:
         )
         stamps = (out.start_ETR, out.entry_ETR, out.delay_ETR, out.finish_ETG, out.ready_ETG)
         parameters = (self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table(), self._imbalance)
-        self._spread(compiled.advance, which, iterations, *parameters, settings, out.step_ET, record, *stamps)
+        arguments = (iterations, *parameters, settings, out.step_ET, record, *stamps)
+        self._spread(compiled.advance, which, R * iterations, arguments)
         return out
 
-    def _spread(self, function: Any, which: NDArray[np.int64] | None, *arguments: Any) -> None:
-        """Call ``function(which, *arguments)`` on slices of the environments, one slice a thread."""
+    def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:
+        """Call ``function(which, *arguments)`` on slices of the environments, one slice a thread.
+
+        ``updates``: rank-iterations of one environment; threads are started for what takes longer than that.
+        """
         which = np.arange(len(self.batch)) if which is None else which
-        threads = min(self.threads, len(which))
+        threads = min(self.threads, len(which), len(which) * updates // _LEAST_UPDATES)
         if threads <= 1:
             function(which, *arguments)
             return
