@@ -20,6 +20,8 @@ from paceenv.errors import InputError
 from paceenv.files import write_whole
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
+_LONGEST_NUMBER = 40
+"""Characters, with its interval and unit."""
 
 
 def write_json(data: Any, where: str) -> None:
@@ -44,21 +46,33 @@ def _finite(data: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table: the first column to the left, numbers to the right."""
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
-    table.caption, table.caption_justify = escape(note) or None, "left"
-    for i, name in enumerate(columns):
-        table.add_column(escape(name), justify="left" if i == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    """Print a table, columns of numbers to the right, between its title and a note; without rows only these."""
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(escape(title), style="bold")
+    if rows:
+        table = Table()
+        for name, is_number in zip(columns, _are_numbers(columns, rows), strict=True):
+            table.add_column(escape(name), justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    if note:
+        console.print(escape(note))
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown, columns of numbers to the right."""
-    numbers = [all(re.match(r"[-+*±–]*\d|–|$", row[c]) for row in rows) for c in range(len(columns))]
-    rule = ["---:" if c and is_number else "---" for c, is_number in enumerate(numbers)]
+    rule = ["---:" if is_number else "---" for is_number in _are_numbers(columns, rows)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
+
+
+def _are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns, but for the first, have numbers in all rows; a long text that begins with one is none."""
+
+    def is_number(cell: str) -> bool:
+        return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER
+
+    return [c > 0 and all(is_number(row[c]) for row in rows) for c in range(len(columns))]
 
 
 def say(text: str) -> None:

@@ -325,3 +325,30 @@ def test_published_slowdowns(
         assert first.cause == names.DATA
         assert "nothing to exploit" in first.advice
         assert all(1.11 < value < 1.21 for value in found.attribution.rank.values())
+
+
+def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_another() -> None:
+    """A second before the first all-reduce and ten milliseconds before the second, the same on every rank: with all
+    compute as one kind, whoever has its own durations seems to hold everybody up."""
+    rng = np.random.default_rng(0)
+    long_TR = 1.0 + rng.normal(0.0, 0.001, (40, 4))
+    plain = job_of(long_TR)
+    columns = {key: plain.column(key) for key in ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")}
+    second = {key: column.copy() for key, column in columns.items()}
+    iteration = columns["iteration"]
+    begin_T = np.array([columns["start_s"][iteration == t].min() for t in range(40)])
+    end_T = np.array([columns["end_s"][iteration == t].max() for t in range(40)])
+    compute = columns["op"] == "compute"
+    second["start_s"] = np.where(compute, end_T[iteration], end_T[iteration] + 0.01)
+    second["end_s"] = np.where(compute, end_T[iteration] + 0.01, end_T[iteration] + 0.06)
+    second["seq"] = columns["seq"] + 2
+    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
+    later_s = 0.06 * both["iteration"]
+    assert (begin_T[1:] >= end_T[:-1] - 1e-9).all()
+    both |= {"start_s": both["start_s"] + later_s, "end_s": both["end_s"] + later_s}
+    cells = read_cells(Trace.from_columns(both, TraceMetadata({"name": "buckets"}, (), "test")))
+    found = diagnose_cells(cells)
+    assert len(np.unique(cells.kind_N)) == 4
+    assert found.attribution.rank == pytest.approx(dict.fromkeys(range(4), 1.0), abs=0.003)
+    assert found.slowdown == pytest.approx(1.0, abs=0.003)
+    assert not found.causes

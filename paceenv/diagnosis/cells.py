@@ -68,6 +68,21 @@ class Cells:
         """Which nodes belong to the usual step."""
         return np.asarray(np.isfinite(self.start_NT).mean(axis=1) >= USUAL)
 
+    @property
+    def kind_N(self) -> Integers:
+        """A number of each node's kind, whose members should all take equally long.
+
+        That is its operation's; where nothing says which micro-batch it serves, and all ranks have as many, it is its
+        operation's at that place: what a rank computes before its first bucket is not what it does before the last.
+        """
+        kind_N, usual_N = self.op_N.copy(), self.usual_N
+        for op in np.unique(self.op_N):
+            nodes = np.flatnonzero((self.op_N == op) & usual_N)
+            of_rank = np.bincount(self.rank_N[nodes], minlength=1)
+            if (self.micro_batch_N[nodes] < 0).all() and len(np.unique(of_rank[of_rank > 0])) == 1:
+                kind_N[nodes] += len(self.ops) * self.position_N[nodes]
+        return kind_N
+
     def is_op(self, *names: str) -> NDArray[np.bool_]:
         """Which nodes have one of these names."""
         wanted = [i for i, op in enumerate(self.ops) if op in names]

@@ -207,8 +207,9 @@ def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
     """
     relative_NT = v_NT / np.maximum(np.median(v_NT, axis=1, keepdims=True), 1e-12)  # most of its steps may have none
     flagged = np.zeros(v_NT.shape, np.bool_)
-    for kind in np.unique(cells.op_N[node]):
-        mine = cells.op_N[node] == kind
+    kind_N = cells.kind_N[node]
+    for kind in np.unique(kind_N):
+        mine = kind_N == kind
         flagged[mine] = relative_NT[mine] > stall_threshold(relative_NT[mine])
     if flagged.any():
         forward, backward = _pairs(cells, node)
@@ -225,7 +226,7 @@ def _levels(
     cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
 ) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
     """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
-    kinds, kind = np.unique(cells.op_N[node], return_inverse=True)
+    kinds, kind = np.unique(cells.kind_N[node], return_inverse=True)
     stages, stage = np.unique(cells.stage_N[node], return_inverse=True)
     rank, ranks, steps = cells.rank_N[node], len(cells.ranks), clean_NT.shape[1]
     mean_N = clean_NT.mean(axis=1)

@@ -49,10 +49,9 @@ def ideal_durations(cells: Cells, own_NT: Array) -> Array:
     communicates = cells.is_collective_N | cells.is_transfer_N
     usual = cells.usual_N & ~cells.is_pace_N
     workers = len(cells.ranks)
-    for op in range(len(cells.ops)):
-        like = np.flatnonzero((cells.op_N == op) & usual)
-        if not len(like):
-            continue
+    kind_N = cells.kind_N
+    for kind in np.unique(kind_N[usual]):
+        like = np.flatnonzero((kind_N == kind) & usual)
         present = np.isfinite(cells.start_NT[like])
         if communicates[like].any():
             ideal_NT[like] = np.median(own_NT[like][present])
