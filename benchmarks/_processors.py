@@ -64,8 +64,13 @@ class Processors:
             if self._end.wait(SAMPLE_S):
                 return
 
-    def stolen(self, begin_s_W: Array, end_s_W: Array) -> Array:
-        """Share of processor time that was taken away between two times, for each pair of them; monotonic seconds."""
-        at_s, *counts = np.array(self._samples).T
-        stolen_W, passed_W = (np.interp(end_s_W, at_s, n) - np.interp(begin_s_W, at_s, n) for n in counts)
-        return np.asarray(stolen_W / np.maximum(passed_W, 1.0))
+    def save(self, path: Path) -> None:
+        """Keep what was noted, as ``(samples, 3)``: monotonic seconds, ticks stolen and ticks in all so far."""
+        np.save(path, np.array(self._samples))
+
+
+def stolen(path: Path, begin_s_W: Array, end_s_W: Array) -> Array:
+    """Share of processor time that was taken away between two times, for each pair of them; monotonic seconds."""
+    at_s, *counts = np.load(path, allow_pickle=False).T
+    stolen_W, passed_W = (np.interp(end_s_W, at_s, n) - np.interp(begin_s_W, at_s, n) for n in counts)
+    return np.asarray(stolen_W / np.maximum(passed_W, 1.0))

@@ -8,7 +8,9 @@ counted as an error; named before it, it is one.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ import pyarrow as pa
 import typer
 
 from benchmarks._common import machine
-from benchmarks._processors import Processors
+from benchmarks._processors import Processors, stolen
 from benchmarks.causes import HEALTHY
 from live.testbed.run import agent_options, run_scenario
 from live.testbed.scenario import Scenario, load_scenario
@@ -37,7 +39,9 @@ MARK: Final = "## Causes put into real jobs"
 ITERATIONS: Final = 120
 WITHIN: Final = 0.1
 """Of the step: how far what a cause is said to cost may be from what was put there."""
-LONGER: Final = 3
+LONGER: Final = 2
+SOUND_RUNS: Final = 3
+"""Of a job without what is put there, as several are held against it."""
 FIRST: Final = 5
 """Iterations in which a job still warms up."""
 
@@ -153,39 +157,43 @@ class Found:
         return told | {"verdict": self.diagnosis.verdict}
 
 
-def observed(scenario: Scenario, iterations: int, folder: Path) -> tuple[Cells, float]:
+def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[Cells, float]:
     """Run a scenario with the agent watching its job; the trace it wrote, and the share of processor time stolen.
 
     Iterations from which a hypervisor took processor time away say nothing of the job: it makes LONGER times as many,
-    and the ``iterations`` in a row that lost least count, whatever shows in them.
+    and of all ``runs`` the ``iterations`` in a row that lost least count, whatever shows in them.
     """
     agents = {scenario.loop.job: agent_options(scenario.loop, "observe")}
-    with Processors() as processors:
-        run = run_scenario(scenario, folder, agents=agents, iterations=LONGER * iterations + FIRST)
-    job = run.jobs[scenario.loop.job]
-    assert job.trace is not None, "the agent observes"
-    end_s_T = job.steps_s_TR.max(axis=1)
-    stolen_W = processors.stolen(end_s_T[FIRST - 1 : -iterations], end_s_T[FIRST - 1 + iterations :])
-    first = FIRST + int(np.argmin(stolen_W))
-    trace = read_trace(job.trace)
+    made = LONGER * iterations + FIRST
+    name = hashlib.sha256(f"{scenario.model_dump_json()} {made}".encode()).hexdigest()[:16]
+    found = []
+    for i in range(runs):
+        place = folder / f"{name}-{i}"
+        noted, job = place / "processors.npy", place / scenario.loop.job
+        if not noted.exists():
+            shutil.rmtree(place, ignore_errors=True)  # of a run that was cut
+            with Processors() as processors:
+                run_scenario(scenario, place, agents=agents, iterations=made)
+            processors.save(noted)
+        end_s_T = np.load(job / "steps.npy", allow_pickle=False).max(axis=1)
+        stolen_W = stolen(noted, end_s_T[FIRST - 1 : -iterations], end_s_T[FIRST - 1 + iterations :])
+        found.append((float(stolen_W.min()), FIRST + int(np.argmin(stolen_W)), job / "trace.parquet"))
+    share, first, path = min(found)
+    trace = read_trace(path)
     counts = (trace.column("iteration") >= first) & (trace.column("iteration") < first + iterations)
-    cells = read_cells(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks()))
-    return cells, float(stolen_W.min())
+    return read_cells(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks())), share
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
-    """Every case, and once each job without what was put there."""
-    sound_s: dict[str, float] = {}
-    for i, case in enumerate(cases):
-        sound = case.load(sound=True)
-        key = sound.model_dump_json()
-        if case.put and key not in sound_s:
-            sound_s[key] = float(observed(sound, iterations, folder / f"{i}-sound")[0].step_s_T.mean())
-        cells, stolen = observed(case.load(), iterations, folder / str(i))
+    """Every case, held against the same job without what was put there."""
+    for case in cases:
+        sound, share = observed(case.load(sound=True), iterations, folder, runs=SOUND_RUNS)
+        cells = sound
+        if case.put:
+            cells, share = observed(case.load(), iterations, folder)
         mean_s = float(cells.step_s_T.mean())
-        sound_s.setdefault(key, mean_s)
-        put = 1.0 - sound_s[key] / mean_s
-        yield Found(case, diagnose_cells(cells), float(cells.step_s_T.std()) / mean_s, put, stolen)
+        put = 1.0 - float(sound.step_s_T.mean()) / mean_s
+        yield Found(case, diagnose_cells(cells), float(cells.step_s_T.std()) / mean_s, put, share)
 
 
 def _row(one: Found) -> tuple[str, ...]:
@@ -201,10 +209,10 @@ def section(found: list[Found], iterations: int) -> list[str]:
     about = (
         f"`python -m benchmarks.testbed_causes`: torchrun jobs over real sockets between namespaces, {iterations} "
         "iterations each, whose traces the live agent wrote. Percentages are of the step; what was put there costs "
-        "what the step is longer than that of the same job without it, run once. Stolen is what a hypervisor took of "
-        f"the processors' time; each job ran {LONGER} times as long, and the stretch that lost least counts. "
-        "The first cause named is one that was "
-        f"put there in {sum(one.right for one in sick)} of {len(sick)}, what it costs within 10 points in "
+        "what the step is longer than that of the same job without it. Stolen is what a hypervisor took of the "
+        f"processors' time: each job ran {LONGER} times as long, those without causes {SOUND_RUNS} times, and the "
+        "stretch that lost least counts. The first cause named is one that was put "
+        f"there in {sum(one.right for one in sick)} of {len(sick)}, what it costs within 10 points in "
         f"{sum(one.error <= WITHIN for one in sick)}; of {len(sound)} jobs without a cause "
         f"{sum(not one.right for one in sound)} got one."
     )
@@ -232,7 +240,9 @@ def main(
     document: Annotated[bool, typer.Option("--write", help="Put the table into docs/diagnosis.md.")] = False,
     only: Annotated[str, typer.Option(help="Only cases whose label has this text in it.")] = "",
     iterations: Annotated[int, typer.Option(min=20, help="Of every job that count.")] = ITERATIONS,
-    keep: Annotated[Path | None, typer.Option(help="Keep the runs, with their traces, in this new folder.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the runs in this folder, and use those that are there.")
+    ] = None,
 ) -> None:
     """Run jobs with known causes on the testbed and say which causes their traces are diagnosed with."""
     cases, found = [case for case in CASES if only in case.label], []
