@@ -1,7 +1,7 @@
 """Keeps the machine's processors awake, and notes what a hypervisor takes away of their time meanwhile.
 
 Jobs of the testbed sleep most of the time. A virtual processor that idles is given away, and comes back late: up to
-half of the time was stolen from such jobs, and a few percent with something to do at idle priority, which any other
+half of the time was stolen from such jobs, and 17 % at most with something to do at idle priority, which any other
 work displaces at once.
 """
 

@@ -78,7 +78,7 @@ class Cells:
         kind_N, usual_N = self.op_N.copy(), self.usual_N
         for op in np.unique(self.op_N):
             nodes = np.flatnonzero((self.op_N == op) & usual_N)
-            of_rank = np.bincount(self.rank_N[nodes], minlength=1)
+            of_rank = np.bincount(self.rank_N[nodes])
             if (self.micro_batch_N[nodes] < 0).all() and len(np.unique(of_rank[of_rank > 0])) == 1:
                 kind_N[nodes] += len(self.ops) * self.position_N[nodes]
         return kind_N
