@@ -1,7 +1,7 @@
 """Is the cause that `paceenv diagnose` names the one that was put there? Real jobs on the testbed, over real sockets.
 
-`python -m benchmarks.testbed_causes --write` puts the table into docs/diagnosis.md. Takes root, and half an hour
-of a machine with nothing else to do.
+`python -m benchmarks.testbed_causes --write` puts the table into docs/diagnosis.md. Takes root, and an hour of
+a machine with nothing else to do.
 What a real host adds is really there, so a cause that was not put there and is named beside the right one is shown, not
 counted as an error; named before it, it is one.
 """
