@@ -51,7 +51,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     console.print(escape(title), style="bold")
     if rows:
         table = Table()
-        for name, is_number in zip(columns, _are_numbers(columns, rows), strict=True):
+        for name, is_number in zip(columns, are_numbers(columns, rows), strict=True):
             table.add_column(escape(name), justify="right" if is_number else "left", overflow="fold")
         for row in rows:
             table.add_row(*map(escape, row))
@@ -62,11 +62,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown, columns of numbers to the right."""
-    rule = ["---:" if is_number else "---" for is_number in _are_numbers(columns, rows)]
+    rule = ["---:" if is_number else "---" for is_number in are_numbers(columns, rows)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
 
 
-def _are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
     """Which columns, but for the first, have numbers in all rows; a long text that begins with one is none."""
 
     def is_number(cell: str) -> bool:

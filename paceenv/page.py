@@ -9,13 +9,13 @@ import base64
 import csv
 import html
 import io
-import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from paceenv.output import are_numbers
+
 MOST_ROWS: Final = 40
 """Rows of a table that is shown under a picture; the file to download has all of them."""
-_NUMBER: Final = re.compile(r"[-+−]?\d")
 _FROM_THIS_FILE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WITH_SCRIPTS: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src 'unsafe-inline' 'unsafe-eval'"
@@ -71,7 +71,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; columns of numbers to the right."""
-    numbers = [bool(rows) and all(_NUMBER.match(row[c]) or not row[c] for row in rows) for c in range(len(columns))]
+    numbers = are_numbers(columns, rows)
 
     def line(tag: str, cells: Sequence[str]) -> str:
         kinds = (' class="number"' if is_number else "" for is_number in numbers)

@@ -24,6 +24,7 @@ from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.cells import read_cells
 from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose, diagnose_cells
 from paceenv.diagnosis.graph import build_graph
+from paceenv.diagnosis.memory import memory
 from paceenv.diagnosis.replay import own_durations, replay
 from paceenv.diagnosis.sources import read_sources
 from paceenv.diagnosis.whatif import ideal_durations
@@ -174,6 +175,31 @@ def test_busy_hosts_are_no_tenant() -> None:
     transfer_T1 = 0.015 * np.exp(0.3 * course_T)[:, None]
     found = diagnose(job_of(0.1 + 0.0002 * rng.standard_normal((200, 4)), transfer_T1))
     assert names.TENANT not in {c.cause for c in found.causes}
+
+
+def test_a_tenant_of_another_period_is_one() -> None:
+    """It comes by every seven steps or so: not alike at any distance, yet foretold by the last few steps."""
+    rng = np.random.default_rng(3)
+    phase_T = 2.0 * np.pi * np.cumsum(1.0 / 7.0 + 0.07 * rng.standard_normal(200))
+    met_T = np.clip(0.5 + 0.5 * np.cos(phase_T) + 0.15 * rng.standard_normal(200), 0.0, 1.0)
+    transfer_T1 = 0.2 * (1.0 + 0.6 * met_T)[:, None]
+    away_T = np.log(transfer_T1[:, 0]) - np.log(transfer_T1).mean()
+    assert max(away_T[lag:] @ away_T[:-lag] for lag in range(1, 64)) < 0.5 * (away_T @ away_T)
+    found = diagnose(job_of(0.25 + 0.002 * rng.standard_normal((200, 4)), transfer_T1))
+    assert found.causes[0].cause == names.TENANT
+    assert found.causes[0].lost_s == pytest.approx(float(transfer_T1.mean() - transfer_T1.min()), rel=0.1)
+
+
+@given(first=st.floats(-0.6, 0.6), second=st.floats(-0.6, 0.3), seed=st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_memory_is_what_an_autoregression_explains(first: float, second: float, seed: int) -> None:
+    """In closed form from its partial autocorrelations; nothing of white noise or of a constant."""
+    noise_T = np.random.default_rng(seed).standard_normal(20_000)
+    x_T = signal.lfilter([1.0], [1.0, -first * (1.0 - second), -second], noise_T)
+    explained = 1.0 - (1.0 - first**2) * (1.0 - second**2)
+    assert memory(x_T) ** 2 == pytest.approx(explained, abs=0.03)
+    assert memory(noise_T[:200]) < 0.3
+    assert memory(np.full(50, 0.3)) == 0.0
 
 
 def test_groups_that_never_vary_leave_contention_open() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser, check_shown
+from browser import WIDTH, Browser, check_shown
 from traced_jobs import job_of
 
 from benchmarks._pipeline_jobs import PipelineJob
@@ -95,6 +95,16 @@ def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "page.json").read_text())["policies"] == []
     assert cli.run(["report", str(path), "-o", str(again)]) == 0
     assert again.read_bytes() == out.read_bytes()
+
+
+def test_a_sentence_that_begins_with_a_number_may_wrap(browser: Browser, tmp_path: Path) -> None:
+    """As evidence does: "4 groups run all_reduce side by side ..."; in one line it would leave the page."""
+    sentence = "4 groups run side by side, as a shared uplink under their own starts explains; " * 4
+    path = tmp_path / "page.html"
+    path.write_text(page.page("wide", [page.table(("cause", "share", "evidence"), [("a", "30%", sentence)])]))
+    seen = browser.look(path)
+    assert seen.scroll_width <= WIDTH
+    assert "share\tevidence" in seen.text
 
 
 def test_a_picture_that_is_missing_or_a_page_that_asks_for_something_is_seen(browser: Browser, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ def diagnose(
 
 def _print(found: Diagnosis, name: str) -> None:
     rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice) for c in found.causes]
-    bare = "" if found.bare_step_s is None else f" ({found.bare_step_s:.4g} s without any cause)"
+    known = found.bare_step_s is not None and found.causes
+    bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
     title = (
         f"{name}: mean step {found.step_time_s:.4g} s{bare}, with all workers equal {found.ideal_step_time_s:.4g} s "
         f"(slowdown {found.slowdown:.3f})"

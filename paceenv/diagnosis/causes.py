@@ -230,8 +230,8 @@ def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
     found = _worst(layers, lambda k: k.inflated)
     assert found is not None
     evidence = (
-        f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory "
-        f"(autocorrelation {found.memory:.2f}) that the job's own ranks do not explain"
+        f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
+        f"last steps foretell it, correlation {found.memory:.2f}) that the job's own ranks do not explain"
     )
     advice = (
         "another job's transfers collide with ours: move one of them, or shift the phase; pacing (slide) pays where "

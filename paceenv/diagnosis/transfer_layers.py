@@ -20,6 +20,7 @@ import numpy as np
 
 from paceenv.diagnosis.cells import Array, Cells, Integers
 from paceenv.diagnosis.graph import QUEUED_OPS, Graph
+from paceenv.diagnosis.memory import memory
 from paceenv.diagnosis.tails import stall_threshold
 
 LEAST_MATTER: Final = 0.01
@@ -36,8 +37,8 @@ LEAST_HICCUP: Final = 3.0
 LEAST_TENANT: Final = 0.1
 """Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
 LEAST_MEMORY: Final = 0.6
-"""Autocorrelation, at some lag, from which on what comes and goes has a memory: most of it returns. Tenants simulated
-and on real sockets have 0.74 and more, small transfers among busy hosts up to 0.52."""
+"""From which on what comes and goes counts as foretold by its past: see ``paceenv.diagnosis.memory``."""
+LEAST_TENANT_STEPS: Final = 32
 _BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
 
@@ -47,7 +48,7 @@ class TransferClass:
     """What was found in one class of collectives: name, how many side by side, and the numbers behind its layers.
 
     ``link_K`` are factors of the groups, ``contention`` how many times longer than alone they take together, with the
-    ends of what is 90 % likely, ``memory`` the largest autocorrelation of what comes and goes, ``timeout_s`` how much
+    ends of what is 90 % likely, ``memory`` how far what comes and goes is foretold by its past, ``timeout_s`` how much
     longer collapsed steps take (0: none do) and ``collapsed`` their share. ``contended`` is None where it cannot be
     told.
     """
@@ -120,8 +121,12 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
             uplinks.append(
                 Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
             )
+        for found in found_C:
+            found.share(contended)
+        somebody = _tenant([found.left_KT for found in found_C if not found.queued])
+        for found in found_C:
+            found.meet(somebody)
         for found, at, members in zip(found_C, at_CK, chain, strict=True):
-            found.split(contended)
             classes.append(found.describe())
             for k, a in enumerate(at):
                 base_s[a], link[a] = found.alone_s, found.link_K[k]
@@ -213,31 +218,49 @@ def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     return _Contended(True, fit.contention_KT(known_KT), fit.between(known_KT), (fit.alone_s, fit.work_s))
 
 
+@dataclass(frozen=True)
+class _Tenant:
+    """Whether somebody else comes and goes; how far that is foretold by its past, and by how much a payload grows."""
+
+    there: bool
+    memory: float
+    inflated: float
+
+
+_NO_TENANT: Final = _Tenant(False, 0.0, 0.0)
+
+
 class _Class:
-    """The layers of one class, taken off one after the other: those of rare steps at once, then ``split``."""
+    """The layers of one class, taken off one after the other: of rare steps at once, then ``share``, then ``meet``."""
 
     def __init__(self, cells: Cells, members: list[Integers], own_KT: Array) -> None:
         self._op = cells.ops[cells.op_N[members[0][0]]]
+        self.queued = self._op in QUEUED_OPS  # at a port, which hides who else is on the links
         self._ranks = tuple(tuple(cells.ranks[r] for r in cells.rank_N[m]) for m in members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
         self.left_KT = own_KT - self.timeout_KT
         self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
         usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
-        if self._op not in QUEUED_OPS:
+        if not self.queued:
             threshold = max(stall_threshold(self.left_KT / usual_K), LEAST_HICCUP)
             self.hiccup_KT = self.left_KT > threshold * usual_K
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
-    def split(self, contended: _Contended) -> None:
-        """Take off what the groups cost each other, then what is left to links and tenants."""
+    def share(self, contended: _Contended) -> None:
+        """Take off what the groups cost each other, then what their links do."""
         self._contended = contended
-        left_KT = self.left_KT / contended.factor_KT
-        self.link_K = _links(left_KT)
-        left_KT = left_KT / self.link_K[:, None]
-        self.tenant_KT, self._memory, self._inflated = np.ones_like(left_KT), 0.0, 0.0
-        if self._op not in QUEUED_OPS:  # whose port hides who else is on the links
-            self.tenant_KT, self._memory, self._inflated = _tenant(left_KT)
-        self.alone_s = float(np.median(left_KT / self.tenant_KT))
+        self.left_KT = self.left_KT / contended.factor_KT
+        self.link_K = _links(self.left_KT)
+        self.left_KT = self.left_KT / self.link_K[:, None]
+
+    def meet(self, tenant: _Tenant) -> None:
+        """Take off what a tenant costs."""
+        self._tenant = _NO_TENANT if self.queued else tenant
+        self.tenant_KT = np.ones_like(self.left_KT)
+        if self._tenant.there:
+            mean_T = self.left_KT.mean(axis=0)
+            self.tenant_KT[:] = np.maximum(mean_T / max(float(np.quantile(mean_T, _BEST)), 1e-12), 1.0)
+        self.alone_s = float(np.median(self.left_KT / self.tenant_KT))
 
     def describe(self) -> TransferClass:
         return TransferClass(
@@ -248,8 +271,8 @@ class _Class:
             contention=float(self._contended.factor_KT.mean()),
             contention_between=self._contended.between,
             contended=self._contended.contended,
-            memory=self._memory,
-            inflated=self._inflated,
+            memory=self._tenant.memory,
+            inflated=self._tenant.inflated,
             timeout_s=self._timeout_s,
             collapsed=self._collapsed,
         )
@@ -266,7 +289,7 @@ class _Class:
             low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
         spread = float(lasts_T[~upper_T].std()) if not upper_T.all() else np.inf
         apart = high - low >= max(LEAST_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
-        if self._op not in QUEUED_OPS or not apart or upper_T.sum() < 3:
+        if not self.queued or not apart or upper_T.sum() < 3:
             return np.zeros_like(own_KT), 0.0, 0.0
         usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
         timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)
@@ -286,18 +309,15 @@ def _links(left_KT: Array) -> Array:
     return np.where(differs_K, factor_K, 1.0)
 
 
-def _tenant(left_KT: Array) -> tuple[Array, float, float]:
-    """What comes and goes with a memory, as a factor over the best; the memory, and how much it inflates."""
-    mean_T = left_KT.mean(axis=0)
-    best_s = float(np.quantile(mean_T, _BEST))
-    x_T = np.log(np.maximum(mean_T, 1e-12))
-    x_T -= x_T.mean()  # of logarithms, because a few outliers would hide what all others have in common
-    inflated = float(mean_T.mean()) / max(best_s, 1e-12) - 1.0
-    variance, steps = float((x_T**2).mean()), len(x_T)
-    if inflated < LEAST_TENANT * 0.5 or variance <= 0.0 or steps < 32:
-        return np.ones_like(left_KT), 0.0, inflated
-    lags = range(1, min(steps // 4, 64))
-    memory = max(float((x_T[lag:] * x_T[:-lag]).mean()) / variance for lag in lags)
-    if memory < max(LEAST_MEMORY, 4.0 / np.sqrt(steps)) or np.quantile(mean_T, 0.95) < (1.0 + LEAST_TENANT) * best_s:
-        return np.ones_like(left_KT), memory, inflated
-    return np.broadcast_to(np.maximum(mean_T / best_s, 1.0), left_KT.shape).copy(), memory, inflated
+def _tenant(left_CKT: list[Array]) -> _Tenant:
+    """Whether what is left of a payload comes and goes with a memory; of its buckets together, as a tenant meets now
+    one of them, now another."""
+    if not left_CKT:
+        return _NO_TENANT
+    lasts_T = np.maximum(np.sum([left_KT.mean(axis=0) for left_KT in left_CKT], axis=0), 1e-12)
+    best_s, much_s = np.quantile(lasts_T, (_BEST, 1.0 - _BEST))
+    inflated = float(lasts_T.mean() / best_s) - 1.0
+    remembered = memory(np.log(lasts_T))  # of logarithms, because a few outliers would hide what all others share
+    returns = len(lasts_T) >= LEAST_TENANT_STEPS and remembered >= LEAST_MEMORY
+    much = inflated >= 0.5 * LEAST_TENANT and bool(much_s >= (1.0 + LEAST_TENANT) * best_s)
+    return _Tenant(returns and much, remembered, inflated)
