@@ -16,6 +16,7 @@ from traced_jobs import job_of
 from benchmarks._pipeline_jobs import PipelineJob
 from paceenv import cli, figures, page
 from paceenv.cluster import load_cluster
+from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.cells import Cells, read_cells
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.diagnosis.graph import build_graph
@@ -31,6 +32,7 @@ from policies.whatif.answer import Answer
 from policies.whatif.change import Change
 from policies.whatif.simulated import predict
 from trainers.trace_report.fitted import Fitted, compare, fit, sizes
+from trainers.trace_report.pictures import policies
 
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
@@ -247,6 +249,20 @@ def test_sizes_that_hang_on_a_guess_are_not_foretold(fitted_to: Callable[..., Fi
     still = fitted_to("equal-slack", "--set=noise.jitter_cv=0")
     said = sizes(still), compare(still, ["paper"])
     assert all(isinstance(one, str) and "hangs on fabric." in one for one in said)
+
+
+def test_another_job_that_no_cluster_has_is_said_to_be_left_out(fitted_to: Callable[..., Fitted]) -> None:
+    """The causes may name a tenant that the calibration cannot describe; the page must not deny it."""
+    fitted = fitted_to("null-jitter")
+    assert fitted.tenants is False
+    assert fitted.doubt == ""
+    seen = dataclasses.replace(fitted, causes=frozenset({TENANT}))
+    assert seen.tenants is None
+    assert "leaves it out" in seen.doubt
+    rows = compare(fitted, ["paper"])
+    assert not isinstance(rows, str)
+    captions = [policies(one, rows).caption for one in (fitted, seen)]
+    assert ["shows no other job" in caption for caption in captions] == [True, False]
 
 
 @pytest.mark.parametrize(

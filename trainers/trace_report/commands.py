@@ -62,7 +62,8 @@ def report(
         drawn = [waterfall(diagnosis), whose(diagnosis), timeline(cells, kinds, dict(diagnosis.attribution.rank))]
         drawn += [heat_map(cells, met) if met else None, course(cells), spread(cells)]
         done(2)
-        found = Report(traces, notes, cells, diagnosis, fit(trace, str(traces[0]), job))
+        fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
+        found = Report(traces, notes, cells, diagnosis, fitted)
         found.pictures = [picture for picture in drawn if picture is not None]
     _foretell(found, names)
     if chrome_trace is not None:

@@ -166,4 +166,6 @@ def say(report: Report, out: Path) -> None:
     output.say(d.verdict)
     if isinstance(report.fitted, str):
         output.say(f"not foretold: {report.fitted}")
+    elif report.fitted.doubt:
+        output.say(report.fitted.doubt)
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.job import JobFit
 from paceenv.cluster import Cluster
+from paceenv.diagnosis.causes import TENANT
 from paceenv.errors import InputError
 from paceenv.trace import Trace
 from policies.ranges import Outside
@@ -48,10 +49,11 @@ _FIRST_SEED = 5_000_000
 
 @dataclass(frozen=True)
 class Fitted:
-    """The cluster fitted to a trace, and others that may be the real one as well."""
+    """The cluster fitted to a trace, and others that may be the real one as well; which ``causes`` were diagnosed."""
 
     basis: Basis
     clusters: Sequence[Cluster]
+    causes: frozenset[str] = frozenset()
 
     @property
     def fit(self) -> JobFit:
@@ -60,23 +62,31 @@ class Fitted:
         return self.basis.fit
 
     @property
-    def knows_tenants(self) -> bool:
-        """Whether the trace shows another job on the same links."""
-        return any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters)
+    def tenants(self) -> bool | None:
+        """Whether another job is on the same links; None where one is diagnosed that the cluster does not have."""
+        if any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters):
+            return True
+        return None if TENANT in self.causes else False
 
     @property
     def doubt(self) -> str:
         """What to say where the fit does not do what the job did; empty where it does."""
-        if abs(self.fit.mean_error) <= GOOD_MEAN:
-            return ""
-        return (
-            f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this job "
-            "is not in the model, so read what follows as a sketch."
-        )
+        said = []
+        if abs(self.fit.mean_error) > GOOD_MEAN:
+            said.append(
+                f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this "
+                "job is not in the model, so read what follows as a sketch."
+            )
+        if self.tenants is None:
+            said.append(
+                "The other job among the causes is not in this cluster, as no tenant of one period explains it: what "
+                "follows leaves it out, and whether a shift against it pays only a canary (paceenv live) can tell."
+            )
+        return " ".join(said)
 
 
-def fit(trace: Trace, source: str, job: str | None) -> Fitted | str:
-    """The cluster of a trace, or why there is none."""
+def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
+    """The cluster of a trace that was diagnosed with ``causes``, or why there is none."""
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
@@ -84,7 +94,7 @@ def fit(trace: Trace, source: str, job: str | None) -> Fitted | str:
         basis = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    return Fitted(basis, drawn(basis, 0))
+    return Fitted(basis, drawn(basis, 0), causes)
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:

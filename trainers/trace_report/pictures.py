@@ -98,7 +98,7 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
         "nodes, paired with no pacing on the same noise; the bar is the range in which 95 % of such clusters lie. "
         "Right of the line helps. A simulation: on the job itself a canary (paceenv live) decides."
     )
-    if not fitted.knows_tenants:
+    if fitted.tenants is False:
         caption += (
             " This trace shows no other job on the same links; one that collides with ours in every single step would "
             "look like a slower link here, and only a canary can tell it."
