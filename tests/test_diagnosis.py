@@ -202,6 +202,19 @@ def test_memory_is_what_an_autoregression_explains(first: float, second: float, 
     assert memory(np.full(50, 0.3)) == 0.0
 
 
+def test_what_another_cause_hides_is_said_to_save_nothing() -> None:
+    """Jitter of three ranks behind a fourth that is slower than any of them ever is."""
+    rng = np.random.default_rng(4)
+    compute_TR = 1.0 + 0.2 * rng.standard_normal((200, 4))
+    compute_TR[:, 3] = 2.0
+    found = {c.cause: c for c in diagnose(job_of(compute_TR)).causes}
+    assert found[names.AMPLIFICATION].lost_s > 0.05
+    assert "would take 2.5 s instead of 2.5 s (the other causes hide it" in found[names.AMPLIFICATION].evidence
+    said = found[names.SLOW_RANK].evidence.partition("would take ")[2]
+    assert float(said.split()[0]) == pytest.approx(0.5 + compute_TR[:, :3].max(axis=1).mean(), rel=0.03)
+    assert "hide" not in said
+
+
 def test_groups_that_never_vary_leave_contention_open() -> None:
     """Every step alike: nothing shows whether two groups side by side slow each other down."""
     trace = job_of(

@@ -5,7 +5,7 @@ The vocabulary is that of "When Scaling Fails" (section 3.3) and of the straggle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,8 @@ LEAST_SHARE: Final = 0.03
 """Of lost time, below which a cause is not worth a line."""
 LEAST_LOST: Final = 0.02
 """Share of a step: a cause that costs less is not named."""
+HIDDEN: Final = 0.5
+"""Of what a cause costs: if less would be saved without it, the others hide it."""
 
 
 @dataclass(frozen=True)
@@ -61,41 +63,48 @@ class Cause:
 
 def name_causes(cells: Cells, layers: Layers) -> tuple[Cause, ...]:
     """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
-    costs = _by_cause(layers)
+    parts: dict[str, list[tuple[str, float]]] = {cause: [] for cause in CAUSES}
+    for cause, layer, share in _parts(layers):
+        parts[cause].append((layer, share))
+    costs = {cause: sum(share * layers.cost_s[layer] for layer, share in of) for cause, of in parts.items()}
     lost_s = sum(max(cost, 0.0) for cost in costs.values())
     found = []
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
         if lost_s > 0.0 and cost >= LEAST_SHARE * lost_s and cost >= LEAST_LOST * layers.measured_s:
             evidence, advice = _WORDS[name](cells, layers)
-            saved = (
-                f"; without it a step would take {layers.measured_s - cost:.4g} s instead of {layers.measured_s:.4g} s"
-            )
-            found.append(Cause(name, cost / lost_s, evidence + saved, advice, cost))
+            found.append(Cause(name, cost / lost_s, evidence + _saved(layers, cost, parts[name]), advice, cost))
     return tuple(found)
 
 
-def _by_cause(layers: Layers) -> dict[str, float]:
-    """Seconds of a mean step by cause."""
-    costs = dict.fromkeys(CAUSES, 0.0)
+def _saved(layers: Layers, cost_s: float, parts: Sequence[tuple[str, float]]) -> str:
+    """What the step would take without a cause while all others stay, which may hide that it is gone."""
+    saved_s = layers.saved_s(frozenset(layer for layer, share in parts if share == 1.0))
+    saved_s += sum(share * layers.saved_s(frozenset({layer})) for layer, share in parts if share != 1.0)
+    left_s = layers.measured_s - max(saved_s, 0.0)  # a layer is taken off to its median, which may be above its mean
+    said = f"; without it a step would take {left_s:.4g} s instead of {layers.measured_s:.4g} s"
+    return said + (" (the other causes hide it: mend them first)" if saved_s < HIDDEN * cost_s else "")
+
+
+def _parts(layers: Layers) -> Iterator[tuple[str, str, float]]:
+    """The causes that a layer goes to, as cause, layer and share of the layer."""
     of_layer = {"stage": STAGE, "rank": SLOW_RANK, "episode": FAIL_SLOW, "drift": DRIFT, "data": DATA, "stall": STALLS}
     of_layer |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST, "hiccup": STALLS}
     of_layer |= {"transfer": CONTENTION, "gap": STALLS}
-    for layer, cost in layers.cost_s.items():
+    of_extra = {"restart": RESTART, "pace": PACING, "gc": STALLS}
+    for layer in layers.cost_s:
         kind, _, operation = layer.partition(":")
         if layer == "rest":
             skewed = _skewed_share(layers)
-            costs[DATA if layers.compute.skewness <= MOST_DATA_SKEWNESS else STALLS] += skewed * cost
-            costs[AMPLIFICATION] += (1.0 - skewed) * cost
+            yield DATA if layers.compute.skewness <= MOST_DATA_SKEWNESS else STALLS, layer, skewed
+            yield AMPLIFICATION, layer, 1.0 - skewed
         elif kind == "work":
-            costs[SLOW_RANK] += cost
+            yield SLOW_RANK, layer, 1.0
         elif kind == "varies":
-            costs[STALLS] += cost
+            yield STALLS, layer, 1.0
         elif kind == "extra":
-            of_extra = {"restart": RESTART, "pace": PACING, "gc": STALLS}
-            costs[of_extra.get(operation, CHECKPOINT)] += cost
+            yield of_extra.get(operation, CHECKPOINT), layer, 1.0
         else:
-            costs[of_layer[layer]] += cost
-    return costs
+            yield of_layer[layer], layer, 1.0
 
 
 def _skewed_share(layers: Layers) -> float:

@@ -36,7 +36,7 @@ class Layers:
     ``base_s`` is the mean step without any layer, ``measured_s`` with all. Layers of compute and of transfers have the
     names above, with ``stall``, ``timeout``, ``hiccup`` and ``transfer`` (the rest of transfers); each kind of other
     work has two, ``work:<operation>`` for what is fixed per rank and ``varies:<operation>`` for what is not, and what
-    only some steps have has one, ``extra:<operation>``.
+    only some steps have has one, ``extra:<operation>``. ``stack`` replays any selection of them.
     """
 
     cost_s: dict[str, float]
@@ -45,6 +45,12 @@ class Layers:
     compute: ComputeLayers
     transfers: TransferLayers
     present: dict[str, int]
+    stack: _Stack
+
+    def saved_s(self, names: frozenset[str]) -> float:
+        """By how much a mean step is shorter without these layers, with all others, seconds."""
+        gap_s = self.cost_s["gap"]
+        return self.measured_s - gap_s - self.stack.without_s(names) + (gap_s if "gap" in names else 0.0)
 
 
 def split(cells: Cells, graph: Graph, own_NT: Array) -> Layers:
@@ -56,7 +62,7 @@ def split(cells: Cells, graph: Graph, own_NT: Array) -> Layers:
     cost_s, base_s, whole_s = stack.costs()
     cost_s["gap"] = measured_s - whole_s
     present = {name: int((own_NT[nodes].sum(axis=0) > 0.0).sum()) for name, (nodes, _) in other.items()}
-    return Layers(cost_s, base_s, measured_s, compute, transfers, present)
+    return Layers(cost_s, base_s, measured_s, compute, transfers, present, stack)
 
 
 def _other(
@@ -145,6 +151,10 @@ class _Stack:
                     transfer[places] *= factor_T
             d_NT[t.node] = np.maximum(transfer + late_s, 0.0)
         return float(replay(self._graph, np.maximum(d_NT, 0.0)).mean())
+
+    def without_s(self, names: frozenset[str]) -> float:
+        """Mean step of the replay with all layers but these."""
+        return self.mean_s(frozenset(self._names) - names)
 
     def costs(self) -> tuple[dict[str, float], float, float]:
         """Shapley cost of every layer, seconds; the mean step without any, and with all."""

@@ -52,9 +52,10 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
     panel.set_xlabel(f"time of a mean step, {unit.name}")
     panel.grid(visible=False, axis="y")
     caption = (
-        "Each bar is what a mean step would be shorter without that cause, from replaying the steps without it "
-        "(Shapley shares, so they add up). Everything else: causes too small to be named, and time that no operation "
-        f"explains. The slowdown above is measured against another ideal, in which all ranks are as fast as their mean "
+        "Each bar is what a cause adds to a mean step, from replaying the steps with and without it, on average over "
+        "all orders of taking causes out (Shapley shares, so they add up). Everything else: causes too small to be "
+        "named, and time that no operation explains. The slowdown above is measured against another ideal, in which "
+        "all ranks are as fast as their mean "
         f"({unit.per_s * diagnosis.ideal_step_time_s:.4g} {unit.name}), as in the published study of stragglers."
     )
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in found]
