@@ -197,8 +197,8 @@ def test_memory_is_what_an_autoregression_explains(first: float, second: float, 
     noise_T = np.random.default_rng(seed).standard_normal(20_000)
     x_T = signal.lfilter([1.0], [1.0, -first * (1.0 - second), -second], noise_T)
     explained = 1.0 - (1.0 - first**2) * (1.0 - second**2)
-    assert memory(x_T) ** 2 == pytest.approx(explained, abs=0.03)
-    assert memory(noise_T[:200]) < 0.3
+    assert memory(x_T) ** 2 == pytest.approx(explained, abs=0.04)
+    assert memory(noise_T[:200]) < 0.4
     assert memory(np.full(50, 0.3)) == 0.0
 
 
