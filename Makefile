@@ -60,7 +60,7 @@ fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidan
 
 bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid with apt-get (as root)
 	@$(PIP) install -qq -c constraints.txt -e '.[bench]'
-	@$(BIN)/python -m benchmarks.simgrid --install
+	@$(BIN)/python -m benchmarks.speed.simgrid --install
 
 bench: $(STAMP) ## timings, as ratios within one run
 	@$(BIN)/python -m benchmarks

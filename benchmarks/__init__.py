@@ -1,4 +1,5 @@
-"""Timings as ratios within one run: ``python -m benchmarks`` runs all, ``python -m benchmarks.engine`` one of them.
+"""Timings as ratios within one run: ``python -m benchmarks`` runs all, ``python -m benchmarks.speed.engine_speed`` one
+of them.
 
 Not part of the package and never asserted in a test; ``docs/benchmarks.md`` is what a run on one machine gave.
 """

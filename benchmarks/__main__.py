@@ -10,28 +10,37 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import agent, control, diagnosis, engine, env, policy, ppo, simgrid
 from benchmarks._common import Report, machine, show
-from paceenv import output
-from paceenv.configs import write_text
-from paceenv.output import markdown_table
+from benchmarks.speed import (
+    agent_cost,
+    control_cost,
+    diagnosis_speed,
+    engine_speed,
+    env_speed,
+    policy_speed,
+    ppo,
+    simgrid,
+)
+from paceenv.ui import output
+from paceenv.ui.config_files import write_text
+from paceenv.ui.output import markdown_table
 
 BENCHMARKS = {
-    "engine": engine.run,
+    "engine": engine_speed.run,
     "simgrid": simgrid.run,
-    "env": env.run,
+    "env": env_speed.run,
     "ppo": ppo.run,
-    "policy": policy.run,
-    "control": control.run,
-    "agent": agent.run,
-    "diagnosis": diagnosis.run,
+    "policy": policy_speed.run,
+    "control": control_cost.run,
+    "agent": agent_cost.run,
+    "diagnosis": diagnosis_speed.run,
 }
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
 Made by `python -m benchmarks --write`; `make bench` prints the same tables, and each benchmark also runs alone, as
-`python -m benchmarks.{names} --json -`. Times are CPU seconds of one process on one core;
+`python -m benchmarks.speed.{names} --json -`. Times are CPU seconds of one process on one core;
 contestants take turns, and every number is the median of the turns. Compare ratios: they come from the same run, and
 absolute values change with the machine and with what else it does.
 """
@@ -39,7 +48,11 @@ absolute values change with the machine and with what else it does.
 
 def document(reports: Sequence[Report]) -> str:
     """``docs/benchmarks.md``."""
-    lines = [HEAD.format(names="{" + ",".join(BENCHMARKS) + "}"), "## Machine", ""]
+    lines = [
+        HEAD.format(names="{" + ",".join(run.__module__.rpartition(".")[2] for run in BENCHMARKS.values()) + "}"),
+        "## Machine",
+        "",
+    ]
     lines += markdown_table(("", ""), list(machine().items()))
     lines += ["", "## Targets", ""]
     targets = [t for r in reports for t in r.targets]

@@ -22,14 +22,14 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from paceenv import output
-from paceenv.cluster import Cluster
-from paceenv.cluster.derive import derive
-from paceenv.cluster.surroundings import Noise
-from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.engine.traces import RecordingWriter
-from paceenv.errors import InputError
-from paceenv.trace import Trace, read_trace
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, read_trace
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.environment import Noise
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import output
 
 LIBRARIES = ("numpy", "numba", "gymnasium", "stable-baselines3", "torch")
 OPTIONAL_LIBRARIES = ("simpy",)

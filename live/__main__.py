@@ -1,6 +1,6 @@
-"""``python -m live``, and so ``torchrun ... -m live [options] train.py ...``: a script with the agent, unchanged."""
+"""``torchrun ... -m paceenv.live [options] train.py ...``: runs an unchanged script with the agent attached."""
 
 if __name__ == "__main__":
-    from live.launch import main
+    from paceenv.live.launch import main
 
     main()

@@ -9,13 +9,13 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
-from live import launched
-from live.loop import Loop
-from live.options import make_options
-from live.output import Output
-from live.policy import find_policy
-from paceenv.errors import out_of_range
-from policies.base import Policy
+from paceenv.core.errors import out_of_range
+from paceenv.live import launcher_config
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.loop import Loop
+from paceenv.live.options import make_options
+from paceenv.live.reporting import Output
+from paceenv.policies.base import Policy
 
 
 class Agent:
@@ -39,7 +39,8 @@ class Agent:
         return self._loop.reason
 
     def summary(self, compare: bool = False) -> dict[str, Any]:
-        """What this rank knows now, as a dictionary of plain data (fields: ``live.snapshot``), times in seconds.
+        """What this rank knows now, as a dictionary of plain data (fields: ``paceenv.live.record.snapshot``), times in
+        seconds.
 
         To be called on the training thread. With ``compare`` it says who is early and late from the status files of all
         ranks, where there is a folder: it reads them all, and waits for the file system.
@@ -104,11 +105,11 @@ def attach(
     policy : a policy file, a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4, learned,
         learned:preference=0.3), or an object; without one the agent can only observe and probe
     mode : off, observe, probe, shadow, canary, active
-    options : see :class:`live.options.Options`
+    options : see :class:`paceenv.live.options.Options`
 
     Returns the agent; the one that is there already, if there is one. Raises InputError for options that are none,
     before anything is touched. Whatever is wrong with the policy is a reason to observe and not an error. Under
-    ``-m live`` the settings on its command line take the place of these.
+    ``-m paceenv.live`` the settings on its command line take the place of these.
     """
     import torch
 
@@ -122,7 +123,7 @@ def attach(
     if agent is not None:
         agent._loop.voice.say("is attached already; the second call of attach changes nothing")
         return agent
-    settings = dict(launched.SETTINGS)
+    settings = dict(launcher_config.SETTINGS)
     if settings:
         policy = settings.pop("policy")
         chosen = make_options(settings)

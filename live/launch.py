@@ -1,35 +1,29 @@
-"""The command line of ``-m live``: settings of the agent, then a script that runs as if we were not there."""
+"""The command line of ``-m paceenv.live``: settings of the agent, then a script that runs as if we were not there."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import live
-from live.deferred import attach_later
-from live.options import ACTUATORS, MODES, Options, make_options
-from live.script import prepare_module, prepare_script
-from live.voice import Voice
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.live.attach_hook import attach_later
+from paceenv.live.options import ACTUATORS, MODES, Options, make_options
+from paceenv.live.run_script import prepare_module, prepare_script
 
 USER_ERROR = 2
-PACKAGES = ("live", "paceenv", "policies")
-"""What the agent imports of this project: a script's own modules of these names would be mixed up with them."""
 DEFAULTS = Options()
 HELP = """Run a training script with the agent attached, without a line changed in it.
 
 \b
-torchrun --nproc-per-node 8 -m live train.py --lr 3e-4
-torchrun --nproc-per-node 8 -m live --out runs/live/mine train.py --lr 3e-4
-torchrun --nproc-per-node 8 -m live --out runs/live/mine -m package.train --lr 3e-4
-torchrun --nproc-per-node 8 -m live --mode canary --policy policy.safetensors train.py --lr 3e-4
+torchrun --nproc-per-node 8 -m paceenv.live train.py --lr 3e-4
+torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine train.py --lr 3e-4
+torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine -m package.train --lr 3e-4
+torchrun --nproc-per-node 8 -m paceenv.live --mode canary --policy policy.safetensors train.py --lr 3e-4
 
 Begin with the first: it only observes, and says at the end where the step went and who waits for whom. Look on with
 paceenv live status DIR. Go on to shadow (decides, never delays), canary (delays in half of the blocks and measures
@@ -116,42 +110,21 @@ def launch(
     run = (prepare_module if module else prepare_script)(name, arguments)
     if options.mode == "off" != mode:  # the kill switch: as little as possible happens
         return run
-    hidden = _of_the_same_name(os.getcwd() if module else os.path.dirname(os.path.realpath(name)))
-    if hidden:
-        Voice().say(f"stays out of this job: {hidden} has the name of one of the agent's own packages")
-        _forget_our_packages()
-    else:
-        attach_later(policy=policy, **given)
+    attach_later(policy=policy, **given)
     return run
 
 
 def main() -> None:
-    """Entry point of ``python -m live``; exit code 2 for what the user can mend, before the script starts."""
+    """Entry point of ``python -m paceenv.live``; exit code 2 for what the user can mend, before the script starts."""
     try:
         command = typer.main.get_command(application)
-        run = command.main(sys.argv[1:], prog_name="python -m live", standalone_mode=False)
+        run = command.main(sys.argv[1:], prog_name="python -m paceenv.live", standalone_mode=False)
     except Exception as error:
         explain = getattr(error, "format_message", None)  # only errors of usage have one
         if explain is None and not isinstance(error, InputError):
             raise
-        text = str(error) if explain is None else f"{explain()} See python -m live --help"
+        text = str(error) if explain is None else f"{explain()} See python -m paceenv.live --help"
         print(f"paceenv: error: {' '.join(text.split())}", file=sys.stderr)
         sys.exit(USER_ERROR)
     if callable(run):  # else it was --help
         run()
-
-
-def _of_the_same_name(folder: str) -> str:
-    """A module in the script's folder that a package of ours would hide from it, or it from us; empty if none."""
-    ours = Path(live.__file__).parent.parent
-    for name in PACKAGES:
-        spec = PathFinder.find_spec(name, [folder])
-        if spec is not None and spec.origin is not None and Path(spec.origin) != ours / name / "__init__.py":
-            return spec.origin
-    return ""
-
-
-def _forget_our_packages() -> None:
-    for name in list(sys.modules):
-        if name.partition(".")[0] in PACKAGES:
-            del sys.modules[name]

@@ -1,7 +1,7 @@
 """The loop of one rank: what the sources saw goes, at each tick, to estimator, policy, guard and actuator.
 
 Everything that runs in the training thread runs from :meth:`Loop.tick`, and whatever goes wrong there ends the loop and
-not the job. Files, metrics and summary are ``live.output``'s business, which listens.
+not the job. Files, metrics and summary are ``paceenv.live.reporting``'s business, which listens.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from live.actuator import Delay
-from live.control import Control
-from live.history import History
-from live.iteration import Iteration, Operation, Shape
-from live.options import Options
-from live.policy import NamedPolicy
-from live.sources import Log, Observed, Source
-from live.sources.backward import Backward
-from live.sources.checkpoints import Checkpoints
-from live.sources.collectives import Collectives
-from live.sources.optimizer import OptimizerTick
-from live.stamps import Clock, HostStamps, Stamps, cuda_stamps
-from live.voice import Voice
+from paceenv.live.decide.actuator import Delay
+from paceenv.live.decide.control import Control
+from paceenv.live.decide.live_policy import NamedPolicy
+from paceenv.live.log_once import Voice
+from paceenv.live.observe.backward import Backward
+from paceenv.live.observe.checkpoints import Checkpoints
+from paceenv.live.observe.collective_calls import Collectives
+from paceenv.live.observe.iteration import Iteration, Operation, Shape
+from paceenv.live.observe.optimizer_steps import OptimizerTick
+from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
+from paceenv.live.observe.timing_source import Log, Observed, Source
+from paceenv.live.options import Options
+from paceenv.live.record.history import History
 
 BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
 """Where nothing is decided, iterations are taken in by the batch: at a fraction of the cost, as the code is in the

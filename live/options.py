@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceenv.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, out_of_range
 
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 ACTUATORS = ("host", "device")

@@ -11,6 +11,6 @@ import sys
 __version__ = "0.1.0"
 
 if "gymnasium" in sys.modules:
-    from paceenv.registration import register_envs
+    from paceenv.envs.registration import register_envs
 
     register_envs()

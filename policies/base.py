@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.ranges import Outside
+from paceenv.policies.ranges import Outside
 
 
 class Policy(ABC):
     """Maps observations of ranks to pacing settings; every rank runs its own copy on its own view.
 
     A batch row is one rank: rows never see each other, so evaluating many rows at once is the same as running many
-    copies. Legend: B rows, O signals (``paceenv.signals``), M mechanisms (``paceenv.pacing.MECHANISMS``).
+    copies. Legend: B rows, O signals (``paceenv.core.signals``), M mechanisms (``paceenv.core.pacing.MECHANISMS``).
     """
 
     name: str

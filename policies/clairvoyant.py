@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import metrics, pacing
-from paceenv.engine.simulator import Simulator
-from paceenv.errors import out_of_range
+from paceenv.core import metrics, pacing
+from paceenv.core.errors import out_of_range
+from paceenv.sim.engine.simulator import Simulator
 
 _THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
@@ -40,8 +40,8 @@ def candidates(mechanisms: Sequence[str] = ("slack", "slide", "stagger")) -> NDA
 class Clairvoyant:
     """Plans one interval at a time by trying each candidate for ``horizon`` intervals on the noise that will come.
 
-    Best is what rewards best (``paceenv.metrics.reward``), with ``preference`` as the weight of variation: 0 bounds
-    throughput, more bounds what less variation can cost.
+    Best is what rewards best (``paceenv.core.metrics.reward``), with ``preference`` as the weight of variation: 0
+    bounds throughput, more bounds what less variation can cost.
     """
 
     name = "clairvoyant"

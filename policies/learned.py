@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing, signals
-from paceenv.errors import InputError, out_of_range
-from policies.base import Policy
-from policies.memory import Memory
-from policies.ranges import Outside, RangeHold
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.policies.base import Policy
+from paceenv.policies.observation_average import Memory
+from paceenv.policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
 """The same function without numpy's look-up of other array types, which is a quarter of its time on one row."""
@@ -25,17 +25,14 @@ class Learned(Policy):
     Where its view has been outside the calibrated range for ``ranges.OUTSIDE_INTERVALS`` a rank is passive, and for
     ``ranges.HOLD_INTERVALS`` after; :meth:`outside` says how often that was.
 
-    Parameters
-    ----------
-    layers : (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one linear: the deterministic
-        action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, with a memory their means,
-        and with a ``preference`` one number more.
-    mechanisms : those whose threshold and window the action sets, in its order
-    name : what messages call it
-    preference : the weight of variation against throughput that it is to follow; None for a network without that input
-    preference_range : the weights it was trained for, lowest and highest; None: this one only
-    calibrated_range : for each signal the interval ``[low, high]`` met in training; signals not named are not compared
-    memory_intervals : over how many control intervals it remembers its views (``policies.memory``); 0: not at all
+    Parameters ---------- layers : (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one
+    linear: the deterministic action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, with a
+    memory their means, and with a ``preference`` one number more. mechanisms : those whose threshold and window the
+    action sets, in its order name : what messages call it preference : the weight of variation against throughput that
+    it is to follow; None for a network without that input preference_range : the weights it was trained for, lowest and
+    highest; None: this one only calibrated_range : for each signal the interval ``[low, high]`` met in training;
+    signals not named are not compared memory_intervals : over how many control intervals it remembers its views
+    (``paceenv.policies.observation_average``); 0: not at all
 
     Raises InputError where preference, its range, memory and the width of the network do not go together.
     """

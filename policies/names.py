@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from paceenv import pacing
-from paceenv.errors import InputError
-from policies.base import Policy
-from policies.rules import Adaptive, Static, paper, passive
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.policies.base import Policy
+from paceenv.policies.rules import Adaptive, Static, paper, passive
 
 RULES: dict[str, Callable[[], Policy]] = {"passive": passive, "paper": paper, "adaptive": Adaptive}
 STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
@@ -17,10 +17,10 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
 }
 """(threshold, window) of ``static`` for a mechanism whose settings nobody gave; the paper's rule has its own name."""
 LEARNED = "learned"
-"""The name of the policy file that is released with the package; see ``policies.saved``."""
+"""The name of the policy file that is released with the package; see ``paceenv.policies.saved``."""
 NAMES = (*RULES, "static", LEARNED)
 NEED_SIMULATOR = ("projection", "clairvoyant")
-"""Policies that look ahead in the simulator of a cluster; ``policies.select`` makes them, a live job cannot."""
+"""Policies that look ahead in the simulator of a cluster; ``paceenv.policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
 
 

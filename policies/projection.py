@@ -1,8 +1,8 @@
 """Projection: rolls the calibrated simulator ahead from the situation a rank seems to be in, and picks what helps most.
 
-What the rollouts say is remembered beforehand (``policies.situations``): what ranks saw in many simulated situations
-of this cluster, and what each candidate setting, held for several control intervals, brought from there. At each
-decision a rank looks up the situations whose views were most like its own, weighs them by likeness, and so has a
+What the rollouts say is remembered beforehand (``paceenv.policies.situations``): what ranks saw in many simulated
+situations of this cluster, and what each candidate setting, held for several control intervals, brought from there. At
+each decision a rank looks up the situations whose views were most like its own, weighs them by likeness, and so has a
 projected gain over no pacing, and its standard error, for every candidate. It changes its setting only when another one
 is projected to be better by more than that error, and paces only where at least ``MARGIN`` is to be gained. It does not
 pace at all
@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from paceenv.cluster import Cluster
-from paceenv.errors import out_of_range
-from policies import situations
-from policies.base import Policy
-from policies.memory import Memory
+from paceenv.core.errors import out_of_range
+from paceenv.policies import situations
+from paceenv.policies.base import Policy
+from paceenv.policies.observation_average import Memory
+from paceenv.sim.cluster import Cluster
 
 NEIGHBOURS = 50
 """Remembered views that are looked up for a decision; the nearer half counts most."""

@@ -1,8 +1,8 @@
 """Whether what a rank sees is what its policy was calibrated on: one comparison, in the simulator and live.
 
-:class:`RangeWatch` tells when a rank has been outside for too long, which live ends the policy (``live.guard``);
-:class:`RangeHold` turns it into passive intervals and counts them, as every learned policy does wherever it runs.
-Needs numpy only. Legend: B rows, one a rank, O signals.
+:class:`RangeWatch` tells when a rank has been outside for too long, which live ends the policy
+(``paceenv.live.decide.guard``); :class:`RangeHold` turns it into passive intervals and counts them, as every learned
+policy does wherever it runs. Needs numpy only. Legend: B rows, one a rank, O signals.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import signals
-from paceenv.errors import out_of_range
+from paceenv.core import signals
+from paceenv.core.errors import out_of_range
 
 OUTSIDE_INTERVALS = 3
 """A view outside the calibrated range for so many control intervals in a row is no accident."""

@@ -9,22 +9,22 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing
-from paceenv.cluster import Cluster
-from paceenv.cluster.derive import ClusterMix
-from paceenv.engine.simulator import JobBatch, Outcome, Recording, Simulator, episode_keys
-from paceenv.errors import InputError
-from paceenv.reference import References
-from policies.base import Policy
-from policies.clairvoyant import Clairvoyant
-from policies.ranges import Outside
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.policies.base import Policy
+from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.policies.ranges import Outside
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import ClusterMix
+from paceenv.sim.engine.simulator import JobBatch, Outcome, Recording, Simulator, episode_keys
+from paceenv.sim.reference import References
 
 INTERVAL_ITERATIONS = 20
 Engine = Literal["fast", "reference"]
 
 
 class Runner(Protocol):
-    """What a rollout asks of an engine; axes as in ``paceenv.engine.simulator``."""
+    """What a rollout asks of an engine; axes as in ``paceenv.sim.engine.simulator``."""
 
     batch: JobBatch
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing, signals
-from paceenv.errors import out_of_range
-from policies.base import Policy
+from paceenv.core import pacing, signals
+from paceenv.core.errors import out_of_range
+from paceenv.policies.base import Policy
 
 PAPER_THRESHOLD, PAPER_WINDOW = 0.02, 0.1
 """The paper's rule has a threshold and a maximum delay but publishes no values; ours: 2 % and 10 % of the step."""
@@ -46,7 +46,7 @@ def passive() -> Static:
 
 
 def paper() -> Static:
-    """The paper's rule (``paceenv.pacing.paper_delay_s``), always on."""
+    """The paper's rule (``paceenv.core.pacing.paper_delay_s``), always on."""
     return Static({"paper": (PAPER_THRESHOLD, PAPER_WINDOW)}, "paper")
 
 

@@ -11,16 +11,16 @@ import importlib.resources
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceenv.errors import InputError
-from policies.file import PolicyFile, load_policy
-from policies.names import LEARNED, NAMES
+from paceenv.core.errors import InputError
+from paceenv.policies.names import LEARNED, NAMES
+from paceenv.policies.policy_file import PolicyFile, load_policy
 
 _SUFFIX = ".safetensors"
 
 
 def released() -> Path:
     """Where the released policy lies, if there is one."""
-    return Path(str(importlib.resources.files("policies"))) / f"{LEARNED}{_SUFFIX}"
+    return Path(str(importlib.resources.files("paceenv.policies"))) / f"{LEARNED}{_SUFFIX}"
 
 
 def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from paceenv import figures, metrics
-from paceenv.cluster import Cluster
-from policies.ranges import Outside
-from policies.rollout import Engine, run, start_engine
-from policies.select import select_policy
+from paceenv.core import metrics
+from paceenv.policies.ranges import Outside
+from paceenv.policies.rollout import Engine, run, start_engine
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.ui import figures
 
 _BETWEEN = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
 """Between two assignments of a what-if; a list of values has commas of its own."""
@@ -24,7 +25,7 @@ _BETWEEN = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
 class Point:
     """One job size under one policy: throughput in samples/s, CV of step time, with 95 % intervals over seeds.
 
-    ``outside`` as in ``policies.rollout.Rollout``.
+    ``outside`` as in ``paceenv.policies.rollout.Rollout``.
     """
 
     what_if: str

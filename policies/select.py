@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from paceenv.cluster import Cluster
-from policies import names, saved
-from policies.base import Policy
-from policies.clairvoyant import Clairvoyant
+from paceenv.policies import names, saved
+from paceenv.policies.base import Policy
+from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.sim.cluster import Cluster
 
 NAMES = (*names.NAMES, *names.NEED_SIMULATOR)
 POLICY_HELP = (
@@ -29,7 +29,9 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     if name == "clairvoyant":
         return Clairvoyant(preference=preference or 0.0)
     if text == "projection":
-        from policies.projection import Projection  # simulates when it is made, and needs SciPy: not for other policies
+        from paceenv.policies.projection import (
+            Projection,  # simulates when it is made, and needs SciPy: not for other policies
+        )
 
         return Projection(cluster, threads=os.cpu_count() or 1)
     return saved.find(text, NAMES)[1].policy

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing
-from paceenv.cluster import Cluster
-from paceenv.engine.simulator import Simulator
-from paceenv.signals import SIGNALS
-from policies.memory import Memory
-from policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.core import pacing
+from paceenv.core.signals import SIGNALS
+from paceenv.policies.observation_average import Memory
+from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.simulator import Simulator
 
 HORIZON_INTERVALS = 4
 """How far candidates are rolled ahead. The slack rule moves a tenth of the way an iteration: it needs two or three."""

@@ -10,9 +10,9 @@ import pytest
 from browser import Browser, chromium
 from hypothesis import HealthCheck, settings
 
-from paceenv.cluster.derive import ideal_step_s
-from paceenv.engine import layout
-from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
+from paceenv.sim.cluster.derive import ideal_step_s
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 EVERY_NOISE: dict[str, Any] = {
     "jitter_cv": 0.02,

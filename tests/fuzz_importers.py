@@ -19,12 +19,14 @@ from pathlib import Path
 import atheris
 from importer_samples import dump_of, profile_of
 
-with atheris.instrument_imports(include=["paceenv.importers", "paceenv.calibration.bandwidth", "paceenv.trace"]):
-    from paceenv.calibration.bandwidth import fit_bandwidth, read_table
+with atheris.instrument_imports(
+    include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
+):
+    from paceenv.calibration.fits.bandwidth import fit_bandwidth, read_table
     from paceenv.importers import load_traces
 
+from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.errors import InputError
 
 _PLACE = "    time   algbw   busbw #wrong"
 _ROWS = (

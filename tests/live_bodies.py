@@ -220,7 +220,7 @@ def digest(training: Training) -> str:
 
 def delaying_policy() -> Any:
     """Delays every rank but a group's first in every iteration, by up to half the step."""
-    from policies.rules import Static
+    from paceenv.policies.rules import Static
 
     return Static({"stagger": (0.0, 0.5)}, "delaying")
 
@@ -234,7 +234,7 @@ def train(*, way: str, modes: Sequence[str], iterations: int = ITERATIONS, **opt
     for mode in modes:
         training, agent = WAYS[way](), None
         if mode:
-            import live
+            from paceenv import live
 
             agent = live.attach(training.attached, policy=delaying_policy(), mode=mode, **SHORT | options)
         losses = [float(training.step(i)) for i in range(iterations)]

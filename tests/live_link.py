@@ -65,7 +65,7 @@ def pairs(
     import torch
     import torch.distributed as dist
 
-    import live
+    from paceenv import live
 
     rank = dist.get_rank()
     groups = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]

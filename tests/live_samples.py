@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from live.iteration import Iteration, Operation
-from live.recorder import TraceRecorder, rank_metadata
+from paceenv.live.observe.iteration import Iteration, Operation
+from paceenv.live.record.recorder import TraceRecorder, rank_metadata
 
 DEADLINE_S = 60.0
 """For a process of a test that hangs, which then fails; no test waits for it otherwise."""

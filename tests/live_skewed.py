@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import live
+from paceenv import live
 
 WORK_S = 0.006
 

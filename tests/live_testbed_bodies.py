@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from live.testbed.job import TRANSFERS, emulated_step
+from paceenv.live.testbed.training_job import TRANSFERS, emulated_step
 
 
 def transfers_of_every_kind() -> list[str]:

@@ -41,7 +41,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, attempt = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
     losses = train(fails="--fail-first" in options and rank == 1 and attempt == "0")
-    agent = "live.agent" in sys.modules
+    agent = "paceenv.live.agent" in sys.modules
     gc.collect()  # the model must be gone before its process group
     dist.destroy_process_group()
     Path(folder, f"{rank}.json").write_text(json.dumps({"losses": losses, "agent": agent, "attempt": attempt}))

@@ -32,12 +32,12 @@ def digest(model: nn.Module) -> str:
 
 def hugging_face(*, out: str) -> dict[str, Any]:
     """``transformers.Trainer`` with gradient accumulation, evaluations and checkpoints."""
-    import live.agent
+    import paceenv.live.agent
 
     assert "transformers" not in sys.modules
     from transformers import Trainer, TrainingArguments
 
-    from live.callbacks.huggingface import PaceCallback
+    from paceenv.live.callbacks.huggingface import PaceCallback
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -77,7 +77,7 @@ def hugging_face(*, out: str) -> dict[str, Any]:
             model=Model(), args=arguments, train_dataset=Items(), eval_dataset=Items(), callbacks=callbacks
         )
         trainer.train()
-        assert live.agent.attached() is None
+        assert paceenv.live.agent.attached() is None
         return digest(trainer.model)
 
     pace = PaceCallback(delaying_policy(), "active", out=f"{out}/run", **SHORT)
@@ -86,12 +86,12 @@ def hugging_face(*, out: str) -> dict[str, Any]:
 
 def lightning(*, out: str, manual: bool) -> dict[str, Any]:
     """Lightning's ``Trainer``: gradient accumulation, or two optimizers stepped by hand."""
-    import live.agent
+    import paceenv.live.agent
 
     assert "pytorch_lightning" not in sys.modules
     import pytorch_lightning
 
-    from live.callbacks.lightning import PaceCallback
+    from paceenv.live.callbacks.lightning import PaceCallback
 
     class Model(pytorch_lightning.LightningModule):
         def __init__(self) -> None:
@@ -143,7 +143,7 @@ def lightning(*, out: str, manual: bool) -> dict[str, Any]:
         model = Model()
         trainer.fit(model, DataLoader(data(), batch_size=BATCH), DataLoader(data(), batch_size=BATCH))
         assert Path(out, name).exists()
-        assert live.agent.attached() is None
+        assert paceenv.live.agent.attached() is None
         return digest(model)
 
     pace = PaceCallback(delaying_policy(), "active", out=f"{out}/run", **SHORT)

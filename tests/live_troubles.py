@@ -14,8 +14,8 @@ import live_bodies
 import numpy as np
 import torch.distributed as dist
 
-from paceenv import pacing
-from policies.base import Policy
+from paceenv.core import pacing
+from paceenv.policies.base import Policy
 
 WHEN = 30
 """The iteration in which it happens: the agent has learned the job by then, and paces it."""
@@ -95,7 +95,7 @@ def trouble(
         step_clocks()
     training, agent = live_bodies.WAYS["ddp"](), None
     if mode:
-        import live
+        from paceenv import live
 
         chosen: Any = Bad(policy) if policy in BAD else policy or live_bodies.delaying_policy()
         agent = live.attach(training.attached, policy=chosen, mode=mode, **live_bodies.SHORT | options)

@@ -16,21 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from live.canary import PairedComparison, Schedule
-from live.testbed.run import JobResult, RunResult
-from live.testbed.scenario import Scenario
-from paceenv.calibration.job import JobFit
+from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.steps import Steps
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.engine.traces import RecordingWriter
-from policies.base import Policy
-from policies.rollout import start
-from policies.select import select_policy
-from trainers.blocks import Blocks
-from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions
-from trainers.loop_folder import LoopFolder
-from trainers.predict import run_in_blocks, with_cap
+from paceenv.calibration.step_statistics import Steps
+from paceenv.live.decide.canary import PairedComparison, Schedule
+from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.policies.base import Policy
+from paceenv.policies.rollout import start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
+from paceenv.trainers.closed_loop.loop_directory import LoopFolder
+from paceenv.trainers.closed_loop.paired_blocks import Blocks
+from paceenv.trainers.closed_loop.predict import run_in_blocks, with_cap
 
 TRUTH = "unequal-slack"
 BESIDE_STEP_S = 0.05

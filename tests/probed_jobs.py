@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import timing
-from paceenv.cluster import load_cluster
-from paceenv.engine.simulator import Recording
-from paceenv.engine.traces import RecordingWriter
-from paceenv.probing import METADATA_KEY, Plan, unit_of
-from paceenv.trace import Trace, TraceMetadata, read_trace
-from policies.rollout import start
+from paceenv.core import timing
+from paceenv.core.probing import METADATA_KEY, Plan, unit_of
+from paceenv.core.trace import Trace, TraceMetadata, read_trace
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Recording
 
 Array = NDArray[np.float64]
 STEP_S = 0.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceenv.cluster.model import Cluster
+from paceenv.sim.cluster.model import Cluster
 
 NIC_GBPS, NIC_BPS = 100.0, 12.5e9
 WIDE_GBPS = 1e6

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceenv.cluster.amplification import expected_maximum, exponential_maximum, probability_any
-from paceenv.engine.simulator import Simulator
+from paceenv.sim.cluster.order_statistics import expected_maximum, exponential_maximum, probability_any
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from paceenv import cli
-from paceenv.calibration.bandwidth import fit_bandwidth, is_table, read_table
-from paceenv.cluster.collectives import Law, Op, volume
-from paceenv.errors import InputError
+from paceenv.calibration.fits.bandwidth import fit_bandwidth, is_table, read_table
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.collectives import Law, Op, volume
 
 HEADER = """\
 # nThread 1 nGpus {n} minBytes 1024 maxBytes 4294967296 step: 4(factor) warmup iters: 5 iters: 20 agg iters: 1
@@ -157,7 +157,7 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
     path, out = written(tmp_path, printed(law)), tmp_path / "fabric.yaml"
     assert is_table(path)
     assert not is_table(written(tmp_path, "name: x", "x.yaml"))
-    assert cli.run(["calibrate", str(path), "--across", "-o", str(out), "--json", "-"]) == 0
+    assert application.run(["calibrate", str(path), "--across", "-o", str(out), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["bandwidth_Bps"]["value"] == pytest.approx(25e9, rel=1e-3)
     assert len(result["residuals"]) == len(SIZES)
@@ -166,7 +166,7 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
     assert fabric["nic_gbps"] == pytest.approx(200, rel=1e-3)
     assert fabric["latency_us"] == pytest.approx(12, rel=1e-2)
     assert fabric["sqrt_us_per_sqrt_mb"] == pytest.approx(100, rel=1e-2)
-    assert cli.run(["calibrate", str(path)]) == 0
+    assert application.run(["calibrate", str(path)]) == 0
     text = capsys.readouterr().out
     assert "root mean square" in text
     assert "latency of a round" in text
@@ -174,7 +174,7 @@ def test_the_command_prints_the_law_and_writes_what_a_fabric_reads(
 
 def test_only_a_table_of_links_needs_no_file_to_write() -> None:
     with pytest.raises(InputError, match="--out is missing"):
-        cli.run(["calibrate", "straggler-se"])
+        application.run(["calibrate", "straggler-se"])
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: 
     path = tmp_path / "all_reduce_perf.txt"
     path.write_bytes(content)
     with pytest.raises(InputError, match=said):
-        cli.run(["calibrate", str(path)])
+        application.run(["calibrate", str(path)])
 
 
 def test_a_source_that_is_not_there_is_named_as_such() -> None:
     with pytest.raises(InputError, match="no such file"):
-        cli.run(["calibrate", "no/such/table.txt"])
+        application.run(["calibrate", "no/such/table.txt"])

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.chrome_trace import LANE, ChromeTraceWriter, write_chrome_trace
-from paceenv.cluster import load_cluster
-from paceenv.engine.traces import RecordingWriter
-from paceenv.errors import InputError
-from paceenv.trace import read_trace
-from policies.rollout import start
+from paceenv.core.errors import InputError
+from paceenv.core.trace import read_trace
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.ui.chrome_trace import LANE, ChromeTraceWriter, write_chrome_trace
 
 Events = list[dict[str, Any]]
 

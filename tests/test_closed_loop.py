@@ -16,23 +16,38 @@ import pytest
 from loop_doubles import SimulatedTestbed, scenario
 from scipy import stats
 
-from benchmarks import sim_to_real as benchmark
-from live.canary import PairedComparison, Schedule
-from live.testbed.run import agent_options
-from paceenv import configs
+from benchmarks.evidence import sim_to_real_evidence as benchmark
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters
-from paceenv.cluster import load_cluster
-from paceenv.errors import InputError
-from policies.names import STATIC_DEFAULTS
-from policies.rollout import start
-from policies.rules import Adaptive, Static, passive
-from trainers import sim_to_real
-from trainers.blocks import Blocks, Effect, effect, job_steps, log_ratios, mean_step, other_log_ratios
-from trainers.closed_loop import STAGES, ClosedLoop, LoopOptions, choose, default_rule, known_cluster
-from trainers.loop_agents import agents_say
-from trainers.loop_folder import LoopFolder
-from trainers.predict import Predictor, run_in_blocks, with_cap
+from paceenv.core.errors import InputError
+from paceenv.live.decide.canary import PairedComparison, Schedule
+from paceenv.live.testbed.testbed_run import agent_options
+from paceenv.policies.names import STATIC_DEFAULTS
+from paceenv.policies.rollout import start
+from paceenv.policies.rules import Adaptive, Static, passive
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.closed_loop import sim_to_real_report
+from paceenv.trainers.closed_loop.agent_reports import agents_say
+from paceenv.trainers.closed_loop.closed_loop import (
+    STAGES,
+    ClosedLoop,
+    LoopOptions,
+    choose,
+    default_rule,
+    known_cluster,
+)
+from paceenv.trainers.closed_loop.loop_directory import LoopFolder
+from paceenv.trainers.closed_loop.paired_blocks import (
+    Blocks,
+    Effect,
+    effect,
+    job_steps,
+    log_ratios,
+    mean_step,
+    other_log_ratios,
+)
+from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks, with_cap
+from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)
@@ -137,7 +152,7 @@ def test_in_blocks_without_pacing_nothing_is_delayed_and_the_policy_stands_still
 
 
 def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
-    from policies.rollout import run
+    from paceenv.policies.rollout import run
 
     cluster, on_T = load_cluster("unequal-slack"), np.ones(200, np.bool_)
     found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3)), on_T, 20, 20)
@@ -234,7 +249,7 @@ def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
 def test_agreement_is_said_in_words(
     predicted: tuple[float, ...], measured: tuple[float, ...], inside: bool | None, sign: bool | None, said: str
 ) -> None:
-    found = sim_to_real.compare(Effect(*predicted, 16), Effect(*measured, 8))
+    found = sim_to_real_report.compare(Effect(*predicted, 16), Effect(*measured, 8))
     assert (found["inside"], found["sign"]) == (inside, sign)
     assert said in found["verdict"]
 
@@ -242,7 +257,7 @@ def test_agreement_is_said_in_words(
 def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
     observed = {"mean_s": 0.45, "low_s": 0.44, "high_s": 0.46}
     shorter = {"mean_s": 0.42, "low_s": 0.417, "high_s": 0.423}
-    found = sim_to_real.against(shorter, observed)
+    found = sim_to_real_report.against(shorter, observed)
     half = math.hypot(0.01 / 0.45, 0.003 / 0.42)
     assert found.change == pytest.approx(0.42 / 0.45 - 1.0)
     assert (found.low, found.high) == pytest.approx(
@@ -250,9 +265,11 @@ def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
     )
     agents = {"paced_pairs": None, "cut": {}}
     for unpaced, noted in ((shorter, True), (observed, False)):
-        changes = {"unpaced": sim_to_real.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
+        changes = {"unpaced": sim_to_real_report.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
         steps = {"unpaced": unpaced, "paced": shorter}
-        said = sim_to_real.notes("ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario())
+        said = sim_to_real_report.notes(
+            "ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario()
+        )
         assert [("outlives its blocks" in note) for note in said] == [True] * noted
 
 
@@ -292,7 +309,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert report["verdict"] in (tmp_path / "loop" / "report.md").read_text()
     assert "cannot tell from this trace" in (tmp_path / "loop" / "report.md").read_text()
     assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
-    for name in sim_to_real.FILES:
+    for name in sim_to_real_report.FILES:
         assert (tmp_path / "loop" / name).stat().st_size > 500
     assert [t.met for t in benchmark.targets({"unequal-slack": report})] == [True, True, True, ours["inside"], False]
     missed = benchmark.targets({"unequal-slack": report}, ["two-jobs"])
@@ -371,7 +388,7 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
 def test_the_command_explains_itself_and_refuses_what_it_cannot_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trainers.testbed import application
+    from paceenv.trainers.closed_loop.testbed_command import application
 
     application(["loop", "--help"], standalone_mode=False)
     told = capsys.readouterr().out
@@ -388,11 +405,11 @@ def test_the_command_explains_itself_and_refuses_what_it_cannot_do(
 def test_the_command_runs_the_loop_with_what_it_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trainers.testbed import application
+    from paceenv.trainers.closed_loop.testbed_command import application
 
     testbed, folder = SimulatedTestbed(), tmp_path / "loop"
-    monkeypatch.setattr("live.testbed.run.run_scenario", testbed)
-    (tmp_path / "double.yaml").write_text(configs.to_yaml(scenario().model_dump(exclude_unset=True)))
+    monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", testbed)
+    (tmp_path / "double.yaml").write_text(config_files.to_yaml(scenario().model_dump(exclude_unset=True)))
     given = [
         "loop",
         str(tmp_path / "double.yaml"),

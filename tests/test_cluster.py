@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceenv import configs, pacing
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_hops
-from paceenv.cluster.derive import ClusterMix, derive
-from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.errors import InputError
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_hops
+from paceenv.sim.cluster.derive import ClusterMix, derive
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
 
 
 def cluster(**sections: Any) -> Cluster:
@@ -27,7 +28,7 @@ def cluster(**sections: Any) -> Cluster:
     }
     for name, section in sections.items():
         data[name] = data.get(name, {}) | section if isinstance(section, dict) else section
-    return configs.parse(Cluster, data, "test")
+    return config_files.parse(Cluster, data, "test")
 
 
 def jobs_of(some: Cluster, seeds: range = range(1)) -> Any:
@@ -243,7 +244,7 @@ def test_mix_refuses_clusters_of_different_shape_and_none() -> None:
 # What ships
 
 
-@pytest.mark.parametrize("name", configs.names("clusters"))
+@pytest.mark.parametrize("name", config_files.names("clusters"))
 def test_packaged_clusters_load_and_simulate(name: str) -> None:
     some = load_cluster(name)
     assert some.name == name
@@ -272,4 +273,4 @@ def test_changed_and_with_nodes_leave_the_original_alone() -> None:
 def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
     data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
     with pytest.raises(InputError, match="allowed: no tenants"):
-        configs.parse(Cluster, data, name)
+        config_files.parse(Cluster, data, name)

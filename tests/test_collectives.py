@@ -8,7 +8,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from paceenv.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, hierarchical, tree_parents, volume
+from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, hierarchical, tree_parents, volume
 
 S = 12.0e6
 

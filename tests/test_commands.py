@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceenv import cli
-from paceenv.cluster import load_cluster
-from paceenv.errors import InputError
-from paceenv.trace import read_trace
-from trainers.suites import load_suite
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import read_trace
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.evaluation.suites import load_suite
 
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert cli.run(list(arguments)) == 0
+    assert application.run(list(arguments)) == 0
     return capsys.readouterr().out
 
 
@@ -30,7 +30,7 @@ def _simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = _run(capsys, "--help")
-    assert all(f"  {name}" in text for name in cli.SUMMARIES)
+    assert all(f"  {name}" in text for name in application.SUMMARIES)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -43,7 +43,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert not {"numpy", "numba", "torch", "pydantic", "typer", "gymnasium"} & set(loaded)
 
 
-@pytest.mark.parametrize("command", list(cli.SUMMARIES))
+@pytest.mark.parametrize("command", list(application.SUMMARIES))
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--help" in _run(capsys, command, "--help")
 
@@ -137,7 +137,7 @@ def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
     with pytest.raises(InputError) as caught:
-        cli.run(arguments)
+        application.run(arguments)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not Path("unused").exists()
@@ -145,7 +145,7 @@ def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_bad_input_is_exit_code_2_on_the_error_stream() -> None:
-    code = "from paceenv.cli import main; main()"
+    code = "from paceenv.cli.application import main; main()"
     result = subprocess.run([sys.executable, "-c", code, "simulate", "nowhere"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -160,7 +160,7 @@ def test_garbage_files_are_refused(content: bytes, tmp_path: Path) -> None:
         path.write_bytes(content)
         simulate = ["simulate", "null-jitter", "--policy", str(path)]
         with pytest.raises(InputError, match=str(path)):
-            cli.run(simulate if command == "simulate" else ["calibrate", str(path), "-o", str(out)])
+            application.run(simulate if command == "simulate" else ["calibrate", str(path), "-o", str(out)])
         assert not out.exists()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from paceenv import configs
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files
 
 GOOD = """
 name: tiny
@@ -46,10 +46,10 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
 
 
 def test_names_and_paths_are_told_apart(tmp_path: Path) -> None:
-    assert configs.find("clusters", "null-jitter").name == "null-jitter.yaml"
+    assert config_files.find("clusters", "null-jitter").name == "null-jitter.yaml"
     path = written(tmp_path, GOOD)
-    assert configs.find("clusters", path) == path
-    assert configs.names("clusters") == sorted(configs.names("clusters"))
+    assert config_files.find("clusters", path) == path
+    assert config_files.names("clusters") == sorted(config_files.names("clusters"))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_names_and_paths_are_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_missing_configs(name: str, expected: str) -> None:
-    assert problem(name) == expected.format(names=", ".join(configs.names("clusters")))
+    assert problem(name) == expected.format(names=", ".join(config_files.names("clusters")))
 
 
 # Reading
@@ -198,7 +198,7 @@ def test_configs_are_frozen(tmp_path: Path) -> None:
 )
 def test_set_value(assignment: str, expected: dict[str, Any]) -> None:
     data: dict[str, Any] = {"a": {}, "l": [{"x": 0}, 2]}
-    configs.set_value(data, assignment)
+    config_files.set_value(data, assignment)
     assert data == expected
 
 
@@ -217,7 +217,7 @@ def test_set_value(assignment: str, expected: dict[str, Any]) -> None:
 )
 def test_set_value_refuses(assignment: str, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        configs.set_value({"a": 1, "l": [0, 1]}, assignment)
+        config_files.set_value({"a": 1, "l": [0, 1]}, assignment)
     assert str(caught.value).startswith(expected)
 
 
@@ -226,8 +226,8 @@ def test_set_value_refuses(assignment: str, expected: str) -> None:
 
 def test_write_text_replaces_whole_files_and_makes_folders(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.yaml"
-    configs.write_text(path, "one")
-    configs.write_text(path, "two")
+    config_files.write_text(path, "one")
+    config_files.write_text(path, "two")
     assert path.read_text() == "two"
     assert path.stat().st_mode & 0o777 == 0o644
     assert os.listdir(path.parent) == ["a.yaml"]
@@ -235,14 +235,14 @@ def test_write_text_replaces_whole_files_and_makes_folders(tmp_path: Path) -> No
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.yaml"
-    configs.write_text(path, "old")
+    config_files.write_text(path, "old")
 
     def fails(*_: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises((OSError, InputError), match="disk full"):
-        configs.write_text(path, "new")
+        config_files.write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.yaml"]
 
@@ -250,12 +250,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        configs.write_text(tmp_path / "file" / "a.yaml", "x")
+        config_files.write_text(tmp_path / "file" / "a.yaml", "x")
 
 
 def test_yaml_round_trip_keeps_a_cluster() -> None:
     some = load_cluster("two-jobs")
-    assert configs.parse(Cluster, yaml.safe_load(configs.to_yaml(some.model_dump())), "again") == some
+    assert config_files.parse(Cluster, yaml.safe_load(config_files.to_yaml(some.model_dump())), "again") == some
 
 
 def test_errors_are_one_line_in_the_house_form() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceenv.env import PacingVectorEnv
-from trainers.config import Constraint
-from trainers.constraint import NullConstraint
-from trainers.vec_env import NativeVecEnv
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.trainers.training.constraint import NullConstraint
+from paceenv.trainers.training.train_config import Constraint
+from paceenv.trainers.training.vec_env import NativeVecEnv
 
 
 def test_a_multiplier_grows_while_its_null_costs_too_much_and_falls_after() -> None:

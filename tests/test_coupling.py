@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceenv import pacing
-from paceenv.engine.simulator import Simulator
+from paceenv.core import pacing
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 POWER: dict[str, Any] = {"compute_w": 400.0, "wait_w": 300.0, "delay_w": 100.0}

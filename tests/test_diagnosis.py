@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from scipy import signal
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
-from benchmarks import causes as benchmark
-from benchmarks._pipeline_jobs import PipelineJob
-from paceenv import cli
-from paceenv.cluster.pipeline import pipeline_s
+from benchmarks.evidence import simulated_causes as benchmark
+from benchmarks.evidence._pipeline_jobs import PipelineJob
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.cells import read_cells
+from paceenv.diagnosis.autoregression import memory
+from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose, diagnose_cells
-from paceenv.diagnosis.graph import build_graph
-from paceenv.diagnosis.memory import memory
-from paceenv.diagnosis.replay import own_durations, replay
+from paceenv.diagnosis.graph_replay import own_durations, replay
+from paceenv.diagnosis.ideal_replay import ideal_durations
+from paceenv.diagnosis.operation_matrix import read_cells
 from paceenv.diagnosis.sources import read_sources
-from paceenv.diagnosis.whatif import ideal_durations
-from paceenv.errors import InputError
-from paceenv.trace import Trace, TraceMetadata, write_trace
+from paceenv.sim.cluster.pipeline import pipeline_s
 
 STRAGGLER = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 
@@ -241,14 +241,14 @@ def test_what_is_no_job_is_refused(change: dict[str, Any], message: str) -> None
 def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.parquet"
     write_trace(PipelineJob(1, stages=2, causes={"jitter": 0.01, "stage": 1.5}).trace(), path)
-    assert cli.run(["diagnose", str(path), "--json", "-"]) == 0
+    assert application.run(["diagnose", str(path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result) == {"slowdown", "ideal_step_time_s", "step_time_s", "attribution", "causes", "verdict"}
     assert {"rank", "stage", "operation"} <= set(result["attribution"])
     assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE
     assert result["attribution"]["stage"].keys() == {"0", "1"}
-    assert cli.run(["diagnose", str(path)]) == 0
+    assert application.run(["diagnose", str(path)]) == 0
     assert names.STAGE in capsys.readouterr().out
 
 

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from paceenv.engine import compiled, draws
-from paceenv.engine.simulator import episode_keys
+from paceenv.sim.engine import compiled, draws
+from paceenv.sim.engine.simulator import episode_keys
 
 assert compiled.advance is not None, "importing it is what lets the functions below call draws compiled"
 

@@ -12,9 +12,9 @@ from conftest import EVERY_NOISE
 from numpy.typing import NDArray
 from scipy import integrate, stats
 
-from paceenv import pacing
-from paceenv.engine import simulator as engine
-from paceenv.engine.simulator import JobBatch, Simulator, episode_keys
+from paceenv.core import pacing
+from paceenv.sim.engine import simulator as engine
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]

@@ -13,12 +13,20 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from paceenv import pacing, signals
-from paceenv.check import AnyVectorEnv, Plan, check_final, check_infos, check_rows, check_vector_env, pacing_factories
-from paceenv.cluster import load_cluster
-from paceenv.env import PacingEnv, PacingVectorEnv
-from paceenv.errors import InputError
-from paceenv.registration import ENV_ID, register_envs
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.envs.env_checker import (
+    AnyVectorEnv,
+    Plan,
+    check_final,
+    check_infos,
+    check_rows,
+    check_vector_env,
+    pacing_factories,
+)
+from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
+from paceenv.envs.registration import ENV_ID, register_envs
+from paceenv.sim.cluster import load_cluster
 
 register_envs()
 
@@ -77,7 +85,7 @@ def test_make_vec_by_copies_equals_the_batch() -> None:
     [
         'import gymnasium; gymnasium.make("paceenv:paceenv/Pacing-v0").reset(seed=0)',
         'import gymnasium, paceenv; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
-        'import paceenv.registration, gymnasium; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
+        'import paceenv.envs.registration, gymnasium; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
     ],
     ids=["module prefix", "paceenv after gymnasium", "registration"],
 )

@@ -14,19 +14,21 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
-from paceenv import cli, figures, pacing, signals
-from paceenv.cluster import load_cluster
-from paceenv.engine import phases
-from paceenv.errors import InputError
-from policies.base import Policy
-from policies.explain import TIMELINE_ITERATIONS, TIMELINE_RANKS
-from policies.file import PolicyFile, load_policy, save_policy
-from policies.learned import Learned
-from policies.rollout import run, start
-from policies.rules import Adaptive, passive
-from policies.select import select_policy
-from policies.slices import HOLD_INTERVALS, Box, cut, positions, views
-from policies.watch import Watched, watch
+from paceenv.cli import application
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.policies.base import Policy
+from paceenv.policies.explain.explain_command import TIMELINE_ITERATIONS, TIMELINE_RANKS
+from paceenv.policies.explain.slices import HOLD_INTERVALS, Box, cut, positions, views
+from paceenv.policies.explain.watched_rollout import Watched, watch
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import Adaptive, passive
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.engine import phases
+from paceenv.ui import figures
 
 FILES = {"slices.png", "timeline.png", "timeline.trace.json.gz"}
 
@@ -46,7 +48,7 @@ def policy_file(tmp_path: Path) -> Path:
 
 
 def explain(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> dict[str, Any]:
-    assert cli.run(["explain", *arguments, "-o", str(out), "--json", "-"]) == 0
+    assert application.run(["explain", *arguments, "-o", str(out), "--json", "-"]) == 0
     return dict(json.loads(capsys.readouterr().out))
 
 
@@ -203,7 +205,10 @@ def check_trace(path: Path, watched: list[Watched], first: int, last: int) -> No
 
 def test_explain_shows_a_static_policy_at_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, out = load_cluster("unequal-slack"), tmp_path / "out"
-    assert cli.run(["explain", "static", "-i", "120", "--json", str(tmp_path / "numbers.json"), "-o", str(out)]) == 0
+    assert (
+        application.run(["explain", "static", "-i", "120", "--json", str(tmp_path / "numbers.json"), "-o", str(out)])
+        == 0
+    )
     said = capsys.readouterr()
     assert "throughput against passive" in said.out
     assert said.err.count("\n") == 1, "that it is flat is one line"
@@ -280,7 +285,7 @@ def test_the_clairvoyant_bound_has_a_timeline_only(tmp_path: Path, capsys: pytes
 def test_bad_input_is_one_line_and_writes_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InputError) as caught:
-        cli.run(["explain", *arguments, "-o", str(out)])
+        application.run(["explain", *arguments, "-o", str(out)])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not out.exists()
@@ -293,7 +298,7 @@ def test_an_output_folder_that_cannot_be_is_exit_code_2(
     blocked.write_text("in the way")
     monkeypatch.setattr(sys, "argv", ["paceenv", "explain", "static", "-o", str(blocked)])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        application.main()
     assert caught.value.code == 2
     said = capsys.readouterr()
     assert said.err == f"paceenv: error: {blocked}: cannot be made a folder: File exists\n"

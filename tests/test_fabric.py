@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv import pacing
-from paceenv.engine import fabric, layout
-from paceenv.engine.draws import normal_table
-from paceenv.engine.simulator import Simulator
+from paceenv.core import pacing
+from paceenv.sim.engine import fluid, layout
+from paceenv.sim.engine.draws import normal_table
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ def finish(arrivals: list[float], work_s: float, alone_s: float = 0.0) -> Floats
     job["uplink_work_s"], job["transfer_alone_s"] = work_s, alone_s
     arrival_G = np.array(arrivals)
     out = np.empty(len(arrivals))
-    fabric.share_uplink(job, clock, *NOBODY, normal_table(), np.argsort(arrival_G, kind="stable"), arrival_G, out)
+    fluid.share_uplink(job, clock, *NOBODY, normal_table(), np.argsort(arrival_G, kind="stable"), arrival_G, out)
     return out
 
 
@@ -325,7 +325,7 @@ def test_water_level_is_the_max_min_share(flows: list[dict[str, float]], own: in
     for k, flow in enumerate(flows):
         for name, value in flow.items():
             records[k][name] = value
-    level = fabric.fair_level(own, own_cap, records, np.ones(len(flows)))
+    level = fluid.fair_level(own, own_cap, records, np.ones(len(flows)))
     expected = rates([Flow(1.0, own_cap, 1.0)] * own + [Flow(1.0, f["rate_cap"], f["weight"]) for f in flows])
     actual = [min(own_cap, level)] * own + [min(f["rate_cap"], f["weight"] * level) for f in flows]
     np.testing.assert_allclose(actual, expected, rtol=1e-9)

@@ -11,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
-from paceenv import cli
+from paceenv.calibration.fits.noise_fit import NoiseFit
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
 from paceenv.calibration.measurements import StageTimes
-from paceenv.calibration.noise import NoiseFit
 from paceenv.calibration.posterior import measured_step
 from paceenv.calibration.structure import JobStamps, read_job
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.commands.calibrate import noise_cluster
-from paceenv.errors import InputError
-from paceenv.trace import write_trace
+from paceenv.cli import application
+from paceenv.cli.calibrate_command import noise_cluster
+from paceenv.core.errors import InputError
+from paceenv.core.trace import write_trace
+from paceenv.sim.cluster import Cluster, load_cluster
 
 Array = NDArray[np.float64]
 JOB = ("noise.jitter_cv=0.06", "noise.common_cv=0.01", "noise.persistent_cv=0.01", "noise.transfer_cv=0.03")
@@ -102,7 +102,7 @@ def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
 def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> None:
     write_trace(recorded(load_cluster("null-jitter").changed(list(JOB)), 5, 120), tmp_path / "t.parquet")
     arguments = ["calibrate", str(tmp_path / "t.parquet"), "-o", str(tmp_path / "c.yaml")]
-    assert cli.run([*arguments, "--json", str(tmp_path / "c.json")]) == 0
+    assert application.run([*arguments, "--json", str(tmp_path / "c.json")]) == 0
     cluster, printed = load_cluster(tmp_path / "c.yaml"), json.loads((tmp_path / "c.json").read_text())
     record = cluster.calibration["held_out_steps"]
     assert printed["held_out_steps"] == record
@@ -127,5 +127,5 @@ def test_draws_that_cannot_be_written_are_refused_before_the_fit(
     found = str(tmp_path / source) if source.endswith(".txt") else source
     out = tmp_path / "c.yaml"
     with pytest.raises(InputError, match=said):
-        cli.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
+        application.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
     assert not out.exists()

@@ -21,16 +21,16 @@ from live_jobs import run_ranks
 from live_samples import run_python
 from profiled_bodies import profiled
 
-from paceenv import cli
-from paceenv.calibration.bandwidth import read_table
+from paceenv.calibration.fits.bandwidth import read_table
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.errors import InputError
 from paceenv.importers import load_traces, sniff
 from paceenv.importers.json_events import MOST_EVENT, EventFile
 from paceenv.importers.kineto import Event, import_kineto, op_name
 from paceenv.importers.plain_pickle import read_plain_pickle
-from paceenv.trace import Trace
 
 Found = TypeVar("Found")
 
@@ -69,7 +69,7 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
     """Gloo in three processes, rank 1 slow by 60 ms a step: the diagnosis names it."""
     run_ranks(profiled, 3, tmp_path, out=str(tmp_path), slow_rank=1, slow_s=0.06, steps=STEPS)
     files = sorted(str(path) for path in tmp_path.glob("rank*.json"))
-    assert cli.run(["diagnose", *files, "--json", "-"]) == 0
+    assert application.run(["diagnose", *files, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     named = {cause["cause"]: cause["advice"] for cause in result["causes"]}
     assert "worker 1" in named[names.SLOW_RANK], "besides, a busy machine may stall"

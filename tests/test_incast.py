@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv import pacing
-from paceenv.engine.layout import ALL_TO_ALL, GATHER
-from paceenv.engine.simulator import Simulator
+from paceenv.core import pacing
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 SHALLOW, DEEP = 32768 / 14480, 262144 / 14480

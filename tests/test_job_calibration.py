@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from paceenv import pacing, timing
-from paceenv.calibration.job import JobFit, calibrate_job
-from paceenv.calibration.links import fit_links
+from paceenv.calibration.fits.links import fit_links
+from paceenv.calibration.job_fit import JobFit, calibrate_job
+from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.replay import share_uplink
-from paceenv.calibration.steps import GOOD_CV, GOOD_MEAN
+from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.structure import read_job
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.engine.traces import RecordingWriter
-from paceenv.errors import InputError
-from paceenv.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
+from paceenv.core import pacing, timing
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COLLECTIVE_OPS, Trace, TraceMetadata, read_trace
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 ITERATIONS = 300
 ROUNDING = 1e-6

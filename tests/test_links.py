@@ -11,13 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from probed_jobs import levels, simulated
 
-from paceenv.calibration.links import LinkFit, fit_links
-from paceenv.calibration.replay import share_uplink
+from paceenv.calibration.fits.links import LinkFit, fit_links
+from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.structure import JobStamps, read_job
-from paceenv.cluster import load_cluster
-from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import episode_keys
-from paceenv.probing import HEAD_START_SHARE, Plan
+from paceenv.core.probing import HEAD_START_SHARE, Plan
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
 
 Array = NDArray[np.float64]
 Jobs = Callable[[float, int], list[JobStamps]]

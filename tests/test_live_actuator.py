@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.actuator import (
+from paceenv.core.errors import InputError
+from paceenv.live.decide.actuator import (
     FIRST_PAUSE,
     FIRST_RATE_HZ,
     LEAST_S,
@@ -19,8 +20,7 @@ from live.actuator import (
     DeviceActuator,
     HostActuator,
 )
-from live.stamps import HostStamps, cuda_stamps
-from paceenv.errors import InputError
+from paceenv.live.observe.stamps import HostStamps, cuda_stamps
 
 
 class Device:

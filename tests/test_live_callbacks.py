@@ -11,8 +11,8 @@ import pytest
 from live_jobs import results, run_ranks
 from live_trainers import EVALUATE_EVERY, SAVE_EVERY, STEPS, hugging_face, lightning
 
-from live.folder import RunFolder
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.live.record.run_folder import RunFolder
 
 
 def marked(folder: Path, rank: int, op: str) -> set[int]:
@@ -48,15 +48,15 @@ def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], paramet
 
 
 def test_options_are_checked_before_training() -> None:
-    from live.callbacks.attachment import Attachment
+    from paceenv.live.callbacks.attachment import Attachment
 
     with pytest.raises(InputError, match=r"cap_s = 3.0; allowed: 0 to 1"):
         Attachment(None, "observe", {"cap_s": 3.0})
 
 
 def test_an_agent_that_was_there_before_stays() -> None:
-    from live.agent import attach, attached
-    from live.callbacks.attachment import Attachment
+    from paceenv.live.agent import attach, attached
+    from paceenv.live.callbacks.attachment import Attachment
 
     before, attachment = attach(mode="shadow"), Attachment(None, "observe", {})
     try:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from live.canary import (
+from paceenv.core.errors import InputError
+from paceenv.core.student_t import upper_quantile, upper_tail
+from paceenv.live.decide.canary import (
     ACTIVE_HOLDOUT_EVERY,
     ALPHA,
     CLIP_MEDIANS,
@@ -20,8 +22,6 @@ from live.canary import (
     Schedule,
     shared_seed,
 )
-from live.student import upper_quantile, upper_tail
-from paceenv.errors import InputError
 
 STEP_S = 0.2
 SMALL: dict[str, Any] = {"block_iterations": 12, "settle_iterations": 2}

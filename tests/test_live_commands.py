@@ -15,12 +15,12 @@ import typer
 from live_samples import DEADLINE_S, record, run_python, snapshot
 from typer.testing import CliRunner
 
-from live.commands import application
-from live.folder import write_status
-from paceenv import cli
-from paceenv.calibration.noise import calibrate_noise
-from paceenv.errors import InputError
-from paceenv.trace import read_trace
+from paceenv.calibration.fits.noise_fit import calibrate_noise
+from paceenv.cli.application import SUMMARIES
+from paceenv.core.errors import InputError
+from paceenv.core.trace import read_trace
+from paceenv.live.live_command import application
+from paceenv.live.record.run_folder import write_status
 
 
 def live(*arguments: str) -> None:
@@ -40,9 +40,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_command_is_found_by_its_entry_point() -> None:
-    assert "live" in cli.SUMMARIES
+    assert "live" in SUMMARIES
     text = Path(__file__).resolve().parents[1].joinpath("pyproject.toml").read_text()
-    assert 'live = "live.commands:application"' in text
+    assert 'live = "paceenv.live.live_command:application"' in text
 
 
 def test_status_has_a_line_per_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_help_names_what_there_is() -> None:
 
 def test_looking_at_a_run_needs_nothing_heavy(run: Path) -> None:
     code = (
-        "import sys; from live.commands import application\n"
+        "import sys; from paceenv.live.live_command import application\n"
         "application(args=['summary', sys.argv[1]], standalone_mode=False)\n"
         "print('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))"
     )
@@ -125,7 +125,8 @@ def test_looking_at_a_run_needs_nothing_heavy(run: Path) -> None:
 
 
 def test_watching_goes_on_while_a_rank_has_not_ended(run: Path) -> None:
-    code = "import sys; from live.commands import application; application(args=['status', sys.argv[1], '--watch'])"
+    code = "import sys; from paceenv.live.live_command import application\n"
+    code += "application(args=['status', sys.argv[1], '--watch'])"
     process = subprocess.Popen([sys.executable, "-c", code, str(run)], stdout=subprocess.PIPE, text=True)
     timer = threading.Timer(DEADLINE_S, process.kill)
     timer.start()

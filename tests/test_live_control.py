@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from live.control import Control
-from live.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
-from live.options import make_options
-from live.policy import NamedPolicy, find_policy
-from live.stamps import HostStamps
-from paceenv import pacing, signals
-from paceenv.errors import InputError
-from policies.base import Policy
-from policies.file import PolicyFile, save_policy
-from policies.learned import Learned
-from policies.rules import Static
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.live.decide.control import Control
+from paceenv.live.decide.live_policy import NamedPolicy, find_policy
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.options import make_options
+from paceenv.policies.base import Policy
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.policies.rules import Static
 
 STEP_S = 0.1
 

@@ -13,10 +13,10 @@ import pytest
 from live_jobs import Ended, printed, results, root_and, run_ranks
 from live_troubles import BAD, trouble
 
-from live.folder import RunFolder
-from paceenv import pacing, signals
-from policies.file import PolicyFile, save_policy
-from policies.learned import Learned
+from paceenv.core import pacing, signals
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, save_policy
 
 RANKS = 2
 

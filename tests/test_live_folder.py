@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from live_samples import STEP_S, record, snapshot
 
-from live.folder import RunFolder, segment_path, status_path, write_status
-from live.merge import merge_trace, write_merged
-from paceenv.errors import InputError
-from paceenv.trace import Trace, read_trace
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, read_trace
+from paceenv.live.record.merge_segments import merge_trace, write_merged
+from paceenv.live.record.run_folder import RunFolder, segment_path, status_path, write_status
 
 
 def rows_of(trace: Trace, rank: int, op: str) -> dict[str, Any]:

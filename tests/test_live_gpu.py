@@ -62,7 +62,7 @@ def test_two_ranks_on_one_card(tmp_path: Path) -> None:
 
 def watched(mode: str, iterations: int) -> dict[str, Any]:
     """Train with PyTorch told to raise wherever anything synchronises with the device."""
-    import live
+    from paceenv import live
 
     model = torch.nn.parallel.DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -93,8 +93,8 @@ def test_the_agent_never_synchronises_with_the_device(mode: str, tmp_path: Path)
 
 def delayed(actuator: str, backlog: bool) -> list[float]:
     """Effective seconds of twenty delays of 5 ms, on a device that is idle or has 50 ms of work queued."""
-    from live.actuator import DeviceActuator, HostActuator
-    from live.stamps import cuda_stamps
+    from paceenv.live.decide.actuator import DeviceActuator, HostActuator
+    from paceenv.live.observe.stamps import cuda_stamps
 
     stamps = cuda_stamps()
     made = DeviceActuator(stamps, cap_s=0.1) if actuator == "device" else HostActuator(stamps, cap_s=0.1)

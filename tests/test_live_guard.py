@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from live.guard import MOST_THRESHOLD, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
-from live.pacer import RankPacer
-from paceenv import pacing, signals
-from paceenv.errors import InputError
-from policies.base import Policy
-from policies.ranges import OUTSIDE_INTERVALS
-from policies.rules import Static
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.live.decide.guard import MOST_THRESHOLD, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
+from paceenv.live.decide.pacer import RankPacer
+from paceenv.policies.base import Policy
+from paceenv.policies.ranges import OUTSIDE_INTERVALS
+from paceenv.policies.rules import Static
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 OPEN = {"quiet_first": 0, "budget_s_per_minute": 60.0}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from live.history import History
-from live.peers import side_by_side
+from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.history import History
 
 STEP_S, TRANSFER_S, RANKS = 0.05, 0.004, 4
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live_samples import DEADLINE_S, run_python
 
-from live.housekeeping import MOST_FAILURES, Housekeeping
+from paceenv.live.record.housekeeping import MOST_FAILURES, Housekeeping
 
 PERIOD_S = 0.005
 
@@ -168,7 +168,7 @@ def test_a_process_may_end_in_the_middle_of_a_task(tmp_path: Path) -> None:
     """Without stop: the interpreter goes away under a thread that writes without pause."""
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from live.housekeeping import Housekeeping\n"
+        "from paceenv.live.record.housekeeping import Housekeeping\n"
         "from live_samples import iterations, recorder\n"
         "target, steps = recorder(Path(sys.argv[1]), segment_rows=1), list(iterations(2000))\n"
         "def write(final):\n"
@@ -188,7 +188,7 @@ def test_the_end_waits_for_native_code_and_lets_none_begin(tmp_path: Path) -> No
     """A thread in C++ would abort the process when the interpreter goes away; a forked child has no such thread."""
     code = (
         "import os, sys, threading, time; from pathlib import Path\n"
-        "from live.housekeeping import Housekeeping, native\n"
+        "from paceenv.live.record.housekeeping import Housekeeping, native\n"
         "begun = threading.Event()\n"
         "def work(final):\n"
         "    with native: begun.set(); time.sleep(0.5); Path(sys.argv[1]).write_text('done')\n"
@@ -209,7 +209,7 @@ def test_the_end_waits_for_native_code_and_lets_none_begin(tmp_path: Path) -> No
 
 def test_a_forked_child_has_no_thread_and_stops_at_once() -> None:
     code = (
-        "import os, sys, threading; from live.housekeeping import Housekeeping\n"
+        "import os, sys, threading; from paceenv.live.record.housekeeping import Housekeeping\n"
         "calls = []\n"
         "house = Housekeeping(print)\n"
         "house.add('count', 1e6, calls.append)\n"

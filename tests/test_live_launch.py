@@ -1,4 +1,4 @@
-"""``-m live``: a script runs under it as it does without it, and has the agent as soon as it has an optimizer."""
+"""``-m paceenv.live``: a script runs as it does without it, and has the agent as soon as it has an optimizer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from live_jobs import run_torchrun
 
-from live.folder import RunFolder
-from live.options import Options
+from paceenv.live.options import Options
+from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
 DEADLINE_S = 60.0
@@ -82,7 +82,7 @@ def write(path: Path, text: str) -> Path:
 def assert_same(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """The same output, errors and exit code with the launcher as without it."""
     plain = python(*arguments, folder=folder)
-    launched = python("-m", "live", "--mode", "shadow", *arguments, folder=folder)
+    launched = python("-m", "paceenv.live", "--mode", "shadow", *arguments, folder=folder)
     assert (launched.stdout, launched.stderr) == (plain.stdout, plain.stderr)
     assert launched.returncode == plain.returncode
     return plain
@@ -138,15 +138,15 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], named: list[str], tmp_path: Path) -> None:
     write(tmp_path / "train.py", "print('started')")
-    ended = python("-m", "live", *arguments, folder=tmp_path)
+    ended = python("-m", "paceenv.live", *arguments, folder=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert all(name in ended.stderr for name in named), ended.stderr
 
 
 def test_help_teaches(tmp_path: Path) -> None:
-    ended = python("-m", "live", "--help", folder=tmp_path)
+    ended = python("-m", "paceenv.live", "--help", folder=tmp_path)
     assert ended.returncode == 0
-    assert "torchrun --nproc-per-node 8 -m live train.py" in ended.stdout
+    assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in ended.stdout
     for option in fields(Options):
         assert f"--{option.name.replace('_', '-')} " in ended.stdout
 
@@ -158,10 +158,10 @@ PROBE = """
     import torch
     before = torch.optim.Optimizer.__init__
     seen["threads"] = torch.get_num_threads()
-    seen["agent before"] = "live.agent" in sys.modules
+    seen["agent before"] = "paceenv.live.agent" in sys.modules
     SETUP
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    seen["agent after"] = "live.agent" in sys.modules
+    seen["agent after"] = "paceenv.live.agent" in sys.modules
     seen["init"] = torch.optim.Optimizer.__init__.__code__.co_filename.endswith("optimizer.py")
     optimizer.step()
     try:
@@ -179,7 +179,7 @@ PROBE = """
 def probe(folder: Path, *options: str, setup: str = "", environ: dict[str, str] | None = None) -> tuple[Any, str]:
     """What a script with an optimizer finds, and what was said."""
     script = write(folder / "train.py", PROBE.replace("SETUP", setup))
-    ended = python("-m", "live", *options, script, folder=folder, environ=environ)
+    ended = python("-m", "paceenv.live", *options, script, folder=folder, environ=environ)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout), ended.stderr
 
@@ -204,13 +204,13 @@ def test_the_command_line_goes_before_a_script_s_own_attach(tmp_path: Path) -> N
 def test_a_forked_child_has_no_agent_of_its_own(tmp_path: Path) -> None:
     fork = "child = os.fork(); child and os.waitpid(child, 0)"
     script = write(tmp_path / "train.py", PROBE.replace("SETUP", fork))
-    ended = python("-m", "live", script, folder=tmp_path)
+    ended = python("-m", "paceenv.live", script, folder=tmp_path)
     child, parent = map(json.loads, ended.stdout.splitlines())
     assert (child["state"], parent["state"]) == (None, "observe")
 
 
 def test_an_agent_that_cannot_be_attached_does_not_stop_the_script(tmp_path: Path) -> None:
-    seen, said = probe(tmp_path, setup="sys.modules['live.loop'] = None")
+    seen, said = probe(tmp_path, setup="sys.modules['paceenv.live.loop'] = None")
     assert (seen["state"], seen["init"]) == (None, True)
     assert said.count("could not be attached") == 1
     assert said.count("\n") == 1
@@ -218,7 +218,7 @@ def test_an_agent_that_cannot_be_attached_does_not_stop_the_script(tmp_path: Pat
 
 def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Path) -> None:
     write(tmp_path / "train.py", "import torch")
-    ended = python("-m", "live", "train.py", folder=tmp_path)
+    ended = python("-m", "paceenv.live", "train.py", folder=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "", 1)
     assert "no optimizer" in ended.stderr
 
@@ -227,7 +227,7 @@ def test_a_script_with_modules_of_our_names_keeps_them(tmp_path: Path) -> None:
     write(tmp_path / "policies" / "__init__.py", "mine = True")
     write(tmp_path / "train.py", "import policies, sys\nprint(policies.mine, [m for m in sys.modules if m == 'live'])")
     for arguments in (["train.py"], ["-m", "train"]):
-        ended = python("-m", "live", *arguments, folder=tmp_path)
+        ended = python("-m", "paceenv.live", *arguments, folder=tmp_path)
         assert (ended.returncode, ended.stdout) == (0, "True []\n"), ended.stderr
         assert f"{tmp_path / 'policies'}" in ended.stderr
 
@@ -246,7 +246,7 @@ def written(folder: Path) -> list[Any]:
 
 
 def test_zero_lines_under_torchrun(plain: list[Any], tmp_path: Path) -> None:
-    arguments = ["-m", "live", "--out", str(tmp_path / "run"), str(TESTS / "live_train.py"), str(tmp_path)]
+    arguments = ["-m", "paceenv.live", "--out", str(tmp_path / "run"), str(TESTS / "live_train.py"), str(tmp_path)]
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path)
     assert ended.exit_code == 0, ended.output
     assert [rank["agent"] for rank in (*plain, *written(tmp_path))] == [False, False, True, True]
@@ -260,7 +260,16 @@ def test_zero_lines_under_torchrun(plain: list[Any], tmp_path: Path) -> None:
 
 
 def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[Any], tmp_path: Path) -> None:
-    arguments = ["-m", "live", "--out", str(tmp_path / "run"), "-m", "live_train", str(tmp_path), "--fail-first"]
+    arguments = [
+        "-m",
+        "paceenv.live",
+        "--out",
+        str(tmp_path / "run"),
+        "-m",
+        "live_train",
+        str(tmp_path),
+        "--fail-first",
+    ]
     environ = {
         "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else gloo may find the first attempt's addresses in the second
@@ -268,7 +277,7 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[Any], tmp_path
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path, restarts=1, environ=environ)
     assert ended.exit_code == 0, ended.output
     assert "RuntimeError: as asked for" in ended.output
-    assert "live/script.py" not in ended.output
+    assert "live/run_script.py" not in ended.output
     assert [(rank["attempt"], rank["losses"]) for rank in written(tmp_path)] == [
         ("1", rank["losses"]) for rank in plain
     ]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live import locality, nvml
+from paceenv.live.observe import gpu_identity, locality
 
 GPU_PATH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0"
 PLACES = {
@@ -201,7 +201,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 def test_nvml_is_asked_about_the_visible_device(
     library: Library, sysfs: Path, device: str, visible: str, asked: int | bytes
 ) -> None:
-    found = nvml.describe_gpu(device, {"CUDA_VISIBLE_DEVICES": visible}, sysfs)
+    found = gpu_identity.describe_gpu(device, {"CUDA_VISIBLE_DEVICES": visible}, sysfs)
     assert library.asked == [asked]
     assert library.started == 0
     assert found == {
@@ -227,7 +227,7 @@ def test_a_driver_that_does_not_answer_leaves_sysfs(
         raise OSError("Driver/library version mismatch")
 
     monkeypatch.setattr(library, "nvmlInit", refuse)
-    assert nvml.describe_gpu("cuda:0", {}, sysfs) == {"pci": "0000:3c:00.0"}
+    assert gpu_identity.describe_gpu("cuda:0", {}, sysfs) == {"pci": "0000:3c:00.0"}
 
 
 @pytest.mark.gpu

@@ -16,8 +16,8 @@ import pytest
 from live_samples import DEADLINE_S, run_python, snapshot
 from prometheus_client.parser import text_string_to_metric_families
 
-from live.metrics import METRICS, MetricsServer
-from live.snapshot import Snapshot
+from paceenv.live.record.prometheus import METRICS, MetricsServer
+from paceenv.live.record.snapshot import Snapshot
 
 Samples = dict[str, dict[tuple[str, ...], float]]
 Serve = Callable[[Callable[[], Snapshot | None]], MetricsServer]
@@ -152,7 +152,7 @@ def test_closing_frees_the_port(serve: Serve) -> None:
 def test_a_forked_child_does_not_keep_the_port() -> None:
     """A worker of a data loader may outlive its rank; the restarted rank wants the port."""
     code = (
-        "import os, time; from live.metrics import MetricsServer\n"
+        "import os, time; from paceenv.live.record.prometheus import MetricsServer\n"
         "said = []\n"
         "server = MetricsServer(lambda: None, 0, problem=said.append)\n"
         "server.start(); port = server.port\n"
@@ -170,7 +170,7 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("True []\n", "", 0)
 
 
-DASHBOARD: Any = json.loads((resources.files("live") / "dashboards" / "grafana.json").read_text())
+DASHBOARD: Any = json.loads((resources.files("paceenv.live") / "dashboards" / "grafana.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 from live_jobs import results, run_ranks
 
-from live.folder import RunFolder
-from live.iteration import LEARNING_ITERATIONS
-from paceenv import signals, timing
-from paceenv.engine.compiled import _OPTIONS
-from paceenv.trace import read_trace
-from policies.names import rule
+from paceenv.core import signals, timing
+from paceenv.core.trace import read_trace
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.policies.names import rule
+from paceenv.sim.engine.compiled import _OPTIONS
 
 POLICY, ITERATIONS, INTERVAL = "static:mechanism=slack,threshold=0.01,window=0.3", 90, 20
 CAP_S, CAP_SHARE = 0.1, 0.1
@@ -27,7 +27,7 @@ SKEW_S = 0.03
 
 def skewed_job(out: str) -> dict[str, Any]:
     """Rank 1 comes later than rank 0 by a time that wanders; returns what rank 0's agent decided and saw."""
-    import live
+    from paceenv import live
 
     agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0, interval_iterations=INTERVAL)
     loop, decided, views = agent._loop, [], []
@@ -50,7 +50,7 @@ def skewed_job(out: str) -> dict[str, Any]:
 def _replayed(
     comm_T: Any, step_T: Any, settings_M2: Any, rank: Any, tick: Any, decided_T: Any, views_TO: Any, off_M2: Any
 ) -> None:
-    """What ``live.pacer`` does with each iteration, in machine code."""
+    """What ``paceenv.live.decide.pacer`` does with each iteration, in machine code."""
     comm_R, wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
     for t in range(len(comm_T)):
         if t and t % INTERVAL == 0:

@@ -15,7 +15,7 @@ import pytest
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
-from live.canary import Schedule
+from paceenv.live.decide.canary import Schedule
 
 pytestmark = pytest.mark.alone
 

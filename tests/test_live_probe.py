@@ -13,19 +13,27 @@ from hypothesis import strategies as st
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
-from live.control import Control
-from live.folder import RunFolder
-from live.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
-from live.merge import merge_trace
-from live.options import make_options
-from live.policy import find_policy
-from live.probe import LOOK_HOLDS, MOST_COST_SHARE
-from live.stamps import HostStamps
-from live.summary import summarise
 from paceenv.calibration.probed import read_probed
 from paceenv.calibration.response import measure_response
-from paceenv.errors import InputError
-from paceenv.probing import HEAD_START_SHARE, HOLD_ITERATIONS, LEVELS, MOST_SHARE, REST_SHARE, Plan, unit_of
+from paceenv.core.errors import InputError
+from paceenv.core.probing import (
+    HEAD_START_SHARE,
+    HOLD_ITERATIONS,
+    LEVELS,
+    MOST_SHARE,
+    REST_SHARE,
+    Plan,
+    unit_of,
+)
+from paceenv.live.decide.control import Control
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.decide.probe import LOOK_HOLDS, MOST_COST_SHARE
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.options import make_options
+from paceenv.live.record.merge_segments import merge_trace
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.summary import summarise
 
 SEEDS = st.integers(0, 2**64 - 1)
 

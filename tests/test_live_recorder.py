@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import DEADLINE_S, iterations, on_mount, record, recorder, run_python
 
-from live.folder import RunFolder
-from live.iteration import Iteration, Operation
-from live.merge import merge_trace, write_merged
-from live.recorder import TraceRecorder, iteration_rows
+from paceenv.calibration.fits.noise_fit import calibrate_noise
 from paceenv.calibration.measurements import measure_noise
-from paceenv.calibration.noise import calibrate_noise
-from paceenv.engine.simulator import Simulator
-from paceenv.engine.traces import RecordingWriter
-from paceenv.trace import COMPUTE_OPS, Trace, read_metadata, read_trace
+from paceenv.core.trace import COMPUTE_OPS, Trace, read_metadata, read_trace
+from paceenv.live.observe.iteration import Iteration, Operation
+from paceenv.live.record.merge_segments import merge_trace, write_merged
+from paceenv.live.record.recorder import TraceRecorder, iteration_rows
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 FILL = """

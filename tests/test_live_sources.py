@@ -18,9 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 
-import live
-from live.agent import Agent
-from live.stamps import DeviceStamps
+from paceenv import live
+from paceenv.live.agent import Agent
+from paceenv.live.observe.stamps import DeviceStamps
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_backward_pass_that_fails_is_forgotten_at_the_next_tick(agent: Agent) 
 
 
 def test_collectives_without_ticks_are_bounded_and_said(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("live.sources.MOST_OPERATIONS", 10)
+    monkeypatch.setattr("paceenv.live.observe.timing_source.MOST_OPERATIONS", 10)
     for _ in range(25):
         distributed.all_reduce(torch.ones(1))
     assert len(agent._loop._log.operations) <= 10

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from live.loop import Loop
-from live.options import make_options
-from live.policy import find_policy
-from live.sources import Observed
-from live.stamps import DeviceStamps, HostStamps
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.loop import Loop
+from paceenv.live.observe.stamps import DeviceStamps, HostStamps
+from paceenv.live.observe.timing_source import Observed
+from paceenv.live.options import make_options
 
 
 class Device:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import snapshot
 
-from live.folder import SUMMARY, write_status
-from live.summary import WIDTH, count, duration, percent, summarise, write_summary
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.live.record.run_folder import SUMMARY, write_status
+from paceenv.live.record.summary import WIDTH, count, duration, percent, summarise, write_summary
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=True) | st.integers() | st.text(max_size=5),

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceenv import signals
-from paceenv.env import PacingVectorEnv
-from paceenv.errors import InputError
-from policies.file import PolicyFile, load_policy, save_policy
-from policies.learned import Learned
-from trainers.vec_env import NativeVecEnv
+from paceenv.core import signals
+from paceenv.core.errors import InputError
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.trainers.training.vec_env import NativeVecEnv
 
 INPUTS = 2 * signals.SIGNALS + 1
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.metrics import bootstrap_interval, hypervolume, paired_gain, reward, step_statistics
+from paceenv.core.metrics import bootstrap_interval, hypervolume, paired_gain, reward, step_statistics
 
 positive = st.floats(1e-3, 1e3)
 

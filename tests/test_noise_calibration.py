@@ -13,14 +13,7 @@ import yaml
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, needs_traces
 
-from paceenv.calibration.measurements import (
-    WIDTHS,
-    NoiseMeasurements,
-    measure_noise,
-    measure_stage,
-    subset_max,
-)
-from paceenv.calibration.noise import (
+from paceenv.calibration.fits.noise_fit import (
     TOLERANCE,
     Estimate,
     NoiseFit,
@@ -28,9 +21,10 @@ from paceenv.calibration.noise import (
     calibrate_noise,
     fit_noise,
 )
-from paceenv.errors import InputError
+from paceenv.calibration.measurements import WIDTHS, NoiseMeasurements, measure_noise, measure_stage, subset_max
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.importers import import_straggler
-from paceenv.trace import Trace, TraceMetadata, write_trace
 
 PACKAGED = Path(__file__).resolve().parents[1] / "configs" / "measurements"
 PARAMETERS = ("persistent_cv", "common_cv", "jitter_cv", "imbalance_cv", "imbalance_skew", "slow_factor")

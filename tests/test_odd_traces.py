@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from paceenv.calibration.fits.noise_fit import fit_noise
 from paceenv.calibration.heldout import HeldOutCheck, check_job
-from paceenv.calibration.job import calibrate_job
+from paceenv.calibration.job_fit import calibrate_job
 from paceenv.calibration.measurements import measure_noise
-from paceenv.calibration.noise import fit_noise
 from paceenv.calibration.structure import read_job
-from paceenv.errors import InputError
-from paceenv.trace import Trace, TraceMetadata
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, TraceMetadata
 
 Array = NDArray[np.float64]
 

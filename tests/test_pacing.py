@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv import pacing
+from paceenv.core import pacing
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 seconds = st.floats(0.0, 10.0)

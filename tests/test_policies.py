@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceenv import pacing, signals
-from paceenv.cluster import load_cluster
-from paceenv.cluster.derive import ClusterMix
-from paceenv.engine.simulator import Simulator
-from paceenv.errors import InputError
-from policies import names, rules
-from policies.base import Policy
-from policies.clairvoyant import Clairvoyant, candidates
-from policies.rollout import run, start
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.policies import names, rules
+from paceenv.policies.base import Policy
+from paceenv.policies.clairvoyant import Clairvoyant, candidates
+from paceenv.policies.rollout import run, start
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import ClusterMix
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 EVERY: dict[str, Callable[[], Policy]] = {

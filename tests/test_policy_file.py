@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from paceenv import pacing, signals
-from paceenv.errors import InputError
-from policies import file as policy_file
-from policies.file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
-from policies.learned import Learned
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.policies import policy_file as policy_file
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 INPUTS = signals.SIGNALS
@@ -210,7 +210,7 @@ def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
     [
         ("format", "paceenv.policy/2", "format = 'paceenv.policy/2'; allowed: 'paceenv.policy/1'"),
         ("format", None, "format = None; allowed: 'paceenv.policy/1'"),
-        ("observation_schema", "paceenv.signals/0", "observation_schema = 'paceenv.signals/0'; allowed: "),
+        ("observation_schema", "paceenv.core.signals/0", "observation_schema = 'paceenv.core.signals/0'; allowed: "),
         ("observation_names", ["a"], "observation_names = ['a']; allowed: "),
         ("observation_names", list(signals.NAMES)[::-1], "observation_names = "),
         ("action_schema", 3, "action_schema = 3; allowed: "),

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv import configs
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
-from paceenv.cluster import Cluster, load_cluster
-from trainers.batches import make_parts
-from trainers.config import load_train_config
-from trainers.suites import load_suite
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.training.batches import make_parts
+from paceenv.trainers.training.train_config import load_train_config
+from paceenv.ui import config_files
 
 ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "exposed.work_s"
 
@@ -54,7 +54,7 @@ def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) ->
     """The measured mean step, on record with its error, narrows what vague rates would make of it."""
     free = drawn_clusters(calibrated(0.0), draws=16)
     measured = {"step_mean_s": 0.344, "step_mean_se_s": 0.0005, "step_cv": 0.02}
-    (tmp_path / "c.yaml").write_text(configs.to_yaml(calibrated(0.0, measured=measured).model_dump()))
+    (tmp_path / "c.yaml").write_text(config_files.to_yaml(calibrated(0.0, measured=measured).model_dump()))
     kept = drawn_clusters(load_cluster(tmp_path / "c.yaml"))
     assert len(kept) == 16
     loose, tight = (np.std([c.fabric.uplink_gbps for c in some]) for some in (free, kept))

@@ -12,17 +12,17 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from safetensors.numpy import save
 
-from live.policy import find_policy
-from paceenv import pacing, signals
-from paceenv.check import check_vector_env, pacing_factories
-from paceenv.cluster import load_cluster
-from paceenv.env import PacingEnv, PacingVectorEnv
-from paceenv.errors import InputError
-from paceenv.registration import ENV_ID
-from policies import saved
-from policies.file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
-from policies.learned import Learned
-from policies.select import select_policy
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.envs.env_checker import check_vector_env, pacing_factories
+from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
+from paceenv.envs.registration import ENV_ID
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.policies import saved
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import ACTION_SCHEMA, FORMAT, PolicyFile, load_policy, save_policy
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
 
 INPUTS = signals.SIGNALS + 1
 OFF = np.array([-1.0, -1.0], np.float32)

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from live.policy import find_policy
-from paceenv import cli, pacing
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.errors import InputError
-from policies import situations
-from policies.clairvoyant import Clairvoyant
-from policies.memory import Memory
-from policies.projection import Projection
-from policies.rollout import run, start
-from policies.rules import passive
-from policies.select import select_policy
+from paceenv.cli import application
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.policies import situations
+from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.policies.observation_average import Memory
+from paceenv.policies.projection import Projection
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster, load_cluster
 
 SEEDS = np.arange(4)
 
@@ -136,7 +137,7 @@ def test_by_name_on_a_simulated_cluster_and_not_live(capsys: Any) -> None:
     assert isinstance(select_policy("projection", load_cluster("null-jitter")), Projection)
     with pytest.raises(InputError, match="did you mean projection"):
         select_policy("projecton", load_cluster("null-jitter"))
-    cli.run(["simulate", "null-jitter", "--policy", "projection", "-i", "60", "--seeds", "2", "--json", "-"])
+    application.run(["simulate", "null-jitter", "--policy", "projection", "-i", "60", "--seeds", "2", "--json", "-"])
     assert '"policy": "projection"' in capsys.readouterr().out
     fault = find_policy("projection").fault
     assert fault is not None

@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceenv import pacing, timing
-from paceenv.cluster import load_cluster
-from paceenv.engine import layout
-from paceenv.engine.simulator import Simulator
-from policies import rules
-from policies.rollout import run, start
+from paceenv.core import pacing, timing
+from paceenv.policies import rules
+from paceenv.policies.rollout import run, start
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 Floats = NDArray[np.float64]

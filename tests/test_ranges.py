@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from live.guard import GuardedPolicy, OutOfRange
-from live.policy import find_policy
-from paceenv import cli, pacing, signals
-from paceenv.cluster import load_cluster
-from paceenv.errors import InputError
-from policies.file import PolicyFile, save_policy
-from policies.learned import Learned
-from policies.ranges import HOLD_INTERVALS, OUTSIDE_INTERVALS, RangeHold, RangeWatch
-from policies.rollout import run, start
+from paceenv.cli import application
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.live.decide.guard import GuardedPolicy, OutOfRange
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.policies.ranges import HOLD_INTERVALS, OUTSIDE_INTERVALS, RangeHold, RangeWatch
+from paceenv.policies.rollout import run, start
+from paceenv.sim.cluster import load_cluster
 
 CALIBRATED = {"step_cv": (0.1, 0.3), "wait_share": (-0.5, 0.5)}
 INSIDE, OUTSIDE = 0.2, 0.4
@@ -122,17 +123,17 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "a.safetensors"
     save_policy(file, PolicyFile(always_on({}), {"comm_share": (-1.0, -0.9)}))
     short = ["--iterations", "200", "--seeds", "2"]
-    assert cli.run(["simulate", "two-jobs", "-p", str(file), *short, "--json", str(tmp_path / "out.json")]) == 0
+    assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().err
     assert said.startswith(f"policy {file}: outside its calibrated range in 77.8 % of decisions (comm_share: ")
     assert said.endswith("calibrated -1 to -0.9); passive there\n")
     assert said.count("\n") == 1
     assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["signal"] == "comm_share"
-    assert cli.run(["simulate", "two-jobs", "-p", str(file), *short, "--nodes", "4,8"]) == 0
+    assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--nodes", "4,8"]) == 0
     assert f"policy {file}: at 2 of 4 points, most at 4 nodes: outside its calibrated range" in capsys.readouterr().err
-    assert cli.run(["evaluate", str(file), "passive", "--suite", "demo", *short]) == 0
+    assert application.run(["evaluate", str(file), "passive", "--suite", "demo", *short]) == 0
     said = capsys.readouterr().err
     assert f"policy {file}: on 3 of 3 clusters, most on two-jobs: outside its calibrated range" in said
     assert said.count("\n") == 1
-    assert cli.run(["simulate", "two-jobs", *short, "--json", "-"]) == 0
+    assert application.run(["simulate", "two-jobs", *short, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["outside_calibrated_range"] is None

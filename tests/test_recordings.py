@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv import pacing
-from paceenv.engine.layout import ALL_TO_ALL, GATHER
-from paceenv.engine.simulator import Simulator
-from paceenv.engine.traces import RecordingWriter
-from paceenv.trace import read_trace
+from paceenv.core import pacing
+from paceenv.core.trace import read_trace
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
 

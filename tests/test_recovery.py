@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.recovery import ASKED, Case, coverage, recover, tables
+from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, tables
 
 COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1, "exposed episodes": 2}
 CHANCE = 0.02

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_jobs import NIC_BPS, NIC_GBPS, WIDE_GBPS, cluster, tenant
 
-from paceenv import pacing, trace
-from paceenv.cluster.derive import derive, drawn
-from paceenv.cluster.model import Cluster
-from paceenv.engine.layout import ALL_TO_ALL, GATHER
-from paceenv.engine.simulator import Recording, Simulator, episode_keys
-from paceenv.engine.traces import RecordingWriter
-from paceenv.errors import InputError
-from paceenv.reference import Reference, References, Setup, check_size
+from paceenv.core import pacing, trace
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.derive import derive, drawn
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.sim.reference import Reference, References, Setup, check_size
 
 
 def both(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceenv import metrics, signals
-from policies import saved
-from policies.file import load_policy
-from trainers.config import load_train_config
-from trainers.evaluate import TUNED, outcome
-from trainers.scores import POLICIES
-from trainers.suites import ALL, load_suite
+from paceenv.core import metrics, signals
+from paceenv.policies import saved
+from paceenv.policies.policy_file import load_policy
+from paceenv.trainers.evaluation.evaluate import TUNED, outcome
+from paceenv.trainers.evaluation.scores import POLICIES
+from paceenv.trainers.evaluation.suites import ALL, load_suite
+from paceenv.trainers.training.train_config import load_train_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = load_suite(ALL)

@@ -13,26 +13,27 @@ import pytest
 from browser import WIDTH, Browser, check_shown
 from traced_jobs import job_of
 
-from benchmarks._pipeline_jobs import PipelineJob
-from paceenv import cli, figures, page
-from paceenv.cluster import load_cluster
+from benchmarks.evidence._pipeline_jobs import PipelineJob
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import TraceMetadata, read_trace, write_trace
 from paceenv.diagnosis.causes import TENANT
-from paceenv.diagnosis.cells import Cells, read_cells
+from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.diagnosis.graph import build_graph
-from paceenv.errors import InputError
-from paceenv.report.arrivals import Arrivals, arrivals, binned, heat_map
-from paceenv.report.spans import WAIT, spans
-from paceenv.report.steps import autocorrelation
-from paceenv.report.timeline import timeline, usual_and_worst, write_steps
-from paceenv.report.waterfall import REST, parts
-from paceenv.trace import TraceMetadata, read_trace, write_trace
-from policies.rollout import start
-from policies.whatif.answer import Answer
-from policies.whatif.change import Change
-from policies.whatif.simulated import predict
-from trainers.trace_report.fitted import Fitted, compare, fit, sizes
-from trainers.trace_report.pictures import policies
+from paceenv.diagnosis.operation_matrix import Cells, read_cells
+from paceenv.policies.rollout import start
+from paceenv.policies.whatif.answer import Answer
+from paceenv.policies.whatif.change import Change
+from paceenv.policies.whatif.simulated import predict
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.report.arrivals import Arrivals, arrivals, binned, heat_map
+from paceenv.trainers.report.fitted import Fitted, compare, fit, sizes
+from paceenv.trainers.report.prediction_pictures import policies
+from paceenv.trainers.report.spans import WAIT, spans
+from paceenv.trainers.report.step_times import autocorrelation
+from paceenv.trainers.report.timeline import timeline, usual_and_worst, write_steps
+from paceenv.trainers.report.waterfall import REST, parts
+from paceenv.ui import figures, html_page
 
 EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
@@ -45,7 +46,7 @@ def slow_rank_3(steps: int = 20) -> Cells:
 
 def simulate(cluster: str, path: Path, iterations: int, *options: str) -> Path:
     run = ["simulate", cluster, "-i", str(iterations), "--seeds", "1", "--trace", str(path), "--json", str(path) + "l"]
-    assert cli.run([*run, *options]) == 0
+    assert application.run([*run, *options]) == 0
     return path
 
 
@@ -58,7 +59,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     trace = simulate("unequal-slack", tmp_path / "run.parquet", 150)
     out, viewer = tmp_path / "sub" / "page.html", tmp_path / "ranks.json"
     capsys.readouterr()
-    assert cli.run(["report", str(trace), "-o", str(out), "--chrome-trace", str(viewer), "--json", "-"]) == 0
+    assert application.run(["report", str(trace), "-o", str(out), "--chrome-trace", str(viewer), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert {one["policy"]: one["verdict"] for one in result["policies"]}["learned"] == "helps"
     answer = result["sizes"]
@@ -87,7 +88,7 @@ def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "evil.parquet"
     write_trace(dataclasses.replace(trace, metadata=TraceMetadata({"name": EVIL}, stages, EVIL)), path)
     out, again = tmp_path / "page.html", tmp_path / "again.html"
-    assert cli.run(["report", str(path), "-o", str(out), "--json", str(tmp_path / "page.json")]) == 0
+    assert application.run(["report", str(path), "-o", str(out), "--json", str(tmp_path / "page.json")]) == 0
     seen = browser.look(out)
     check_shown(seen, OF_TRACE)
     assert seen.scripts == 0
@@ -95,7 +96,7 @@ def test_names_from_a_file_are_text(browser: Browser, tmp_path: Path) -> None:
     assert EVIL_OP in seen.text, "the operation that ranks meet in"
     assert "2 pipeline stages" in seen.text
     assert json.loads((tmp_path / "page.json").read_text())["policies"] == []
-    assert cli.run(["report", str(path), "-o", str(again)]) == 0
+    assert application.run(["report", str(path), "-o", str(again)]) == 0
     assert again.read_bytes() == out.read_bytes()
 
 
@@ -103,7 +104,7 @@ def test_a_sentence_that_begins_with_a_number_may_wrap(browser: Browser, tmp_pat
     """As evidence does: "4 groups run all_reduce side by side ..."; in one line it would leave the page."""
     sentence = "4 groups run side by side, as a shared uplink under their own starts explains; " * 4
     path = tmp_path / "page.html"
-    path.write_text(page.page("wide", [page.table(("cause", "share", "evidence"), [("a", "30%", sentence)])]))
+    path.write_text(html_page.page("wide", [html_page.table(("cause", "share", "evidence"), [("a", "30%", sentence)])]))
     seen = browser.look(path)
     assert seen.scroll_width <= WIDTH
     assert "share\tevidence" in seen.text
@@ -114,7 +115,7 @@ def test_a_picture_that_is_missing_or_a_page_that_asks_for_something_is_seen(bro
     bad = tmp_path / "bad.html"
     empty = '<svg role="img" aria-label="nothing" viewBox="0 0 1 1"></svg>'
     scripts = "<script>console.error('no')</script>", "<img src='http://example.com/x.png'>"
-    bad.write_text(page.page("bad", [page.picture(empty, ""), *scripts]))
+    bad.write_text(html_page.page("bad", [html_page.picture(empty, ""), *scripts]))
     seen = browser.look(bad)
     assert seen.pictures[0]["marks"] == 0
     assert len(seen.problems) >= 2, "the policy of the page refuses script and image"
@@ -209,7 +210,7 @@ def test_labels_are_never_formulas() -> None:
     assert "<img" not in drawn
     assert "&lt;img src=x onerror=alert(2)&gt; $\\frac{1}{0}$" in drawn
     assert "…" in drawn
-    assert f'aria-label="{page.html.escape(EVIL)}"' in drawn
+    assert f'aria-label="{html_page.html.escape(EVIL)}"' in drawn
 
 
 @pytest.fixture
@@ -280,14 +281,14 @@ def test_bad_input_is_refused_before_anything_is_written(
     monkeypatch.chdir(tmp_path)
     write_trace(job_of([[1.0, 2.0]] * 20), "trace.parquet")
     with pytest.raises(InputError, match=message):
-        cli.run(["report", "trace.parquet", *options])
+        application.run(["report", "trace.parquet", *options])
     assert [path.name for path in tmp_path.iterdir()] == ["trace.parquet"]
 
 
 def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
     write_trace(job_of([[0.0, 0.0]] * 20, 0.0), tmp_path / "trace.parquet")
     with pytest.raises(InputError, match="trace of plain: steps that take no time"):
-        cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(tmp_path / "page.html")])
+        application.run(["report", str(tmp_path / "trace.parquet"), "-o", str(tmp_path / "page.html")])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_odd_traces_get_a_page_that_says_so(
 ) -> None:
     write_trace(job_of(compute_TR, transfer_s), tmp_path / "trace.parquet")
     out = tmp_path / "page.html"
-    assert cli.run(["report", str(tmp_path / "trace.parquet"), "-o", str(out)]) == 0
+    assert application.run(["report", str(tmp_path / "trace.parquet"), "-o", str(out)]) == 0
     text = out.read_text()
     for words in said:
         assert words in text

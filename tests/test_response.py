@@ -11,8 +11,8 @@ import pytest
 from probed_jobs import levels, linear_job, simulated
 
 from paceenv.calibration.response import NEGLIGIBLE, Effect, Response, measure_response
-from paceenv.probing import HOLD_ITERATIONS, Plan
-from paceenv.trace import Trace
+from paceenv.core.probing import HOLD_ITERATIONS, Plan
+from paceenv.core.trace import Trace
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 TRUTH = (1.0, -0.8, 0.0, -0.3)

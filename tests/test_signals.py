@@ -12,8 +12,8 @@ from conftest import EVERY_NOISE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceenv import pacing, signals, timing
-from paceenv.engine.simulator import Recording, Simulator
+from paceenv.core import pacing, signals, timing
+from paceenv.sim.engine.simulator import Recording, Simulator
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import simgrid
-from benchmarks.simgrid import Network
-from paceenv.cluster.derive import derive
-from paceenv.cluster.model import Cluster
-from paceenv.cluster.surroundings import Tenant
-from paceenv.engine import layout
-from paceenv.engine.simulator import Recording, Simulator, episode_keys
+from benchmarks.speed import simgrid
+from benchmarks.speed.simgrid import Network
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.environment import Tenant
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
 
 
 def recorded(config: Cluster, iterations: int) -> tuple[Simulator, Recording]:

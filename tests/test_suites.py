@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import episode_keys
-from paceenv.errors import InputError
-from trainers.evaluate import TUNED, evaluate
-from trainers.static_search import search_static
-from trainers.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
+from paceenv.trainers.evaluation.evaluate import TUNED, evaluate
+from paceenv.trainers.evaluation.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite
+from paceenv.trainers.sweep.static_search import search_static
 
 CASES = load_suite(ALL).cases
 

@@ -12,27 +12,28 @@ import numpy as np
 import pytest
 from browser import Browser, check_shown
 
-from paceenv import cli, pacing
-from paceenv.configs import names
-from paceenv.errors import InputError
-from policies.file import load_policy
-from policies.names import rule
-from trainers.contest import load_contest
-from trainers.static_search import search_static
-from trainers.suites import load_suite
-from trainers.sweep.asha import AshaSearch
-from trainers.sweep.config import Asha, Pbt, Range, SweepConfig, load_sweep_config
-from trainers.sweep.finish import finish
-from trainers.sweep.ledger import NAME, Ledger
-from trainers.sweep.page import write_page
-from trainers.sweep.pbt import PbtSearch
-from trainers.sweep.results import Candidate, Results
-from trainers.sweep.run import Sweep, make_search, make_task, open_sweep, run_here
-from trainers.sweep.score import spelled
-from trainers.sweep.search import Search, Trial, Work
-from trainers.sweep.space import changed
-from trainers.sweep.task import StaticTask
-from trainers.sweep.winner import constant_policy
+from paceenv.cli import application
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.policies.names import rule
+from paceenv.policies.policy_file import load_policy
+from paceenv.trainers.evaluation.comparison import load_contest
+from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.sweep.ledger import NAME, Ledger
+from paceenv.trainers.sweep.outcome.finish import finish
+from paceenv.trainers.sweep.outcome.sweep_page import write_page
+from paceenv.trainers.sweep.outcome.sweep_results import Candidate, Results
+from paceenv.trainers.sweep.outcome.winner import constant_policy
+from paceenv.trainers.sweep.score import spelled
+from paceenv.trainers.sweep.searches.asha import AshaSearch
+from paceenv.trainers.sweep.searches.pbt import PbtSearch
+from paceenv.trainers.sweep.searches.search import Search, Trial, Work
+from paceenv.trainers.sweep.searches.search_space import changed
+from paceenv.trainers.sweep.static_search import search_static
+from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig, load_sweep_config
+from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here
+from paceenv.trainers.sweep.trial import StaticTask
+from paceenv.ui.config_files import names
 
 SUITE = """
 name: two
@@ -277,7 +278,7 @@ def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path)
     assert said["robustness"]["first_seed"] != config.static.first_seed  # type: ignore[union-attr]
     scores = out / "scores.json"
     options = ["--seeds", "2", "-i", "60", "--json", str(scores)]
-    assert cli.run(["evaluate", str(out / "winner.yaml"), str(out / "policy.safetensors"), *options]) == 0
+    assert application.run(["evaluate", str(out / "winner.yaml"), str(out / "policy.safetensors"), *options]) == 0
     rows = json.loads(scores.read_text())
     assert {row["cluster"] for row in rows} == {"two-jobs", "incast-shallow"}
     gains = {(row["policy"], row["cluster"]): row["throughput_gain"] for row in rows}
@@ -313,13 +314,16 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
         assert policy == max(mine, key=lambda c: c.values["throughput"]).label
     Path(suite).write_text(SUITE.replace("incast-shallow}", "incast-shallow, set: {job.compute_s: 0.3}}"))
     with pytest.raises(InputError, match="incast-shallow: changed since it was searched; allowed: as it was"):
-        cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2"])
+        application.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2"])
     Path(suite).write_text(SUITE)
-    assert cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2", "-i", "60", "--json", "-"]) == 0
+    assert (
+        application.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2", "-i", "60", "--json", "-"])
+        == 0
+    )
     with pytest.raises(
         InputError, match="tuned: nothing for two-jobs-other-period; allowed: a policy for every cluster"
     ):
-        cli.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
+        application.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--suite", "demo", "--seeds", "2"])
 
 
 @pytest.mark.parametrize("average", ["median", "mean"])
@@ -348,19 +352,19 @@ def test_a_trial_is_shown_and_run_again(suite: str, tmp_path: Path, capsys: pyte
     out = tmp_path / "out"
     sweep = _begun(_config(suite, grid=GRID), out)
     run_here(sweep)
-    assert cli.run(["sweep", "rerun", str(out), "1"]) == 0
+    assert application.run(["sweep", "rerun", str(out), "1"]) == 0
     assert "trial 1: the same, bit for bit" in capsys.readouterr().out
-    assert cli.run(["sweep", "show", str(out), "--best", "--json", "-"]) == 0
+    assert application.run(["sweep", "show", str(out), "--best", "--json", "-"]) == 0
     best = Results.of(sweep.ledger).best()
     assert best is not None
     assert json.loads(capsys.readouterr().out)[0]["candidate"] == best.label
     with pytest.raises(InputError, match="no trial 99; allowed: a trial that has ended, the last one is"):
-        cli.run(["sweep", "rerun", str(out), "99"])
+        application.run(["sweep", "rerun", str(out), "99"])
     lines = (out / NAME).read_text().splitlines()
     row = json.loads(lines[2])
     row["result"]["gain"][0][0] = float(np.nextafter(row["result"]["gain"][0][0], 1.0))
     (out / NAME).write_text("\n".join([*lines[:2], json.dumps(row), *lines[3:], ""]))
-    assert cli.run(["sweep", "rerun", str(out), "1"]) == 1
+    assert application.run(["sweep", "rerun", str(out), "1"]) == 1
     assert "DIFFERS: result.gain.0.0" in capsys.readouterr().out
 
 
@@ -384,7 +388,7 @@ def test_what_a_sweep_cannot_do_is_one_line_and_no_folder(
     given = {"name": "wrong", "static": {**SMALL, "suite": suite, **static}}
     (tmp_path / "wrong.yaml").write_text(json.dumps(given))
     with pytest.raises(InputError) as caught:
-        cli.run(["sweep", str(tmp_path / "wrong.yaml"), "-o", str(tmp_path / "out")])
+        application.run(["sweep", str(tmp_path / "wrong.yaml"), "-o", str(tmp_path / "out")])
     assert expected in str(caught.value)
     assert not (tmp_path / "out").exists()
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from paceenv import cli
-from policies.file import load_policy
-from trainers.sweep.config import SweepConfig, load_sweep_config
-from trainers.sweep.ledger import NAME, Ledger
-from trainers.sweep.results import Results
-from trainers.sweep.run import Sweep, make_task, open_sweep, run_here
-from trainers.sweep.task import run_trial
+from paceenv.cli import application
+from paceenv.policies.policy_file import load_policy
+from paceenv.trainers.sweep.ledger import NAME, Ledger
+from paceenv.trainers.sweep.outcome.sweep_results import Results
+from paceenv.trainers.sweep.sweep_config import SweepConfig, load_sweep_config
+from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_here
+from paceenv.trainers.sweep.trial import run_trial
 
 PATIENCE_S = 120.0
 """A driver that takes longer hangs."""
@@ -58,7 +58,7 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, An
 
 
 def _drive(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from paceenv.cli import main; main()", "sweep", *arguments]
+    command = [sys.executable, "-c", "from paceenv.cli.application import main; main()", "sweep", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -118,7 +118,7 @@ def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
     import ray
     from ray.cluster_utils import Cluster
 
-    from trainers.sweep import tune
+    from paceenv.trainers.sweep import tune
 
     config = load_sweep_config(static[0])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -177,7 +177,7 @@ def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_pa
     config = _ppo(tmp_path, asha={"configs": 4, "reduction": 2, "rungs": 2, "workers": 2})
     (tmp_path / "asha.yaml").write_text(config.model_dump_json())
     out = tmp_path / "out"
-    assert cli.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
+    assert application.run(["sweep", str(tmp_path / "asha.yaml"), "-o", str(out)]) == 0
     ledger = Ledger.read(out)
     raised = [row for row in ledger.rows.values() if row["status"] == "failed"]
     assert raised
@@ -199,12 +199,14 @@ def test_hyperparameters_are_searched_and_trials_that_raise_do_not_end_it(tmp_pa
     assert policy.provenance["validation"]["score"] == pytest.approx(max(scores), abs=1e-4)
     assert policy.provenance["validation_of_seeds"]["scores"] == scores
     assert list((out / "trials").rglob("events.out.tfevents*")), "TensorBoard follows every trial"
-    assert cli.run(["sweep", "rerun", str(out), str(best.trial)]) == 0, "from its parent's checkpoint, bit for bit"
+    assert application.run(["sweep", "rerun", str(out), str(best.trial)]) == 0, (
+        "from its parent's checkpoint, bit for bit"
+    )
 
 
 def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_same(tmp_path: Path) -> None:
     """Whole on Ray, cut short and resumed in a plain loop."""
-    from trainers.sweep import tune
+    from paceenv.trainers.sweep import tune
 
     config = _ppo(tmp_path, pbt={"population": 3, "rounds": 2}, seeds=1)
     whole = _begun(config, tmp_path / "whole")
@@ -227,16 +229,21 @@ def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_s
 
 
 def test_nothing_else_imports_ray() -> None:
-    everything = (
-        "import trainers.commands, trainers.static_search, trainers.sweep.run, live, policies.select, paceenv.env"
+    rooms = (
+        "trainers.evaluation.evaluate_command",
+        "trainers.sweep.static_search",
+        "trainers.sweep.sweep_run",
+        "live",
+        "policies.select",
     )
-    check = f"{everything}, sys; print([m for m in ('ray', 'optuna', 'plotly') if m in sys.modules])"
+    everything = ", ".join(f"paceenv.{room}" for room in (*rooms, "envs.pacing_env"))
+    check = f"import {everything}, sys; print([m for m in ('ray', 'optuna', 'plotly') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
 def test_an_address_where_nothing_runs_is_one_line(static: tuple[Path, dict[int, Any]], tmp_path: Path) -> None:
-    from paceenv.errors import InputError
+    from paceenv.core.errors import InputError
 
     with pytest.raises(InputError, match=r"--address .*allowed: auto, or HOST:PORT of a running cluster"):
-        cli.run(["sweep", str(static[0]), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])
+        application.run(["sweep", str(static[0]), "-o", str(tmp_path / "out"), "--address", "127.0.0.1:1"])

@@ -20,15 +20,15 @@ from live_testbed_bodies import transfers_of_every_kind
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from live.testbed import private
-from live.testbed.commands import application
-from live.testbed.job import TRANSFERS, variation
-from live.testbed.run import agent_options, run_scenario
-from live.testbed.scenario import Compute, Scenario, load_scenario
-from live.testbed.standing import standing
-from paceenv import configs
-from paceenv.errors import InputError
-from paceenv.trace import read_trace
+from paceenv.core.errors import InputError
+from paceenv.core.trace import read_trace
+from paceenv.live.testbed import private_namespaces
+from paceenv.live.testbed.standing import standing
+from paceenv.live.testbed.testbed_network_commands import application
+from paceenv.live.testbed.testbed_run import agent_options, run_scenario
+from paceenv.live.testbed.testbed_scenario import Compute, Scenario, load_scenario
+from paceenv.live.testbed.training_job import TRANSFERS, variation
+from paceenv.ui import config_files
 
 ITERATIONS, DEADLINE_S = 12, 120.0
 LEFT_AFTER_S = 10.0
@@ -43,11 +43,11 @@ def scenario(**changes: Any) -> Scenario:
         "jobs": [job],
         "loop": {"job": "pair", "expect": "neutral"},
     }
-    return configs.parse(Scenario, plain | changes, "test")
+    return config_files.parse(Scenario, plain | changes, "test")
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("name", configs.names("testbed"))
+@pytest.mark.parametrize("name", config_files.names("testbed"))
 def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     chosen = load_scenario(name)
@@ -173,8 +173,10 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
     root_and("ip", "tc", "unshare", "setpriv")
     links, spaces = _links(), set[str]()
     file, out = tmp_path / "tiny.yaml", tmp_path / "run"
-    file.write_text(configs.to_yaml(scenario().model_dump(exclude_unset=True)))
-    program = "import sys; from live.testbed.commands import application; application(sys.argv[1:])"
+    file.write_text(config_files.to_yaml(scenario().model_dump(exclude_unset=True)))
+    program = (
+        "import sys; from paceenv.live.testbed.testbed_network_commands import application; application(sys.argv[1:])"
+    )
     command = [sys.executable, "-c", program, "run", str(file), "-o", str(out), "--iterations", "100000"]
     with (tmp_path / "output").open("wb") as output:
         # a job that a shell put into the background ignores SIGINT, and so would everything it starts
@@ -212,7 +214,7 @@ def tiny_up(tmp_path: Path) -> Iterator[str]:
     root_and("ip", "tc", "unshare", "setpriv", "nsenter")
     name = f"test-{os.getpid()}"
     file = tmp_path / "tiny.yaml"
-    file.write_text(configs.to_yaml(scenario(name=name).model_dump(exclude_unset=True)))
+    file.write_text(config_files.to_yaml(scenario(name=name).model_dump(exclude_unset=True)))
     links = _links()
     done = CliRunner().invoke(application, ["up", str(file)])
     assert done.exit_code == 0, done.output
@@ -242,7 +244,9 @@ def test_a_testbed_stays_up_until_it_is_taken_down(tiny_up: str, capfd: pytest.C
 
 def test_what_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(private.shutil, "which", lambda tool: None if tool in {"ip", "tc"} else f"/bin/{tool}")
+    monkeypatch.setattr(
+        private_namespaces.shutil, "which", lambda tool: None if tool in {"ip", "tc"} else f"/bin/{tool}"
+    )
     with pytest.raises(InputError, match=r"missing: ip \(apt-get install iproute2\), tc .*, root's rights"):
         run_scenario(scenario(), tmp_path / "run", iterations=4)
 

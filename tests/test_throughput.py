@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceenv import configs
-from paceenv.calibration.throughput import (
+from paceenv.calibration.fits.throughput_fit import (
     Prediction,
     ThroughputTarget,
     efficiency,
@@ -17,17 +16,18 @@ from paceenv.calibration.throughput import (
     predict,
     step_of,
 )
-from paceenv.cluster import load_cluster
-from paceenv.cluster.derive import derive
-from paceenv.cluster.step import Step
-from paceenv.engine.simulator import episode_keys
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.step_time import Step
+from paceenv.sim.engine.simulator import episode_keys
+from paceenv.ui import config_files
 from paceenv.validation import described
 from paceenv.validation.described import DescribedTarget
-from paceenv.validation.throughput import checks
+from paceenv.validation.measured_throughput import checks
 
 NANO = load_cluster("nano-cluster")
-TARGET = configs.load(ThroughputTarget, "targets", "nano-cluster")
+TARGET = config_files.load(ThroughputTarget, "targets", "nano-cluster")
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +180,11 @@ def test_a_target_needs_as_many_rows_as_parameters() -> None:
     data = TARGET.model_dump()
     data["rows"] = [row | {"fit": False} for row in data["rows"]]
     with pytest.raises(InputError, match=r"at least as many rows to fit as free parameters \(0 and 4\)"):
-        configs.parse(ThroughputTarget, data, "test")
+        config_files.parse(ThroughputTarget, data, "test")
     data = TARGET.model_dump()
     data["free"]["fabric.latency_us"] = [1, 100]
     with pytest.raises(InputError, match="free"):
-        configs.parse(ThroughputTarget, data, "test")
+        config_files.parse(ThroughputTarget, data, "test")
 
 
 def test_a_setting_that_cannot_run_names_the_row() -> None:
@@ -205,7 +205,7 @@ def test_validate_holds_every_published_number(rows: dict[str, Prediction]) -> N
 
 
 def test_validate_says_which_descriptions_miss() -> None:
-    target = configs.load(DescribedTarget, "targets", "described")
+    target = config_files.load(DescribedTarget, "targets", "described")
     missed = [c for c in described.checks(target) if not c.within]
     assert [c.row for c in missed] == [
         "OPT-175B on 992 A100, kernel time over step",

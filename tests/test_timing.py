@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from paceenv import pacing, timing
+from paceenv.core import pacing, timing
 
 Floats = NDArray[np.floating]
 

@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traced_jobs import STRAGGLER_DIR, needs_traces
 
-from paceenv import trace as trace_module
-from paceenv.errors import InputError
-from paceenv.importers import detect_format, import_straggler, load_trace
-from paceenv.trace import (
+from paceenv.core import trace as trace_module
+from paceenv.core.errors import InputError
+from paceenv.core.trace import (
     METADATA_KEY,
     SCHEMA,
     Trace,
@@ -29,6 +28,7 @@ from paceenv.trace import (
     read_trace,
     write_trace,
 )
+from paceenv.importers import detect_format, import_straggler, load_trace
 
 METADATA = TraceMetadata(
     job={"name": "tiny", "nodes": 2},

@@ -9,22 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceenv import cli, signals
-from paceenv.env import PacingVectorEnv
-from paceenv.errors import InputError
-from policies.file import load_policy
-from trainers.config import load_train_config
-from trainers.evaluate import evaluate
-from trainers.report import markdown, verdicts
-from trainers.static_search import search_static
-from trainers.suites import load_suite
-from trainers.vec_env import NativeVecEnv
+from paceenv.cli import application
+from paceenv.core import signals
+from paceenv.core.errors import InputError
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.policy_file import load_policy
+from paceenv.trainers.evaluation.evaluate import evaluate
+from paceenv.trainers.evaluation.score_table import markdown, verdicts
+from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.sweep.static_search import search_static
+from paceenv.trainers.training.train_config import load_train_config
+from paceenv.trainers.training.vec_env import NativeVecEnv
 
 SMALL = ["--timesteps", "2048", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
 
 
 def _train(out: Path, *extra: str) -> str:
-    assert cli.run(["train", "demo", "-o", str(out), *SMALL, *extra, "--json", str(out / "summary.json")]) == 0
+    assert application.run(["train", "demo", "-o", str(out), *SMALL, *extra, "--json", str(out / "summary.json")]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert summary["sha256"] == hashlib.sha256((out / "policy.safetensors").read_bytes()).hexdigest()
     return str(summary["sha256"])
@@ -70,7 +71,7 @@ def test_a_policy_trained_over_preferences_takes_one(tmp_path: Path) -> None:
 def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expected: str, tmp_path: Path) -> None:
     changed = [part for assignment in assignments for part in ("--set", f"environment.{assignment}")]
     with pytest.raises(InputError) as caught:
-        cli.run(["train", "demo", "-o", str(tmp_path / "out"), *changed])
+        application.run(["train", "demo", "-o", str(tmp_path / "out"), *changed])
     assert expected in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -137,10 +138,10 @@ def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
 
 
 def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainers import sb3
+    from paceenv.trainers.training import sb3
 
     longer = ["--timesteps", "12288", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
-    assert cli.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
+    assert application.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
     advance, calls = sb3.Run.advance, []
 
     def cut_short(run: sb3.Run) -> None:
@@ -150,10 +151,10 @@ def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypat
         advance(run)
 
     monkeypatch.setattr(sb3.Run, "advance", cut_short)
-    assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
+    assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
     monkeypatch.setattr(sb3.Run, "advance", advance)
     assert not (tmp_path / "cut" / "policy.safetensors").exists()
-    assert cli.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
+    assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
     whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))
     assert whole == cut
     assert list((tmp_path / "cut" / "tensorboard").iterdir())
@@ -179,7 +180,7 @@ def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> 
     (tmp_path / "selected.yaml").write_text(SELECTED)
     out, summary = tmp_path / "out", tmp_path / "summary.json"
     options = ["-o", str(out), "--seeds", "2", "--json", str(summary)]
-    assert cli.run(["train", str(tmp_path / "selected.yaml"), *options]) == 0
+    assert application.run(["train", str(tmp_path / "selected.yaml"), *options]) == 0
     said = json.loads(summary.read_text())
     kept = load_policy(out / "policy.safetensors")
     scores = kept.provenance["validation_of_seeds"]["scores"]
@@ -195,19 +196,19 @@ def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> 
         assert (out / f"seed-{seed}" / "checkpoint.safetensors").exists()
     assert (out / "learning-curve.png").stat().st_size > 1000
     before = (out / "policy.safetensors").read_bytes()
-    assert cli.run(["train", str(tmp_path / "selected.yaml"), *options, "--resume"]) == 0
+    assert application.run(["train", str(tmp_path / "selected.yaml"), *options, "--resume"]) == 0
     assert (out / "policy.safetensors").read_bytes() == before, "nothing left to train"
 
 
 def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
     tiny = ["--set", "environment.environments=8", "--set", "ppo.batch_size=64", "--timesteps", "256"]
-    assert cli.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
+    assert application.run(["train", "demo", "-o", str(tmp_path), *tiny]) == 0
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with pytest.raises(InputError, match="of another config"):
-        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])
+        application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seed", "5", "--resume"])
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
     with pytest.raises(InputError, match="not a checkpoint"):
-        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
+        application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
     with pytest.raises(InputError, match="no selection"):
-        cli.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])
+        application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])

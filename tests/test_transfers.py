@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from test_cluster import cluster, jobs_of
 
-from paceenv import configs
-from paceenv.cluster import Cluster, load_cluster
-from paceenv.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
-from paceenv.cluster.derive import derive, ideal_step_s
-from paceenv.engine import layout
-from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
+from paceenv.sim.cluster.derive import derive, ideal_step_s
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
 
 S, GBPS = 1e9, BYTES_PER_GBIT
 EIGHT = {"nodes": 4, "ranks_per_node": 2, "compute_s": 0.5, "gradient_bytes": S}
@@ -335,7 +335,7 @@ SLOW_NET = {"nic_gbps": 200, "nodes_per_leaf": 16, "oversubscription": 1, "intra
 
 def described(workload: dict[str, Any], job: dict[str, Any] | None = None, **fabric: Any) -> Cluster:
     data = {"name": "x", "gpu": A100, "workload": workload, "fabric": SLOW_NET | fabric}
-    return configs.parse(Cluster, data | {"job": {"nodes": 8, "ranks_per_node": 8} | (job or {})}, "test")
+    return config_files.parse(Cluster, data | {"job": {"nodes": 8, "ranks_per_node": 8} | (job or {})}, "test")
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.calibration.replay import share_uplink
+from paceenv.calibration.link_replay import share_uplink
+from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.cells import read_cells
+from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.graph import build_graph
-from paceenv.diagnosis.replay import own_durations
-from paceenv.diagnosis.transfer_layers import split_transfers
-from paceenv.diagnosis.uplink import fit_uplink
-from paceenv.trace import Trace, TraceMetadata
+from paceenv.diagnosis.graph_replay import own_durations
+from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.transfer_attribution import split_transfers
+from paceenv.diagnosis.uplink_contention import fit_uplink
 
 GROUPS, STEPS, COMPUTE_S, SPREAD_S = 4, 200, 1.0, 0.04
 WORK_S = 0.05

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from paceenv import cli, configs
-from paceenv.errors import InputError
-from paceenv.validation import closed_forms, simulated
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.ui import config_files
+from paceenv.validation import closed_forms, simulated_runs
 from paceenv.validation.checks import Check, Expected
 
 
 def _kind(name: str) -> str:
-    return str(configs.read_yaml(configs.find("targets", name)).get("kind", "scaling"))
+    return str(config_files.read_yaml(config_files.find("targets", name)).get("kind", "scaling"))
 
 
 def check(found: float, **expected: float | bool) -> Check:
@@ -56,12 +57,12 @@ def test_an_expectation_is_a_number_with_a_tolerance_a_range_or_both(
 )
 def test_an_expectation_that_could_not_hold_or_fail_is_refused(expected: dict[str, float]) -> None:
     with pytest.raises(InputError, match="allowed"):
-        configs.parse(Expected, expected, "test")
+        config_files.parse(Expected, expected, "test")
 
 
-@pytest.mark.parametrize("name", [n for n in configs.names("targets") if _kind(n) == "closed_form"])
+@pytest.mark.parametrize("name", [n for n in config_files.names("targets") if _kind(n) == "closed_form"])
 def test_closed_forms_hold_or_say_that_they_miss(name: str) -> None:
-    target = configs.load(closed_forms.ClosedFormTarget, "targets", name)
+    target = config_files.load(closed_forms.ClosedFormTarget, "targets", name)
     for one in closed_forms.checks(target):
         assert one.within is not one.remark.startswith("missed"), (one.row, one.found)
 
@@ -87,7 +88,7 @@ def _target(tmp_path: Path, text: str) -> str:
 )  # fmt: skip
 def test_bad_targets_are_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        cli.run(["validate", _target(tmp_path, text)])
+        application.run(["validate", _target(tmp_path, text)])
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,7 +102,7 @@ def test_a_ratio_is_to_the_same_run_without_pacing(tmp_path: Path) -> None:
         "{row: c, cluster: unequal-slack, pace: {mechanism: slack, window: 0.25}, quantity: step_s, over: [],"
         " expected: {at_most: 0.9}}]}"
     )
-    target = configs.load(simulated.SimulatedTarget, "targets", _target(tmp_path, text))
-    paced, passive, ratio = simulated.checks(target, seeds=2, iterations=300)
+    target = config_files.load(simulated_runs.SimulatedTarget, "targets", _target(tmp_path, text))
+    paced, passive, ratio = simulated_runs.checks(target, seeds=2, iterations=300)
     assert ratio.found == paced.found / passive.found
     assert ratio.within

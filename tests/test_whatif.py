@@ -12,26 +12,26 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 
-from benchmarks import whatif as benchmark
 from benchmarks._common import recorded
-from paceenv import cli
-from paceenv.calibration.job import calibrate_job
+from benchmarks.evidence import whatif_accuracy as benchmark
+from paceenv.calibration.job_fit import calibrate_job
 from paceenv.calibration.parameters import ROUND_US
-from paceenv.cluster import Cluster, load_cluster
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.cells import read_cells
 from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.scenario import Scenario
+from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.rank_scenario import Scenario
 from paceenv.diagnosis.sources import read_sources
-from paceenv.errors import InputError
-from paceenv.trace import Trace, write_trace
-from policies.rollout import run, start
-from policies.select import select_policy
-from policies.whatif.basis import Basis, of_config, of_trace
-from policies.whatif.change import MOST_ROWS, SLOW, Change, apply, combinations
-from policies.whatif.estimate import Estimate, cv, mean, of_runs, of_steps, spread
-from policies.whatif.simulated import predict
-from policies.whatif.worlds import longest_round_us, with_rounds
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.policies.whatif.baseline import Basis, of_config, of_trace
+from paceenv.policies.whatif.change import MOST_ROWS, SLOW, Change, apply, combinations
+from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_runs, of_steps, spread
+from paceenv.policies.whatif.scenarios import longest_round_us, with_rounds
+from paceenv.policies.whatif.simulated import predict
+from paceenv.sim.cluster import Cluster, load_cluster
 
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
 
@@ -372,7 +372,7 @@ def test_a_cv_of_steps_has_no_negative_end() -> None:
 def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
     options = ["--nodes", "4,16", "-p", "passive", "-p", "static", "-i", "100", "--seeds", "2"]
-    assert cli.run(["whatif", "unequal-slack", *options, "--plot", str(picture), "--json", "-"]) == 0
+    assert application.run(["whatif", "unequal-slack", *options, "--plot", str(picture), "--json", "-"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert set(found) == {
         "source", "basis", "method", "throughput_unit", "measured", "today", "changed", "assumes", "left_open",
@@ -384,12 +384,12 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
     assert picture.stat().st_size > 10_000
     path = tmp_path / "trace.parquet"
     write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), path)
-    assert cli.run(["whatif", str(path), "--replace-rank", "3", "--remove-rank", "2", "--json", "-"]) == 0
+    assert application.run(["whatif", str(path), "--replace-rank", "3", "--remove-rank", "2", "--json", "-"]) == 0
     (row,) = (found := json.loads(capsys.readouterr().out))["changed"]
     assert (found["basis"], row["ranks"]) == ("replay", 3)
     assert row["step_time_s"]["value"] == pytest.approx(1.5)
     assert row["against_today"]["throughput"]["value"] == pytest.approx(2.5 / 1.5 * 3 / 4 - 1.0)
-    assert cli.run(["whatif", str(path), "--replace-rank", "0,3", "--plot", str(tmp_path / "rows.svg")]) == 0
+    assert application.run(["whatif", str(path), "--replace-rank", "0,3", "--plot", str(tmp_path / "rows.svg")]) == 0
     printed = capsys.readouterr()
     assert "rank 3 replaced" in printed.out
     assert "taken for granted" in printed.err
@@ -410,4 +410,4 @@ def test_the_command_on_a_config_and_on_a_trace(tmp_path: Path, capsys: pytest.C
 )
 def test_the_command_refuses_in_one_line(arguments: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        cli.run(["whatif", *arguments])
+        application.run(["whatif", *arguments])

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv import configs
-from paceenv.cluster.collectives import Algorithm, Law
-from paceenv.cluster.pipeline import pipeline_s, schedule
-from paceenv.cluster.placement import Group, Links
-from paceenv.cluster.step import Step, buckets, last_finish_s, plan
-from paceenv.cluster.workload import Generic, Gpu, Tensor, Transformer, Workload
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.collectives import Algorithm, Law
+from paceenv.sim.cluster.pipeline import pipeline_s, schedule
+from paceenv.sim.cluster.placement import Group, Links
+from paceenv.sim.cluster.step_time import Step, buckets, last_finish_s, plan
+from paceenv.sim.cluster.workload import Generic, Gpu, Tensor, Transformer, Workload
+from paceenv.ui import config_files
 
 A100 = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=80)
 BIG = Gpu(peak_tflops=312, achievable_tflops=200, memory_gb=1e6)
@@ -25,7 +25,7 @@ SMALL = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 1000, "sequence": 32}
 
 def workload(**changes: Any) -> Workload:
     data: dict[str, Any] = {"model": SMALL, "batch": 8}
-    return configs.parse(Workload, data | changes, "test")
+    return config_files.parse(Workload, data | changes, "test")
 
 
 def step(gpus: int, per_node: int, *, across: Law = FREE, algorithm: Algorithm = "auto", **changes: Any) -> Step:
@@ -56,7 +56,7 @@ def test_parameters_are_the_published_ones(name: str, parameters: float) -> None
 
 
 def test_every_packaged_model_loads() -> None:
-    for name in configs.names("workloads"):
+    for name in config_files.names("workloads"):
         assert workload(model=name).model.name == name
 
 

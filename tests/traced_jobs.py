@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.trace import Trace, TraceMetadata
+from paceenv.core.trace import Trace, TraceMetadata
 
 STRAGGLER_DIR = Path(
     os.environ.get("PACEENV_STRAGGLER_DIR")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from live.options import make_options
-from paceenv.errors import InputError
-from policies.base import Policy
+from paceenv.core.errors import InputError
+from paceenv.live.options import make_options
+from paceenv.policies.base import Policy
 
 
 class Attachment:
@@ -23,7 +23,7 @@ class Attachment:
 
     def begin(self, optimizer: Any) -> None:
         """Training begins; its iterations end with a step of ``optimizer``, or, if that is none, of the first."""
-        from live.agent import attach, attached
+        from paceenv.live.agent import attach, attached
 
         self._ours = self._ours or attached() is None
         try:
@@ -33,7 +33,7 @@ class Attachment:
 
     def mark(self, kind: str) -> None:
         """A checkpoint or an evaluation has just ended, so this iteration is unlike the others."""
-        from live.agent import attached
+        from paceenv.live.agent import attached
 
         agent = attached()
         if agent is not None:
@@ -42,7 +42,7 @@ class Attachment:
 
     def end(self) -> None:
         """Training has ended."""
-        from live.agent import attached
+        from paceenv.live.agent import attached
 
         agent = attached()
         if agent is not None and self._ours:

@@ -7,15 +7,15 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from live.callbacks.attachment import Attachment
-from policies.base import Policy
+from paceenv.live.callbacks.attachment import Attachment
+from paceenv.policies.base import Policy
 
 
 class PaceCallback(TrainerCallback):  # type: ignore[misc]
     """Attaches the agent when training begins and detaches it when it ends; evaluations and saves are marked.
 
-    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m live``, is kept.
-    Raises InputError for options that are none.
+    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m paceenv.live``, is
+    kept. Raises InputError for options that are none.
     """
 
     def __init__(

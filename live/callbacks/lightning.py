@@ -9,8 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from live.callbacks.attachment import Attachment
-from policies.base import Policy
+from paceenv.live.callbacks.attachment import Attachment
+from paceenv.policies.base import Policy
 
 if TYPE_CHECKING or ("pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules):
     from pytorch_lightning import Callback
@@ -24,8 +24,8 @@ else:
 class PaceCallback(Callback):  # type: ignore[misc]
     """Attaches the agent when training starts and detaches it when it ends; validations and checkpoints are marked.
 
-    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m live``, is kept.
-    Raises InputError for options that are none.
+    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m paceenv.live``, is
+    kept. Raises InputError for options that are none.
     """
 
     def __init__(

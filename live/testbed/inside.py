@@ -1,8 +1,9 @@
 """The first process of a testbed's private namespaces: builds the network, runs the jobs on it, tells how they fare.
 
-Started by :mod:`live.testbed.private` with a request, a JSON file. Writes one JSON object a line on standard output:
-``up`` (seconds it took), ``progress`` (iterations of the main job), ``ended`` (exit codes by job and host), ``failed``
-(why). When this process ends, or is killed, the kernel kills all others in here and takes the network down.
+Started by :mod:`paceenv.live.testbed.private_namespaces` with a request, a JSON file. Writes one JSON object a line on
+standard output: ``up`` (seconds it took), ``progress`` (iterations of the main job), ``ended`` (exit codes by job and
+host), ``failed`` (why). When this process ends, or is killed, the kernel kills all others in here and takes the network
+down.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from live.testbed.network import INTERFACE, address, build, host_name
-from live.testbed.torchrun import Torchrun
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.live.testbed.namespaces import INTERFACE, address, build, host_name
+from paceenv.live.testbed.torchrun import Torchrun
 
 NAMES = Path("/run/netns")
 FIRST_PORT = 29_500
@@ -28,7 +29,7 @@ BESIDE_S = 120.0
 """Within this the jobs beside the main one must have made their first step."""
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
-"""Where a rank of a job writes the ends of its steps (``live.testbed.job``); here, as reading it needs no PyTorch."""
+"""The file of a rank's step ends, written by ``live.testbed.training_job``; here, as reading needs no PyTorch."""
 
 
 def main(request_file: str) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from live.testbed import private
-from live.testbed.network import host_name
-from live.testbed.scenario import Scenario
-from paceenv.errors import InputError
-from paceenv.files import write_whole
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+from paceenv.live.testbed import private_namespaces
+from paceenv.live.testbed.namespaces import host_name
+from paceenv.live.testbed.testbed_scenario import Scenario
 
 FOLDER = Path("/run/paceenv-testbed")
 
@@ -34,23 +34,25 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
     """Bring a scenario's network up and leave it up; also how long it took, seconds. Raises InputError."""
     if any(one.name == scenario.name for one in standing()):
         raise InputError(f"testbed {scenario.name}: already up; paceenv testbed down {scenario.name}")
-    if lacking := private.missing():
+    if lacking := private_namespaces.missing():
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     request = {"network": scenario.network.model_dump(), "jobs": []}
     write_whole(_file(scenario.name, "request"), json.dumps(request).encode())
-    process = private.start(_file(scenario.name, "request"), outlives_us=True, log=_file(scenario.name, "log"))
+    process = private_namespaces.start(
+        _file(scenario.name, "request"), outlives_us=True, log=_file(scenario.name, "log")
+    )
     try:
-        took_s = next(event["seconds"] for event in private.events(process) if event["event"] == "up")
+        took_s = next(event["seconds"] for event in private_namespaces.events(process) if event["event"] == "up")
         pid = _first_child(process.pid)
         found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
         write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     except BaseException as error:
-        private.stop(process)
+        private_namespaces.stop(process)
         if isinstance(error, StopIteration):
             raise InputError(f"testbed {scenario.name}: ended early; see {_file(scenario.name, 'log')}") from None
         raise
-    private.release(process)
+    private_namespaces.release(process)
     return found, took_s
 
 

@@ -16,16 +16,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.draft import LEAST_UNPACED
-from paceenv.calibration.job import calibrate_stamps
+from paceenv.calibration.cluster_builder import LEAST_UNPACED
+from paceenv.calibration.fits.noise_fit import TOLERANCE, NoiseFit, fit_noise
+from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
-from paceenv.calibration.noise import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.posterior import drawn_clusters
-from paceenv.calibration.steps import GOOD_CV, GOOD_MEAN
+from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.structure import LEAST_ITERATIONS, JobStamps
-from paceenv.cluster import Cluster
-from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import Simulator, episode_keys
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""
@@ -112,8 +112,8 @@ class HeldOutCheck:
 def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
     """Fit a job's first steps and hold the rest against the fitted cluster; or in words why that cannot be.
 
-    ``probed`` and ``base`` as in :func:`paceenv.calibration.job.calibrate_stamps`. Only steps without pacing are held
-    out, as the fitted cluster is simulated without.
+    ``probed`` and ``base`` as in :func:`paceenv.calibration.job_fit.calibrate_stamps`. Only steps without pacing are
+    held out, as the fitted cluster is simulated without.
     """
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)

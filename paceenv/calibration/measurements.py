@@ -1,7 +1,7 @@
 """What a trace says about compute noise, reduced to a few numbers that can be stored where the trace cannot.
 
-Reads :mod:`paceenv.trace`; :mod:`paceenv.calibration.noise` fits the simulator's noise to the result, whether it comes
-from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
+Reads :mod:`paceenv.core.trace`; :mod:`paceenv.calibration.fits.noise_fit` fits the simulator's noise to the result,
+whether it comes from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
 
 ``compute_s_TR`` is the sum of a worker's compute operations in a step. With y = compute time / mean over steps and
 healthy workers, a two-way random-effects analysis of variance (Searle, Casella and McCulloch, *Variance Components*,
@@ -23,8 +23,8 @@ import pydantic
 import yaml
 from numpy.typing import NDArray
 
-from paceenv.errors import InputError
-from paceenv.trace import COMPUTE_OPS, Trace
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, Trace
 
 FORMAT_KEY: Final = "paceenv_noise_measurements"
 FORMAT_VERSION: Final = 1

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from scipy import stats
 
-from paceenv.calibration.noise import Estimate
-from paceenv.errors import InputError
+from paceenv.calibration.fits.noise_fit import Estimate
+from paceenv.core.errors import InputError
 
 CANNOT_TELL: Final = "cannot tell from this trace: "
 NORMAL_95: Final = 1.96

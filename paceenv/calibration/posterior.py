@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import configs
 from paceenv.calibration.parameters import NORMAL_95, Parameter
-from paceenv.cluster import Cluster
-from paceenv.cluster.derive import derive
-from paceenv.engine.simulator import Simulator, episode_keys
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
 
 DRAWS: Final = 16
 """Clusters drawn from the calibration's errors."""
@@ -129,7 +129,7 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
 
 
 def _write(path: Path, data: dict[str, Any]) -> Path:
-    configs.write_text(path, configs.to_yaml(data))
+    config_files.write_text(path, config_files.to_yaml(data))
     return path
 
 

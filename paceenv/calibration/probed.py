@@ -1,8 +1,8 @@
 """A trace of a run in mode ``probe`` as one row per hold: what was drawn, what was delayed, what the job then took.
 
-Reads :mod:`paceenv.trace` by the plan of :mod:`paceenv.probing`; :mod:`paceenv.calibration.response` makes effects of
-it. A step ends when its last rank has left the last operation. Iterations with a checkpoint, an evaluation or a restart
-are left out. Legend: T iterations, R ranks, B holds, U units, G process groups.
+Reads :mod:`paceenv.core.trace` by the plan of :mod:`paceenv.core.probing`; :mod:`paceenv.calibration.response` makes
+effects of it. A step ends when its last rank has left the last operation. Iterations with a checkpoint, an evaluation
+or a restart are left out. Legend: T iterations, R ranks, B holds, U units, G process groups.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.probing import HOLD_ITERATIONS, Plan, unit_of
-from paceenv.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
+from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
 MIN_ITERATIONS: Final = 3
 """Measured iterations that make a hold."""

@@ -1,8 +1,8 @@
 """What a delay does to a job, from a trace of a run in mode ``probe``: a cause and not a correlation.
 
 Which unit (process group, or rank) was to be delayed in which hold of a few iterations was drawn by chance
-(:mod:`paceenv.probing`), so the draws have nothing to do with whatever else made a step long. They are the instruments
-in a regression over holds b,
+(:mod:`paceenv.core.probing`), so the draws have nothing to do with whatever else made a step long. They are the
+instruments in a regression over holds b,
 
     step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b,
 
@@ -13,7 +13,7 @@ are few, and may by luck be calm ones. Noise that lasts for many holds needs no 
 any other, so draw times error is uncorrelated from hold to hold however much the errors are not.
 
 Holds with head starts (all units but one or so delayed alike) are left out: effects of delays that small add up, those
-of a whole job that comes later do not. They are there for calibration (:mod:`paceenv.calibration.links`).
+of a whole job that comes later do not. They are there for calibration (:mod:`paceenv.calibration.fits.links`).
 
 A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
 delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.probed import Probed, read_probed
-from paceenv.probing import HOLD_ITERATIONS
-from paceenv.trace import Trace
+from paceenv.core.probing import HOLD_ITERATIONS
+from paceenv.core.trace import Trace
 
 Verdict = Literal["shortens", "lengthens", "no effect", "cannot tell"]
 NEGLIGIBLE: Final = 0.25

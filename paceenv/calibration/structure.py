@@ -1,7 +1,7 @@
 """The structure of a job as its trace shows it: process groups, the collective with the payload, a barrier, stamps.
 
-Reads :mod:`paceenv.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of one
-kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
+Reads :mod:`paceenv.core.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of
+one kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
 compute, what follows on a group before the barrier as work exposed after it. In a process group of one rank, which has
 nobody to send to or to wait for, the payload is more of its compute. An iteration runs from the end of the one before.
 
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.measurements import job_of
-from paceenv.errors import InputError
-from paceenv.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
 LEAST_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096

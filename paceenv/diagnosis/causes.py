@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.cells import Cells
-from paceenv.diagnosis.layers import Layers
-from paceenv.diagnosis.transfer_layers import TransferClass
+from paceenv.diagnosis.attribution import Layers
+from paceenv.diagnosis.operation_matrix import Cells
+from paceenv.diagnosis.transfer_attribution import TransferClass
 
 AMPLIFICATION: Final = "synchronisation amplification"
 SLOW_RANK: Final = "persistent slow rank"

@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from paceenv.core.trace import Trace
+from paceenv.diagnosis.attribution import Layers, split
 from paceenv.diagnosis.causes import PACING_MAY_HELP, Cause, name_causes
-from paceenv.diagnosis.cells import Cells, read_cells
-from paceenv.diagnosis.graph import build_graph
-from paceenv.diagnosis.layers import Layers, split
-from paceenv.diagnosis.replay import own_durations, replay
-from paceenv.diagnosis.whatif import Attribution, attribute, ideal_durations
-from paceenv.trace import Trace
+from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.graph_replay import own_durations, replay
+from paceenv.diagnosis.ideal_replay import Attribution, attribute, ideal_durations
+from paceenv.diagnosis.operation_matrix import Cells, read_cells
 
 LEAST_STEPS: Final = 3
 """Fewer show nothing that lasts or recurs."""
@@ -26,10 +26,10 @@ HEALTHY: Final = "healthy"
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """``slowdown`` is that of the replay (``paceenv.diagnosis.whatif``), ``step_time_s`` the measured mean step.
+    """``slowdown`` is that of the replay (``paceenv.diagnosis.ideal_replay``), ``step_time_s`` the measured mean step.
 
-    ``bare_step_s`` is the mean step without what any cause adds (``paceenv.diagnosis.layers``): what causes cost, those
-    too small to be named included, is the difference to the measured one. None without sufficient evidence.
+    ``bare_step_s`` is the mean step without what any cause adds (``paceenv.diagnosis.attribution``): what causes cost,
+    those too small to be named included, is the difference to the measured one. None without sufficient evidence.
     """
 
     slowdown: float

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from paceenv.diagnosis.cells import Cells, read_cells
+from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata
+from paceenv.diagnosis.operation_matrix import Cells, read_cells
 from paceenv.importers import detect_format, load_traces, sniff
-from paceenv.trace import Trace, iter_batches, open_parquet, read_metadata
 
 MOST_ROWS: Final = 2_000_000
 """Rows of a trace in memory; with all that is made of them less than a gigabyte."""

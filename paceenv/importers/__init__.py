@@ -1,4 +1,4 @@
-"""Other trace formats, converted to :mod:`paceenv.trace`; one module per format."""
+"""Other trace formats, converted to :mod:`paceenv.core.trace`; one module per format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.core.trace import METADATA_KEY, Trace, open_parquet, read_trace
 from paceenv.importers import flight_recorder, kineto
 from paceenv.importers.flight_recorder import import_flight_recorder
 from paceenv.importers.kineto import import_kineto
@@ -16,7 +17,6 @@ from paceenv.importers.plain_pickle import is_pickle
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import merge_timelines
-from paceenv.trace import METADATA_KEY, Trace, open_parquet, read_trace
 
 __all__ = ["Format", "detect_format", "import_straggler", "load_trace", "load_traces", "sniff"]
 

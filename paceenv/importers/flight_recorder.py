@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.kineto import ITEM_BYTES, is_number, op_name
 from paceenv.importers.packed import content_of, head_of

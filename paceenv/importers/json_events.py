@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
 from paceenv.importers.packed import GZIP
 
 MOST_EVENT: Final = 1 << 22

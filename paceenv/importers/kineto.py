@@ -18,7 +18,7 @@ from typing import Any, Final, TypeGuard
 import msgspec
 import numpy as np
 
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.timelines import Collective, Step, Timeline, united
 

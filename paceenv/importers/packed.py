@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
 
 GZIP: Final = b"\x1f\x8b"
 _HEAD_BYTES: Final = 1 << 16

@@ -16,8 +16,8 @@ import pyarrow as pa
 import yaml
 from numpy.typing import NDArray
 
-from paceenv.errors import InputError
-from paceenv.trace import COMPUTE_OPS, Trace, TraceMetadata, open_parquet
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata, open_parquet
 
 COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 """The columns used. ``gmc`` (the chunk's number over all stages) follows from ``mc`` and the stage."""

@@ -1,9 +1,9 @@
 """One timeline per rank, each on its own clock and cut into steps, made into one trace on one clock.
 
 For formats that have a file per rank (profiler, flight recorder). Clocks are aligned on collectives: the end of one is
-common to its members up to what the network takes to let them go, so a rank's clock is shifted by the median
-difference of those ends to the reference's, as ``live.merge`` does for our own. A rank's compute is whatever it does in
-a step that is not waiting for a collective with nothing else to do, cut where a collective begins.
+common to its members up to what the network takes to let them go, so a rank's clock is shifted by the median difference
+of those ends to the reference's, as ``paceenv.live.record.merge_segments`` does for our own. A rank's compute is
+whatever it does in a step that is not waiting for a collective with nothing else to do, cut where a collective begins.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.errors import InputError
-from paceenv.trace import COMPUTE_OPS, Trace, TraceMetadata
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 
 LEAST_SHARED: Final = 3
 """Collectives that two ranks must share for their clocks to be aligned."""

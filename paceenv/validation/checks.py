@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from paceenv.configs import Config
+from paceenv.ui.config_files import Config
 
 Kind = Literal["fitted", "predicted", "closed form"]
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, ValidationError, validate_call
 from scipy import stats
 
-from paceenv.cluster import load_cluster
-from paceenv.cluster.amplification import expected_maximum, exponential_maximum, probability_any
-from paceenv.cluster.collectives import Algorithm, Law, Op, volume
-from paceenv.cluster.pipeline import pipeline_s
-from paceenv.configs import Config
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.collectives import Algorithm, Law, Op, volume
+from paceenv.sim.cluster.order_statistics import expected_maximum, exponential_maximum, probability_any
+from paceenv.sim.cluster.pipeline import pipeline_s
+from paceenv.ui.config_files import Config
 from paceenv.validation.checks import Check, Expected
 
 Count = Annotated[int, Field(ge=1, le=10**9)]

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceenv.calibration.throughput import Set, efficiency, step_of
-from paceenv.cluster import load_cluster
-from paceenv.cluster.model import Cluster
-from paceenv.configs import Config
-from paceenv.errors import InputError
+from paceenv.calibration.fits.throughput_fit import Set, efficiency, step_of
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.model import Cluster
+from paceenv.ui.config_files import Config
 from paceenv.validation.checks import Check, Expected, Kind
 
 Quantity = Literal[

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from policies.ranges import Outside
-from policies.whatif.change import Change
-from policies.whatif.estimate import Estimate, Spread
+from paceenv.policies.ranges import Outside
+from paceenv.policies.whatif.change import Change
+from paceenv.policies.whatif.estimate import Estimate, Spread
 
 
 @dataclass(frozen=True)

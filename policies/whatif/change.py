@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Final, Literal, TypeVar
 
-from paceenv.cluster import Cluster
-from paceenv.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.sim.cluster import Cluster
 
 WHERE: Final = "whatif"
 MOST_ROWS: Final = 64

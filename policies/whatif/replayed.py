@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceenv.diagnosis.scenario import Scenario
-from paceenv.errors import InputError
-from policies.whatif.answer import Answer, Case, Differences, Row
-from policies.whatif.change import SLOW, Change
-from policies.whatif.estimate import LEAST_STEPS, Array, Estimate, cv, mean, of_steps
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.policies.whatif.answer import Answer, Case, Differences, Row
+from paceenv.policies.whatif.change import SLOW, Change
+from paceenv.policies.whatif.estimate import LEAST_STEPS, Array, Estimate, cv, mean, of_steps
 
 
 def predict(scenario: Scenario, source: str, changes: Sequence[Change], seed: int) -> Answer:

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
-from paceenv.cluster import Cluster
-from policies.ranges import Outside
-from policies.rollout import run, start
-from policies.select import select_policy
-from policies.whatif.answer import Answer, Case, Differences, Row
-from policies.whatif.basis import Basis
-from policies.whatif.change import Change
-from policies.whatif.estimate import LEVEL, Array, Ends, Estimate, of_runs, spread
-from policies.whatif.worlds import World, changed
+from paceenv.policies.ranges import Outside
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.policies.whatif.answer import Answer, Case, Differences, Row
+from paceenv.policies.whatif.baseline import Basis
+from paceenv.policies.whatif.change import Change
+from paceenv.policies.whatif.estimate import LEVEL, Array, Ends, Estimate, of_runs, spread
+from paceenv.policies.whatif.scenarios import World, changed
+from paceenv.sim.cluster import Cluster
 
 LEAST_SEEDS = 2
 """Of each drawn cluster, so that runs of one can be told from runs of another."""

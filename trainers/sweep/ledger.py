@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceenv.errors import InputError
-from paceenv.files import write_whole
-from trainers.folders import first_difference
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+from paceenv.ui.run_directory import first_difference
 
 FORMAT = "paceenv.sweep/1"
 NAME = "ledger.jsonl"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv import pacing
-from paceenv.cluster import Cluster
-from policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.core import pacing
+from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.sim.cluster import Cluster
 
 Array = NDArray[np.float64]
 SETTINGS_AT_ONCE = 32

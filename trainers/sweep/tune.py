@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceenv import output
-from paceenv.errors import InputError
+from paceenv.core.errors import InputError
+from paceenv.ui import output
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a table of its own whatever one asks for
@@ -36,10 +36,11 @@ with warnings.catch_warnings():
     from ray.tune.experiment import Trial as RayTrial
     from ray.tune.search import Searcher
 
-from trainers.sweep.ledger import Row
-from trainers.sweep.run import Sweep
-from trainers.sweep.search import Trial
-from trainers.sweep.task import Task, run_trial
+import paceenv
+from paceenv.trainers.sweep.ledger import Row
+from paceenv.trainers.sweep.searches.search import Trial
+from paceenv.trainers.sweep.sweep_run import Sweep
+from paceenv.trainers.sweep.trial import Task, run_trial
 
 RESTARTS = 5
 """How often a trial is run again whose worker or node went away under it; an error of its own is its result.
@@ -50,8 +51,6 @@ LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
 UNKNOWN_CPUS = 16
 """Asked for of a cluster that has none yet, as it grows when it is asked."""
 STORAGE = ".tune"
-PACKAGES = ("configs", "live", "paceenv", "policies", "trainers")
-"""What travels to the nodes of a cluster."""
 
 
 @contextlib.contextmanager
@@ -63,8 +62,8 @@ def connected(address: str | None) -> Iterator[int]:
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
-    root = Path(__file__).resolve().parents[2]
-    code = {"runtime_env": {"py_modules": [str(root / name) for name in PACKAGES], "excludes": ["__pycache__"]}}
+    package = str(Path(paceenv.__file__).parent)
+    code = {"runtime_env": {"py_modules": [package], "excludes": ["__pycache__"]}}
     if address not in {None, "auto"}:
         _knock(str(address))
     with tempfile.TemporaryDirectory(prefix="paceenv-", dir="/tmp", ignore_cleanup_errors=True) as logs:

@@ -1,0 +1,1 @@
+"""Experiments that check the product against known truth: recovery, causes, predictions."""

@@ -1,0 +1,380 @@
+"""Does `paceenv calibrate` give back what a trace was made with? Random simulated clusters of every mechanism.
+
+`python -m benchmarks.evidence.recovery --write` makes the tables of docs/calibration.md. Each cluster is simulated,
+calibrated from its trace alone (an operator's base has latencies and racks, nothing of what is to be found), and every
+parameter that the trace tells is held against the value the trace was made with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import typer
+from scipy import stats
+
+from benchmarks._common import recorded
+from paceenv.calibration.job_fit import JobFit, calibrate_job
+from paceenv.calibration.parameters import Parameter
+from paceenv.core.trace import Trace
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files, output
+from paceenv.ui.output import markdown_table
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "calibration.md"
+MARK = "## Recovery, measured"
+"""Heading of what this script writes; what stands above it in the document is written by hand."""
+LEVELS = (0.90, 0.95)
+SIGMA = math.erf(math.sqrt(0.5))
+"""The level of one standard error."""
+ASKED = (0.85, 0.95)
+"""Of 90 % intervals so many are to hold the true value."""
+ROUNDING = 1e-6
+"""Relative: what a trace without any noise tells exactly, to the digits of its stamps, has no coverage."""
+LENGTHS = (200, 800)
+"""Iterations of a trace, log-uniformly."""
+
+Rng = np.random.Generator
+
+
+def _between(low: float, high: float) -> Callable[[Rng], str]:
+    return lambda rng: f"{math.exp(rng.uniform(math.log(low), math.log(high))):.6g}"
+
+
+def _one_of(*values: int) -> Callable[[Rng], str]:
+    return lambda rng: str(int(rng.choice(values)))
+
+
+PLAIN = {
+    "job.nodes": _one_of(4, 8, 16, 32, 64),
+    "job.compute_s": _between(0.1, 1.0),
+    "noise.common_cv": _between(0.005, 0.03),
+    "noise.transfer_cv": _between(0.005, 0.1),
+    "fabric.uplink_gbps": lambda rng: "100000",
+}
+GROUPS = {
+    "job.nodes": _one_of(4, 6, 8, 16),
+    "job.compute_s": _between(0.05, 0.2),
+    "job.gradient_bytes": _between(5e5, 2e6),
+    "fabric.nic_gbps": _between(0.12, 0.3),
+    "fabric.uplink_gbps": _between(0.25, 0.5),
+    "noise.jitter_cv": _between(0.02, 0.15),
+    "noise.transfer_cv": _between(0.005, 0.05),
+    "noise.common_cv": _between(0.005, 0.03),
+}
+ALWAYS = {"noise.persistent_cv": _between(0.005, 0.05)}
+"""No two workers are quite alike, whatever else goes on."""
+MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
+    "jitter": ("null-jitter", PLAIN | {"noise.jitter_cv": _between(0.01, 0.1)}),
+    "imbalance": (
+        "null-jitter",
+        PLAIN
+        | {
+            "noise.jitter_cv": lambda rng: "0",
+            "noise.imbalance_cv": _between(0.05, 0.2),
+            "noise.imbalance_skew": _between(0.8, 2.0),
+        },
+    ),
+    "slow rank": (
+        "null-jitter",
+        PLAIN
+        | {
+            "noise.jitter_cv": _between(0.01, 0.05),
+            "noise.slow_ranks": lambda rng: "1",
+            "noise.slow_factor": _between(1.3, 2.5),
+        },
+    ),
+    "fail-slow": (
+        "null-jitter",
+        PLAIN
+        | {
+            "noise.jitter_cv": _between(0.01, 0.05),
+            "noise.fail_slow_share": _between(0.02, 0.15),
+            "noise.fail_slow_mean_iterations": _between(20, 100),
+            "noise.fail_slow_factor": _between(1.3, 2.0),
+        },
+    ),
+    "shared uplink": ("equal-slack", GROUPS),
+    "exposed work": (
+        "unequal-slack",
+        GROUPS | {"exposed.groups": lambda rng: "1", "exposed.work_s": _between(0.05, 0.2)},
+    ),
+    "exposed episodes": (
+        "equal-slack",
+        GROUPS
+        | {
+            "exposed.share": _between(0.05, 0.25),
+            "exposed.mean_iterations": _between(20, 80),
+            "exposed.episode_s": _between(0.05, 0.2),
+            "exposed.episode_spread": _between(0.1, 0.9),
+        },
+    ),
+    "incast": (
+        "incast-shallow",
+        {
+            "job.nodes": _one_of(6, 8, 12),
+            "job.compute_s": _between(0.05, 0.2),
+            "job.gradient_bytes": _between(1.0e5, 2e5),
+            "fabric.buffer_kb": _between(28, 60),
+            "fabric.nic_gbps": _between(0.15, 0.4),
+            "noise.jitter_cv": _between(0.02, 0.08),
+        },
+    ),
+    "tenant": (
+        "sockets-two-jobs",
+        {
+            "tenants.0.period_ratio": _between(0.8, 1.25),
+            "tenants.0.comm_share": _between(0.2, 0.4),
+        },
+    ),
+}
+"""What a cluster is made of: a packaged one, and how the keys that differ are drawn."""
+UNKNOWN = (
+    *("fabric.nic_gbps=50", "fabric.uplink_gbps=50", "fabric.barrier_us=0", "fabric.buffer_kb=null"),
+    *("fabric.timeout_ms=200", "exposed={}", "noise={}", "tenants=[]"),
+)
+"""What the operator's base has of it."""
+
+
+SWITCHES = {
+    "noise.imbalance": "noise.imbalance_cv",
+    "noise.fail_slow": "noise.fail_slow_share",
+    "noise.slow_": "noise.slow_ranks",
+    "exposed.work_s": "exposed.groups",
+    "exposed.groups": "exposed.groups",
+    "exposed.share": "exposed.share",
+    "exposed.episode_s": "exposed.share",
+    "exposed.mean_iterations": "exposed.share",
+}
+"""By the beginning of their keys, what parameters are only there for if a switch is on."""
+TENANTS_IN = 4
+"""A tenant takes long to fit: one in so many as of the other mechanisms."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """One parameter of one calibration beside the value the trace was made with; ``inside`` by level of LEVELS.
+
+    ``z`` is the error over what the interval gives for a standard error on the side of the true value, NaN untold.
+    """
+
+    mechanism: str
+    key: str
+    true: float
+    value: float
+    z: float
+    inside: tuple[bool, ...]
+    told: bool
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.value / self.true - 1.0
+
+
+def random_cluster(mechanism: str, rng: Rng) -> Cluster:
+    """A cluster of a mechanism."""
+    name, drawn = MECHANISMS[mechanism]
+    return load_cluster(name).changed([f"{key}={draw(rng)}" for key, draw in (ALWAYS | drawn).items()])
+
+
+def with_bytes(trace: Trace, cluster: Cluster) -> Trace:
+    """The trace with the payload's bytes, which the simulator's rows lack, so that rates can be compared."""
+    payload = trace.isin("op", cluster.job.collective)
+    size = pa.array(np.where(payload, float(str(cluster.job.gradient_bytes)), 0.0).astype(np.int64))
+    table = trace.table
+    return Trace(
+        table.set_column(table.schema.get_field_index("bytes"), table.schema.field("bytes"), size), trace.metadata
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One calibration: its parameters, what it saw of what is there or not (by switch), and the mean step's error."""
+
+    mechanism: str
+    parameters: tuple[Recovered, ...]
+    there: tuple[str, ...]
+    seen: tuple[str, ...]
+    mean_error: float
+
+
+def recover(mechanism: str, seed: int) -> Case:
+    """Make a cluster, simulate and calibrate it."""
+    rng = np.random.default_rng([seed, list(MECHANISMS).index(mechanism)])
+    cluster = random_cluster(mechanism, rng)
+    iterations = round(float(_between(*LENGTHS)(rng)))
+    trace = with_bytes(recorded(cluster, int(rng.integers(1 << 31)), iterations), cluster)
+    fit = calibrate_job(trace, base=cluster.changed(list(UNKNOWN)))
+    switches = [*dict.fromkeys(SWITCHES.values()), "tenants"]
+    there, seen = ([s for s in switches if _is_on(one, s)] for one in (cluster, fit.cluster))
+    return Case(mechanism, tuple(compare(mechanism, fit, cluster)), tuple(there), tuple(seen), fit.mean_error)
+
+
+def _is_on(cluster: Cluster, switch: str) -> bool:
+    return bool(cluster.tenants) if switch == "tenants" else bool(truth(cluster, switch))
+
+
+def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
+    """The parameters of a fit beside those of the cluster that made its trace."""
+    found = []
+    for p in fit.parameters:
+        true = truth(cluster, p.key)
+        if any(p.key.startswith(kind) and not truth(cluster, switch) for kind, switch in SWITCHES.items()):
+            true = None  # what is not there has no true value: see ``Case.seen``
+        if not true or p.value is None or p.se == 0.0 or (p.se or math.inf) < ROUNDING * abs(true):
+            continue
+        edges = [p.interval(level) for level in LEVELS] if p.told else []
+        inside = tuple(low <= true <= high for low, high in edges)
+        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.told))
+    return found
+
+
+def _away(parameter: Parameter, true: float) -> float:
+    """How far a value is off by its own interval, in standard errors of a normal with that edge; NaN untold."""
+    if not parameter.told or parameter.value is None:
+        return math.nan
+    error = parameter.value - true
+    edge = parameter.interval(SIGMA)[0 if error > 0.0 else 1]
+    return error / max(abs(parameter.value - edge), ROUNDING * abs(true))
+
+
+def truth(cluster: Cluster, key: str) -> float | None:
+    """The number that a cluster has for a key; None where it has none."""
+    value: Any = cluster.model_dump()
+    for part in key.split("."):
+        if isinstance(value, list):
+            value = value[int(part)] if int(part) < len(value) else None
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def main(
+    count: Annotated[int, typer.Option(min=TENANTS_IN, help="Clusters of every mechanism.")] = 100,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/calibration.md from this run.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Calibrate traces of random clusters, and print how often their parameters are inside the stated intervals."""
+    wanted = [
+        (mechanism, seed * 1_000_000 + i)
+        for mechanism in MECHANISMS
+        for i in range(count // TENANTS_IN if mechanism == "tenant" else count)
+    ]
+    cases = []
+    with ProcessPoolExecutor(workers) as pool, output.progress("calibrate", len(wanted)) as done:
+        for case in pool.map(recover, *zip(*wanted, strict=True), chunksize=4):
+            cases.append(case)
+            done(len(cases))
+    if json_ is not None:
+        output.write_json({"cases": [asdict(case) for case in cases]}, json_)
+    if json_ != "-":
+        for title, columns, rows in tables(cases):
+            output.print_table(title, columns, rows)
+    if write:
+        config_files.write_text(DOCUMENT, document(cases))
+
+
+def coverage(found: Sequence[Recovered], level: int = 0) -> float:
+    """The share of told parameters inside their interval of a level of LEVELS."""
+    return float(np.mean([one.inside[level] for one in found if one.told]))
+
+
+Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
+
+
+def tables(cases: Sequence[Case]) -> list[Named]:
+    """By parameter, by mechanism, and what was seen of what was there; each with its title and columns."""
+    everything = [one for case in cases for one in case.parameters]
+    keys = sorted({one.key for one in everything if one.told})
+    rows = [_row(key, [one for one in everything if one.key == key]) for key in keys]
+    columns = (
+        "parameter",
+        "told",
+        "inside 90 %",
+        "inside 95 %",
+        "median error",
+        "spread",
+        "z, root mean square",
+        "largest",
+        "",
+    )
+    return [
+        ("By parameter", columns, [*rows, _row("all", everything)]),
+        _by_mechanism(cases),
+        _seen(cases),
+    ]
+
+
+def _by_mechanism(cases: Sequence[Case]) -> Named:
+    rows = []
+    for mechanism in dict.fromkeys(case.mechanism for case in cases):
+        mine = [case for case in cases if case.mechanism == mechanism]
+        inside = _share([one for case in mine for one in case.parameters], 0)
+        errors = np.abs([case.mean_error for case in mine])
+        rows.append((mechanism, str(len(mine)), inside, f"{np.median(errors):.2%}", f"{errors.max():.1%}"))
+    return "By mechanism", ("mechanism", "clusters", "inside 90 %", "mean step off, median", "largest"), rows
+
+
+def _seen(cases: Sequence[Case]) -> Named:
+    rows = []
+    for switch in [*dict.fromkeys(SWITCHES.values()), "tenants"]:
+        there = [switch in case.seen for case in cases if switch in case.there]
+        absent = [switch in case.seen for case in cases if switch not in case.there]
+        rows.append((switch, f"{sum(there)} of {len(there)}", f"{sum(absent)} of {len(absent)}"))
+    return "What is seen", ("what", "seen where it is", "seen where it is not"), rows
+
+
+def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
+    told = [one for one in found if one.told]
+    errors = np.array([one.error for one in told])
+    z = np.array([one.z for one in told])
+    inside, n = sum(one.inside[0] for one in told), len(told)
+    # a count that chance alone may make of a share within what was asked for is not called off
+    low, high = stats.binom.ppf(0.025, n, ASKED[0]), stats.binom.ppf(0.975, n, ASKED[1])
+    spread = float(np.diff(np.quantile(errors, [0.25, 0.75]))[0]) / 1.349  # of the bulk, as a standard deviation
+    return (
+        key,
+        f"{n} of {len(found)}",
+        _share(told, 0),
+        _share(told, 1),
+        f"{np.median(errors):+.2%}",
+        f"{spread:.2%}",
+        f"{np.sqrt(np.mean(z**2)):.2f}",
+        f"{np.abs(z).max():.1f}",
+        "" if low <= inside <= high else "too narrow" if inside < low else "too wide",
+    )
+
+
+def _share(found: Sequence[Recovered], level: int) -> str:
+    return f"{coverage(found, level):.1%}"
+
+
+def document(cases: Sequence[Case]) -> str:
+    """``docs/calibration.md``: what stands above MARK stays, the tables below are made anew."""
+    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
+    lines = [head.rstrip(), "", MARK, ""]
+    lines += [
+        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters,",
+        f"traces of {LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated knowing latencies",
+        "and racks only. Asked: of 90 % intervals",
+        f"{ASKED[0]:.0%} to {ASKED[1]:.0%} hold the truth; a remark says where it is missed by more than chance.",
+        "Errors are relative; the spread is of the bulk (quartiles); z is the error over a standard error, as the",
+        "interval has it on the side of the true value.",
+        "Not counted: what a noise-free trace tells to the digits of its stamps.",
+    ]
+    for title, columns, rows in tables(cases):
+        lines += ["", f"### {title}", "", *markdown_table(columns, rows)]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,102 @@
+"""Attaches the launcher's agent when the script makes its first optimizer, and not before.
+
+Until then the launcher has not imported PyTorch, so that whatever the script does before its own ``import torch``
+(environment variables, warning filters, leaving with a usage message) has the effect it always has. The first optimizer
+is late enough for that and early enough for the agent, which finds the models there are; without an optimizer there is
+no iteration to watch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from paceenv.live import launcher_config
+
+_OPTIMIZER_MODULE = "torch.optim.optimizer"
+
+
+def attach_later(**arguments: Any) -> None:
+    """Have ``live.attach(**arguments)`` called with the first optimizer; these arguments go before the script's own."""
+    launcher_config.SETTINGS.update(arguments)
+    atexit.register(_explain_absence, os.getpid())
+    loaded = sys.modules.get(_OPTIMIZER_MODULE)
+    if loaded is not None:
+        _wait_for_optimizer(loaded)
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Sees the import of the optimizers' module, lets it happen, and is gone."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _OPTIMIZER_MODULE:
+            return None
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        spec = PathFinder.find_spec(name, path, target)
+        loader = spec.loader if spec is not None else None
+        if spec is None or loader is None:
+            return None
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # it was the loader's own again
+            loader.exec_module(module)
+            _wait_for_optimizer(module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _wait_for_optimizer(module: ModuleType) -> None:
+    optimizer, process = module.Optimizer, os.getpid()
+    original: Callable[..., None] = optimizer.__init__
+    done = False
+
+    @functools.wraps(original)
+    def first(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal done
+        if not done:
+            done = True
+            atexit.unregister(_explain_absence)
+            if optimizer.__init__ is first:
+                optimizer.__init__ = original
+            if os.getpid() == process:  # not in a child that the script forked before
+                attach_now()
+        original(self, *args, **kwargs)
+
+    optimizer.__init__ = first
+
+
+def attach_now() -> None:
+    """Attach; whatever goes wrong is said, and the script goes on without the agent."""
+    try:
+        from paceenv.live.agent import attach, attached
+
+        if attached() is None:
+            attach()
+    except Exception as error:
+        from paceenv.live.log_once import Voice
+
+        Voice().say(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
+
+
+def _explain_absence(process: int) -> None:
+    """At the end of a script that made no optimizer: say why nothing was heard of the agent."""
+    if (
+        "torch" in sys.modules
+        and "paceenv.live.agent" not in sys.modules
+        and os.getpid() == process
+        and os.environ.get("RANK", "0") == "0"
+    ):
+        from paceenv.live.log_once import Voice
+
+        Voice().say("the script made no optimizer of torch.optim, so there was nothing to watch")

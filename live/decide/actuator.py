@@ -1,0 +1,198 @@
+"""How a rank is delayed, and whether the delay reached the device's timeline.
+
+A host that runs ahead of its accelerator delays it by ``max(0, sleep - backlog)`` only. So a delay is bracketed by two
+stamps on the device's own timeline, and what lies between them is what counted; nothing ever waits for a stamp. Where
+delays have no effect, :class:`HostActuator` says so once and sleeps ever more rarely. Talks to
+``paceenv.live.observe.stamps``; the stamps of a delay are given back by whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from paceenv.core.errors import out_of_range
+from paceenv.live.observe.stamps import Stamps
+
+LEAST_S = 1e-4
+"""Below this a delay is left out: an operating system oversleeps by about as much."""
+EFFECTIVE_SHARE = 0.5
+"""A delay of which less than this share arrived had no effect."""
+WATCHED_DELAYS, HOPELESS_SHARE = 20, 0.8
+"""With this share of the last so many delays without effect, delaying is a waste of host time."""
+FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
+"""Delays that are asked for and not taken before the next try; doubles from one try to the next."""
+FIRST_RATE_HZ, LEAST_RATE_HZ, MOST_RATE_HZ = 1e9, 0.2e9, 3e9
+"""A device clock that is not known yet is taken for a slow one: too short a delay is the harmless side."""
+RATE_SMOOTHING = 0.5
+
+
+class Sleeper(Protocol):
+    """Something that sleeps on the host, as the module ``time`` does."""
+
+    def sleep(self, seconds: float, /) -> None:
+        """Return after so many seconds."""
+
+
+class Delay(NamedTuple):
+    """A delay under way, with its two stamps. ``slept_s`` is how long the host slept, or the device is to spin."""
+
+    asked_s: float
+    slept_s: float
+    before: Any
+    after: Any | None
+    cycles: int = 0
+
+
+class Actuator(Protocol):
+    """Delays this rank, and tells later what came of it."""
+
+    @property
+    def ineffective(self) -> int:
+        """Delays so far that had no effect."""
+
+    def delay(self, seconds: float) -> Delay | None:
+        """Delay the rank from here on; None if it was not delayed at all. Never longer than the actuator's cap."""
+
+    def settle(self, delay: Delay) -> float | None:
+        """By how much the rank was delayed, seconds, or None if that is not known yet; ask until it is, once."""
+
+
+class HostActuator:
+    """Sleeps on the host; on an accelerator that works as far as the host does not run ahead.
+
+    Parameters
+    ----------
+    stamps : the timeline that counts, the device's where there is one
+    cap_s : the longest sleep whatever is asked for, seconds
+    sleeper : what sleeps
+    clock : monotonic, seconds
+    problem : is told, once, that delays have no effect
+    """
+
+    def __init__(
+        self,
+        stamps: Stamps,
+        *,
+        cap_s: float,
+        sleeper: Sleeper = time,
+        clock: Callable[[], float] = time.monotonic,
+        problem: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.ineffective = 0
+        self._stamps, self._cap_s, self._sleeper, self._clock = stamps, _checked(cap_s), sleeper, clock
+        self._problem, self._said = problem, False
+        self._vain: deque[bool] = deque(maxlen=WATCHED_DELAYS)
+        self._pause, self._pause_left = FIRST_PAUSE, 0
+
+    def delay(self, seconds: float) -> Delay | None:
+        """Sleep; None, and no sleep, if it is too short to be worth it, during a pause, or if it cannot be measured."""
+        if not seconds >= LEAST_S:
+            return None
+        if self._pause_left > 0:
+            self._pause_left -= 1
+            return None
+        before = self._stamps.record()
+        if before is None:
+            return None
+        start_s = self._clock()
+        self._sleeper.sleep(min(seconds, self._cap_s))
+        slept_s = max(self._clock() - start_s, 0.0)
+        return Delay(seconds, slept_s, before, self._stamps.record())
+
+    def settle(self, delay: Delay) -> float | None:
+        """Seconds between the two stamps; 0 without a second one, as too little slack is the harmless side."""
+        effective_s = _between(self._stamps, delay)
+        if effective_s is not None and delay.after is not None:
+            self._judge(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
+        return effective_s
+
+    def _judge(self, vain: bool) -> None:
+        self.ineffective += vain
+        self._vain.append(vain)
+        if len(self._vain) < WATCHED_DELAYS:
+            return
+        if sum(self._vain) < HOPELESS_SHARE * WATCHED_DELAYS:
+            self._pause = FIRST_PAUSE
+            return
+        if not self._said:
+            self._said = True
+            self._problem(
+                f"delays have no effect: {sum(self._vain)} of the last {WATCHED_DELAYS} did not reach the device, "
+                f"which still had work queued; pausing for {self._pause} delays, then longer"
+            )
+        self._pause_left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._vain.clear()
+
+
+class DeviceActuator:
+    """Spins on the device, on the current stream, so that the delay counts however far the host runs ahead.
+
+    Cycles are all that a spin can count. Their rate is learned from the delays themselves, which the stamps measure, so
+    nothing has to be waited for; the first ones are too short rather than too long. Nothing is launched while a CUDA
+    graph is being captured, which would replay the delay for ever.
+
+    Parameters
+    ----------
+    stamps : the device's timeline
+    cap_s : the longest delay whatever is asked for, seconds
+    spin : occupies the device for so many cycles
+    capturing : whether a graph is being captured
+    """
+
+    ineffective = 0
+    """None ever is."""
+
+    def __init__(
+        self,
+        stamps: Stamps,
+        *,
+        cap_s: float,
+        spin: Callable[[int], None] | None = None,
+        capturing: Callable[[], bool] | None = None,
+    ) -> None:
+        self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), FIRST_RATE_HZ
+        if spin is None or capturing is None:
+            import torch  # only here: whoever delays on the host, or hands in both, does not need it
+
+            spin = spin or torch.cuda._sleep
+            capturing = capturing or torch.cuda.is_current_stream_capturing
+        self._spin, self._capturing = spin, capturing
+
+    def delay(self, seconds: float) -> Delay | None:
+        """Launch a spin; None, and no spin, if it is too short to be worth it or cannot be measured."""
+        if not seconds >= LEAST_S or self._capturing():
+            return None
+        before = self._stamps.record()
+        if before is None:
+            return None
+        cycles = int(min(seconds, self._cap_s) * self._rate_hz)
+        self._spin(cycles)
+        return Delay(seconds, min(seconds, self._cap_s), before, self._stamps.record(), cycles)
+
+    def settle(self, delay: Delay) -> float | None:
+        """Seconds between the two stamps; 0 without a second one."""
+        effective_s = _between(self._stamps, delay)
+        if effective_s:
+            seen_hz = min(max(delay.cycles / effective_s, LEAST_RATE_HZ), MOST_RATE_HZ)
+            self._rate_hz += RATE_SMOOTHING * (seen_hz - self._rate_hz)
+        return effective_s
+
+
+def _between(stamps: Stamps, delay: Delay) -> float | None:
+    """Seconds from a delay's first stamp to its second; None while the timeline has not reached that."""
+    if delay.after is None:
+        return 0.0
+    if not (stamps.ready(delay.after) and stamps.ready(delay.before)):
+        return None
+    seconds = stamps.seconds(delay.after) - stamps.seconds(delay.before)
+    return seconds if 0.0 < seconds < math.inf else 0.0
+
+
+def _checked(cap_s: float) -> float:
+    if not 0.0 <= cap_s <= 10.0:
+        raise out_of_range("cap_s", cap_s, "0 to 10", "actuator")
+    return cap_s

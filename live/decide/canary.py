@@ -1,0 +1,283 @@
+"""When pacing is on and when it is off for comparison, and what the two say about mean step time.
+
+A job is paced in blocks. Judged blocks come in pairs, one with pacing and one without, in an order drawn from a seed
+that all ranks of the job know; the end of a step is the same instant on every rank, so each rank judges alone, without
+communication. What is judged is the logarithm of the ratio of the two blocks' mean step times, pair by pair: noise
+that is common to both blocks of a pair, which is most of what drifts in a shared cluster, cancels.
+
+Talks to ``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from paceenv.core.errors import out_of_range
+from paceenv.core.student_t import upper_quantile
+
+BLOCK_ITERATIONS = 60
+SETTLE_SHARE = 1 / 3
+"""Share of a block that is not counted: a delay approaches its end by a tenth an iteration, so 20 iterations do."""
+ACTIVE_HOLDOUT_EVERY = 10
+"""In mode active one block in ten is off, so that pacing stays under test: on for 90 % of the time."""
+ALPHA, FIRST_LOOK_PAIRS = 0.05, 4
+CLIP_MEDIANS = 4.0
+"""A step longer than this many medians of its pair counts as this many."""
+NEGLIGIBLE_DELAY_SHARE = 1e-3
+"""A rank whose delays were below this share of its paced blocks was not paced in any way that counts."""
+_BALANCED = (0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100)
+"""The ways to start two of four pairs with the paced block."""
+
+Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
+
+
+def shared_seed(environ: Mapping[str, str]) -> int:
+    """A number of 64 bits that all ranks of a job get from their own environment, without communication.
+
+    What names the job is hashed: the launcher's run id, the batch job, the master's port; its address only where
+    nothing else does, as one rank may know it by name and another by number. ``TORCHELASTIC_RESTART_COUNT`` is left
+    out: each node's launcher counts its own restarts, and a node that was only told to restart counts none.
+    """
+    named = [(key, environ.get(key, "")) for key in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")]
+    names_the_job = any(value not in ("", "none") for _, value in named)  # torchrun calls a run without an id "none"
+    keys = ("MASTER_PORT", "WORLD_SIZE") if names_the_job else ("MASTER_PORT", "WORLD_SIZE", "MASTER_ADDR")
+    named += [(key, environ.get(key, "")) for key in keys]
+    return int.from_bytes(hashlib.blake2b(repr(named).encode(), digest_size=8).digest())
+
+
+class Slot(NamedTuple):
+    """What an iteration is in the schedule: paced or not, in which pair (-1: in none), counted for it or not."""
+
+    on: bool
+    pair: int
+    counted: bool
+
+
+class Schedule:
+    """Which iterations are paced: a pure function of the iteration, the same on every rank with the same seed.
+
+    Before ``first_iteration`` pacing is off. Then comes a pair of blocks that warms up and is not judged, then judged
+    pairs. Of every four pairs two start with the paced block, which two is drawn: a steady trend cancels, and nothing
+    periodic in the job can stay in step with the blocks.
+
+    Parameters
+    ----------
+    seed : ``shared_seed``
+    block_iterations : iterations of a block, at least 6; a multiple of the policy's control interval suits it best
+    first_iteration : where the schedule starts
+    holdout_every : one block in so many is off: 2 compares all the time; more puts paced blocks between the pairs
+    settle_iterations : first iterations of a judged block that are not counted; a third of the block by default
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        block_iterations: int = BLOCK_ITERATIONS,
+        first_iteration: int = 0,
+        holdout_every: int = 2,
+        settle_iterations: int | None = None,
+    ) -> None:
+        settle = int(block_iterations * SETTLE_SHARE) if settle_iterations is None else settle_iterations
+        for name, value, allowed, fits in (
+            ("block_iterations", block_iterations, "at least 6", block_iterations >= 6),
+            ("first_iteration", first_iteration, "at least 0", first_iteration >= 0),
+            ("holdout_every", holdout_every, "at least 2", holdout_every >= 2),
+            ("settle_iterations", settle, "0 to half a block", 0 <= 2 * settle <= block_iterations),
+        ):
+            if not fits:
+                raise out_of_range(name, value, allowed, "canary")
+        self.block_iterations, self.settle_iterations = block_iterations, settle
+        self._seed, self._first, self._every = seed % 2**64, first_iteration, holdout_every
+
+    @property
+    def counted_iterations(self) -> int:
+        """Iterations that count in a judged block."""
+        return self.block_iterations - self.settle_iterations
+
+    def slot(self, iteration: int) -> Slot:
+        """What ``iteration`` is."""
+        block, offset = divmod(iteration - self._first, self.block_iterations)
+        if block < 0:
+            return Slot(False, -1, False)
+        if block < 2:
+            return Slot(self._paced_first(-1) == (block == 0), -1, False)
+        pair, place = divmod(block - 2, self._every)
+        if place >= 2:
+            return Slot(True, -1, False)
+        return Slot(self._paced_first(pair) == (place == 0), pair, offset >= self.settle_iterations)
+
+    def _paced_first(self, pair: int) -> bool:
+        four, place = divmod(pair, 4)
+        drawn = hashlib.blake2b(b"%d %d" % (self._seed, four), digest_size=8).digest()
+        return bool(_BALANCED[int.from_bytes(drawn) % len(_BALANCED)] >> place & 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison found: ``gain`` is the relative fall of mean step time, ``low`` to ``high`` its interval.
+
+    ``text`` says it in a sentence. Without a look there is no interval: the three numbers are None.
+    """
+
+    kind: Kind
+    gain: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    text: str
+
+
+class _Block:
+    """One judged block: counted regular steps of the rank, and the delays in it."""
+
+    def __init__(self) -> None:
+        self.steps_s: list[float] = []
+        self.delay_s = 0.0
+
+    def mean_s(self, clip_s: float) -> float:
+        return sum(min(step_s, clip_s) for step_s in self.steps_s) / len(self.steps_s)
+
+
+class PairedComparison:
+    """Judges pacing by the pairs of a schedule, as the job goes, on the step time that all ranks have in common.
+
+    **The interval** is Student's t over the pairs' log ratios. It is looked at after 4, 8, 16, 32, ... pairs, look
+    ``k`` with an error share of ``alpha / 2 ** k``, so that all looks together err in at most ``alpha`` of the jobs;
+    between looks the last one stands.
+
+    **A block's mean, not its median**: the mean is what the job pays. A step counts with at most ``CLIP_MEDIANS``
+    medians of its pair, both blocks alike, so that one stall of half a minute does not decide a comparison; clipped
+    steps still speak for the side they fell on.
+
+    **A pair counts** when both blocks have at least half of their counted iterations; others are dropped whole.
+
+    Parameters
+    ----------
+    schedule : says what an iteration is
+    alpha : share of comparisons whose interval may, at some look, miss the truth
+    min_gain : a gain below this is no help
+    memory_pairs : after a look at so many pairs a new comparison starts, with its own alpha, so that pacing which used
+        to pay is found out when it no longer does; None: never
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        alpha: float = ALPHA,
+        min_gain: float = 0.01,
+        memory_pairs: int | None = None,
+    ) -> None:
+        for name, value, allowed, fits in (
+            ("alpha", alpha, "above 0, below 1", 0.0 < alpha < 1.0),
+            ("min_gain", min_gain, "0 to 1", 0.0 <= min_gain <= 1.0),
+            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_look(memory_pairs)),
+        ):
+            if not fits:
+                raise out_of_range(name, value, allowed, "canary")
+        self._schedule, self._alpha, self._min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
+        self._pair, self._blocks = -1, (_Block(), _Block())
+        self._earlier = False
+        self._forget()
+        self.verdict = self._judged(self._share(1))
+        """The last look's verdict."""
+
+    def add(self, iteration: int, step_s: float, delay_s: float = 0.0) -> bool:
+        """Take in a regular iteration: its step time and the rank's own delay in it, seconds; True after a new look.
+
+        Iterations come in order; those that are left out are missing in their block, nothing else. A step time that is
+        no positive number is left out too.
+        """
+        slot, looked = self._schedule.slot(iteration), False
+        if slot.pair != self._pair:
+            looked = self._close()
+            self._pair, self._blocks = slot.pair, (_Block(), _Block())
+        if slot.counted and 0.0 < step_s < math.inf:
+            block = self._blocks[slot.on]
+            block.steps_s.append(step_s)
+            block.delay_s += delay_s
+        return looked
+
+    def final(self) -> Verdict:
+        """A last look, at the end of the job, with the error share of the look that would have come next."""
+        self._close()
+        self._pair = -1
+        if self._pairs != self.verdict.pairs:
+            self._settle(self._judged(self._share(self._looks + 1)))
+        return self.verdict
+
+    def _forget(self) -> None:
+        self._pairs, self._mean, self._squares, self._looks = 0, 0.0, 0.0, 0
+        self._delays_s = self._paced_s = 0.0
+
+    def _share(self, look: int) -> float:
+        return self._alpha / 2.0**look
+
+    def _close(self) -> bool:
+        """Fold the pair that just ended into the comparison and look at it if it is time."""
+        off, on = self._blocks
+        if self._pair < 0 or 2 * min(len(off.steps_s), len(on.steps_s)) < self._schedule.counted_iterations:
+            return False
+        ordered = sorted(off.steps_s + on.steps_s)
+        clip_s = CLIP_MEDIANS * ordered[len(ordered) // 2]
+        ratio = math.log(on.mean_s(clip_s) / off.mean_s(clip_s))
+        self._pairs += 1
+        moved = ratio - self._mean
+        self._mean += moved / self._pairs
+        self._squares += moved * (ratio - self._mean)
+        self._delays_s += on.delay_s
+        self._paced_s += sum(on.steps_s)
+        if self._pairs != FIRST_LOOK_PAIRS << self._looks:
+            return False
+        self._looks += 1
+        self._settle(self._judged(self._share(self._looks)))
+        if self._pairs == self._memory_pairs:
+            self._forget()
+            self._earlier = True
+        return True
+
+    def _settle(self, new: Verdict) -> None:
+        """Let a look's verdict stand, unless it only says that a new comparison is younger than the one before."""
+        if not (self._earlier and new.kind == "insufficient evidence" and new.pairs < self.verdict.pairs):
+            self.verdict = new
+
+    def _judged(self, error_share: float) -> Verdict:
+        n = self._pairs
+        if n < FIRST_LOOK_PAIRS:  # no look yet, so no error share is spent
+            waits = f"insufficient evidence: {n} of at least {FIRST_LOOK_PAIRS} pairs of blocks"
+            return Verdict("insufficient evidence", None, None, None, n, waits)
+        deviation = math.sqrt(self._squares / (n - 1) / n)
+        half = upper_quantile(0.5 * error_share, n - 1) * deviation
+        gain, low, high = (-math.expm1(x) for x in (self._mean, self._mean + half, self._mean - half))
+        undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
+        kind: Kind = "insufficient evidence"
+        if low > 0.0:
+            kind = "helps"
+        elif high < 0.0:
+            kind = "hurts"
+        # a rank that was not delayed may be one that others make room for: what points to that is no null result
+        elif high < self._min_gain or (undelayed and (gain < self._min_gain or self._mean > -2.0 * deviation)):
+            kind = "does not help"
+        return Verdict(kind, gain, low, high, n, _sentence(kind, gain, low, high, n, undelayed))
+
+
+def _is_look(pairs: int | None) -> bool:
+    """Whether there is a look at so many pairs."""
+    return pairs is None or (pairs >= FIRST_LOOK_PAIRS and pairs % FIRST_LOOK_PAIRS == 0 and pairs.bit_count() == 1)
+
+
+def _sentence(kind: Kind, gain: float, low: float, high: float, pairs: int, undelayed: bool) -> str:
+    interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+    if kind == "helps":
+        said = f"helps by {100 * gain:.1f} % {interval} of mean step time"
+    elif kind == "hurts":
+        said = f"hurts by {-100 * gain:.1f} % [{-100 * high:.1f}, {-100 * low:.1f}] of mean step time"
+    else:
+        said = f"{kind}: {100 * gain:+.1f} % {interval} of mean step time"
+    own = "; this rank was never delayed worth mentioning" if undelayed else ""
+    return f"{said}, {pairs} pairs of blocks{own}"

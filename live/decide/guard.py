@@ -1,0 +1,225 @@
+"""What stands between a policy and a job: limits on every delay, and a policy that is believed only within reason.
+
+:class:`Guard` cuts a delay to what the job can bear; :class:`GuardedPolicy` calls a policy, checks what it returns and
+how long it took, and gives up on it with one exception that says why. No sleep, no thread; clocks are handed in.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing
+from paceenv.core.errors import out_of_range
+from paceenv.policies.base import Policy
+from paceenv.policies.ranges import RangeWatch
+
+MOST_WINDOW, MOST_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
+"""What a sane policy stays within, ratios; hand-written ones may go beyond the codec's ends, but not by much."""
+BURST_SHARE = 1 / 12
+"""Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute sees more than one."""
+SLOW_DECISIONS, FAR_TOO_SLOW = 3, 10.0
+"""A decision over the limit may be the machine's fault; so many in a row, or one so many limits long, are not."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no delay exceeds. Times in seconds; ``cap_share`` is a share of the step.
+
+    Parameters
+    ----------
+    cap_s : the longest delay
+    cap_share : the longest delay as a share of the step time
+    budget_s_per_minute : the most delay in any minute
+    quiet_first : first iterations of a job without any delay
+    quiet_after_mark : iterations without delay after a checkpoint or an evaluation
+    """
+
+    cap_s: float = 0.1
+    cap_share: float = 0.1
+    budget_s_per_minute: float = 6.0
+    quiet_first: int = 50
+    quiet_after_mark: int = 5
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("cap_s", 0.0, 10.0), ("cap_share", 0.0, 1.0), ("budget_s_per_minute", 0.0, 60.0)):
+            if not low <= getattr(self, name) <= high:  # not-a-number fails too
+                raise out_of_range(name, getattr(self, name), f"{low:g} to {high:g}", "limits")
+        for name in ("quiet_first", "quiet_after_mark"):
+            if not getattr(self, name) >= 0:
+                raise out_of_range(name, getattr(self, name), "at least 0", "limits")
+
+
+class Guard:
+    """Cuts delays to the limits: cap, share of the step, own slack, budget, quiet times.
+
+    The budget is a bucket that holds ``BURST_SHARE`` of a minute's and fills with the rest over a minute, so that a
+    minute never sees more than the budget, wherever it starts. A clock that steps back fills nothing, one that steps
+    forward fills the bucket and no more.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.cut: dict[str, int] = {}
+        """How often what was asked for was cut, by the limit that cut it most."""
+        self._burst_s = BURST_SHARE * limits.budget_s_per_minute
+        self._fill = (limits.budget_s_per_minute - self._burst_s) / 60.0
+        self._left_s, self._now_s = self._burst_s, math.nan
+        self._marks, self._touched, self._quiet_until = 0, False, limits.quiet_first
+
+    def mark(self) -> None:
+        """A checkpoint or an evaluation begins; marks may be nested."""
+        self._marks += 1
+        self._touched = True
+
+    def unmark(self) -> None:
+        """It ends; one without a beginning is ignored."""
+        self._marks = max(self._marks - 1, 0)
+        self._touched = True
+
+    def quiet(self, iteration: int) -> None:
+        """Something like a checkpoint was seen in ``iteration``: no delay for as long as after a mark."""
+        self._quiet_until = max(self._quiet_until, iteration + 1 + self.limits.quiet_after_mark)
+
+    def allowed_s(
+        self, asked_s: float, *, iteration: int, now_s: float, step_s: float, slack_s: float | None = None
+    ) -> float:
+        """How long the rank may be delayed before ``iteration``, seconds: at most ``asked_s`` and every limit, or 0.
+
+        ``now_s`` is a monotonic clock, ``step_s`` the usual step time, ``slack_s`` the low quantile of the rank's own
+        slack where the mechanism uses it (None: another mechanism). What is not a number counts as no permission.
+        """
+        self._refill(now_s)
+        if self._marks or self._touched:
+            self._touched = False
+            self.quiet(iteration - 1)
+        if not asked_s > 0.0:
+            return 0.0
+        if self._marks or iteration < self._quiet_until:
+            return self._said("quiet", 0.0)
+        allowed = {"cap": self.limits.cap_s, "share": self.limits.cap_share * step_s, "budget": self._left_s}
+        if slack_s is not None:
+            allowed["slack"] = pacing.SLACK_GAIN * slack_s
+        for name, most_s in allowed.items():
+            if not most_s > 0.0:
+                return self._said(name, 0.0)
+        name = min(allowed, key=allowed.__getitem__)
+        return asked_s if asked_s <= allowed[name] else self._said(name, allowed[name])
+
+    def taken(self, slept_s: float, now_s: float) -> None:
+        """A delay of ``slept_s`` ended: take it from the budget.
+
+        What was overslept is a debt of at most one minute's budget: a process that was stopped for an hour in its delay
+        should not have to pay for it for days.
+        """
+        self._refill(now_s)
+        if slept_s > 0.0:
+            self._left_s = max(self._left_s - slept_s, -self.limits.budget_s_per_minute)
+
+    def _refill(self, now_s: float) -> None:
+        if math.isfinite(now_s):
+            elapsed_s = now_s - self._now_s
+            if elapsed_s > 0.0:
+                self._left_s = min(self._left_s + self._fill * elapsed_s, self._burst_s)
+            self._now_s = now_s
+
+    def _said(self, limit: str, allowed_s: float) -> float:
+        self.cut[limit] = self.cut.get(limit, 0) + 1
+        return allowed_s
+
+
+class PolicyFault(RuntimeError):
+    """A policy raised, returned what makes no sense, or took too long: it is not asked again."""
+
+
+class OutOfRange(RuntimeError):
+    """The job looks unlike anything the policy was calibrated for."""
+
+
+class GuardedPolicy(Policy):
+    """A policy that is checked at every call, and not called again once it failed.
+
+    Parameters
+    ----------
+    policy : the policy inside
+    calibrated_range : for each signal the interval ``[low, high]`` met in training; signals not named are not checked
+    limit_s : how long a decision may take
+    clock : monotonic, seconds
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        calibrated_range: Mapping[str, tuple[float, float]] | None = None,
+        limit_s: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._watch = RangeWatch(calibrated_range or {})
+        if not 0.0 < limit_s < math.inf:
+            raise out_of_range("limit_s", limit_s, "above 0", "policy")
+        self._policy, self._limit_s, self._clock = policy, limit_s, clock
+        self.name = str(getattr(policy, "name", type(policy).__name__))
+        self._slow, self._fault = 0, ""
+
+    def reset(self, rows: int) -> None:
+        self._slow = 0
+        self._watch.reset(rows)
+        try:
+            self._policy.reset(rows)
+        except (Exception, SystemExit) as error:
+            raise self._failed(f"raised {_said_by(error)} when it was reset") from error
+
+    def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The policy's settings, checked; raises :class:`PolicyFault` or :class:`OutOfRange`."""
+        if self._fault:
+            raise PolicyFault(self._fault)
+        self._check_range(signals_BO)
+        start_s = self._clock()
+        try:
+            settings = np.array(self._policy.act(signals_BO.copy()))
+        except (Exception, SystemExit) as error:  # not KeyboardInterrupt: that is the user's
+            raise self._failed(f"raised {_said_by(error)}") from error
+        self._check_time(self._clock() - start_s)
+        wanted = (len(signals_BO), len(pacing.MECHANISMS), 2)
+        if settings.shape != wanted or settings.dtype.kind not in "fiu":
+            raise self._failed(
+                f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
+            )
+        for what, index, most in (
+            ("window", pacing.WINDOW, MOST_WINDOW),
+            ("threshold", pacing.THRESHOLD, MOST_THRESHOLD),
+        ):
+            values = settings[..., index]
+            wrong = values[~((values >= 0.0) & (values <= most))]
+            if wrong.size:
+                raise self._failed(f"returned a {what} of {wrong[0]:g}; allowed: 0 to {most:g}")
+        return settings.astype(np.float64)
+
+    def _failed(self, how: str) -> PolicyFault:
+        self._fault = f"policy {self.name} {how}"
+        return PolicyFault(self._fault)
+
+    def _check_range(self, signals_BO: NDArray[np.float32]) -> None:
+        lost = np.flatnonzero(self._watch.lost(signals_BO))
+        if len(lost):
+            listed = self._watch.described(signals_BO[lost[0]])
+            raise OutOfRange(f"policy {self.name} is not calibrated for this job: {listed}")
+
+    def _check_time(self, took_s: float) -> None:
+        self._slow = self._slow + 1 if took_s > self._limit_s else 0
+        if took_s > FAR_TOO_SLOW * self._limit_s or self._slow >= SLOW_DECISIONS:
+            raise self._failed(f"took {1e3 * took_s:.0f} ms to decide; allowed: {1e3 * self._limit_s:.0f} ms")
+
+
+def _said_by(error: BaseException) -> str:
+    """An exception's kind and the beginning of what it says, in one line; never raises."""
+    try:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    except Exception:
+        return type(error).__name__

@@ -1,0 +1,56 @@
+"""The policy of a live job: by name, from a policy file, or as an object, with where it came from.
+
+Whatever is wrong with a policy is a reason to observe and not to stop a job, so nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceenv.core.errors import InputError
+from paceenv.policies.base import Policy
+from paceenv.policies.learned import Learned
+from paceenv.policies.names import NAMES, NEED_SIMULATOR, rule
+from paceenv.policies.rules import passive
+
+
+@dataclass(frozen=True)
+class NamedPolicy:
+    """A policy with its origin; ``fault`` says why there is none to follow."""
+
+    policy: Policy
+    source: str
+    sha256: str | None = None
+    calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    fault: str = ""
+
+
+def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
+    """The policy that ``given`` names; with a fault, and passive, where there is none."""
+    if given is None:
+        return NamedPolicy(passive(), "none given", fault="no policy was given")
+    if isinstance(given, Policy):
+        known = given.calibrated_range if isinstance(given, Learned) else {}
+        return NamedPolicy(given, type(given).__name__, calibrated_range=known)
+    text = str(given)
+    try:
+        if text in NEED_SIMULATOR:
+            raise InputError(
+                f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
+            )
+        named = rule(text)
+        return NamedPolicy(named, text) if named is not None else _from_file(text)
+    except Exception as error:  # of a hostile file anything may be expected
+        reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
+        return NamedPolicy(passive(), text, fault=reason)
+
+
+def _from_file(text: str) -> NamedPolicy:
+    from paceenv.policies import saved
+
+    path, content = saved.find(text)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return NamedPolicy(content.policy, text, digest, content.calibrated_range)

@@ -1,0 +1,1 @@
+"""What the agent leaves behind: trace, status files, metrics, summary."""

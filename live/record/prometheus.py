@@ -1,0 +1,261 @@
+"""The Prometheus endpoint of a rank: its last snapshot as metrics, over HTTP, on the loopback unless told otherwise.
+
+Metrics are made when they are asked for, on a thread of the server; nothing is added to an iteration. The server has a
+registry of its own, so that a job's own Prometheus metrics stay apart. A port that is taken is said once, and the job
+goes on without. Names and units are in :data:`METRICS`; the dashboard in ``live/dashboards`` queries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import socketserver
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TextIO
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import make_wsgi_app
+from prometheus_client.registry import Collector
+
+from paceenv.live.record.housekeeping import describe
+from paceenv.live.record.snapshot import ARRIVALS, PARTS, STATES, VERDICTS, Snapshot, entry, number, text
+
+END_S: Final = 1.0
+"""How long the end of an endpoint is waited for."""
+PREFIX: Final = "paceenv_live_"
+LABELS: Final = ("training_job", "rank")
+"""Not ``job``: that one is Prometheus' own, the name of its scrape configuration, and would win."""
+REQUEST_TIMEOUT_S: Final = 10.0
+"""A client that says nothing for so long is let go."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number of the snapshot as a metric; a counter's exported name has ``_total`` behind it."""
+
+    name: str
+    help: str
+    path: tuple[str, ...]
+    counter: bool = False
+
+
+QUANTITIES: Final = (
+    Quantity("ranks", "Ranks of the job.", ("world_size",)),
+    Quantity("attempt", "Starts of the job's processes before this one.", ("attempt",)),
+    Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
+    Quantity("iterations", "Iterations seen.", ("iterations",), True),
+    Quantity("irregular_iterations", "Iterations unlike the usual, not estimated from.", ("irregular",), True),
+    Quantity("step_mean_seconds", "Mean step time.", ("step", "mean_s")),
+    Quantity("step_p50_seconds", "Median step time.", ("step", "p50_s")),
+    Quantity("step_p99_seconds", "99th percentile of step time.", ("step", "p99_s")),
+    Quantity("step_baseline_seconds", "Step time at its best, with long memory.", ("step", "baseline_s")),
+    Quantity("step_cv_ratio", "Standard deviation of step time / mean.", ("step", "cv")),
+    Quantity("wait_mean_seconds", "Mean wait for other ranks in the step's last collective.", ("wait", "mean_s")),
+    Quantity("wait_p50_seconds", "Median wait for other ranks.", ("wait", "p50_s")),
+    Quantity("wait_p95_seconds", "95th percentile of the wait for other ranks.", ("wait", "p95_s")),
+    Quantity("wait_baseline_seconds", "The last collective's duration without waiting.", ("wait", "baseline_s")),
+    Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
+    Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
+    Quantity("arrival_share_ratio", "Share of iterations that the verdict on arrival rests on.", ("arrival", "share")),
+    Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
+    Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
+    Quantity("delays_ineffective", "Delays taken that moved nothing.", ("pacing", "ineffective"), True),
+    Quantity("delay_seconds", "Time spent in delays.", ("pacing", "total_s"), True),
+    Quantity("delay_mean_seconds", "Mean delay.", ("pacing", "mean_s")),
+    Quantity("delay_max_seconds", "Longest delay.", ("pacing", "max_s")),
+    Quantity("canary_gain_ratio", "Fall of the mean step time by pacing, relative.", ("canary", "gain")),
+    Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
+    Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
+    Quantity("canary_pairs", "Pairs of blocks with and without pacing that were compared.", ("canary", "pairs")),
+    Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
+    Quantity("overhead_p99_seconds", "99th percentile of the same.", ("overhead", "p99_s")),
+    Quantity("trace_rows", "Rows of the trace written.", ("trace", "rows"), True),
+    Quantity("trace_segments", "Segments of the trace written.", ("trace", "segments"), True),
+    Quantity("trace_dropped_iterations", "Iterations missing from the trace.", ("trace", "dropped"), True),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A word of the snapshot as one metric per possible word: 1 for the one that holds, 0 for the others."""
+
+    name: str
+    help: str
+    label: str
+    path: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+CHOICES: Final = (
+    Choice("state", "The mode in force.", "state", ("state",), STATES),
+    Choice("arrival", "How this rank arrives at the collective.", "verdict", ("arrival", "verdict"), ARRIVALS),
+    Choice("canary", "What comparing blocks with and without pacing says.", "verdict", ("canary", "verdict"), VERDICTS),
+)
+METRICS: Final = tuple(
+    PREFIX + name
+    for name in (
+        *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
+        *(choice.name for choice in CHOICES),
+        "part_seconds",
+        "agent_info",
+    )
+)
+"""The names as they are exported."""
+
+
+class SnapshotCollector(Collector):
+    """Turns a snapshot into metrics; what it does not know has no sample. No snapshot, or a failing one: no metrics."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of this moment."""
+        try:
+            snapshot = self._snapshot()
+        except Exception:  # the endpoint must not be how anybody learns of it
+            snapshot = None
+        if snapshot is not None:
+            yield from _families(snapshot)
+
+
+def _families(snapshot: Snapshot) -> Iterator[Metric]:
+    whose = [text(snapshot, "job"), str(entry(snapshot, "rank"))]
+    for quantity in QUANTITIES:
+        value = number(snapshot, *quantity.path)
+        if value is not None:
+            kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
+            family = kind(PREFIX + quantity.name, quantity.help, labels=LABELS)
+            family.add_metric(whose, value)
+            yield family
+    parts = GaugeMetricFamily(PREFIX + "part_seconds", "Where the mean step went.", labels=(*LABELS, "part"))
+    for part in PARTS:
+        value = number(snapshot, "parts", f"{part}_s")
+        if value is not None:
+            parts.add_metric([*whose, part], value)
+    yield parts
+    for choice in CHOICES:
+        word = text(snapshot, *choice.path)
+        if word:
+            words = choice.words if word in choice.words else (*choice.words, word)
+            family = GaugeMetricFamily(PREFIX + choice.name, choice.help, labels=(*LABELS, choice.label))
+            for possible in words:
+                family.add_metric([*whose, possible], float(possible == word))
+            yield family
+    info = InfoMetricFamily(PREFIX + "agent", "Who reports.", labels=LABELS)
+    described = {"host": text(snapshot, "host"), "mode": text(snapshot, "mode")}
+    info.add_metric(whose, described | {"policy": text(snapshot, "policy", "name")})
+    yield info
+
+
+class MetricsServer:
+    """Serves the metrics of ``snapshot()`` on ``host:port`` until :meth:`close`; port 0 takes any free one.
+
+    ``start`` may take as long as the system's resolver and belongs on a background thread. What goes wrong there is
+    told to ``problem`` once, in one line, and raises nothing.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot | None],
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        problem: Callable[[str], None],
+    ) -> None:
+        if not 0 <= port <= 65535:
+            raise ValueError(f"metrics port = {port!r}; allowed: 0 to 65535")
+        self._asked, self._problem = (host, port), problem
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(SnapshotCollector(snapshot))
+        self._server: _Server | None = None
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on, None while it does not."""
+        return self._server.server_port if self._server is not None else None
+
+    def start(self) -> bool:
+        """Listen and serve; False, and the problem said, where that is not possible."""
+        host, port = self._asked
+        server: _Server | None = None
+        try:
+            server = _Server(host, port)
+            server.set_app(make_wsgi_app(self._registry))
+            server.thread.start()
+        except Exception as error:
+            if server is not None:
+                server.server_close()
+            with contextlib.suppress(Exception):
+                self._problem(f"no metrics on {host}:{port}: {describe(error)}")
+            return False
+        self._server = server
+        return True
+
+    def close(self) -> None:
+        """Stop listening; requests under way are finished by nobody."""
+        server, self._server = self._server, None
+        if server is not None and os.getpid() == server.process:
+            server.end()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+
+    def get_stderr(self) -> TextIO:
+        """Where the library reports errors of a request: nowhere, as the error stream is the job's."""
+        return io.StringIO()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing on the job's error stream."""
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int) -> None:
+        self.process = os.getpid()
+        self.server_name, self.address_family = host, socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+        self.thread = threading.Thread(target=self.serve, name="paceenv-metrics", daemon=True)
+        self._ending = False
+        _release_in_children(weakref.ref(self))
+
+    def serve(self) -> None:
+        """Answer until :meth:`end`, asleep in between: ``serve_forever`` would wake up twice a second."""
+        while not self._ending:
+            self.handle_request()
+
+    def end(self) -> None:
+        """Stop answering and give the port back."""
+        self._ending = True
+        self.socket.shutdown(socket.SHUT_RDWR)  # on Linux this wakes up who waits for a connection
+        self.thread.join(END_S)
+        self.server_close()
+
+    def server_bind(self) -> None:
+        """Bind without asking the resolver for our own full name, which the library wants and may take minutes."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_port = self.socket.getsockname()[1]
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away in the middle is nobody's concern."""
+
+
+def _release_in_children(reference: weakref.ref[_Server]) -> None:
+    """A forked child lets go of the port, which would otherwise stay taken for as long as the child lives."""
+
+    def release() -> None:
+        server = reference()
+        if server is not None:
+            server.socket.close()
+
+    os.register_at_fork(after_in_child=release)

@@ -1,0 +1,204 @@
+"""What an agent gives out: its snapshot, and through the housekeeping thread trace, status, metrics and summary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceenv.core import probing
+from paceenv.core.errors import InputError
+from paceenv.live.loop import Loop
+from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.housekeeping import Housekeeping
+from paceenv.live.record.run_folder import RunFolder, write_status
+from paceenv.live.record.snapshot import SCHEMA, Snapshot
+from paceenv.live.record.summary import summarise, write_summary
+
+STATUS_S, PAGE_S, LOOK_S = 2.0, 600.0, 0.5
+"""How often status and page are written, and the kill file looked for, seconds."""
+FILES_PER_S = 50.0
+"""Status files a second that all ranks of a job together may write; a tenth as many segments of traces."""
+SEGMENT_S = 30.0
+MOST_BLIND_LOOKS = 20
+"""A kill file that cannot be looked for so often in a row is taken for a wish to delay nothing."""
+MOST_PORT = 65535
+EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
+"""How long the end of a job may wait for the last files; and the page for the other ranks' last words."""
+
+
+class Output:
+    """Serves one loop, from its first tick on."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self._options = loop, loop.options
+        self._locality: dict[str, Any] = {}
+        self._recorder: Any = None
+        self._metrics: Any = None
+        self._housekeeping = Housekeeping(loop.voice.say)
+        self._watch = Housekeeping(loop.voice.say)  # its own thread: a file system that hangs must not hold it up
+        self._blind_looks = 0
+        self._closed, self._page = False, ""
+        loop.on_begin = self._begin
+
+    def compared(self) -> Snapshot:
+        """The snapshot beside what the other ranks last wrote; reads the status files of all of them."""
+        own, out = self.snapshot(), self._options.out
+        if out is not None:
+            with contextlib.suppress(InputError, OSError):
+                others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
+                return side_by_side([own, *others])[0]
+        return own
+
+    def close(self) -> None:
+        """The last words: what is left of trace and status is written, and rank 0 shows the page.
+
+        Whatever touches the folder does so on the housekeeping thread, for which nobody waits longer than a few
+        seconds.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.stop(0.0)
+        self._housekeeping.stop(EXIT_DEADLINE_S)
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._loop.rank == 0 and self._loop.iterations:
+            print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
+
+    def snapshot(self) -> Snapshot:
+        """Everything this rank can tell about itself (``paceenv.live.record.snapshot``), without a look at any file."""
+        loop, history, options = self._loop, self._loop.history, self._options
+        pacer, policy = loop.control.pacer, loop.policy
+        return {
+            "schema": SCHEMA,
+            "job": options.job,
+            "rank": loop.rank,
+            "world_size": loop.world_size,
+            "host": self._locality.get("host", ""),
+            "pid": os.getpid(),
+            "attempt": loop.attempt,
+            "unix_time_s": time.time(),
+            "final": self._closed,
+            "mode": options.mode,
+            "state": loop.state,
+            "reason": loop.reason,
+            "iterations": loop.iterations,
+            "regular": history.count,
+            "irregular": loop.irregular,
+            "step": history.step() | {"baseline_s": pacer.step_baseline_s if pacer else None},
+            "parts": history.parts(),
+            "own": history.own(),
+            "wait": history.wait() | {"baseline_s": pacer.comm_baseline_s if pacer else None},
+            "arrival": history.arrival(loop.members),
+            "pacing": loop.control.delays(),
+            "canary": _verdict(loop),
+            "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
+            "group": loop.group(),
+            "stamps": {"dropped": loop.dropped_stamps},
+            "overhead": history.overhead(),
+            "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
+            "locality": self._locality,
+            "trace": self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0},
+            "events": list(loop.voice.events),
+        }
+
+    def _begin(self) -> None:
+        """The first tick, on the training thread: find out where this rank is, start what runs beside it."""
+        from paceenv.live.observe import locality
+
+        loop, options, keep = self._loop, self._options, self._housekeeping
+        self._locality = locality.describe(
+            device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
+        )
+        if options.out is not None:
+            self._record(options.out)
+            keep.add(
+                "the status", max(STATUS_S, loop.world_size / FILES_PER_S), partial(self._write_status, options.out)
+            )
+            if loop.rank == 0:
+                keep.add("the summary", PAGE_S, partial(self._write_page, options.out))
+        if options.metrics_port is not None:
+            self._serve(options.metrics_port)
+        if options.kill_file is not None:
+            self._watch.add("the look at the kill file", LOOK_S, self._look_for_kill_file)
+            self._watch.start()
+        keep.start()
+        if loop.rank == 0:
+            loop.voice.say(self._greeting(), level=20)
+
+    def _record(self, out: Path) -> None:
+        from paceenv.live.record.recorder import TraceRecorder, rank_metadata
+
+        loop, probe = self._loop, self._loop.control.probe
+        metadata = rank_metadata(
+            self._options.job,
+            {probing.METADATA_KEY: probe.plan.to_json()} if probe is not None else {},
+            rank=loop.rank,
+            world_size=loop.world_size,
+            attempt=loop.attempt,
+            locality=self._locality,
+        )
+        self._recorder = TraceRecorder(
+            out,
+            metadata,
+            rank=loop.rank,
+            attempt=loop.attempt,
+            problem=loop.voice.say,
+            segment_s=max(SEGMENT_S, 10.0 * loop.world_size / FILES_PER_S),
+        )
+        loop.listeners.append(self._recorder.append)
+        self._housekeeping.add("the trace", 1.0, self._recorder.write)
+
+    def _serve(self, port: int) -> None:
+        from paceenv.live.record.prometheus import MetricsServer
+
+        port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+        if port > MOST_PORT:
+            self._loop.voice.say(f"no metrics: port {port} of this local rank; allowed: up to {MOST_PORT}")
+            return
+        server = MetricsServer(self.snapshot, port, host=self._options.metrics_host, problem=self._loop.voice.say)
+        self._metrics = server
+        self._housekeeping.once("the metrics", server.start)
+
+    def _write_status(self, out: Path, final: bool) -> None:
+        write_status(out, self.snapshot() | {"final": final})
+
+    def _write_page(self, out: Path, final: bool) -> None:
+        page = write_summary(out, self.snapshot() | {"final": final}, PATIENCE_S if final else 0.0)
+        self._page = page if final else ""
+
+    def _look_for_kill_file(self, final: bool) -> None:
+        file = self._options.kill_file
+        if final or file is None:
+            return
+        try:
+            found = file.exists()
+            self._blind_looks = 0
+        except OSError as error:
+            found = False
+            self._blind_looks += 1
+            if self._blind_looks == MOST_BLIND_LOOKS:
+                self._loop.calm(f"the kill file {file} cannot be looked for: {error.strerror}")
+        if found:
+            self._loop.stop(f"stopped by the kill file {file}")
+
+    def _greeting(self) -> str:
+        loop, options = self._loop, self._options
+        times = "times by the host's clock" if loop.device == "cpu" else f"times by events on {loop.device}"
+        where = f"{loop.world_size} rank{'s' * (loop.world_size > 1)}, {loop.backend or 'no process group'}, {times}"
+        files = f", files in {options.out}" if options.out is not None else ""
+        probing = options.mode == "probe"
+        by = f"probes of at most {1e3 * options.probe_s:g} ms" if probing else f"policy {loop.policy.source}"
+        return f"mode {loop.state}, {by}, {where}{files}"
+
+
+def _verdict(loop: Loop) -> dict[str, Any] | None:
+    v = loop.control.verdict
+    if v is None:
+        return None
+    return {"verdict": v.kind, "text": v.text, "gain": v.gain, "low": v.low, "high": v.high, "pairs": v.pairs}

@@ -1,0 +1,208 @@
+"""Runs a scenario's jobs on its network and collects what they did: step times, agents' status, merged traces.
+
+A run's folder::
+
+    scenario.yaml      as resolved
+    result.json        how it ended; written last
+    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), without any agent's help
+    JOB/live/          the agent's own folder, where the job has one
+    JOB/trace.parquet  its ranks' trace on one clock
+    JOB/log/host0.txt  what torchrun printed on a host
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.files import write_whole
+from paceenv.live.options import Options
+from paceenv.live.record.merge_segments import write_merged
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.snapshot import Snapshot
+from paceenv.live.testbed import private_namespaces
+from paceenv.live.testbed.inside import STEP_FILE
+from paceenv.live.testbed.testbed_scenario import Job, LoopPlan, Scenario
+from paceenv.ui import config_files
+
+DEADLINE_S = 600.0
+"""Longest without a step of the main job, its start included: a run may be as long as it likes."""
+TAIL_LINES = 4
+"""Of a failed job's log that the error quotes."""
+_TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
+_WARNING = re.compile(r"\[?W\d{4} ")
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What one job did. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
+
+    steps_s_TR: NDArray[np.float64]
+    exit_codes: tuple[int | None, ...]
+    snapshots: tuple[Snapshot, ...]
+    trace: Path | None
+
+    @property
+    def step_s_T(self) -> NDArray[np.float64]:
+        """Durations of the steps after the first, by the last rank's end, seconds ``(T - 1,)``."""
+        return np.diff(self.steps_s_TR.max(axis=1))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run."""
+
+    folder: Path
+    jobs: Mapping[str, JobResult]
+
+
+def agent_options(plan: LoopPlan, mode: str) -> list[str]:
+    """Options of ``-m paceenv.live`` for the job that gets the agent. Raises InputError for what it would refuse."""
+    names = ("quiet_first", "interval_iterations", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
+    settings: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    Options(mode=mode, **settings)
+    return [
+        "--mode",
+        mode,
+        *(part for name in names for part in (f"--{name.replace('_', '-')}", f"{settings[name]!r}")),
+    ]
+
+
+def run_scenario(
+    scenario: Scenario,
+    out: Path,
+    *,
+    agents: Mapping[str, Sequence[str]] | None = None,
+    iterations: int | None = None,
+    deadline_s: float = DEADLINE_S,
+    on_progress: Callable[[float], None] = lambda done: None,
+) -> RunResult:
+    """Bring the network up, run ``scenario.loop.job`` for ``iterations`` with the other jobs beside it, take it down.
+
+    ``agents`` gives jobs an agent: options of ``python -m paceenv.live`` by the job's name. ``on_progress`` is told the
+    main job's iterations; where no new one comes for ``deadline_s`` seconds the run has failed. Raises InputError where
+    the testbed cannot be had, ``out`` is in use, or a job fails; the run's folder then has the logs.
+    """
+    agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
+    if iterations < 1:
+        raise out_of_range("iterations", iterations, "at least 1", "testbed")
+    if unknown := sorted(set(agents) - {job.name for job in scenario.jobs}):
+        raise out_of_range("job", unknown[0], f"one of {', '.join(job.name for job in scenario.jobs)}", scenario.name)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: already there; allowed: a new or an empty folder")
+    folder = out.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    config_files.write_text(folder / "scenario.yaml", config_files.to_yaml(scenario.model_dump(exclude_unset=True)))
+    request = {
+        "network": scenario.network.model_dump(),
+        "main": scenario.loop.job,
+        "deadline_s": deadline_s,
+        "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
+    }
+    write_whole(folder / "request.json", json.dumps(request, indent=1).encode())
+    exit_codes = _follow(folder, on_progress)
+    if failed := _first_failed(exit_codes, scenario.loop.job):
+        job, host = failed
+        log = folder / job / "log" / f"host{scenario.job(job).hosts[host]}.txt"
+        if exit_codes[job][host] is None:
+            started = scenario.loop.job in exit_codes
+            after = f"made no step for {deadline_s:g} s" if started else "never made a step"
+            raise InputError(f"testbed: job {job} {after}; it said last: {_why(log)}")
+        raise InputError(f"testbed: job {job} failed: {_why(log)}")
+    jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
+    told = {
+        name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
+        for name, job in jobs.items()
+    }
+    write_whole(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
+    return RunResult(folder, jobs)
+
+
+def _prepare(
+    scenario: Scenario, job: Job, folder: Path, agent: Sequence[str] | None, iterations: int
+) -> dict[str, Any]:
+    """The job's folders and data on disk, and what the inside needs to know to start it."""
+    place = folder / job.name
+    for name in ("log", "steps", "tmp"):
+        (place / name).mkdir(parents=True)
+    spec = {
+        "seed": [scenario.seed, scenario.jobs.index(job)],
+        "iteration": [phase.model_dump(include=phase.model_fields_set) for phase in job.iteration],
+        "model": job.model.model_dump() if job.model else None,
+        "iterations": iterations if job.name == scenario.loop.job else None,
+        "steps": str(place / "steps"),
+    }
+    write_whole(place / "job.json", json.dumps(spec, indent=1).encode())
+    command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
+    if agent is not None:
+        command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *agent, *command]
+    return {
+        "name": job.name,
+        "hosts": job.hosts,
+        "ranks_per_host": job.ranks_per_host,
+        "command": command,
+        "log": str(place / "log"),
+        "tmp": str(place / "tmp"),
+        "first_steps": str(place / "steps" / STEP_FILE.format(rank=0)),
+    }
+
+
+def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
+    """Run what was requested to its end; exit codes by job and host."""
+    process = private_namespaces.start(folder / "request.json", log=folder / "testbed.txt")
+    try:
+        for event in private_namespaces.events(process):
+            if event["event"] == "progress":
+                on_progress(event["iterations"])
+            if event["event"] == "ended":
+                private_namespaces.ended(process)  # or jobs beside the main one still write where we collect
+                return dict(event["exit_codes"])
+    finally:
+        private_namespaces.stop(process)
+    raise InputError(f"testbed: ended early: {_why(folder / 'testbed.txt')}")
+
+
+def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:
+    """Job and host of the first failure. None of the main job's hosts may still be running, the others' are killed."""
+    for name, codes in exit_codes.items():
+        for host, code in enumerate(codes):
+            if code:
+                return name, host
+    if main not in exit_codes:
+        return next(iter(exit_codes)), 0  # jobs beside the main one never made a step
+    still = [host for host, code in enumerate(exit_codes[main]) if code is None]
+    return (main, still[0]) if still else None
+
+
+def _why(log: Path) -> str:
+    """The end of what a job printed itself, in one line: before torchrun's account of it, without warnings."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    own = list(itertools.takewhile(lambda line: not _TORCHRUN_FAILED.match(line), lines)) or lines
+    kept = [" ".join(line.split()) for line in own if line.strip() and not _WARNING.match(line)]
+    return " | ".join(kept[-TAIL_LINES:]) or f"no output in {log}"
+
+
+def _collect(place: Path, job: Job, exit_codes: Sequence[int | None]) -> JobResult:
+    steps = [np.fromfile(place / "steps" / STEP_FILE.format(rank=rank)) for rank in range(job.ranks)]
+    steps_s_TR = np.stack([rank_s[: min(map(len, steps))] for rank_s in steps], axis=1)
+    np.save(place / "steps.npy", steps_s_TR)
+    for name in ("steps", "tmp"):
+        shutil.rmtree(place / name)
+    trace: Path | None = None
+    snapshots: tuple[Snapshot, ...] = ()
+    if (place / "live").is_dir():
+        run = RunFolder(place / "live")
+        snapshots = tuple(run.statuses(run.chosen(None)))
+        trace = place / "trace.parquet"
+        write_merged(run, trace)
+    return JobResult(steps_s_TR, tuple(exit_codes), snapshots, trace)

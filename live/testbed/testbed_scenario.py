@@ -1,0 +1,219 @@
+"""A testbed scenario: hosts, racks and links, the jobs on them, and how the closed loop is to be run on it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
+Cv = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1, le=10_000, allow_inf_nan=False)]
+Kilobytes = Annotated[float, Field(ge=4, le=1_000_000, allow_inf_nan=False)]
+
+
+class Network(Config):
+    """Hosts in racks; every link is a token bucket with a buffer in front of it, in either direction."""
+
+    hosts: int = Field(ge=2, le=64, description="host i stands in rack i % racks")
+    racks: int = Field(1, ge=1, le=16)
+    host_mbps: Rate = Field(1000.0, description="a host's link to its rack")
+    host_mbps_of: dict[Annotated[int, Field(ge=0)], Rate] = Field({}, description="hosts whose link has another rate")
+    host_buffer_kb: Kilobytes = Field(1000.0, description="of the rack's port towards a host")
+    uplink_mbps: Rate | None = Field(None, description="a rack's link to the spine; needed with several racks")
+    uplink_buffer_kb: Kilobytes = Field(1000.0, description="of an uplink's ports")
+    congestion_control: Literal["reno", "cubic", "bbr"] = "reno"
+
+    @model_validator(mode="after")
+    def _uplinks(self) -> Network:
+        if (self.racks > 1) != (self.uplink_mbps is not None):
+            raise ValueError("uplink_mbps with several racks, and only then")
+        if self.racks > self.hosts:
+            raise ValueError(f"racks at most the {self.hosts} hosts")
+        if max(self.host_mbps_of, default=0) >= self.hosts:
+            raise ValueError(f"hosts of host_mbps_of from 0 to {self.hosts - 1} ({max(self.host_mbps_of)})")
+        return self
+
+
+class Slow(Config):
+    """Ranks that compute longer, always or in episodes."""
+
+    ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    factor: float = Field(ge=1, le=20, description="how many times longer")
+    every: int | None = Field(None, ge=2, description="an episode begins in every so many iterations; empty: always")
+    iterations: int | None = Field(None, ge=1, description="length of an episode")
+    first: int = Field(0, ge=0, description="iteration of the first episode's begin")
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Slow:
+        if (self.every is None) != (self.iterations is None):
+            raise ValueError("every and iterations together, or neither")
+        if self.every is not None and self.iterations is not None and self.iterations >= self.every:
+            raise ValueError(f"iterations less than every ({self.every})")
+        return self
+
+
+class Pause(Config):
+    """A job that stands still now and then, as for a checkpoint; its phase against other jobs is new afterwards."""
+
+    every: int = Field(ge=2, description="iterations from one to the next")
+    at_most_s: Seconds = Field(description="each takes a time drawn evenly up to this, the same on all ranks")
+
+
+class Compute(Config):
+    """Emulated work: the rank sleeps, so that many fit on few cores."""
+
+    mean_s: Seconds
+    jitter_cv: Cv = Field(0.0, description="normal, anew each rank and iteration")
+    common_cv: Cv = Field(0.0, description="the same on all ranks, anew each iteration")
+    imbalance_cv: Cv = Field(0.0, description="gamma of skewness 1, anew each rank and iteration, as unequal data")
+    drift_cv: Cv = Field(0.0, description="wanders slowly, each rank by itself (first-order autoregression)")
+    drift_iterations: float = Field(20.0, ge=1, le=1e6, description="correlation time of that")
+    stall_rate: float = Field(0.0, ge=0, le=1, description="chance of a stall, anew each rank and iteration")
+    stall_mean_s: Seconds = Field(0.0, description="mean length of a stall (exponential)")
+    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who does it; empty: all")
+    slow: Slow | None = None
+    pause: Pause | None = None
+
+
+class Checkpoint(Config):
+    """``torch.save`` to storage that takes its time, at the end of every so many iterations."""
+
+    every: int = Field(ge=2, description="iterations from one to the next")
+    seconds: Seconds
+    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who writes; empty: all")
+
+
+class Transfer(Config):
+    """A collective, or point-to-point messages around a ring."""
+
+    bytes: Annotated[float, Field(ge=4, le=1e9)] = Field(description="payload of a rank; of one message for send")
+    buckets: int = Field(1, ge=1, le=1000, description="parts, one after the other")
+    group_size: int | None = Field(None, ge=2, description="ranks of a process group; empty: all ranks of the job")
+    strided: bool = Field(False, description="a group takes every n-th rank instead of neighbours")
+
+
+class Phase(Config):
+    """One phase of an iteration: exactly one of these."""
+
+    compute: Compute | None = None
+    all_reduce: Transfer | None = None
+    all_gather: Transfer | None = None
+    reduce_scatter: Transfer | None = None
+    gather: Transfer | None = Field(None, description="to the first of each group")
+    all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
+    send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
+    barrier: bool | None = None
+    checkpoint: Checkpoint | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Phase:
+        if len(self.model_fields_set) != 1 or self.barrier is False:
+            raise ValueError(f"exactly one of {', '.join(type(self).model_fields)}; barrier: true")
+        return self
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """The transfer of this phase, whatever its kind."""
+        kinds = (self.all_reduce, self.all_gather, self.reduce_scatter, self.gather, self.all_to_all, self.send)
+        return next((kind for kind in kinds if kind is not None), None)
+
+
+class Model(Config):
+    """A real model instead of emulated compute: a perceptron under DistributedDataParallel, on random data."""
+
+    width: int = Field(256, ge=8, le=8192)
+    layers: int = Field(4, ge=1, le=64)
+    batch: int = Field(16, ge=1, le=4096)
+
+
+class Job(Config):
+    """One torchrun job. Rank r runs on ``hosts[r // ranks_per_host]``."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
+    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    ranks_per_host: int = Field(1, ge=1, le=16)
+    iteration: list[Phase] = Field([], description="what every rank does in an iteration, from top to bottom")
+    model: Model | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Job:
+        if len(set(self.hosts)) != len(self.hosts):
+            raise ValueError("hosts that differ from each other")
+        if bool(self.iteration) == (self.model is not None):
+            raise ValueError("either iteration or model")
+        for phase in self.iteration:
+            transfer, compute, checkpoint = phase.transfer, phase.compute, phase.checkpoint
+            if transfer is not None and self.ranks % (transfer.group_size or self.ranks):
+                raise ValueError(f"group_size that divides the {self.ranks} ranks ({transfer.group_size})")
+            named = [*(compute.ranks or []), *(compute.slow.ranks if compute.slow else [])] if compute else []
+            named += (checkpoint.ranks or []) if checkpoint else []
+            if any(rank >= self.ranks for rank in named):
+                raise ValueError(f"ranks of a phase from 0 to {self.ranks - 1} ({max(named)})")
+        if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
+            raise ValueError("at least one transfer or barrier in an iteration")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        return len(self.hosts) * self.ranks_per_host
+
+
+class LoopPlan(Config):
+    """How ``paceenv testbed loop`` runs a scenario."""
+
+    job: str = Field(description="the job that gets the agent; others run beside it until it ends")
+    mechanism: Literal["slack", "slide", "stagger"] = "slack"
+    expect: Literal["helps", "neutral", "hurts"] = Field(description="what pacing is held to do here")
+    observe_iterations: int = Field(150, ge=20)
+    probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
+    probe_iterations: int = Field(200, ge=20)
+    pairs: int = Field(8, ge=2, description="judged pairs of blocks with and without pacing")
+    block_iterations: int = Field(40, ge=6)
+    interval_iterations: int = Field(10, ge=1)
+    quiet_first: int = Field(30, ge=1)
+    cap_s: float = Field(0.1, ge=0, le=1)
+    cap_share: float = Field(0.1, ge=0, le=0.5)
+    budget_s_per_minute: float = Field(30.0, ge=0, le=30)
+    known: dict[str, Any] = Field({}, description="keys of a cluster config that an operator knows of this fabric")
+
+    @property
+    def canary_iterations(self) -> int:
+        """Iterations of a canary run: the quiet start, a pair of blocks that warms up, the judged pairs, a few more."""
+        return 1 + self.quiet_first + 2 * self.block_iterations * (1 + self.pairs) + 5
+
+
+class Scenario(Config):
+    """A network, the jobs on it, and how to close the loop."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
+    description: str = ""
+    seed: int = Field(0, ge=0, description="of the emulated noise")
+    network: Network
+    jobs: list[Job] = Field(min_length=1, max_length=8)
+    loop: LoopPlan
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        names = [job.name for job in self.jobs]
+        if len(set(names)) != len(names):
+            raise ValueError("names of jobs that differ from each other")
+        if self.loop.job not in names:
+            raise ValueError(f"loop.job one of {', '.join(names)} ({self.loop.job})")
+        for job in self.jobs:
+            if max(job.hosts) >= self.network.hosts:
+                raise ValueError(f"hosts of a job from 0 to {self.network.hosts - 1} ({max(job.hosts)})")
+        return self
+
+    def job(self, name: str) -> Job:
+        """The job of that name."""
+        return next(job for job in self.jobs if job.name == name)
+
+
+def load_scenario(name: str | os.PathLike[str]) -> Scenario:
+    """A scenario by file or by name in ``configs/testbed``."""
+    return config_files.load(Scenario, "testbed", name)

@@ -1,0 +1,255 @@
+"""The training script that a testbed's ranks run: iterations of emulated or real work and real collectives.
+
+Knows nothing of paceenv's agent: that comes from the launcher, ``-m paceenv.live``. Run by torchrun with a file of
+plain data (``paceenv.live.testbed.testbed_run`` writes it) as its argument. After every step a rank appends its
+monotonic time to a file of its own, so that step times are known without the agent, and up to the moment in which a job
+is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceenv.live.testbed.inside import STEP_FILE
+
+GLOO_TIMEOUT_S = 120.0
+
+Work = Callable[[int], None]
+"""What a rank does in a phase, given the iteration."""
+Group = tuple[dist.ProcessGroup | None, list[int]]
+"""A process group of this rank, None for all, and its members."""
+
+
+def main(spec_file: str) -> None:
+    spec = json.loads(Path(spec_file).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=GLOO_TIMEOUT_S))
+    rank = dist.get_rank()
+    step, optimizer = _model_step(spec["model"]) if spec["model"] else emulated_step(spec)
+    iterations = spec["iterations"]
+    with (Path(spec["steps"]) / STEP_FILE.format(rank=rank)).open("ab", buffering=0) as file:
+        iteration = 0
+        while iterations is None or iteration < iterations:
+            step(iteration)
+            file.write(np.float64(time.monotonic()).tobytes())
+            optimizer.step()  # behind the stamp: an agent takes the next step's delay in here
+            iteration += 1
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class _Nothing(torch.optim.Optimizer):
+    """An optimizer with nothing to optimize. PyTorch's own load its compiler first, 2 s of CPU in each rank."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.param_groups.append(param_group)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss to return
+        """What an agent hooks on to."""
+
+
+def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
+    """A step of emulated work, phases of ``spec["iteration"]`` from top to bottom, and the optimizer that ends it."""
+    groups: dict[tuple[int, bool], Group] = {}
+    work = [_phase(spec, number, phase, groups) for number, phase in enumerate(spec["iteration"])]
+
+    def step(iteration: int) -> None:
+        for do in work:
+            do(iteration)
+
+    return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
+
+
+def _phase(
+    spec: Mapping[str, Any], number: int, phase: Mapping[str, Any], groups: dict[tuple[int, bool], Group]
+) -> Work:
+    ((kind, given),) = phase.items()
+    if kind == "barrier":
+        return lambda iteration: dist.barrier()
+    if kind == "compute":
+        return _compute(given, [*spec["seed"], number])
+    if kind == "checkpoint":
+        return _checkpoint(given)
+    key = (given["group_size"] or dist.get_world_size(), given["strided"])
+    if key not in groups:
+        groups[key] = _group(*key)
+    return TRANSFERS[kind](groups[key], given)
+
+
+def _group(size: int, strided: bool) -> Group:
+    """This rank's group of ``size``; every rank makes all of them, as PyTorch wants it."""
+    world, mine = dist.get_world_size(), None
+    if size == world:
+        return None, list(range(world))
+    count = world // size
+    for k in range(count):
+        members = list(range(k, world, count)) if strided else list(range(k * size, (k + 1) * size))
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            mine = (group, members)
+    assert mine is not None
+    return mine
+
+
+def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
+    rank = dist.get_rank()
+    if given["ranks"] is not None and rank not in given["ranks"]:
+        return lambda iteration: None
+    own, common = np.random.default_rng([*seed, 1 + rank]), np.random.default_rng([*seed, 0])
+    slow, pause = given["slow"] or {"ranks": []}, given["pause"]
+    varied = variation(given, own, common)
+
+    def work(iteration: int) -> None:
+        start_s = time.monotonic()
+        seconds = given["mean_s"] * varied()
+        if rank in slow["ranks"] and _is_slow(slow, iteration):
+            seconds *= slow["factor"]
+        if given["stall_rate"] and own.random() < given["stall_rate"]:
+            seconds += given["stall_mean_s"] * own.standard_exponential()
+        if pause and iteration % pause["every"] == pause["every"] - 1:
+            seconds += pause["at_most_s"] * common.random()
+        _sleep_until(start_s + seconds)
+
+    return work
+
+
+def variation(given: Mapping[str, Any], own: np.random.Generator, common: np.random.Generator) -> Callable[[], float]:
+    """Draws how many times its mean the compute of a rank takes; what is switched off draws nothing."""
+    keep, course = math.exp(-1.0 / given["drift_iterations"]), own.standard_normal() if given["drift_cv"] else 0.0
+
+    def draw() -> float:
+        nonlocal course
+        factor = 1.0 + given["jitter_cv"] * own.standard_normal()
+        factor *= 1.0 + given["common_cv"] * common.standard_normal()
+        if given["imbalance_cv"]:  # a gamma of shape 4 has a skewness of 1
+            factor *= 1.0 + given["imbalance_cv"] * (own.standard_gamma(4.0) - 4.0) / 2.0
+        if given["drift_cv"]:
+            factor *= 1.0 + given["drift_cv"] * course
+            course = keep * course + math.sqrt(1.0 - keep * keep) * own.standard_normal()
+        return float(factor)
+
+    return draw
+
+
+def _sleep_until(end_s: float) -> None:
+    time.sleep(max(end_s - time.monotonic(), 0.0))
+
+
+def _checkpoint(given: Mapping[str, Any]) -> Work:
+    if given["ranks"] is not None and dist.get_rank() not in given["ranks"]:
+        return lambda iteration: None
+
+    def work(iteration: int) -> None:
+        if iteration % given["every"] == given["every"] - 1:
+            end_s = time.monotonic() + given["seconds"]
+            torch.save(torch.zeros(1), os.devnull)  # an agent sees the call; how long storage takes is emulated
+            _sleep_until(end_s)
+
+    return work
+
+
+def _is_slow(slow: Mapping[str, Any], iteration: int) -> bool:
+    since = iteration - slow["first"]
+    return bool(since >= 0 and (slow["every"] is None or since % slow["every"] < slow["iterations"]))
+
+
+def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:
+    """The payload of a bucket: zeros, at least one for each part."""
+    return torch.zeros(max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts)
+
+
+def _all_reduce(group: Group, given: Mapping[str, Any]) -> Work:
+    payload = _floats(given)
+    return lambda iteration: _times(given, lambda: dist.all_reduce(payload, group=group[0]))
+
+
+def _all_gather(group: Group, given: Mapping[str, Any]) -> Work:
+    parts = len(group[1])
+    whole = _floats(given, parts)
+    part = whole.chunk(parts)[0].clone()
+    return lambda iteration: _times(given, lambda: dist.all_gather(list(whole.chunk(parts)), part, group=group[0]))
+
+
+def _reduce_scatter(group: Group, given: Mapping[str, Any]) -> Work:
+    parts = len(group[1])
+    whole = _floats(given, parts)
+    part = whole.chunk(parts)[0].clone()
+    return lambda iteration: _times(given, lambda: dist.reduce_scatter(part, list(whole.chunk(parts)), group=group[0]))
+
+
+def _gather(group: Group, given: Mapping[str, Any]) -> Work:
+    payload, root = _floats(given), group[1][0]
+    into = [torch.zeros_like(payload) for _ in group[1]] if dist.get_rank() == root else None
+    return lambda iteration: _times(given, lambda: dist.gather(payload, into, dst=root, group=group[0]))
+
+
+def _all_to_all(group: Group, given: Mapping[str, Any]) -> Work:
+    payload = _floats(given, len(group[1]))
+    into = torch.zeros_like(payload)
+    return lambda iteration: _times(given, lambda: dist.all_to_all_single(into, payload, group=group[0]))
+
+
+def _send(group: Group, given: Mapping[str, Any]) -> Work:
+    payload, members = _floats(given), group[1]
+    into, place = torch.zeros_like(payload), members.index(dist.get_rank())
+    there, here = members[(place + 1) % len(members)], members[place - 1]
+
+    def exchange() -> None:
+        pending = [dist.isend(payload, there, group=group[0]), dist.irecv(into, here, group=group[0])]
+        for work in pending:
+            assert work is not None
+            work.wait()
+
+    return lambda iteration: _times(given, exchange)
+
+
+TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Work]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "gather": _gather,
+    "all_to_all": _all_to_all,
+    "send": _send,
+}
+
+
+def _times(given: Mapping[str, Any], transfer: Callable[[], Any]) -> None:
+    for _ in range(given["buckets"]):
+        transfer()
+
+
+def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
+    """A training step of a perceptron under DistributedDataParallel; its losses are printed now and then."""
+    torch.manual_seed(0)
+    width = given["width"]
+    layers = [layer for _ in range(given["layers"]) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers, nn.Linear(width, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(1 + dist.get_rank())
+
+    def step(iteration: int) -> None:
+        inputs = torch.randn(given["batch"], width, generator=data)
+        loss = (model(inputs).squeeze(1) - inputs.mean(dim=1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if dist.get_rank() == 0 and iteration % 20 == 0:
+            print(f"iteration {iteration}: loss {loss.item():.6f}", flush=True)
+
+    return step, optimizer
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""A cluster while it is calibrated: its data, the parameters with their evidence, and which errors hang together.
+
+What fits a part of a job puts it here, under the keys of a cluster config; :mod:`paceenv.calibration.job_fit` makes the
+config of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.parameters import Parameter
+from paceenv.calibration.step_statistics import of_trace
+from paceenv.calibration.structure import JobStamps
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
+from paceenv.ui import config_files
+
+LEAST_UNPACED: Final = 16
+"""Steps without pacing from which on only those count as what the job does by itself."""
+
+
+class Draft:
+    """What is known so far. ``probed`` are the stamps that links are fitted to, ``base`` what the operator knows.
+
+    ``measured`` is of the trace's steps without pacing, or of all where too few are.
+    """
+
+    def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
+        self.stamps, self.probed, self.base = stamps, probed, base
+        step_T = stamps.step_T[stamps.unpaced_T]
+        self.measured = of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
+        self.parameters: list[Parameter] = []
+        self.correlations: dict[str, dict[str, float]] = {}
+        self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
+        if base is not None:
+            self.data = base.model_dump()
+            self.data["fabric"] |= {"oversubscription": None, "ecmp_paths": None}
+            for section in ("noise", "exposed", "tenants"):
+                del self.data[section]
+        self.data |= {"name": name, "description": f"Fitted to a trace of {stamps.name} ({stamps.source})."}
+
+    @property
+    def steady_T(self) -> NDArray[np.bool_]:
+        """Which iterations count as what the job does by itself: those without pacing, or all where too few are."""
+        unpaced_T = self.stamps.unpaced_T
+        return unpaced_T if unpaced_T.sum() >= LEAST_UNPACED else np.ones_like(unpaced_T)
+
+    def add(self, *parameters: Parameter) -> None:
+        self.parameters += parameters
+
+    def exactly(self, key: str, value: float, evidence: str) -> None:
+        """Add what has no error."""
+        self.add(Parameter(key, float(value), 0.0, float(value), float(value), evidence))
+
+    def together(self, one: str, other: str, correlation: float) -> None:
+        """Record that the errors of two parameters hang together."""
+        if correlation:
+            self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
+
+    def known(self, section: str, key: str) -> float | None:
+        """A plain number that ``base`` gives."""
+        value = getattr(getattr(self.base, section), key) if self.base is not None else None
+        return float(value) if isinstance(value, int | float) else None
+
+    def source(self, section: str, key: str) -> str:
+        """Where a number that limits nothing comes from."""
+        return "assumed not to limit" if self.known(section, key) is None else "from base"
+
+    def cluster(self, **fabric: float) -> Cluster:
+        """The cluster as it is now, with other keys of its fabric if given."""
+        return self.parse(self.data | {"fabric": self.data["fabric"] | fabric})
+
+    def parse(self, data: dict[str, Any]) -> Cluster:
+        return config_files.parse(Cluster, data, f"calibration of {self.stamps.name}")
+
+    def seconds(self, key: str, **fabric: float) -> float:
+        """A time of the engine's record of the cluster as it is now, with other keys of its fabric if given."""
+        return float(derive(self.cluster(**fabric), episode_keys([0])).jobs[key][0])

@@ -1,0 +1,176 @@
+"""Calibration from a published scaling table: throughput and CV by number of nodes, without and with pacing.
+
+The target file says which rows a fit may see and which config keys it may move. Pacing acts in the simulation only by
+moving ranks in time; the coordination column is the slack rule with the threshold and window of the cluster config.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.optimize import differential_evolution
+
+from paceenv.core import metrics, pacing
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.01
+"""Residuals of one: 1 % of throughput, 0.01 of CV."""
+POPULATION, SEARCH_SPREAD = 32, 0.1
+"""Candidates of the search, and their spread around the present values as a share of the bounds."""
+
+
+class Published(Config):
+    """One column's numbers in one row: samples/s and coefficient of variation of iteration time."""
+
+    throughput: float = Field(gt=0)
+    cv: float = Field(gt=0)
+    fit: bool
+
+
+class Row(Config):
+    """One number of nodes."""
+
+    nodes: int = Field(ge=1)
+    baseline: Published
+    coordination: Published
+
+
+class ScalingTarget(Config):
+    """A published table, the cluster held to it, and what a fit may move within which bounds."""
+
+    name: str
+    cluster: str
+    rows: list[Row]
+    free: dict[str, tuple[float, float]] = {}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published number beside the simulated one."""
+
+    nodes: int
+    quantity: str
+    expected: float
+    simulated: float
+    fit: bool
+
+    @property
+    def error(self) -> float:
+        """Relative for throughput, absolute for CV."""
+        difference = self.simulated - self.expected
+        return difference / self.expected if self.quantity.endswith("throughput") else difference
+
+
+def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: int) -> tuple[float, float]:
+    """(throughput in samples/s, CV) of a cluster, without pacing or with its static setting."""
+    keys = episode_keys(list(range(seeds)))
+    simulator = Simulator(derive(cluster, keys), keys, threads=os.cpu_count() or 1)
+    settings = pacing.off()
+    if paced:
+        settings = pacing.one_mechanism(cluster.pacing.mechanism, cluster.pacing.threshold, cluster.pacing.window)
+    step = simulator.run(np.broadcast_to(settings, (seeds, 1, *settings.shape)), iterations)
+    statistics = metrics.step_statistics(step)
+    return cluster.samples_per_step / statistics["mean"], statistics["cv"]
+
+
+def compare(
+    target: ScalingTarget, cluster: Cluster, *, seeds: int = 16, iterations: int = 10_000, only_fit: bool = False
+) -> Iterator[Comparison]:
+    """Every number of the table, or only those a fit may see, beside its simulation."""
+    for row in target.rows:
+        at = cluster.with_nodes(row.nodes)
+        for name, published in (("baseline", row.baseline), ("coordination", row.coordination)):
+            if only_fit and not published.fit:
+                continue
+            throughput, cv = simulate_column(at, paced=name == "coordination", seeds=seeds, iterations=iterations)
+            yield Comparison(row.nodes, f"{name} throughput", published.throughput, throughput, published.fit)
+            yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
+
+
+def residuals(
+    target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000
+) -> NDArray[np.float64]:
+    """Scaled differences of the numbers a fit may see."""
+    scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
+    rows = compare(target, cluster, seeds=seeds, iterations=iterations, only_fit=True)
+    return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])
+
+
+def fit_scaling(
+    target: ScalingTarget,
+    start: Cluster,
+    *,
+    generations: int = 12,
+    seed: int = 0,
+    on_generation: Callable[[int, float], None] = lambda done, cost: None,
+) -> Cluster:
+    """The cluster moved within ``target.free`` to the rows marked for fitting, with standard errors in its record.
+
+    Differential evolution from around the present values; common random numbers make the cost smooth and the result
+    reproducible. Errors come from the Jacobian at the optimum and count a residual of one as one standard deviation.
+    """
+    keys, bounds = list(target.free), list(target.free.values())
+
+    def moved(x: NDArray[np.float64]) -> Cluster:
+        return start.changed([f"{key}={float(f'{value:.4g}')!r}" for key, value in zip(keys, x, strict=True)])
+
+    def cost(x: NDArray[np.float64]) -> float:
+        return float(np.sum(residuals(target, moved(x)) ** 2))
+
+    done = 0
+
+    def callback(intermediate_result: object) -> None:
+        nonlocal done
+        done += 1
+        on_generation(done, float(getattr(intermediate_result, "fun", math.nan)))
+
+    low, high = np.array(bounds).T
+    first = np.clip([_value(start, key) for key in keys], low, high)
+    around = first + SEARCH_SPREAD * (high - low) * np.random.default_rng(seed).standard_normal((POPULATION, len(keys)))
+    population = np.clip(np.vstack([first, around]), low, high)
+    result = differential_evolution(
+        cost, bounds, init=population, maxiter=generations, seed=seed, polish=False, tol=0.0, callback=callback
+    )
+    best = moved(result.x)
+    record = {
+        "source": f"targets/{target.name}",
+        "cost": round(float(result.fun), 3),
+        "fitted": _errors(target, moved, result.x),
+    }
+    return config_files.parse(Cluster, best.model_dump() | {"calibration": record}, f"fit of {target.name}")
+
+
+def _errors(
+    target: ScalingTarget, moved: Callable[[NDArray[np.float64]], Cluster], x: NDArray[np.float64]
+) -> dict[str, dict[str, float]]:
+    """Standard errors and 95 % intervals of the fitted keys."""
+    columns = []
+    for i, (low, high) in enumerate(target.free.values()):
+        step = 0.05 * (high - low)
+        up, down = x.copy(), x.copy()
+        up[i], down[i] = min(x[i] + step, high), max(x[i] - step, low)
+        columns.append((residuals(target, moved(up)) - residuals(target, moved(down))) / (up[i] - down[i]))
+    covariance = np.linalg.pinv(np.stack(columns, axis=1).T @ np.stack(columns, axis=1))
+    errors = {}
+    for i, key in enumerate(target.free):
+        se = float(np.sqrt(covariance[i, i]))
+        numbers = {"value": x[i], "se": se, "lo": x[i] - 1.96 * se, "hi": x[i] + 1.96 * se}
+        errors[key] = {name: float(f"{number:.4g}") for name, number in numbers.items()}
+    return errors
+
+
+def _value(cluster: Cluster, key: str) -> float:
+    node = cluster.model_dump()
+    for part in key.split("."):
+        node = node[part]
+    return float(node)  # type: ignore[arg-type]

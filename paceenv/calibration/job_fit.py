@@ -1,0 +1,169 @@
+"""A whole cluster config from the trace of a job: structure, compute, exposed work, network, with evidence for each.
+
+Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys
+of a cluster: what ranks do by themselves here, what they share in :mod:`paceenv.calibration.fits.network_fit`. The
+cluster is then simulated and held against the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.calibration.cluster_builder import Draft
+from paceenv.calibration.fits.compute_fit import ComputeFit, fit_compute
+from paceenv.calibration.fits.network_fit import fit_network
+from paceenv.calibration.fits.post_collective_fit import ExposedFit, fit_exposed
+from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
+from paceenv.calibration.step_statistics import Steps, simulate
+from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.sim.cluster import Cluster
+
+ASSUMED_BYTES: Final = 1e6
+
+
+@dataclass(frozen=True)
+class JobFit:
+    """A calibrated cluster, its parameters with evidence, and how well it does what the job did.
+
+    ``measured`` are the trace's steps without pacing (all, where too few), ``simulated`` those of the cluster.
+    """
+
+    cluster: Cluster
+    parameters: tuple[Parameter, ...]
+    measured: Steps
+    simulated: Steps
+
+    @property
+    def mean_error(self) -> float:
+        """Of the mean step, relative."""
+        return self.simulated.mean_s / self.measured.mean_s - 1.0
+
+    @property
+    def cv_error(self) -> float:
+        """Of the coefficient of variation."""
+        return self.simulated.cv - self.measured.cv
+
+
+def calibrate_job(
+    trace: Trace,
+    *,
+    base: Cluster | None = None,
+    name: str = "calibrated",
+    probe: Trace | None = None,
+    job: str | None = None,
+) -> JobFit:
+    """Fit a cluster config to a trace.
+
+    ``base`` is what is known of the cluster: its numbers stand where the trace tells none. ``probe`` is a second trace
+    of the same job with small random delays, from which the links are fitted. ``job`` names one of several in a trace.
+    Raises InputError if the trace does not hold a job that can be described.
+    """
+    stamps = read_job(trace, job=job)
+    return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
+
+
+def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
+    """As :func:`calibrate_job`, from the stamps of a trace and, if there is one, of its probe."""
+    probed = stamps if probed is None else probed
+    if (probed.members, probed.ops) != (stamps.members, stamps.ops):
+        raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
+    if base is not None and (base.workload is not None or base.fabric.torus is not None):
+        raise InputError(f"base: {base.name} describes a workload or a torus; allowed: a job given by its times")
+    draft = Draft(stamps, probed, base, name)
+    compute, exposed = fit_compute(stamps), fit_exposed(stamps)
+    _structure(draft, compute)
+    _noise(draft, compute)
+    _exposed(draft, exposed)
+    fit_network(draft)
+    cluster = draft.cluster()
+    simulated = simulate(cluster, len(stamps.step_T))
+    cluster = cluster.model_copy(update={"calibration": _record(draft, simulated)})
+    return JobFit(cluster, tuple(draft.parameters), draft.measured, simulated)
+
+
+def _record(draft: Draft, simulated: Steps) -> dict[str, Any]:
+    """Where each number of the cluster comes from, as plain data."""
+    stamps, measured = draft.stamps, draft.measured
+    return {
+        "source": f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations",
+        "fitted": {p.key: p.to_record() for p in draft.parameters if p.told},
+        "cannot_tell": {p.key: p.to_record() for p in draft.parameters if not p.told},
+        "correlations": draft.correlations,
+        "measured": {"step_mean_s": measured.mean_s, "step_mean_se_s": measured.mean_sd, "step_cv": measured.cv},
+        "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
+    }
+
+
+def _structure(draft: Draft, compute: ComputeFit) -> None:
+    stamps, job = draft.stamps, draft.data["job"]
+    job |= {"nodes": stamps.ranks, "ranks_per_node": 1, "nodes_per_group": stamps.ranks // stamps.groups}
+    job |= {"barrier": stamps.barrier or stamps.groups > 1, "collective": stamps.collective}
+    job |= {"compute_s": compute.noise.mean_compute_s.value, "overlap": 0.0, "tail_bytes": 0.0}
+    rows = f"{len(stamps.step_T)} iterations alike, {stamps.dropped} left out"
+    members = ", ".join("+".join(map(str, group)) for group in stamps.members)
+    draft.exactly("job.nodes", stamps.ranks, f"ranks in the trace, one a node; {rows}")
+    draft.exactly("job.nodes_per_group", job["nodes_per_group"], f"ranks of the payload's process groups: {members}")
+    draft.exactly("job.barrier", float(job["barrier"]), f"an iteration's collectives are {', '.join(stamps.ops)}")
+    known = draft.known("job", "gradient_bytes")
+    if stamps.payload_bytes:
+        job["gradient_bytes"] = float(stamps.payload_bytes)
+        draft.exactly("job.gradient_bytes", stamps.payload_bytes, "bytes of the payload's rows")
+    else:
+        job["gradient_bytes"] = ASSUMED_BYTES if known is None else known
+        source = "assumed, and rates with it" if known is None else "from base"
+        draft.add(untold("job.gradient_bytes", job["gradient_bytes"], "its rows have no bytes", source))
+
+
+def _noise(draft: Draft, compute: ComputeFit) -> None:
+    found, noise = compute.noise, compute.noise.to_config()["noise"]
+    draft.add(estimated("job.compute_s", found.mean_compute_s, "mean of what precedes the payload, healthy ranks"))
+    for key in ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew"):
+        estimate = getattr(found, key)
+        if estimate is not None:
+            draft.add(estimated(f"noise.{key}", estimate, "variance components of compute, jackknife over steps"))
+    if found.slow_factor is not None:
+        slow = [draft.stamps.order_R[position] for position in found.slow_workers]
+        said = f"persistently slower than their peers: {', '.join(f'rank {r}' for r in slow)}"
+        draft.exactly("noise.slow_ranks", len(slow), said)
+        draft.add(estimated("noise.slow_factor", found.slow_factor, said))
+    episodes = compute.episodes
+    if episodes is not None:
+        noise |= {"fail_slow_share": min(episodes.share, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
+        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations, 1.0)
+        ranks = [draft.stamps.order_R[r] for r in np.flatnonzero(episodes.on_TN.any(axis=0))]
+        said = f"{episodes.count} episodes on {', '.join(f'rank {r}' for r in ranks)}"
+        draft.add(bounded("noise.fail_slow_share", episodes.share, episodes.share_interval, said))
+        length = bounded(
+            "noise.fail_slow_mean_iterations", episodes.mean_iterations, episodes.mean_iterations_interval, said
+        )
+        draft.add(length)
+        draft.add(told("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
+    draft.data["noise"] = noise
+
+
+def _exposed(draft: Draft, found: ExposedFit) -> None:
+    barrier_us = max(found.barrier_s, 0.0) * 1e6
+    if draft.data["job"]["barrier"]:
+        draft.data["fabric"]["barrier_us"] = barrier_us
+        said = "from the last group's end of work to the end of the step, and what all groups have exposed alike"
+        draft.add(told("fabric.barrier_us", barrier_us, found.barrier_se * 1e6, said))
+    exposed: dict[str, Any] = {"groups": len(found.always), "work_s": max(found.work_s, 0.0)}
+    if found.always:
+        named = ", ".join("+".join(map(str, draft.stamps.members[g])) for g in found.always)
+        said = f"between payload and barrier of the group of ranks {named}, beside what all groups have"
+        draft.exactly("exposed.groups", len(found.always), said)
+        draft.add(told("exposed.work_s", found.work_s, found.work_se, said))
+    if found.episodes is not None:
+        episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
+        exposed |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
+        exposed |= {"episode_s": found.episode_s, "episode_spread": found.spread}
+        draft.add(bounded("exposed.share", episodes.share, episodes.share_interval, said))
+        lengths = episodes.mean_iterations_interval
+        draft.add(bounded("exposed.mean_iterations", episodes.mean_iterations, lengths, said))
+        draft.add(told("exposed.episode_s", found.episode_s, found.episode_se, said))
+    draft.data["exposed"] = exposed

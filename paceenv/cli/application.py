@@ -1,0 +1,110 @@
+"""The command ``paceenv``: finds its subcommands by entry point and runs one; imports nothing else before that."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+from paceenv import __version__
+from paceenv.core.errors import InputError
+
+GROUP = "paceenv.commands"
+USER_ERROR = 2
+
+SUMMARIES = {
+    "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
+    "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
+    "calibrate": "Fit a cluster config to a trace or to published numbers.",
+    "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
+    "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
+    "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
+    "validate": "Hold the simulator against published numbers, line by line.",
+    "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
+    "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",
+    "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
+    "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
+    "scores": "Rebuild SCORES.md from the committed configs.",
+    "live": "Look at a live run: status, summary, its trace, the dashboard.",
+    "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
+}
+"""One line each, kept here so that ``paceenv --help`` need not import the commands."""
+EXTRAS = {
+    "trainers": "train",
+    "live": "live",
+    "testbed": "testbed",
+    "sweep": "sweep",
+}
+"""The extra that a command needs, by its name or else by its package; all others need ``sim``."""
+
+
+def main() -> None:
+    """Entry point of the command line; exit code 2 for anything the user can mend."""
+    try:
+        code = run(sys.argv[1:])
+    except InputError as error:
+        print(f"paceenv: error: {error}", file=sys.stderr)
+        code = USER_ERROR
+    except KeyboardInterrupt:
+        print("paceenv: interrupted", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns the exit code."""
+    commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        _print_help(sorted(commands, key=lambda name: (list(SUMMARIES).index(name) if name in SUMMARIES else 99, name)))
+        return 0
+    if arguments[0] in {"-V", "--version"}:
+        print(f"paceenv {__version__}")
+        return 0
+    name, *rest = arguments
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
+        raise InputError(f"no command {name}{hint}")
+    return _run_command(commands[name], rest)
+
+
+def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
+    import typer
+
+    try:
+        command = entry.load()
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(entry.name) or EXTRAS.get(entry.value.split(".")[1], "sim")
+        if error.name and error.name.split(".")[0] == "paceenv":
+            raise
+        raise InputError(f"paceenv {entry.name} needs {error.name}; pip install 'paceenv[{extra}]'") from None
+    if isinstance(command, typer.Typer):
+        application = command
+    else:
+        application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        application.command()(command)
+    name = f"paceenv {entry.name}"
+    try:
+        result = application(args=arguments, prog_name=name, standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        explain = getattr(error, "format_message", None)  # only errors of usage have one
+        if explain is None:
+            raise
+        raise InputError(f"{explain()} See {name} --help") from None
+    return result if isinstance(result, int) else 0
+
+
+def _print_help(names: list[str]) -> None:
+    print("Usage: paceenv COMMAND [OPTIONS]\n")
+    print("A testbed for tuning the pacing of synchronous training jobs: calibrate a simulator to a cluster,")
+    print("train and compare pacing policies on it, and learn whether pacing helps there at all.\n")
+    print("Commands:")
+    for name in names:
+        print(f"  {name:<10} {SUMMARIES.get(name, '')}")
+    print("\n  paceenv COMMAND --help explains a command. First steps: paceenv demo")

@@ -1,0 +1,224 @@
+"""``paceenv calibrate``: a cluster config from a trace, measurements or a scaling table; a link from nccl-tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.calibration.fits.bandwidth import BandwidthFit, fit_bandwidth, is_table, read_table
+from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise, trace_in
+from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
+from paceenv.calibration.fits.throughput_fit import ThroughputTarget, fit_throughput
+from paceenv.calibration.heldout import HeldOutCheck, check_stage
+from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.posterior import TRAIN, write_posterior
+from paceenv.cli.calibrate_job import fit_job, is_job, print_check, with_check
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files, output
+
+BASE = "null-jitter"
+
+
+def calibrate(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A trace (Parquet), a measurements file, a scaling table such as configs/targets/*.yaml, "
+            "or the text output of a program of nccl-tests."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The cluster config to write (YAML); optional for nccl-tests output."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Take what the source does not tell from this cluster. "
+            f"Default: {BASE} where only noise is fitted; for a job's trace what limits nothing."
+        ),
+    ] = None,
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="A second trace of the same job, with the probe's random delays: links are fitted to it."),
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option(min=0, help="Fit the noise of this pipeline stage only. Default, with stages: 0.")
+    ] = None,
+    generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
+    inside: Annotated[
+        bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
+    ] = True,
+    posterior: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder to write clusters to that are drawn from the errors, with a suite of them and a config "
+            f"for paceenv train ({TRAIN})."
+        ),
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Fit a cluster config to a trace or to published numbers, with error bars.
+
+    From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload, work exposed
+    after it, noise of compute, links, incast, a tenant; each with its evidence, or why the trace cannot tell. A second
+    fit to the first two thirds of the steps is held against the rest: step time, its variation and tail, the slowest
+    of n ranks, arrival skew.
+
+    From a trace of pipeline stages or of another format: the noise of compute (mean, persistent, common-mode and
+    idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
+    gives it another fabric or other tenants.
+
+    From a scaling table: what the table frees, within its bounds, fitted to the rows it marks.
+
+    From a table of throughputs of a described workload: the hardware parameters that it frees, likewise.
+
+    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
+    a cluster's fabric.
+    """
+    path = _find(source)
+    if posterior is not None and posterior.exists() and not posterior.is_dir():
+        raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
+    if is_table(path) or path.suffix in {".txt", ".log", ".out"}:  # which read_table refuses where it is none
+        if posterior is not None:
+            raise InputError(f"--posterior: {path} tells links, not a cluster; allowed: with a trace or a table")
+        _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
+        return
+    if out is None:
+        raise InputError("--out is missing; allowed: the file to write the cluster config to")
+    if stage is None and is_job(path):
+        _draw(fit_job(path, out, base=base, probe=probe, json_=json_), posterior)
+        return
+    if probe is not None:
+        raise InputError(f"--probe: {path} is no trace of a job without stages; allowed: only with one")
+    check: HeldOutCheck | str | None = None
+    if path.suffix in {".yaml", ".yml"} and config_files.read_yaml(path).get("kind") == "throughput":
+        throughputs = config_files.load(ThroughputTarget, "targets", str(path))
+        cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
+    elif path.suffix in {".yaml", ".yml"} and "rows" in config_files.read_yaml(path):
+        target = config_files.load(ScalingTarget, "targets", str(path))
+        start = load_cluster(base or target.cluster)
+        with output.progress(f"fit {target.name}", generations) as done:
+            cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
+        fit = None
+    else:
+        trace, start = trace_in(path), load_cluster(base or BASE)
+        measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace)
+        fit = _stage(measurements, stage or 0, path)
+        cluster = noise_cluster(fit, start, out.stem)
+        if trace is not None:
+            times = next(one for one in stage_times(trace) if one.stage == fit.stage)
+            check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
+            cluster = with_check(cluster, check)
+    config_files.write_text(out, config_files.to_yaml(cluster.model_dump(exclude_defaults=True)))
+    if json_ is not None:
+        output.write_json(cluster.model_dump(exclude_defaults=True), json_)
+    if json_ != "-":
+        _print(cluster, fit)
+        if check is not None:
+            print_check(check)
+        output.say(f"wrote {out}")
+    _draw(cluster, posterior)
+
+
+def _draw(cluster: Cluster, folder: Path | None) -> None:
+    if folder is not None:
+        written = write_posterior(folder, cluster)
+        output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
+
+
+def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, inside: bool) -> None:
+    table, law = fit.table, fit.law
+    if out is not None:
+        config_files.write_text(out, config_files.to_yaml({"fabric": fit.to_config(inside)}))
+    if json_ is not None:
+        sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
+        result = {
+            "op": table.op,
+            "members": table.members,
+            "hop_s": {"value": law.hop_s, "se": fit.hop_se},
+            "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
+            "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
+            "misfit": fit.misfit,
+            "misfit_without_sqrt": fit.plain_misfit,
+            "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
+            "fabric": fit.to_config(inside),
+        }
+        output.write_json(result, json_)
+    if json_ == "-":
+        return
+    rows = [
+        ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
+        ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
+        ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
+    ]
+    title = f"{table.op} among {table.members}: fitted to {table.source}"
+    output.print_table(title, ("term", "value", "standard error"), rows)
+    lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
+    output.print_table(
+        "Residuals",
+        ("bytes", "measured us", "law", "without square root"),
+        [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
+        f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
+    )
+    if out is not None:
+        output.say(f"wrote {out}")
+
+
+def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
+    """``base`` with the measured compute time and noise, one node per measured worker."""
+    found, data = fit.to_config(), base.model_dump()
+    data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
+    data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}
+    data["noise"] |= found["noise"]
+    data["calibration"] = found["calibration"]
+    return config_files.parse(Cluster, data, f"calibration of {fit.source}")
+
+
+def _find(source: str) -> Path:
+    path = Path(source)
+    if path.suffix and not path.exists():
+        raise InputError(f"{path}: no such file")
+    if path.suffix or path.exists():
+        return path
+    for kind in ("measurements", "targets"):
+        if source in config_files.names(kind):
+            return config_files.packaged(kind) / f"{source}.yaml"
+    known = [*config_files.names("measurements"), *config_files.names("targets")]
+    raise InputError(f"{source}: neither a file nor one of the packaged sources {', '.join(known)}")
+
+
+def _stage(measurements: NoiseMeasurements, stage: int, path: Path) -> NoiseFit:
+    known = [measured.stage for measured in measurements.stages]
+    if stage not in known:
+        raise InputError(f"--stage {stage}: {path} has stages {', '.join(map(str, known))}")
+    return fit_noise(measurements, stage=stage)
+
+
+def _print(cluster: Cluster, fit: NoiseFit | None) -> None:
+    fitted: dict[str, Any] = cluster.calibration["fitted"]
+    rows = [(key, *(f"{v[part]:.4g}" for part in ("value", "se", "lo", "hi"))) for key, v in fitted.items()]
+    title = f"{cluster.name}: fitted to {cluster.calibration['source']}"
+    output.print_table(title, ("parameter", "value", "standard error", "95 % low", "high"), rows)
+    if fit is None or "held_out_steps" in cluster.calibration:  # which says more
+        return
+    held_out = [
+        (
+            str(h.width),
+            f"{h.measured:.3f}",
+            f"{h.predicted:.3f}",
+            f"{h.error:+.2%}",
+            f"{h.error_even_to_odd:+.1%} / {h.error_odd_to_even:+.1%}",
+        )
+        for h in fit.held_out
+    ]
+    output.print_table(
+        "E[max]/mean of compute on held-out steps",
+        ("workers", "measured", "predicted", "error", "each direction"),
+        held_out,
+        "half of the steps predicts the other half, both ways averaged; a single direction also carries the "
+        "difference between the halves",
+    )

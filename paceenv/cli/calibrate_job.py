@@ -1,0 +1,112 @@
+"""What ``paceenv calibrate`` does with the trace of a job: fit, write, print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
+from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.structure import read_job
+from paceenv.core.trace import read_metadata, read_trace
+from paceenv.importers import detect_format
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files, output
+
+
+def is_job(path: Path) -> bool:
+    """Whether a file is a trace in the project's own schema, of a job without pipeline stages."""
+    with path.open("rb") as stream:
+        if stream.read(4) != b"PAR1":
+            return False
+    return detect_format(path) == "paceenv" and len(set(read_metadata(path).of_ranks("stage", 0).values())) <= 1
+
+
+def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
+    """Fit a cluster to the trace in ``path``, write it to ``out`` and say what was found; the cluster.
+
+    A second fit, to the first steps only, is held against the others.
+    """
+    known = None if base is None else load_cluster(base)
+    stamps, probed = read_job(read_trace(path)), None if probe is None else read_job(read_trace(probe))
+    fit = calibrate_stamps(stamps, probed, known, out.stem)
+    check = check_job(stamps, probed, known)
+    fit = replace(fit, cluster=with_check(fit.cluster, check))
+    config_files.write_text(out, config_files.to_yaml(fit.cluster.model_dump(exclude_defaults=True)))
+    if json_ is not None:
+        output.write_json(to_json(fit), json_)
+    if json_ != "-":
+        _print(fit)
+        print_check(check)
+        output.say(f"wrote {out}")
+    return fit.cluster
+
+
+def to_json(fit: JobFit) -> dict[str, Any]:
+    """A fit as plain data: the cluster, every parameter, and how well the cluster does what the job did."""
+    return {
+        "cluster": fit.cluster.model_dump(exclude_defaults=True),
+        "parameters": [{"key": p.key, "told": p.told} | p.to_record() for p in fit.parameters],
+        "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
+        "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
+        "held_out_steps": fit.cluster.calibration["held_out_steps"],
+    }
+
+
+def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
+    """The cluster with a check on held-out steps in its record, or with why there is none."""
+    record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
+    return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
+
+
+def print_check(check: HeldOutCheck | str) -> None:
+    """Print a check on held-out steps, or why there is none."""
+    if isinstance(check, str):
+        output.say(f"not held against unseen steps: {check}")
+        return
+    rows = [
+        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), _off(line), line.verdict)
+        for line in check.lines
+        for numbers in [(line.held_out, line.simulated, line.low, line.high)]
+    ]
+    output.print_table(
+        f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",
+        ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
+        rows,
+        "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
+        "close: outside of it but not by much. What was written is fitted to all steps.",
+    )
+
+
+def _print(fit: JobFit) -> None:
+    source = fit.cluster.calibration["source"]
+    told = [p for p in fit.parameters if p.told]
+    output.print_table(
+        f"{fit.cluster.name}: fitted to {source}",
+        ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
+        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in told],
+        f"mean step {fit.measured.mean_s:.4g} s, simulated {fit.simulated.mean_s:.4g} s ({fit.mean_error:+.1%}); "
+        f"CV {fit.measured.cv:.3f}, simulated {fit.simulated.cv:.3f}",
+    )
+    rows = [
+        (p.key, _number(p.value), _bounds(p), p.evidence.removeprefix(CANNOT_TELL))
+        for p in fit.parameters
+        if not p.told
+    ]
+    output.print_table("Cannot tell from this trace", ("parameter", "value used", "bounds", "why"), rows)
+
+
+def _off(line: Line) -> str:
+    return f"{line.error:+.3f}" if line.is_absolute else f"{line.error:+.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _bounds(parameter: Parameter) -> str:
+    low = "" if parameter.lo is None else f"at least {parameter.lo:.4g}"
+    high = "" if parameter.hi is None else f"at most {parameter.hi:.4g}"
+    return " ".join(part for part in (low, high) if part)

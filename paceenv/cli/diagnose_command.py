@@ -1,0 +1,60 @@
+"""``paceenv diagnose``: why a job's steps take as long as they do, and what would change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_cells
+from paceenv.diagnosis.sources import read_sources
+from paceenv.ui import output
+
+_MOST_ROWS = 8
+
+
+def diagnose(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="A trace (Parquet), or one file per rank of another format."),
+    ],
+    job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Say what a job loses against its ideal step, to whom, and why.
+
+    The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
+    operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
+    evidence, and what to do, which is often not pacing. Where the trace does not tell, it says so.
+
+    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json -
+    """
+    cells, notes = read_sources(traces, job)
+    for note in notes:
+        output.say(note)
+    found = diagnose_cells(cells)
+    if json_ is not None:
+        output.write_json(found.to_json(), json_)
+    if json_ != "-":
+        _print(found, str(traces[0]))
+
+
+def _print(found: Diagnosis, name: str) -> None:
+    rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice) for c in found.causes]
+    known = found.bare_step_s is not None and found.causes
+    bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
+    title = (
+        f"{name}: mean step {found.step_time_s:.4g} s{bare}, with all workers equal {found.ideal_step_time_s:.4g} s "
+        f"(slowdown {found.slowdown:.3f})"
+    )
+    output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, found.verdict)
+    a = found.attribution
+    for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)):
+        worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_ROWS]
+        if len(values) > 1:
+            output.print_table(
+                f"Slowdown with only one {what}'s own durations",
+                (what, "slowdown"),
+                [(str(k), f"{v:.3f}") for k, v in worst],
+            )

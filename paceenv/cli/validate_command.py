@@ -1,0 +1,133 @@
+"""``paceenv validate``: the simulator held against published and measured numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from paceenv.calibration.fits.scaling_table import ScalingTarget, compare
+from paceenv.calibration.fits.throughput_fit import ThroughputTarget
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
+from paceenv.ui import config_files, output
+from paceenv.validation import closed_forms, described, measured_throughput, simulated_runs
+from paceenv.validation.checks import Check, Expected, Kind
+from paceenv.validation.closed_forms import ClosedFormTarget
+from paceenv.validation.described import DescribedTarget
+from paceenv.validation.simulated_runs import SimulatedTarget
+
+TOLERANCE = {"baseline throughput": 0.03, "coordination throughput": 0.04, "baseline cv": 0.03, "coordination cv": 0.03}
+"""What counts as a match in a scaling table: relative for throughput, absolute for CV."""
+HEADER = ("row", "quantity", "expected", "tolerance", "found", "error", "kind", "within")
+
+
+def validate(
+    target: Annotated[
+        str | None, typer.Argument(help="A target: a file, or a name in configs/targets. Default: all.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Hold this cluster against a scaling table, instead of the target's own.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with different noise per number.")] = 16,
+    iterations: Annotated[
+        int, typer.Option("--iterations", "-i", min=100, help="Iterations of each run (fewer of large jobs).")
+    ] = 10_000,
+    write: Annotated[str | None, typer.Option(help="Also write the tables as Markdown to this file.")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Hold the simulator against published and measured numbers, and say which were fitted and which predicted.
+
+    A target is a table of expectations: closed forms, runs of clusters, a published scaling table, throughputs of a
+    workload. Pacing acts in the simulation only by moving ranks in time.
+
+    Examples: paceenv validate -- paceenv validate sockets --json - -- paceenv validate when-scaling-fails --seeds 32
+    """
+    found: list[Check] = []
+    names = [target] if target else config_files.names("targets")
+    with output.progress("validate", len(names)) as done:
+        for i, name in enumerate(names):
+            found += _checks(name, cluster, seeds, iterations)
+            done(i + 1)
+    if json_ is not None:
+        output.write_json([check.as_dict() for check in found], json_)
+    if write is not None:
+        config_files.write_text(write, _markdown(found, seeds, iterations))
+    if json_ != "-":
+        for name in dict.fromkeys(check.target for check in found):
+            part = [check for check in found if check.target == name]
+            output.print_table(name, HEADER, [_cells(check) for check in part], _note(part))
+
+
+def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list[Check]:
+    path = config_files.find("targets", name)
+    data = config_files.read_yaml(path)
+    match kind := data.get("kind", "scaling"):
+        case "scaling":
+            return list(_scaling(config_files.parse(ScalingTarget, data, str(path)), cluster, seeds, iterations))
+        case "simulated":
+            target = config_files.parse(SimulatedTarget, data, str(path))
+            return list(simulated_runs.checks(target, seeds=seeds, iterations=iterations))
+        case "closed_form":
+            return list(closed_forms.checks(config_files.parse(ClosedFormTarget, data, str(path))))
+        case "throughput":
+            return list(measured_throughput.checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
+        case "described":
+            return list(described.checks(config_files.parse(DescribedTarget, data, str(path))))
+        case _:
+            kinds = "scaling, simulated, closed_form, throughput, described"
+            raise InputError(f"{path}: kind = {kind!r}; allowed: {kinds}")
+
+
+def _scaling(target: ScalingTarget, cluster: str | None, seeds: int, iterations: int) -> Iterator[Check]:
+    config = load_cluster(cluster or target.cluster)
+    for item in compare(target, config, seeds=seeds, iterations=iterations):
+        expected = Expected(
+            value=item.expected, tolerance=TOLERANCE[item.quantity], absolute=item.quantity.endswith("cv")
+        )
+        kind: Kind = "fitted" if item.fit else "predicted"
+        yield Check(target.name, f"{item.nodes} nodes", item.quantity, expected, item.simulated, kind)
+
+
+def _cells(check: Check) -> tuple[str, ...]:
+    return (
+        check.row,
+        check.quantity,
+        check.expected_text,
+        check.tolerance_text,
+        f"{check.found:.4g}",
+        check.error_text,
+        check.kind,
+        "yes" if check.within else "NO",
+    )
+
+
+def _note(checks: list[Check]) -> str:
+    misses = [check.row for check in checks if not check.within]
+    counted = f"{len(checks) - len(misses)} of {len(checks)} within tolerance."
+    return counted if not misses else f"{counted} Missed: {'; '.join(misses)}."
+
+
+def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
+    lines = [
+        "# Validation",
+        "",
+        f"What the model gives beside what was published or measured; {seeds} seeds of up to {iterations} iterations.",
+        "Rows marked *fitted* were seen by a fit, *predicted* ones were not, *closed form* is arithmetic. Errors are",
+        "relative where the tolerance is a percentage. Pacing acts in the simulation only by moving ranks in time.",
+        "Rebuild with `paceenv validate --write docs/validation.md`.",
+        "",
+    ]
+    for name in dict.fromkeys(check.target for check in checks):
+        part = [check for check in checks if check.target == name]
+        lines += [
+            f"## {name}",
+            "",
+            "| " + " | ".join(HEADER) + " |",
+            "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
+        ]
+        lines += ["| " + " | ".join(_cells(check)) + " |" for check in part]
+        lines += ["", *[f"- {check.row}: {check.remark}" for check in part if check.remark]]
+        lines += ["", _note(part), ""] if any(check.remark for check in part) else [_note(part), ""]
+    return "\n".join(lines)

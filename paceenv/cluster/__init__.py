@@ -1,5 +1,0 @@
-"""What is simulated: the cluster config (job, fabric, noise, couplings) and the closed forms that feed the engine."""
-
-from paceenv.cluster.model import Cluster, load_cluster
-
-__all__ = ["Cluster", "load_cluster"]

@@ -1,0 +1,134 @@
+"""The pacing rules: pure functions from a rank's own recent timing and (threshold, window) to a delay in seconds.
+
+Contract 1 of the house. The engine compiles these very functions and a live rank calls them as plain Python, so a
+policy that was tuned on the simulator acts through the same arithmetic on a real job. Nothing here imports more than
+``math`` and numpy, and the scalar rules use only what Numba compiles.
+
+Mechanisms, each a pair (threshold, window):
+
+======== ======================================= ======================================== =========================
+name     threshold compares                      delay                                    source
+======== ======================================= ======================================== =========================
+slack    low quantile of own recent slack / step ``SLACK_GAIN`` x that, approached slowly  paceenv; bounded early rank
+slide    own collective's inflation over its     ``SLIDE_GAIN`` x the inflation, seconds  paceenv; whole-job phase
+         uncontended baseline                                                             shift between two jobs
+paper    spread of own recent waits / step       mean of own recent waits, on ranks that  "When Scaling Fails",
+                                                 were early in the last step              section 5.3
+stagger  mean step's inflation over its baseline the rank's place in its group, as a      paceenv; incast at shallow
+         while collectives collapse              share of the window                      buffers
+======== ======================================= ======================================== =========================
+
+Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+MECHANISMS = ("slack", "slide", "paper", "stagger")
+"""Names of the mechanisms, in the order of the second-to-last axis of a settings array."""
+SLACK, SLIDE, PAPER, STAGGER = range(len(MECHANISMS))
+THRESHOLD, WINDOW = 0, 1
+"""Index into the last axis of a settings array ``(..., M, 2)``."""
+
+SLACK_GAIN = 0.7
+"""Share of the observed low-quantile slack that is used; the rest is the margin for the next step's noise."""
+SLIDE_GAIN = 2.0
+"""Seconds of shift per second of inflation: more than one, so that a job leaves another behind at once."""
+SLACK_STEP = 0.1
+"""How far a delay moves in one iteration towards what the slack allows."""
+NEGLIGIBLE_S = 1e-6
+"""A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
+MAX_THRESHOLD = (0.25, 1.0, 0.25, 2.0)
+"""Upper end of each mechanism's threshold, as a ratio (see the table above)."""
+MAX_WINDOW = 0.6
+"""Upper end of a delay window, as a share of the job's own baseline step time."""
+OFF_BELOW = -0.5
+"""A normalised window action at or below this is exactly off, so that a policy can rest there and not only at -1."""
+
+
+def bounded(delay_s: float, window_s: float) -> float:
+    """``delay_s`` limited to ``[0, window_s]``; not-a-number counts as no delay. Seconds."""
+    if delay_s > 0.0 and window_s > 0.0:
+        return min(delay_s, window_s)
+    return 0.0
+
+
+def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold: float, window_s: float) -> float:
+    """Delay of a rank that repeatedly finishes early, in seconds; ``before_s`` is what this rule asked for last.
+
+    The low quantile and not the mean: a rank that is early on average but critical now and then must not be delayed
+    (on real sockets a rule on the mean lost 9 to 26 %).
+
+    The delay goes only ``SLACK_STEP`` of the way to what the slack would allow. A little head start is often all the
+    critical group needs, after which the slack is gone *because* of the pacing: a rule that jumps overshoots, lets go
+    at once and relapses, over and over.
+    """
+    wanted_s = SLACK_GAIN * slack_low_s if slack_low_s > threshold * step_s else 0.0
+    delay_s = bounded(before_s + SLACK_STEP * (wanted_s - before_s), window_s)
+    return delay_s if wanted_s > 0.0 or delay_s > NEGLIGIBLE_S else 0.0
+
+
+def slide_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
+    """Delay that shifts a job's phase against a co-tenant's, in seconds.
+
+    In proportion to the inflation of the collective over its own uncontended baseline: that finds a free phase, where a
+    random shift of the same bound gained nothing in the prototype.
+    """
+    if comm_s > (1.0 + threshold) * comm_baseline_s:
+        return bounded(SLIDE_GAIN * (comm_s - comm_baseline_s), window_s)
+    return 0.0
+
+
+def paper_delay_s(
+    wait_s: float, wait_mean_s: float, wait_sd_s: float, step_s: float, threshold: float, window_s: float
+) -> float:
+    """The paper's own rule, the reference to beat: waits vary more than the threshold, so early ranks hold back."""
+    if wait_sd_s > threshold * step_s and wait_s > wait_mean_s:
+        return bounded(wait_mean_s, window_s)
+    return 0.0
+
+
+def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: float) -> float:
+    """Delay of a rank that takes its place in a stagger while its job holds one, in seconds.
+
+    ``place`` runs from 0 for the first member of a process group to 1 for the last, ``inflation`` is the mean step
+    without stagger over the baseline step, less 1. Many senders that start at once overflow a shallow buffer; the
+    windows of a few fit. When to hold is ``paceenv.core.timing.watch_for_collapse``; with threshold 0 the places are
+    fixed.
+    """
+    return bounded(place * window_s, window_s) if threshold == 0.0 or inflation > threshold else 0.0
+
+
+def off(*shape: int) -> NDArray[np.float64]:
+    """Settings ``(*shape, M, 2)`` with every mechanism off: window 0."""
+    return np.zeros((*shape, len(MECHANISMS), 2))
+
+
+def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
+    """Settings ``(M, 2)`` with one mechanism on; threshold and window are ratios."""
+    settings = off()
+    settings[MECHANISMS.index(mechanism)] = threshold, window
+    return settings
+
+
+def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) -> NDArray[np.float64]:
+    """Settings ``(B, M, 2)`` for normalised actions ``(B, 2 * len(mechanisms))`` in [-1, 1].
+
+    The one codec of the project: the environment, training, evaluation and a live rank all decode here. For mechanism
+    ``k`` action ``2k`` is the threshold, from 0 to ``MAX_THRESHOLD``, and action ``2k + 1`` the window: exactly off up
+    to ``OFF_BELOW``, then from 0 to ``MAX_WINDOW``. Both grow with the square, as small values want resolution. Values
+    outside [-1, 1] are clipped, not-a-number is off.
+    """
+    action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
+    settings = off(action.shape[0])
+    threshold = (0.5 * (action[:, ::2] + 1.0)) ** 2
+    window = MAX_WINDOW * (np.maximum(action[:, 1::2] - OFF_BELOW, 0.0) / (1.0 - OFF_BELOW)) ** 2
+    for k, name in enumerate(mechanisms):
+        m = MECHANISMS.index(name)
+        settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * threshold[:, k]
+        settings[:, m, WINDOW] = window[:, k]
+    return settings

@@ -1,0 +1,104 @@
+"""The plan of probes: who is delayed when and how much, by chance, drawn alike by everybody who knows the seed.
+
+A live rank delays itself by it (``paceenv.live.decide.probe``) and calibration reads a trace by it
+(``paceenv.calibration.response``): what was *meant* to be delayed is a pure function of seed, iteration and unit, so
+that the effect of a delay can be told from whatever else made a rank late. A *unit* is what moves together: a process
+group where the job has several, else each rank by itself. Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+METADATA_KEY: Final = "probe"
+"""Where a trace's job description has :meth:`Plan.to_json`."""
+HOLD_ITERATIONS: Final = 5
+"""A unit keeps its delay for so many iterations, so that what needs more than one to show can be seen."""
+REST_SHARE: Final = 1.0 / 3.0
+"""Share of the holds in which nobody is delayed: what probing costs is the difference to these."""
+MOST_SHARE: Final = 0.25
+"""Share of the other holds in which a unit is delayed, at most; with many units it is one of them on average."""
+LEVELS: Final = 4
+"""Delays are 1/4, 2/4, 3/4 or all of the probe's bound."""
+HEAD_START_SHARE: Final = 1.0 / 3.0
+"""Share of the other holds in which all groups but one or so are delayed alike, and that one has the network alone."""
+LEAST_UNITS: Final = 3
+"""With fewer groups, to delay all but one is to delay one."""
+_GROUP: Final = "group "
+
+
+def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
+    """The unit of ``rank``, whose payload goes through process group ``group`` of ``members``, and how many there are.
+
+    Delaying all ``ranks`` of a job alike only shifts it in time, so where one group has them all each rank is a unit.
+    """
+    if 1 < members < ranks:
+        return f"{_GROUP}{group}", ranks // members
+    return f"rank {rank}", ranks
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is delayed when.
+
+    Parameters
+    ----------
+    seed : shared by all ranks of the job
+    probe_s : longest probe, seconds
+    first_iteration : nobody is delayed before
+    head_start_share : of the holds that are no rest, those with head starts; 0 in traces from before there were any
+    """
+
+    seed: int
+    probe_s: float
+    first_iteration: int = 0
+    head_start_share: float = HEAD_START_SHARE
+
+    def rests(self, iteration: int) -> bool:
+        """Whether ``iteration`` is one in which no unit is delayed."""
+        return iteration < self.first_iteration or self._draw(iteration, "rest") < REST_SHARE
+
+    def has_head_start(self, iteration: int, unit: str, units: int) -> bool:
+        """Whether ``iteration`` is one in which units like ``unit`` are delayed all alike, but for one or so of them.
+
+        Which one goes first is drawn by each for itself with a chance of one in ``units``, as a rank knows no other
+        unit's name: two may, or nobody, and then the job is only shifted. Single ranks that all wait for each other are
+        not asked: one of them that goes first finds nobody to talk to.
+        """
+        if units < LEAST_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
+            return False
+        return self._draw(iteration, "head start") < self.head_start_share
+
+    def level(self, iteration: int, unit: str, units: int) -> float:
+        """The share of the probe's bound by which ``unit``, one of ``units``, is delayed before ``iteration``."""
+        if self.rests(iteration):
+            return 0.0
+        drawn = self._draw(iteration, unit)
+        if self.has_head_start(iteration, unit, units):
+            return 0.0 if drawn < 1.0 / units else 1.0
+        drawn /= min(MOST_SHARE, 1.0 / units)
+        return (1.0 + int(drawn * LEVELS)) / LEVELS if drawn < 1.0 else 0.0
+
+    def _draw(self, iteration: int, what: str) -> float:
+        """Uniform in [0, 1), the same for all iterations of a hold."""
+        named = f"{self.seed} {iteration // HOLD_ITERATIONS} {what}"
+        return int.from_bytes(hashlib.blake2b(named.encode(), digest_size=6).digest()) / 2.0**48
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a trace's metadata."""
+        return asdict(self)
+
+    @classmethod
+    def of_job(cls, job: Mapping[str, Any]) -> Plan | None:
+        """The plan in a trace's job description, None where there is none that can be read."""
+        found = job.get(METADATA_KEY)
+        if not isinstance(found, Mapping):
+            return None
+        seed, probe_s, first = (found.get(name) for name in ("seed", "probe_s", "first_iteration"))
+        if type(seed) is not int or not isinstance(probe_s, (int, float)) or type(first) is not int:
+            return None
+        share = found.get("head_start_share", 0.0)
+        return cls(seed, float(probe_s), first, float(share)) if isinstance(share, (int, float)) else None

@@ -1,0 +1,139 @@
+"""The observation vector: what one rank sees of itself over a control interval, as numbers on fixed scales.
+
+Contract 2 of the house, shared by the environment and a live rank. Every entry is a ratio or a logarithm of ratios,
+squashed by ``x / (1 + |x|)`` on a fixed scale: no running normaliser exists that could be lost at deployment, the
+resolution is highest near zero, and nothing saturates hard. Step statistics are over the control interval, a rank's
+own over the last ten iterations or so (``timing.SMOOTHING``). Entry by entry, all dimensionless, in [-1, 1]:
+
+== ==================== ============================================================================ =====
+i  name                 what is squashed                                                             scale
+== ==================== ============================================================================ =====
+0  step_inflation       log(mean step / baseline step)                                               0.1
+1  step_cv              standard deviation of step time / mean step                                  0.05
+2  step_trend           log(mean step / mean step of the interval before)                            0.05
+3  step_inflation_slow  entry 0 before squashing, exponential mean over about twenty intervals       0.1
+4  comm_share           mean time in the payload collective / mean step (as it is, not squashed)     -
+5  comm_inflation       log(mean time in the payload collective / its own baseline)                  0.2
+6  comm_change          mean absolute change of that time from step to step / its baseline           0.2
+7  wait_share           mean wait / mean step                                                        0.05
+8  wait_variation       standard deviation of waits / mean step                                      0.05
+9  slack_share          low quantile of recent slack / mean step                                     0.05
+10 delay_share          own delay before the next step / mean step                                   0.05
+11 delay_share_slow     the same over about five hundred iterations                                  0.02
+== ==================== ============================================================================ =====
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceenv.core.timing import (
+    COMM_BASELINE_S,
+    COMM_CHANGE_S,
+    COMM_MEAN_S,
+    DELAY_S,
+    DELAY_SLOW_S,
+    INFLATION_SLOW,
+    STEP_BASELINE_S,
+    STEP_MEAN_BEFORE_S,
+    SUM_STEP_S,
+    SUM_STEP_S2,
+    SUM_STEPS,
+    WAIT_MEAN_S,
+    WAIT_VARIANCE_S2,
+    slack_low_s,
+    spread_s,
+)
+
+SCHEMA = "paceenv.core.signals/2"
+"""Name and version; a policy file carries it and is refused where it differs."""
+NAMES = (
+    "step_inflation",
+    "step_cv",
+    "step_trend",
+    "step_inflation_slow",
+    "comm_share",
+    "comm_inflation",
+    "comm_change",
+    "wait_share",
+    "wait_variation",
+    "slack_share",
+    "delay_share",
+    "delay_share_slow",
+)
+SIGNALS = len(NAMES)
+SCALES = (0.1, 0.05, 0.05, 0.1, 0.0, 0.2, 0.2, 0.05, 0.05, 0.05, 0.05, 0.02)
+"""What each entry is squashed with (the table above); 0 is as it is."""
+SLOW_WEIGHT = 0.05
+PREFERENCE_SCALE = 0.5
+"""Scale of the one entry that may follow the signals: how much less variation is worth, the reward's ``cv_weight``."""
+_TINY_S = 1e-12
+_FULL = 0.999
+
+
+def squash(value: float, scale: float) -> float:
+    """``x / (1 + |x|)`` with ``x = value / scale``."""
+    x = value / scale
+    return x / (1.0 + abs(x))
+
+
+def squashed_preference(cv_weight: float) -> float:
+    """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike."""
+    return squash(cv_weight, PREFERENCE_SCALE)
+
+
+def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:
+    """The physical value of entries of the signal ``name``, inverse of :func:`squash`; logarithms stay logarithms.
+
+    Entries at the ends of the scale, which no number is squashed to, come back large and finite.
+    """
+    scale, x = SCALES[NAMES.index(name)], np.asarray(entry, np.float64)
+    if scale == 0.0:
+        return x
+    x = np.clip(x, -_FULL, _FULL)
+    return np.asarray(scale * x / (1.0 - np.abs(x)))
+
+
+def close_step_interval(tick: NDArray[np.float64]) -> None:
+    """Fold the interval's mean step into the slow inflation; call once per interval, before :func:`write_signals`."""
+    if tick[SUM_STEPS] > 0.0:
+        inflation = math.log(max(tick[SUM_STEP_S] / tick[SUM_STEPS], _TINY_S) / max(tick[STEP_BASELINE_S], _TINY_S))
+        tick[INFLATION_SLOW] += SLOW_WEIGHT * (inflation - tick[INFLATION_SLOW])
+
+
+def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
+    """Write rank ``r``'s observation ``(SIGNALS,)`` of the interval so far into ``out``; zero before a first step."""
+    for i in range(SIGNALS):
+        out[i] = 0.0
+    n = tick[SUM_STEPS]
+    if n == 0.0:
+        return
+    step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
+    comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), np.float64(rank[WAIT_MEAN_S, r])
+    comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), _TINY_S)
+    before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
+    out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), SCALES[0])
+    out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, SCALES[1])
+    out[2] = squash(math.log(step_s / before_s), SCALES[2])
+    out[3] = squash(tick[INFLATION_SLOW], SCALES[3])
+    out[4] = min(comm_s / step_s, 1.0)
+    out[5] = squash(math.log(comm_s / comm_baseline_s), SCALES[5])
+    out[6] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[6])
+    out[7] = squash(wait_s / step_s, SCALES[7])
+    out[8] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[8])
+    out[9] = squash(slack_low_s(rank, r) / step_s, SCALES[9])
+    out[10] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[10])
+    out[11] = squash(np.float64(rank[DELAY_SLOW_S, r]) / step_s, SCALES[11])
+
+
+def start_interval(tick: NDArray[np.float64]) -> None:
+    """Clear the interval's sums, keeping what the next observation compares with."""
+    n = tick[SUM_STEPS]
+    if n > 0.0:
+        tick[STEP_MEAN_BEFORE_S] = tick[SUM_STEP_S] / n
+    tick[SUM_STEPS] = 0.0
+    tick[SUM_STEP_S] = 0.0
+    tick[SUM_STEP_S2] = 0.0

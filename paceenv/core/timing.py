@@ -1,0 +1,315 @@
+"""The timing estimator: what one rank infers about waits, slack and its uncontended baseline from its own clock.
+
+Shared by the simulator (compiled by the engine) and a live rank (plain Python on the same arrays), so there is one
+estimator and never two. A rank sees only itself: it stamps the start of the iteration, entry and exit of the job's
+payload collective, and, where the job ends its step with a separate barrier, the time spent in that. The exit of the
+step's last collective is a common clock tick, so step time is the same on every rank without communication.
+
+State is two arrays: ``rank[F, r]`` of float32 (one column a rank) and ``tick[K]`` of float64 (what all ranks of a job
+see alike). Every function works on all columns at once, one short loop per quantity, which is what lets the compiler
+use vector registers; a live rank calls the same functions with one column. What a loop keeps, it computes in float32,
+with constants of that type, so that interpreted and compiled code round alike; the rules compute in float64, to which
+``np.float64`` and not ``float`` converts, as the latter leaves a float32 what it is when compiled.
+
+*Wait* is measured in the step's last collective: its duration minus the time it takes when everybody is there, which
+is nothing for a barrier and the rank's own low-quantile baseline for a payload collective. *Slack* is the wait plus
+the rank's own delay in that step: how much later than its natural start it could have begun. Both low quantiles are
+minima of pairs of iterations, which need one number each and no sorting:
+
+- the recent low is the minimum over the newest iteration and the last closed pair;
+- the baseline falls at once to a new minimum and rises by ``BASELINE_RISE`` of the gap to the low of each closed pair,
+  so it remembers an uncontended duration for hundreds of iterations (a job that starts contended would never trigger
+  otherwise).
+
+Means and spreads are exponential, over about ``1 / SMOOTHING`` iterations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.pacing import (
+    PAPER,
+    SLACK,
+    SLIDE,
+    STAGGER,
+    THRESHOLD,
+    WINDOW,
+    paper_delay_s,
+    slack_delay_s,
+    slide_delay_s,
+    stagger_delay_s,
+)
+
+BASELINE_BLOCK_ITERATIONS = 32
+"""Block of the baseline step, over whose minimum it rises."""
+STEP_BASELINE_RISE = 1.0 / 16.0
+BASELINE_RISE = np.float32(1.0 / 256.0)
+"""The same for a rank's baseline, once a pair: as much in 32 iterations."""
+RECENT_ITERATIONS = 2
+SMOOTHING = np.float32(0.1)
+"""Weight of the newest iteration in the exponential means."""
+SLOW_SMOOTHING = np.float32(0.002)
+"""The same for the slow mean of the own delay: whether pacing has been on for long."""
+TINY = np.float32(1e-30)
+"""Added to what an exponential mean takes in, so that it cannot decay into subnormal numbers, where it would stay for
+ever and every operation costs a hundred; disappears in rounding beside anything that is not zero."""
+CHANGE_MARGIN = 2.0
+"""Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
+COLLAPSE_RATIO = 1.25
+"""A step this many times the baseline step has collapsed, as it does when a sender waits for a retransmission."""
+COLLAPSE_SMOOTHING = 0.25
+COLLAPSE_SHARE = 0.4
+"""Share of recent steps, so weighted, from which on it is a state and not an accident: two in a row."""
+MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
+RELAPSE_ITERATIONS = 8
+"""A collapse so soon after a hold is the same one again: the next hold is twice as long."""
+_ONE = np.float32(1.0)
+_ROUNDED_DOWN = 1.0 - 2.0**-23
+
+# rank[F, r]
+DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 0, 1, 2, 3, 4, 5
+SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
+SLACK_DELAY_S, DELAY_SLOW_S = 11, 12
+RANK_FIELDS = 13
+
+# tick[K]
+ITERATIONS, STEP_LOW_S, STEP_BASELINE_S = 0, 1, 2
+SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S, INFLATION_SLOW = 3, 4, 5, 6, 7
+STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 8, 9, 10, 11, 12
+STAGGER_COLLAPSED, STAGGER_WATCHED = 13, 14
+TICK_FIELDS = 15
+
+
+def reset_rank(rank: NDArray[np.float32], r: int) -> None:
+    """Forget everything about column ``r``."""
+    for field in range(RANK_FIELDS):
+        rank[field, r] = 0.0
+    rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
+
+
+def reset_tick(tick: NDArray[np.float64]) -> None:
+    """Forget everything the ranks see alike."""
+    for field in range(TICK_FIELDS):
+        tick[field] = 0.0
+    tick[STEP_LOW_S] = math.inf
+    tick[STEP_BASELINE_S] = math.inf
+    tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
+
+
+def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """Fresh ``(rank[F, ranks], tick[K])``; a live rank keeps one column."""
+    rank, tick = np.empty((RANK_FIELDS, ranks), np.float32), np.empty(TICK_FIELDS)
+    for r in range(ranks):
+        reset_rank(rank, r)
+    reset_tick(tick)
+    return rank, tick
+
+
+def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
+    """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
+    tick[ITERATIONS] += 1.0
+    tick[STEP_LOW_S] = min(tick[STEP_LOW_S], step_s)
+    tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], step_s)
+    if block_ends(tick):
+        tick[STEP_BASELINE_S] += STEP_BASELINE_RISE * (tick[STEP_LOW_S] - tick[STEP_BASELINE_S])
+        tick[STEP_LOW_S] = math.inf
+    tick[SUM_STEPS] += 1.0
+    tick[SUM_STEP_S] += step_s
+    tick[SUM_STEP_S2] += step_s * step_s
+    watch_for_collapse(tick, step_s)
+
+
+def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
+    """Hold, probe, back off: when the ranks of a job take their places in a stagger, from the common step time alone.
+
+    While ``STAGGER_LEFT`` is positive they hold (those whose settings ask for it); then they let go and watch. A
+    collapse within a few iterations is a relapse and doubles the hold. A hold in which the mean step was no shorter
+    than before it did not help: they back off (``STAGGER_LEFT`` negative), twice as long each time, and only then try
+    a short hold again.
+    """
+    left = tick[STAGGER_LEFT]
+    if left > 0.0:
+        tick[STAGGER_SUM_S] += step_s
+        tick[STAGGER_LEFT] = left - 1.0
+        if left == 1.0:
+            judge_hold(tick)
+    elif left < 0.0:
+        tick[STAGGER_LEFT] = left + 1.0
+    else:
+        weight = 1.0 if tick[STAGGER_FREE_S] == 0.0 else COLLAPSE_SMOOTHING
+        tick[STAGGER_FREE_S] += weight * (step_s - tick[STAGGER_FREE_S])
+        collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
+        tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
+        tick[STAGGER_WATCHED] += 1.0
+        if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
+            helped = tick[STAGGER_BACKOFF] == MIN_HOLD_ITERATIONS
+            relapsed = helped and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
+            longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
+            tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
+            tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
+            tick[STAGGER_SUM_S] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
+
+
+def judge_hold(tick: NDArray[np.float64]) -> None:
+    """Back off after a hold that did not shorten the mean step."""
+    if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
+        tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
+    else:
+        tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
+        tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
+
+
+def block_ends(tick: NDArray[np.float64]) -> bool:
+    """Whether this iteration closes a block of the baseline step."""
+    return int(tick[ITERATIONS]) % BASELINE_BLOCK_ITERATIONS == 0
+
+
+def pair_ends(tick: NDArray[np.float64]) -> bool:
+    """Whether this iteration closes a pair of the recent lows."""
+    return int(tick[ITERATIONS]) % RECENT_ITERATIONS == 0
+
+
+def observe_ranks(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    comm_R: NDArray[np.float32],
+    wait_R: NDArray[np.float32],
+    has_barrier: bool,
+) -> None:
+    """Take in one iteration of every rank, after :func:`observe_step`.
+
+    ``comm_R`` is the time in the payload collective, ``wait_R`` the time in the barrier, seconds; in a job without a
+    barrier ``wait_R`` is overwritten with the wait in the collective. ``rank[DELAY_S]`` holds the delays that this
+    iteration started with.
+    """
+    ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
+    baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
+    last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
+    slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
+    mean_R, variance_R, slow_R = rank[WAIT_MEAN_S], rank[WAIT_VARIANCE_S2], rank[DELAY_SLOW_S]
+    for r in range(ranks):
+        baseline_R[r] = comm_R[r] if comm_R[r] < baseline_R[r] else baseline_R[r]
+    if not has_barrier:
+        for r in range(ranks):
+            wait_R[r] = comm_R[r] - baseline_R[r]
+    if pair_ends(tick):
+        for r in range(ranks):
+            low_s = comm_R[r] if comm_R[r] < last_comm_R[r] else last_comm_R[r]
+            comm_low_R[r] = low_s
+            baseline_R[r] += BASELINE_RISE * (low_s - baseline_R[r])
+        for r in range(ranks):
+            slack_s = wait_R[r] + delay_R[r]
+            slack_low_R[r] = slack_s if slack_s < slack_R[r] else slack_R[r]
+    for r in range(ranks):
+        comm_change_R[r] += alpha * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
+        comm_mean_R[r] += alpha * ((comm_R[r] + TINY) - comm_mean_R[r])
+        last_comm_R[r] = comm_R[r]
+    for r in range(ranks):
+        slack_s = wait_R[r] + delay_R[r]
+        slack_change_R[r] += alpha * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
+        slack_R[r] = slack_s
+    for r in range(ranks):
+        off_s = (wait_R[r] + TINY) - mean_R[r]
+        mean_R[r] += alpha * off_s
+        variance_R[r] = (_ONE - alpha) * (variance_R[r] + alpha * (off_s * off_s)) + TINY
+    for r in range(ranks):
+        slow_R[r] += SLOW_SMOOTHING * ((delay_R[r] + TINY) - slow_R[r])
+
+
+def spread_s(mean_s: float, square_s2: float) -> float:
+    """Standard deviation from the means of a value and of its square, seconds."""
+    return math.sqrt(max(square_s2 - mean_s * mean_s, 0.0))
+
+
+def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
+    """Slack that rank ``r`` can count on, seconds: the recent low less a margin for its step-to-step changes, or 0.
+
+    The margin is what keeps independent jitter from looking like slack: among many ranks nobody is last for dozens of
+    iterations, so the recent low alone is positive everywhere, every rank would take its delay from it, and the step
+    would grow by a multiple of it because each rank's delay is another's slack. Changes from one step to the next and
+    not the spread, which a persistent episode's start would widen as well. Zero until a first pair is complete.
+    """
+    now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
+    low_s = now_s if now_s < before_s else before_s
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[SLACK_CHANGE_S, r])
+    return safe_s if before_s < math.inf and safe_s > 0.0 else 0.0
+
+
+def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
+    """Time in the collective that rank ``r`` must count on, seconds: the recent low less the same margin.
+
+    Never below its baseline; what it is above is what contention adds to every iteration. The low and not the mean: it
+    rises only when contention persists and falls at once when a shift has worked, so that a job stops shifting where it
+    stops colliding. Without the margin, waits for late peers would count as contention and feed on each other's delays.
+    """
+    now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
+    low_s = now_s if now_s < before_s else before_s
+    safe_s = low_s - CHANGE_MARGIN * np.float64(rank[COMM_CHANGE_S, r])
+    baseline_s = np.float64(rank[COMM_BASELINE_S, r])
+    return safe_s if before_s < math.inf and safe_s > baseline_s else baseline_s
+
+
+def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, cap_s: float) -> float:
+    """A mechanism's delay window in seconds: its share of the baseline step, never above the cap.
+
+    A hair less, so that a delay cut to it is still within it when stored as float32.
+    """
+    return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s)) * _ROUNDED_DOWN
+
+
+def decide(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    low: int,
+    high: int,
+    settings_M2: NDArray[np.float64],
+    cap_s: float,
+    first_member: int = 0,
+    members: int = 1,
+) -> None:
+    """Set the delays ``rank[DELAY_S]`` with which the columns ``low`` to ``high`` start their next iteration, seconds.
+
+    ``settings_M2`` is one (threshold, window) per mechanism, the baseline step time their scale. Where several
+    mechanisms ask for a delay the largest counts, not the sum: they measure the same lost time from different sides.
+    Column ``r`` is member ``(first_member + r) % members`` of its process group, which is its place in a stagger.
+    """
+    step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
+    first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
+    paper_s = window_s(settings_M2, PAPER, step_s, cap_s)
+    if paper_s > 0.0:
+        threshold = settings_M2[PAPER, THRESHOLD]
+        for r in range(first, end):
+            mean_s, sd_s = np.float64(rank[WAIT_MEAN_S, r]), math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r]))
+            wait_s = np.float64(rank[SLACK_S, r]) - np.float64(delay_R[r])  # the delay that this iteration started with
+            delay_R[r] = paper_delay_s(wait_s, mean_s, sd_s, step_s, threshold, paper_s)
+    else:
+        for r in range(first, end):
+            delay_R[r] = 0.0
+    slack_s, slack_delay_R = window_s(settings_M2, SLACK, step_s, cap_s), rank[SLACK_DELAY_S]
+    if slack_s > 0.0:
+        threshold = settings_M2[SLACK, THRESHOLD]
+        for r in range(first, end):
+            before_s = np.float64(slack_delay_R[r])
+            slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, slack_s)
+        for r in range(first, end):
+            delay_R[r] = max(delay_R[r], slack_delay_R[r])
+    else:
+        for r in range(first, end):
+            slack_delay_R[r] = 0.0
+    slide_s = window_s(settings_M2, SLIDE, step_s, cap_s)
+    if slide_s > 0.0:
+        threshold = settings_M2[SLIDE, THRESHOLD]
+        for r in range(first, end):
+            asked_s = slide_delay_s(comm_low_s(rank, r), np.float64(rank[COMM_BASELINE_S, r]), threshold, slide_s)
+            delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+    stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
+    inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
+    if stagger_s > 0.0 and (tick[STAGGER_LEFT] > 0.0 or threshold == 0.0):
+        for r in range(first, end):
+            place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
+            asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
+            delay_R[r] = max(np.float64(delay_R[r]), asked_s)

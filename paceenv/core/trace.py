@@ -1,0 +1,368 @@
+"""The trace (contract 3): one Parquet schema of what every rank did when, one row per operation.
+
+Written by the simulator and by ``live``; read by calibration, diagnosis and the reports; importers for other formats
+produce it too. Needs numpy and pyarrow only. What does not change during a job (which rank sits where, which
+data-parallel rank and stage it is) is in the file's metadata, not in the rows.
+
+Times are seconds on one clock per job; for a collective they are entry and exit. ``seq`` orders the operations of one
+rank within one iteration; operations may overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import ArrayLike, NDArray
+
+from paceenv.core.errors import InputError, out_of_range
+
+SCHEMA_VERSION: Final = 2
+"""2 added ``chunk``; files of version 1 are read as if they had it."""
+METADATA_KEY: Final = b"paceenv.core.trace"
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+SCHEMA: Final = pa.schema(
+    [
+        ("job", _TEXT),
+        ("rank", pa.int32()),
+        ("iteration", pa.int32()),
+        ("seq", pa.int32()),
+        ("op", _TEXT),
+        ("group", pa.int32()),  # process group of a collective, -1 none
+        ("micro_batch", pa.int32()),  # -1 none
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+        ("bytes", pa.int64()),  # 0 unknown or none
+        ("chunk", pa.int32()),  # model chunk of an interleaved pipeline, -1 none
+    ]
+)
+_TEXT_COLUMNS = [field.name for field in SCHEMA if field.type == _TEXT]
+_DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1}
+_SINCE_VERSION_2 = ("chunk",)
+
+# The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
+COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
+PACE_OP: Final = "pace"  # a delay the rank took by its own choice
+COLLECTIVE_OPS: Final = (
+    "all_reduce",
+    "barrier",
+    "reduce_scatter",
+    "all_gather",
+    "gather",
+    "all_to_all",
+    "grads-reduce-scatter",
+    "separate-grads-all-reduce",
+    "params-all-gather",
+    "embedding-grads-all-reduce",
+    "layernorm-grads-all-reduce",
+)
+POINT_TO_POINT_OPS: Final = ("send", "recv", "forward-send", "forward-recv", "backward-send", "backward-recv")
+OTHER_OPS: Final = ("optimizer", "optimizer-clip-main-grad", "gc", "checkpoint", "restart")
+
+ROW_GROUP_ROWS: Final = 1 << 17
+"""Rows the writer collects before it writes a row group, so that many small appends do not make a slow file."""
+
+
+@dataclass(frozen=True)
+class TraceMetadata:
+    """What is constant over a trace.
+
+    ``job``: free description (name, sizes, configuration). ``ranks``: one mapping per rank with an integer ``rank``
+    and, where known, ``dp_rank``, ``stage``, ``host``, ``device`` and other locality. ``source``: who made the trace.
+    """
+
+    job: Mapping[str, Any]
+    ranks: tuple[Mapping[str, Any], ...]
+    source: str
+
+    def of_ranks(self, key: str, default: Any = None) -> dict[int, Any]:
+        """The entry ``key`` of every rank, by rank."""
+        return {entry["rank"]: entry.get(key, default) for entry in self.ranks}
+
+    def to_json(self) -> str:
+        """The text stored under the file's metadata key, schema version included."""
+        content = {"schema_version": SCHEMA_VERSION, "job": self.job, "ranks": self.ranks, "source": self.source}
+        return json.dumps(content, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "trace metadata") -> TraceMetadata:
+        """Parse :meth:`to_json`. Raises InputError, naming ``where``, if it is malformed or of a newer version."""
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"{where}: metadata is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise out_of_range("metadata", content, "a JSON object", where)
+        version = content.get("schema_version")
+        if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+            raise out_of_range("schema_version", version, f"1 to {SCHEMA_VERSION} (newer: upgrade paceenv)", where)
+        job, ranks, source = (content.get(name) for name in ("job", "ranks", "source"))
+        if not isinstance(job, dict):
+            raise out_of_range("metadata job", job, "a JSON object", where)
+        if not isinstance(ranks, list) or not all(isinstance(r, dict) and type(r.get("rank")) is int for r in ranks):
+            raise InputError(f"{where}: metadata ranks must be a list of objects, each with an integer 'rank'")
+        if not isinstance(source, str):
+            raise out_of_range("metadata source", source, "a string", where)
+        return cls(job, tuple(ranks), source)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace in memory: ``table`` has SCHEMA's columns, one chunk each."""
+
+    table: pa.Table
+    metadata: TraceMetadata
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace"
+    ) -> Trace:
+        """A trace from columns as :meth:`TraceWriter.append` takes them; InputErrors name ``where``."""
+        return cls(pa.Table.from_batches([_to_batch(columns, 0, where)]), metadata)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """One column as a NumPy array of one value per row; text columns as objects."""
+        column = self.table[name]
+        return np.asarray(column.cast(pa.string()) if column.type == _TEXT else column)
+
+    def isin(self, name: str, *values: str) -> NDArray[np.bool_]:
+        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text."""
+        return np.asarray(pc.is_in(self.table[name], value_set=pa.array(values, pa.string())))
+
+
+class TraceWriter:
+    """Stream a trace to ``path``: a context manager that leaves a whole file or none.
+
+    Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception.
+    Raises InputError if the directory is missing or rows do not fit the schema.
+    """
+
+    def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
+        self._path = Path(path)
+        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        self._schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._rows = 0
+
+    def __enter__(self) -> TraceWriter:
+        try:
+            self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
+        except OSError as error:
+            self._temporary.unlink(missing_ok=True)  # a full disk may leave an empty one
+            raise InputError(f"{self._path}: cannot write here: {error}") from error
+        return self
+
+    def append(self, columns: Mapping[str, ArrayLike | pa.Array] | pa.RecordBatch) -> None:
+        """Add rows: ``start_s`` with one value per row, every other column with as many values or one for all.
+
+        ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing,
+        unknown or ill-typed columns, unequal lengths, and for ``end_s < start_s``.
+        """
+        if isinstance(columns, pa.RecordBatch):
+            columns = dict(zip(columns.schema.names, columns.columns, strict=True))
+        batch = _to_batch(columns, self._rows, str(self._path))
+        self._rows += batch.num_rows
+        self._pending.append(batch)
+        self._pending_rows += batch.num_rows
+        if self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            table = pa.Table.from_batches(self._pending).unify_dictionaries()
+            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._pending, self._pending_rows = [], 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            with self._writer:  # closes it even if the last rows cannot be written
+                if kind is None:
+                    self._flush()
+            if kind is None:
+                os.replace(self._temporary, self._path)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write a whole trace; see :class:`TraceWriter`."""
+    with TraceWriter(path, trace.metadata) as writer:
+        for batch in trace.table.to_batches():
+            writer.append(batch)
+
+
+def trace_bytes(columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace") -> bytes:
+    """A whole small trace as the content of its file, for callers that write it themselves.
+
+    ``columns`` and errors are those of :meth:`TraceWriter.append`.
+    """
+    sink = pa.BufferOutputStream()
+    schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        writer.write_batch(_to_batch(columns, 0, where), row_group_size=ROW_GROUP_ROWS)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def read_metadata(path: str | Path) -> TraceMetadata:
+    """The metadata of a trace file, without its rows. Raises InputError like :func:`read_trace`."""
+    file, metadata = _open_trace(path)
+    file.close()
+    return metadata
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Read a whole trace.
+
+    Raises InputError if the file is missing, truncated, not Parquet, not a trace, of a newer schema version, or if a
+    row has nulls, non-finite times or ``end_s < start_s``.
+    """
+    file, metadata = _open_trace(path)
+    table = pa.Table.from_batches(_checked_batches(file, str(path), ROW_GROUP_ROWS), SCHEMA)
+    return Trace(table.unify_dictionaries().combine_chunks(), metadata)
+
+
+def iter_batches(
+    path: str | Path, batch_rows: int = 1 << 16, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Read a trace, or some of its row groups, in record batches of at most ``batch_rows`` rows.
+
+    Raises InputError like :func:`read_trace`; rows in its messages count from the first that is read.
+    """
+    file, _ = _open_trace(path)
+    return _checked_batches(file, str(path), batch_rows, row_groups)
+
+
+def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
+    """Open a Parquet file of any schema. Raises InputError that says in one line why it cannot be read."""
+    try:
+        return pq.ParquetFile(path, **options)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: {_why_unreadable(Path(path), error)}") from error
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    if not path.exists():
+        return "no such file"
+    if not path.is_file():
+        return "not a file"
+    with path.open("rb") as stream:
+        head = stream.read(4)
+    if head == b"PAR1":
+        return f"truncated or damaged Parquet file ({error})"
+    return "not a Parquet file" if head else "empty file"
+
+
+def _open_trace(path: str | Path) -> tuple[pq.ParquetFile, TraceMetadata]:
+    file = open_parquet(path, read_dictionary=_TEXT_COLUMNS)
+    schema = file.schema_arrow
+    try:
+        if METADATA_KEY not in (schema.metadata or {}):
+            raise InputError(
+                f"{path}: not a paceenv trace: no metadata {METADATA_KEY.decode()!r}; columns {schema.names}"
+            )
+        metadata = TraceMetadata.from_json(schema.metadata[METADATA_KEY], str(path))
+        _check_names([*schema.names, *_missing_since(schema)], str(path))
+        for field in SCHEMA:
+            if field.name in schema.names and schema.field(field.name).type != field.type:
+                raise out_of_range(
+                    f"type of column {field.name!r}", str(schema.field(field.name).type), str(field.type), str(path)
+                )
+    except InputError:
+        file.close()
+        raise
+    return file, metadata
+
+
+def _checked_batches(
+    file: pq.ParquetFile, where: str, batch_rows: int, row_groups: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    with file:
+        later = _missing_since(file.schema_arrow)
+        columns = [name for name in SCHEMA.names if name not in later]
+        batches = file.iter_batches(batch_rows, row_groups=row_groups, columns=columns)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{where}: damaged after row {rows}: {error}") from error
+            if batch is None:
+                return
+            for name in later:
+                batch = batch.append_column(
+                    SCHEMA.field(name), pa.array(np.full(batch.num_rows, _DEFAULTS[name], np.int32))
+                )
+            batch = batch.select(SCHEMA.names).replace_schema_metadata(None)
+            _check_rows(batch, rows, where)
+            rows += batch.num_rows
+            yield batch
+
+
+def _missing_since(schema: pa.Schema) -> list[str]:
+    """The columns that a file of an earlier version does not have and need not."""
+    return [name for name in _SINCE_VERSION_2 if name not in schema.names]
+
+
+def _check_names(names: list[str], where: str) -> None:
+    missing, unknown = set(SCHEMA.names) - set(names), set(names) - set(SCHEMA.names)
+    if missing or unknown or len(names) != len(set(names)):
+        raise InputError(
+            f"{where}: columns of a trace are {SCHEMA.names}; missing {sorted(missing)}, unknown {sorted(unknown)}"
+        )
+
+
+def _to_batch(given: Mapping[str, Any], first_row: int, where: str) -> pa.RecordBatch:
+    """Columns as a checked record batch with SCHEMA."""
+    columns = _DEFAULTS | dict(given)
+    _check_names(list(columns), where)
+    rows = np.size(columns["start_s"])
+    batch = pa.record_batch([_to_array(columns[field.name], field, rows, where) for field in SCHEMA], schema=SCHEMA)
+    _check_rows(batch, first_row, where)
+    return batch
+
+
+def _to_array(column: Any, field: pa.Field, rows: int, where: str) -> pa.Array:
+    """``column`` as an Arrow array of the field's type and ``rows`` values; InputError if it is not."""
+    try:
+        if isinstance(column, str):
+            array = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), [column])
+        elif isinstance(column, pa.Array):
+            array = column.cast(field.type)
+        elif field.type == _TEXT:
+            array = pa.array(np.asarray(column), pa.string()).dictionary_encode()
+        else:
+            array = pa.array(np.broadcast_to(column, rows), field.type)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise InputError(f"{where}: column {field.name!r} must be {field.type}, {rows} values: {error}") from error
+    if len(array) != rows or array.type != field.type:
+        raise InputError(
+            f"{where}: column {field.name!r} has {len(array)} values of {array.type}; expected {rows} of {field.type}"
+        )
+    return array
+
+
+def _check_rows(batch: pa.RecordBatch, first_row: int, where: str) -> None:
+    for field in SCHEMA:
+        if batch.column(field.name).null_count:
+            raise InputError(f"{where}: column {field.name!r} has empty values")
+    start_s, end_s = np.asarray(batch.column("start_s")), np.asarray(batch.column("end_s"))
+    good = np.isfinite(start_s) & np.isfinite(end_s) & (end_s >= start_s)
+    if not good.all():
+        i = int(np.argmin(good))
+        raise InputError(
+            f"{where}: row {first_row + i}: start_s = {start_s[i]}, end_s = {end_s[i]}; "
+            "allowed: finite, end_s >= start_s"
+        )

@@ -1,0 +1,286 @@
+"""Splits what compute operations last into layers, each the mark of one cause, that multiply or add up to the trace.
+
+    duration = kind * stage * rank * common * episode * drift * data * rest + stall
+
+kind and common stay; each other layer can be taken out, which is what the shares of lost time rest on. rank is fixed
+per rank (slow ranks), episode moves between two levels, drift moves slowly, data is what the forward and the backward
+pass of a micro-batch have in common, rest is memoryless, stall is what no bulk explains. Everything that is fitted is
+fitted to a rank's compute per step, but for data, rest and stalls, which are of single operations.
+
+Axes: N nodes (here only those that compute), R ranks, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.fits.two_state_fit import two_levels
+from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.outliers import stall_threshold
+
+MOST_BETWEEN: Final = 0.1
+"""Share of steps that may lie between the two levels of a rank that has episodes."""
+SIGNIFICANT: Final = 4.0
+"""Standard errors from which on a rank differs from its peers."""
+LEAST_RANK: Final = 0.005
+"""And by at least this share."""
+LEAST_EPISODE: Final = 0.08
+LEAST_MEMORY: Final = 0.05
+"""Autocorrelation from one step to the next from which on compute drifts."""
+LEAST_DRIFT_STEPS: Final = 3.0
+"""What is forgotten sooner is no drift."""
+LEAST_PAIRED: Final = 0.3
+"""Correlation of forward and backward pass from which on they share data."""
+_PEERS: Final = 3
+
+
+@dataclass(frozen=True)
+class ComputeLayers:
+    """``node`` are the nodes described; factors are ``(n, T)`` or ``(n, 1)`` for them, ``stall_s`` adds seconds.
+
+    ``rank_R`` and ``slow_R`` describe the rank factors, ``episode_RT`` when a rank is in an episode, ``paired`` the
+    correlation of forward and backward passes (not a number without both), ``skewness`` with its standard error is of
+    a rank's ``rest`` per step, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have
+    peers to be compared with.
+    """
+
+    node: Integers
+    base_s: Array
+    stage: Array
+    rank: Array
+    episode: Array
+    drift: Array
+    data: Array
+    rest: Array
+    stall_s: Array
+    rank_R: Array
+    slow_R: NDArray[np.bool_]
+    episode_RT: NDArray[np.bool_]
+    drift_steps: float
+    paired: float
+    skewness: float
+    skewness_se: float
+    rest_cv: float
+    stalls: int
+    twins: bool
+
+
+def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
+    """The layers of a job's compute."""
+    node = np.flatnonzero(cells.is_compute_N & cells.usual_N & (own_NT > 0.0).any(axis=1))
+    d_NT, rank, stage = own_NT[node], cells.rank_N[node], cells.stage_N[node]
+    ranks = len(cells.ranks)
+    stage_R = np.zeros(ranks, np.int64)
+    stage_R[rank] = stage
+    typical_N = np.maximum(np.median(d_NT, axis=1), 1e-12)
+    load_RT = _per_rank(d_NT, rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
+    common_T = _common(load_RT)
+    episode_RT, level_RT = _episodes(load_RT / common_T)
+    drift_RT, drift_steps, drift_cv = _drift(load_RT / common_T / level_RT)
+    course_NT = (common_T * level_RT * drift_RT)[rank]
+    v_NT = d_NT / typical_N[:, None] / course_NT
+    stalled_NT = _stalls(cells, node, v_NT)
+    v_NT = np.where(stalled_NT, np.median(v_NT, axis=1, keepdims=True), v_NT)
+    stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
+    clean_NT = v_NT * typical_N[:, None]
+    drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / cells.steps, 1.0))
+    base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R, drift_se)
+    if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
+        of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.bincount(rank, base_N * stage_N, ranks)
+        drift_RT = drift_RT * np.where(rank_R == 1.0, of_rank_R, 1.0)[:, None]
+        clean_NT = clean_NT / np.where(rank_R == 1.0, of_rank_R, 1.0)[rank][:, None]
+    left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
+    data_NT, paired = _data(cells, node, left_NT)
+    rest_NT = left_NT / data_NT
+    rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
+    x = rest_RT - rest_RT.mean(axis=1, keepdims=True)
+    sd = float(x.std())
+    kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
+    skewness = float((kept**3).mean() / max(kept.std(), 1e-12) ** 3) if sd > 1e-9 else 0.0
+    return ComputeLayers(
+        node=node,
+        base_s=base_N[:, None] * common_T,
+        stage=stage_N[:, None],
+        rank=rank_R[rank][:, None],
+        episode=level_RT[rank],
+        drift=drift_RT[rank],
+        data=data_NT,
+        rest=rest_NT,
+        stall_s=stall_s,
+        rank_R=rank_R,
+        slow_R=slow_R,
+        episode_RT=episode_RT,
+        drift_steps=drift_steps,
+        paired=paired,
+        skewness=skewness,
+        skewness_se=float(np.sqrt(6.0 / max(kept.size, 6))),
+        rest_cv=sd,
+        stalls=int(stalled_NT.sum()),
+        twins=twins,
+    )
+
+
+def _per_rank(x_NT: Array, rank: Integers, ranks: int) -> Array:
+    out = np.zeros((ranks, x_NT.shape[1]))
+    np.add.at(out, rank, x_NT)
+    return np.maximum(out, 1e-12)
+
+
+def _common(load_RT: Array) -> Array:
+    """What all ranks have in common in a step; with few ranks nobody can tell that from their own noise."""
+    if len(load_RT) < _PEERS:
+        return np.ones(load_RT.shape[1])
+    common_T = np.median(load_RT, axis=0)
+    return np.asarray(common_T / common_T.mean())
+
+
+def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
+    on_RT = np.stack([two_levels(x, LEAST_EPISODE * float(np.median(x))) for x in load_RT])
+    level_RT = np.ones_like(load_RT)
+    for r in np.flatnonzero(on_RT.any(axis=1)):
+        high, low = np.median(load_RT[r, on_RT[r]]), np.median(load_RT[r, ~on_RT[r]])
+        place_T = (load_RT[r] - low) / (high - low)
+        if np.mean((place_T > 0.3) & (place_T < 0.7)) > MOST_BETWEEN:  # it wanders
+            on_RT[r] = False
+        else:
+            level_RT[r, on_RT[r]] = high / low
+    return on_RT, level_RT
+
+
+def _drift(load_RT: Array) -> tuple[Array, float, float]:
+    """A slow course per rank, as a first-order autoregression under white noise sees it; its memory in steps, its CV.
+
+    Both variances and the memory (correlation time) come from the autocovariances of all ranks together, the course
+    from the fixed-interval smoother (Rauch, Tung and Striebel 1965).
+    """
+    ranks, steps = load_RT.shape
+    middle = np.median(load_RT, axis=1, keepdims=True)
+    spread = 1.4826 * np.median(np.abs(load_RT - middle), axis=1, keepdims=True)
+    x_RT = np.clip(load_RT, middle - 4.0 * spread, middle + 4.0 * spread)
+    mean = x_RT.mean(axis=1, keepdims=True)
+    x_RT = x_RT / mean - 1.0
+    variance, lags = float((x_RT**2).mean()), np.arange(1, max(min(steps // 4, 64), 2))
+    if steps < 8 or variance < 1e-12:
+        return np.ones_like(load_RT), 0.0, 0.0
+    covariance = np.array([float((x_RT[:, k:] * x_RT[:, :-k]).mean()) for k in lags])
+    if covariance[0] < max(SIGNIFICANT / math.sqrt(ranks * steps), LEAST_MEMORY) * variance:
+        return np.ones_like(load_RT), 0.0, 0.0
+    best, signal, steps_s = math.inf, 0.0, 0.0
+    for tau in np.geomspace(1.0, steps / 2.0, 24):
+        # less what the mean over a finite trace has taken off every covariance
+        course = np.exp(-lags / tau) - 2.0 * tau / steps * (1.0 - tau / steps * (1.0 - math.exp(-steps / tau)))
+        part = float(course @ covariance / (course @ course))
+        misfit = float(((covariance - part * course) ** 2).sum())
+        if misfit < best:
+            best, signal, steps_s = misfit, part, float(tau)
+    cv, signal = math.sqrt(max(signal, 0.0)), min(max(signal, 0.0), 0.99 * variance)
+    if steps_s < LEAST_DRIFT_STEPS:
+        return np.ones_like(load_RT), 0.0, 0.0
+    return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s, cv
+
+
+def _smoothed(x_RT: Array, keep: float, signal: float, noise: float) -> Array:
+    steps = x_RT.shape[1]
+    mean_RT, variance_T = np.empty_like(x_RT), np.empty(steps)
+    m_R, v = np.zeros(len(x_RT)), signal
+    for t in range(steps):
+        if t:
+            m_R, v = keep * m_R, keep * keep * v + (1.0 - keep * keep) * signal
+        gain = v / (v + noise)
+        m_R, v = m_R + gain * (x_RT[:, t] - m_R), (1.0 - gain) * v
+        mean_RT[:, t], variance_T[t] = m_R, v
+    for t in range(steps - 2, -1, -1):
+        ahead = keep * keep * variance_T[t] + (1.0 - keep * keep) * signal
+        mean_RT[:, t] += keep * variance_T[t] / ahead * (mean_RT[:, t + 1] - keep * mean_RT[:, t])
+    return mean_RT
+
+
+def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
+    """What lies beyond the tail that a shifted gamma with the bulk's quantiles would have.
+
+    A large value that the other pass of the same micro-batch shares is data, not a stall.
+    """
+    relative_NT = v_NT / np.maximum(np.median(v_NT, axis=1, keepdims=True), 1e-12)  # most of its steps may have none
+    flagged = np.zeros(v_NT.shape, np.bool_)
+    kind_N = cells.kind_N[node]
+    for kind in np.unique(kind_N):
+        mine = kind_N == kind
+        flagged[mine] = relative_NT[mine] > stall_threshold(relative_NT[mine])
+    if flagged.any():
+        forward, backward = _pairs(cells, node)
+        if len(forward):
+            excess = relative_NT - 1.0
+            a, b = excess[forward], excess[backward]
+            both = (np.minimum(a, b) > 0.5 * np.maximum(a, b)) & (np.minimum(a, b) > 0.0)
+            flagged[forward] &= ~both
+            flagged[backward] &= ~both
+    return flagged
+
+
+def _levels(
+    cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
+) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
+    """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
+    kinds, kind = np.unique(cells.kind_N[node], return_inverse=True)
+    stages, stage = np.unique(cells.stage_N[node], return_inverse=True)
+    rank, ranks, steps = cells.rank_N[node], len(cells.ranks), clean_NT.shape[1]
+    mean_N = clean_NT.mean(axis=1)
+    cell = kind * ranks + rank
+    mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(
+        np.bincount(cell, minlength=len(kinds) * ranks), 1
+    )
+    mean_KR = mean_KR.reshape(len(kinds), ranks)
+    has_KR = np.bincount(cell, minlength=len(kinds) * ranks).reshape(mean_KR.shape) > 0
+    of_stage = np.searchsorted(stages, stage_R)
+    typical_KS = np.ones((len(kinds), len(stages)))
+    for k in range(len(kinds)):
+        for s in range(len(stages)):
+            peers = mean_KR[k, (of_stage == s) & has_KR[k]]
+            if len(peers):
+                typical_KS[k, s] = np.median(peers) if len(peers) > 2 else peers.min()
+    base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
+    factor_KS = typical_KS / base_K[:, None]
+    weight_N = base_K[kind] * factor_KS[kind, stage]
+    rank_R = np.bincount(rank, mean_N, ranks) / np.maximum(np.bincount(rank, weight_N, ranks), 1e-300)
+    load_RT = _per_rank(clean_NT, rank, ranks)
+    se_R = np.hypot(load_RT.std(axis=1) / load_RT.mean(axis=1) / math.sqrt(steps), drift_se)
+    peers_R = np.bincount(of_stage, minlength=len(stages))[of_stage]
+    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), LEAST_RANK)
+    rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
+    slow_R = rank_R > 1.0 + LEAST_RANK
+    return base_K[kind], factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
+
+
+def _pairs(cells: Cells, node: Integers) -> tuple[Integers, Integers]:
+    """Positions of forward and backward computes of the same rank, micro-batch and chunk."""
+    ops = cells.is_op("forward-compute")[node], cells.is_op("backward-compute")[node]
+    keys = [
+        {
+            (int(cells.rank_N[n]), int(cells.micro_batch_N[n]), int(cells.chunk_N[n]), int(cells.position_N[n])): i
+            for i, n in zip(np.flatnonzero(is_op).tolist(), node[is_op].tolist(), strict=True)
+        }
+        for is_op in ops
+    ]
+    both = sorted(keys[0].keys() & keys[1].keys())
+    return np.array([keys[0][k] for k in both], np.int64), np.array([keys[1][k] for k in both], np.int64)
+
+
+def _data(cells: Cells, node: Integers, left_NT: Array) -> tuple[Array, float]:
+    """What the two passes of a micro-batch have in common, as a factor on both; and how they correlate."""
+    data_NT, (forward, backward) = np.ones_like(left_NT), _pairs(cells, node)
+    if not len(forward):
+        return data_NT, np.nan
+    a, b = left_NT[forward] - 1.0, left_NT[backward] - 1.0
+    spread = a.std() * b.std()
+    paired = float(((a - a.mean()) * (b - b.mean())).mean() / spread) if spread > 1e-12 else 0.0
+    if paired < LEAST_PAIRED:
+        return data_NT, paired
+    shared = paired * (a / a.std() + b / b.std()) / (1.0 + paired)  # the common factor's best linear predictor
+    data_NT[forward] = np.maximum(1.0 + shared * a.std(), 1e-3)
+    data_NT[backward] = np.maximum(1.0 + shared * b.std(), 1e-3)
+    return data_NT, paired

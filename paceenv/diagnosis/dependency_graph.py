@@ -1,0 +1,209 @@
+"""Which operation of a step waits for which: the dependency graph that every step shares.
+
+On a rank, what computes is one chain in its usual order; collectives that do not overlap it are links of that chain.
+Those that do overlap run beside it, one chain per process group: each waits for the last compute that ended before it
+began, and the first operation that begins after it waits for it. Sends and receives of a pipeline are a chain per kind;
+a send waits for the compute whose result it carries, a compute for what it receives, and a receive, unless it was
+posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when
+the last of them is there.
+
+Operations that few steps have, and collectives that a rank runs on several threads, can come in different orders on
+different ranks, so that they wait for each other in a circle. Of a circle the operation that usually begins first waits
+for nothing that is still to come.
+
+Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), section 3,
+and the artefact's notes on what its profiler records. Axes: N nodes, K tasks (nodes that begin together).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.diagnosis.operation_matrix import Cells, Integers
+
+BARRIER_OP: Final = "barrier"
+QUEUED_OPS: Final = ("gather", "all_to_all")
+"""Collectives in which many send to one port."""
+_ALWAYS: Final = 0.9
+"""Share of steps in which one operation must follow another to be taken to wait for it, where both is possible."""
+_TOLERANCE: Final = 1e-3
+"""Share of a step by which stamps of one moment may differ."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Tasks in an order in which what they wait for comes first.
+
+    Task k has the nodes ``member_N[task_K[k] : task_K[k + 1]]``; node n waits for ``before[before_N[n] : before_N[n +
+    1]]``. ``meets_N`` are the nodes whose task has others: their own time counts from the last of them. Tasks in
+    ``queued_K`` are messages that queue up at a port: what came first is served while others are still on their way.
+    """
+
+    task_K: Integers
+    member_N: Integers
+    before_N: Integers
+    before: Integers
+    meets_N: NDArray[np.bool_]
+    task_of_N: Integers
+    queued_K: NDArray[np.bool_]
+
+
+def build_graph(cells: Cells) -> Graph:
+    """The graph of a job's usual step."""
+    sets = _sets(cells)
+    before: list[list[int]] = [[] for _ in cells.op_N]
+    start_N, end_N = (np.nanmedian(x, axis=1) for x in (cells.start_NT, cells.end_NT))
+    tolerance_s = _TOLERANCE * float(np.median(cells.step_s_T))
+    is_compute, is_collective, is_transfer = cells.is_compute_N, cells.is_collective_N, cells.is_transfer_N
+    bounds = np.flatnonzero(np.diff(cells.rank_N)) + 1
+    for nodes in np.split(np.arange(len(cells.op_N)), bounds):
+        computes = nodes[is_compute[nodes]]
+        beside = {
+            int(n)
+            for n in nodes[is_collective[nodes]]
+            if np.any((start_N[n] < end_N[computes] - tolerance_s) & (start_N[computes] < end_N[n] - tolerance_s))
+        }
+        main = [n for n in nodes.tolist() if not is_transfer[n] and n not in beside]
+        _chain(before, main)
+        _beside(before, cells, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
+        _transfers(before, cells, nodes, computes, tolerance_s)
+    return _sorted(cells, sets, before, start_N)
+
+
+def _chain(before: list[list[int]], nodes: list[int]) -> None:
+    for earlier, later in pairwise(nodes):
+        before[later].append(earlier)
+
+
+def _beside(
+    before: list[list[int]],
+    cells: Cells,
+    beside: list[int],
+    main: Integers,
+    start_N: NDArray[np.float64],
+    end_N: NDArray[np.float64],
+    tolerance_s: float,
+) -> None:
+    """Collectives that overlap the chain ``main`` of their rank."""
+    streams: dict[int, list[int]] = defaultdict(list)
+    for n in beside:
+        streams[int(cells.group_N[n])].append(n)
+        earlier = main[end_N[main] <= start_N[n] + tolerance_s]
+        later = main[start_N[main] >= end_N[n] - tolerance_s]
+        if len(earlier):
+            before[n].append(int(earlier[-1]))
+        if len(later) and not (len(earlier) and later[0] <= earlier[-1]):
+            before[int(later[0])].append(n)
+    for stream in streams.values():
+        _chain(before, stream)
+
+
+def _transfers(before: list[list[int]], cells: Cells, nodes: Integers, computes: Integers, tolerance_s: float) -> None:
+    """Sends and receives of one rank's pipeline stage."""
+    for direction in ("forward", "backward"):
+        of_direction = computes[cells.is_op(f"{direction}-compute")[computes]].tolist()
+        served = {(int(cells.micro_batch_N[n]), int(cells.chunk_N[n])): i for i, n in enumerate(of_direction)}
+        for way in ("send", "recv"):
+            stream = nodes[cells.is_op(f"{direction}-{way}")[nodes]].tolist()
+            _chain(before, stream)
+            for n in stream:
+                i = served.get((int(cells.micro_batch_N[n]), int(cells.chunk_N[n])))
+                if i is None:
+                    continue
+                if way == "send":
+                    before[n].append(of_direction[i])
+                    continue
+                before[of_direction[i]].append(n)
+                if i and _follows(cells, of_direction[i - 1], n, tolerance_s):
+                    before[n].append(of_direction[i - 1])
+            if direction == "backward" and stream:
+                _first_backward(before, cells, computes, stream[0], tolerance_s)
+
+
+def _follows(cells: Cells, earlier: int, later: int, tolerance_s: float) -> bool:
+    """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
+    waited_T = cells.start_NT[later] >= cells.end_NT[earlier] - tolerance_s
+    return float(waited_T.mean()) >= _ALWAYS
+
+
+def _first_backward(
+    before: list[list[int]], cells: Cells, computes: Integers, transfer: int, tolerance_s: float
+) -> None:
+    """The first transfer backward is not posted before the last but one forward compute that precedes any backward."""
+    backward = np.flatnonzero(cells.is_op("backward-compute")[computes])
+    if len(backward) and backward[0] >= 2:
+        forward = int(computes[backward[0] - 2])
+        if _follows(cells, forward, transfer, tolerance_s):
+            before[transfer].append(forward)
+
+
+def _sets(cells: Cells) -> list[list[int]]:
+    """Nodes that begin together, each set of two or more."""
+    found: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    forward, backward = (cells.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
+    sends, stages = cells.is_op("forward-send", "backward-send"), int(cells.stage_N.max()) + 1
+    is_barrier = cells.is_op(BARRIER_OP)
+    for n in np.flatnonzero((cells.group_N >= 0) | is_barrier).tolist():
+        like = (cells.op_N, cells.group_N, cells.micro_batch_N, cells.chunk_N, cells.position_N)
+        found["group", *(int(x[n]) for x in like)].append(n)
+    for n in np.flatnonzero((forward | backward) & (cells.micro_batch_N >= 0)).tolist():
+        place = max(int(cells.chunk_N[n]), 0) * stages + int(cells.stage_N[n])
+        border = place if bool(forward[n]) == bool(sends[n]) else place - 1
+        place_in = (cells.dp_rank_N, cells.micro_batch_N, cells.position_N)
+        found["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
+    return [nodes for nodes in found.values() if len(nodes) > 1]
+
+
+def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]], start_N: NDArray[np.float64]) -> Graph:
+    """Tasks in topological order (Kahn), circles cut where the trace is earliest."""
+    nodes = len(before)
+    task_of_N = np.full(nodes, -1, np.int64)
+    tasks = list(sets)
+    for k, members in enumerate(sets):
+        task_of_N[members] = k
+    for n in np.flatnonzero(task_of_N < 0).tolist():
+        task_of_N[n] = len(tasks)
+        tasks.append([n])
+    waits_for = [0] * len(tasks)
+    releases: list[list[int]] = [[] for _ in tasks]
+    of = task_of_N.tolist()
+    for n, earlier in enumerate(before):
+        for m in earlier:
+            releases[of[m]].append(of[n])
+            waits_for[of[n]] += 1
+    met_s_K = [float(start_N[members].max()) for members in tasks]
+    ready = deque(k for k, count in enumerate(waits_for) if not count)
+    order: list[int] = []
+    ordered = np.zeros(len(tasks), np.bool_)
+    blocked = iter(sorted(range(len(tasks)), key=met_s_K.__getitem__))
+    while len(order) < len(tasks):
+        k = ready.popleft() if ready else next(k for k in blocked if not ordered[k])
+        if ordered[k]:
+            continue
+        ordered[k] = True
+        order.append(k)
+        for later in releases[k]:
+            waits_for[later] -= 1
+            if not waits_for[later]:
+                ready.append(later)
+    place = np.empty(len(tasks), np.int64)
+    place[order] = np.arange(len(tasks))
+    before = [[m for m in earlier if place[of[m]] < place[of[n]]] for n, earlier in enumerate(before)]
+    sizes = np.array([len(tasks[k]) for k in order], np.int64)
+    return Graph(
+        task_K=np.concatenate([[0], np.cumsum(sizes)]),
+        member_N=np.array([n for k in order for n in tasks[k]], np.int64),
+        before_N=np.concatenate([[0], np.cumsum([len(b) for b in before])]).astype(np.int64),
+        before=np.array([m for b in before for m in b], np.int64),
+        meets_N=np.array([len(tasks[k]) > 1 for k in of], np.bool_),
+        task_of_N=place[task_of_N],
+        queued_K=np.array(
+            [len(tasks[k]) > 1 and cells.ops[cells.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_
+        ),
+    )

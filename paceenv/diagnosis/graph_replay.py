@@ -1,0 +1,114 @@
+"""Replays a dependency graph with given durations: when every operation ends, and how long the steps take.
+
+An operation begins when all it waits for has ended, without launch delays. Those that meet (a collective, a transfer)
+all begin when the last of them is there, and each takes its own transfer time from then on. Where messages queue up at
+a port, that serves them from the first on: it takes its time from then, but after the last at least that of a message.
+Axes: N nodes, K tasks, T steps.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.sim.engine.code_cache import base_directory, numba_cache
+
+_BLOCK = 64
+"""Steps replayed together, so that the ends of a graph's nodes stay in the cache."""
+
+
+def _replay(
+    task_K: Integers,
+    member_N: Integers,
+    before_N: Integers,
+    before: Integers,
+    queued_K: NDArray[np.bool_],
+    duration_NT: Array,
+    wanted_K: Integers,
+    end_NB: Array,
+    step_s_T: Array,
+    begin_WT: Array,
+) -> None:
+    steps, width = duration_NT.shape[1], end_NB.shape[1]
+    begin_B, own_B, first_B = np.empty(width), np.empty(width), np.empty(width)
+    for first in range(0, steps, width):
+        count = min(width, steps - first)
+        step_s_T[first : first + count] = 0.0
+        for k in range(task_K.shape[0] - 1):
+            members = task_K[k + 1] - task_K[k]
+            for b in range(count):
+                begin_B[b], first_B[b] = 0.0, np.inf
+            for i in range(task_K[k], task_K[k + 1]):
+                n = member_N[i]
+                for b in range(count):
+                    own_B[b] = 0.0
+                for j in range(before_N[n], before_N[n + 1]):
+                    m = before[j]
+                    for b in range(count):
+                        own_B[b] = max(own_B[b], end_NB[m, b])
+                for b in range(count):
+                    begin_B[b] = max(begin_B[b], own_B[b])
+                    first_B[b] = min(first_B[b], own_B[b])
+            if wanted_K[k] >= 0:
+                for b in range(count):
+                    begin_WT[wanted_K[k], first + b] = begin_B[b]
+            for i in range(task_K[k], task_K[k + 1]):
+                n = member_N[i]
+                for b in range(count):
+                    lasts_s = duration_NT[n, first + b]
+                    end_s = begin_B[b] + lasts_s
+                    if queued_K[k]:
+                        end_s = max(first_B[b] + lasts_s, begin_B[b] + lasts_s / members)
+                    end_NB[n, b] = end_s
+                    if end_s > step_s_T[first + b]:
+                        step_s_T[first + b] = end_s
+
+
+with numba_cache(base_directory() / "replay") as _writable:
+    _replay_compiled = numba.njit(nogil=True, cache=_writable, error_model="numpy")(_replay)
+
+
+def replay(graph: Graph, duration_NT: Array) -> Array:
+    """How long every step takes with these durations, seconds, ``(T,)``; of nodes that meet they are transfer times."""
+    return _run(graph, duration_NT, np.empty(0, np.int64))[0]
+
+
+def begins(graph: Graph, duration_NT: Array, tasks: Integers) -> Array:
+    """When these tasks begin in the replay, seconds from a step's begin, ``(tasks, T)``."""
+    return _run(graph, duration_NT, tasks)[1]
+
+
+def _run(graph: Graph, duration_NT: Array, tasks: Integers) -> tuple[Array, Array]:
+    steps = duration_NT.shape[1]
+    step_s_T, begin_WT = np.empty(steps), np.empty((len(tasks), steps))
+    wanted_K = np.full(len(graph.queued_K), -1, np.int64)
+    wanted_K[tasks] = np.arange(len(tasks))
+    end_NB = np.empty((len(duration_NT), min(_BLOCK, steps)))
+    lists = (graph.task_K, graph.member_N, graph.before_N, graph.before, graph.queued_K)
+    _replay_compiled(*lists, np.ascontiguousarray(duration_NT), wanted_K, end_NB, step_s_T, begin_WT)
+    return step_s_T, begin_WT
+
+
+def own_durations(cells: Cells, graph: Graph) -> Array:
+    """What the replay takes: durations, but for nodes that meet from the last start among them, ``(N, T)``, seconds.
+
+    What came before that is waiting, which follows from the replay. Where only some members are in a step, those count.
+    """
+    duration_NT = cells.duration_NT
+    meets = np.flatnonzero(graph.meets_N)
+    task = graph.task_of_N[meets]
+    last_KT = np.full((len(graph.queued_K), cells.steps), -np.inf)
+    np.maximum.at(last_KT, task, np.nan_to_num(cells.start_NT[meets], nan=-np.inf))
+    transfer_NT = cells.end_NT[meets] - last_KT[task]
+    queued = graph.queued_K[task]
+    if queued.any():
+        first_KT = np.full_like(last_KT, np.inf)
+        np.minimum.at(first_KT, task, np.nan_to_num(cells.start_NT[meets], nan=np.inf))
+        members = np.diff(graph.task_K)[task[queued]]
+        since_first = cells.end_NT[meets[queued]] - first_KT[task[queued]]
+        transfer_NT[queued] = np.minimum(since_first, members[:, None] * transfer_NT[queued])
+    duration_NT[meets] = np.maximum(np.nan_to_num(transfer_NT, nan=0.0), 0.0)
+    return duration_NT

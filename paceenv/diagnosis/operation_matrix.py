@@ -1,0 +1,252 @@
+"""A job's trace as a matrix: one row per operation that every step has (a node), one column per step.
+
+Reads :mod:`paceenv.core.trace`. An operation is the same one in every step if rank, name, process group, micro-batch,
+chunk and its position among those agree. What a step does not have takes no time in it. Axes: N nodes, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+
+LEAST_STEPS: Final = 2
+USUAL: Final = 0.5
+"""Share of steps from which on an operation belongs to the usual step."""
+MOST_CELLS: Final = 1 << 27
+"""Of the matrix, which memory must hold."""
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Nodes are in the order of rank and of their usual place in the step; times are seconds from a step's begin.
+
+    ``ops`` are the names that ``op_N`` counts in, ``ranks`` the trace's ranks that ``rank_N`` counts in; ``dp_rank_N``
+    and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT`` are not a number
+    where a step does not have the node. ``step_s_T`` is how long a step took, ``dropped`` how many were left out
+    because a rank is missing in them.
+    """
+
+    name: str
+    source: str
+    ops: tuple[str, ...]
+    ranks: tuple[int, ...]
+    op_N: Integers
+    rank_N: Integers
+    dp_rank_N: Integers
+    stage_N: Integers
+    group_N: Integers
+    micro_batch_N: Integers
+    chunk_N: Integers
+    position_N: Integers
+    bytes_N: Integers
+    start_NT: Array
+    end_NT: Array
+    iteration_T: Integers
+    step_s_T: Array
+    dropped: int
+
+    @property
+    def steps(self) -> int:
+        return len(self.iteration_T)
+
+    @property
+    def duration_NT(self) -> Array:
+        """How long each operation took, 0 where a step does not have it."""
+        return np.nan_to_num(self.end_NT - self.start_NT)
+
+    @property
+    def usual_N(self) -> NDArray[np.bool_]:
+        """Which nodes belong to the usual step."""
+        return np.asarray(np.isfinite(self.start_NT).mean(axis=1) >= USUAL)
+
+    @property
+    def kind_N(self) -> Integers:
+        """A number of each node's kind, whose members should all take equally long.
+
+        That is its operation's; where nothing says which micro-batch it serves, and all ranks have as many, it is its
+        operation's at that place: what a rank computes before its first bucket is not what it does before the last.
+        """
+        kind_N, usual_N = self.op_N.copy(), self.usual_N
+        for op in np.unique(self.op_N):
+            nodes = np.flatnonzero((self.op_N == op) & usual_N)
+            of_rank = np.bincount(self.rank_N[nodes])
+            if (self.micro_batch_N[nodes] < 0).all() and len(np.unique(of_rank[of_rank > 0])) == 1:
+                kind_N[nodes] += len(self.ops) * self.position_N[nodes]
+        return kind_N
+
+    def is_op(self, *names: str) -> NDArray[np.bool_]:
+        """Which nodes have one of these names."""
+        wanted = [i for i, op in enumerate(self.ops) if op in names]
+        return np.isin(self.op_N, wanted)
+
+    @property
+    def is_compute_N(self) -> NDArray[np.bool_]:
+        return self.is_op(*COMPUTE_OPS)
+
+    @property
+    def is_transfer_N(self) -> NDArray[np.bool_]:
+        """Sends and receives of a pipeline or otherwise."""
+        return self.is_op(*POINT_TO_POINT_OPS)
+
+    @property
+    def is_collective_N(self) -> NDArray[np.bool_]:
+        """By name, or by having a process group."""
+        return self.is_op(*COLLECTIVE_OPS) | (self.group_N >= 0)
+
+    @property
+    def is_pace_N(self) -> NDArray[np.bool_]:
+        return self.is_op(PACE_OP)
+
+
+def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
+    """The matrix of one job of a trace; ``job`` must be named where the trace holds several.
+
+    Raises InputError without such a job, with fewer than LEAST_STEPS steps that all ranks have, or if the matrix would
+    have more than MOST_CELLS cells because operations differ from step to step.
+    """
+    name, rows = _rows_of(trace, job)
+    columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}
+    columns |= {key: trace.column(key)[rows] for key in ("start_s", "end_s", "bytes")}
+    codes = trace.table["op"].combine_chunks()
+    ops = tuple(map(str, codes.dictionary.to_pylist()))
+    columns["op"] = np.asarray(codes.indices)[rows]
+    kept, dropped = _complete(columns)
+    columns = {key: column[kept] for key, column in columns.items()}
+    ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
+    iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
+    if len(iterations) < LEAST_STEPS:
+        raise InputError(
+            f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {LEAST_STEPS}"
+        )
+    node, first = _nodes(columns, at_T)
+    nodes, steps = len(first), len(iterations)
+    if nodes * steps > MOST_CELLS:
+        raise InputError(
+            f"trace of {name}: {nodes} different operations in {steps} steps; allowed: at most {MOST_CELLS} cells"
+        )
+    begin_s_T, step_s_T = _steps(columns, iterations, at_T)
+    start_NT, end_NT = np.full((nodes, steps), np.nan), np.full((nodes, steps), np.nan)
+    start_NT[node, at_T] = columns["start_s"] - begin_s_T[at_T]
+    end_NT[node, at_T] = columns["end_s"] - begin_s_T[at_T]
+    place_N = np.bincount(node, columns["seq"]) / np.bincount(node)
+    order = np.lexsort((place_N, columns["rank"][first]))
+    taken = {key: columns[key][first][order].astype(np.int64) for key in columns}
+    start_NT, end_NT = start_NT[order], end_NT[order]
+    _tell_apart(ops, taken, start_NT, end_NT)
+    dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
+    return Cells(
+        name=name,
+        source=trace.metadata.source,
+        ops=ops,
+        ranks=tuple(ranks.tolist()),
+        op_N=taken["op"],
+        rank_N=taken["rank"],
+        dp_rank_N=dp_rank[taken["rank"]],
+        stage_N=stage[taken["rank"]],
+        group_N=taken["group"],
+        micro_batch_N=taken["micro_batch"],
+        chunk_N=taken["chunk"],
+        position_N=taken["position"],
+        bytes_N=taken["bytes"],
+        start_NT=start_NT,
+        end_NT=end_NT,
+        iteration_T=iterations.astype(np.int64),
+        step_s_T=step_s_T,
+        dropped=dropped,
+    )
+
+
+def _rows_of(trace: Trace, job: str | None) -> tuple[str, NDArray[Any]]:
+    names = sorted(trace.table["job"].unique().to_pylist())
+    if job is None and len(names) == 1:
+        job = names[0]
+    if job is None or job not in names:
+        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+    rows = slice(None) if len(names) == 1 else np.flatnonzero(trace.isin("job", job))
+    return job, rows  # type: ignore[return-value]  # a slice, where it is all of them
+
+
+def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]:
+    """Which rows belong to a step that every rank has, and how many steps are left out."""
+    ranks, rank = np.unique(columns["rank"], return_inverse=True)
+    steps, step = np.unique(columns["iteration"], return_inverse=True)
+    present_TR = np.zeros((len(steps), len(ranks)), np.bool_)
+    present_TR[step, rank] = True
+    whole_T = np.asarray(present_TR.all(axis=1))
+    return np.asarray(whole_T[step]), int((~whole_T).sum())
+
+
+def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
+    """Each row's node, and each node's first row; adds the column ``position``, of a row among its like in a step."""
+    key, keys = columns["rank"].astype(np.int64), int(columns["rank"].max(initial=0)) + 1
+    for name in ("op", "group", "micro_batch", "chunk"):
+        value = columns[name].astype(np.int64)
+        low, high = int(value.min(initial=0)), int(value.max(initial=0))
+        if keys * (high - low + 1) >= 1 << 40:  # dense, so that no product can overflow
+            found, key = np.unique(key, return_inverse=True)
+            keys = len(found)
+        key, keys = key * (high - low + 1) + (value - low), keys * (high - low + 1)
+    order = np.lexsort((columns["seq"], key, at_T))
+    fresh = np.ones(len(key), np.bool_)
+    fresh[1:] = (key[order][1:] != key[order][:-1]) | (at_T[order][1:] != at_T[order][:-1])
+    row = np.arange(len(key))
+    columns["position"] = np.empty(len(key), np.int64)
+    columns["position"][order] = row - np.maximum.accumulate(np.where(fresh, row, 0))
+    positions = int(columns["position"].max(initial=0)) + 1
+    if keys * positions >= 1 << 62:
+        key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    key = key * positions + columns["position"]
+    _, first, node = np.unique(key, return_index=True, return_inverse=True)
+    return node.astype(np.int64), first.astype(np.int64)
+
+
+def _tell_apart(ops: tuple[str, ...], nodes: dict[str, Integers], start_NT: Array, end_NT: Array) -> None:
+    """Where something else stands in place of a rank's compute, give compute its usual time of it, in place.
+
+    A live trace names all that a rank does outside of collectives after the mark of the iteration, a checkpoint say,
+    compute included, as it does not tell them apart (``live/record/recorder.py``).
+    """
+    known = (*COMPUTE_OPS, *COLLECTIVE_OPS, *POINT_TO_POINT_OPS, PACE_OP)
+    other = [i for i, op in enumerate(ops) if op not in known]
+    compute = [i for i, op in enumerate(ops) if op == COMPUTE_OPS[0]]
+    place = list(zip(nodes["rank"].tolist(), nodes["position"].tolist(), strict=True))
+    computes = {place[n]: n for n in np.flatnonzero(np.isin(nodes["op"], compute)).tolist()}
+    for n in np.flatnonzero(np.isin(nodes["op"], other) & (nodes["group"] < 0)).tolist():
+        c = computes.get(place[n])
+        instead_T = np.isfinite(start_NT[n]) & np.isnan(start_NT[c]) if c is not None else np.zeros(0, np.bool_)
+        if c is not None and instead_T.any() and not instead_T.all():
+            usual_s = np.nanmedian(end_NT[c] - start_NT[c])
+            start_NT[c, instead_T] = start_NT[n, instead_T]
+            end_NT[c, instead_T] = np.minimum(start_NT[n, instead_T] + usual_s, end_NT[n, instead_T])
+            start_NT[n, instead_T] = end_NT[c, instead_T]
+
+
+def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Integers) -> tuple[Array, Array]:
+    """When each step began and how long it took: from the end of the one before, where the trace has that one."""
+    begin_s, end_s = np.full(len(iterations), np.inf), np.full(len(iterations), -np.inf)
+    np.minimum.at(begin_s, at_T, columns["start_s"])
+    np.maximum.at(end_s, at_T, columns["end_s"])
+    follows = (np.diff(iterations) == 1) & (end_s[:-1] < end_s[1:])
+    begin_s[1:] = np.where(follows, end_s[:-1], begin_s[1:])
+    return begin_s, end_s - begin_s
+
+
+def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:
+    """An integer that the metadata says of each rank; where it says nothing, 0 for a stage, else the rank's place."""
+    known = trace.metadata.of_ranks(key)
+    return np.array(
+        [
+            known.get(r) if type(known.get(r)) is int else (0 if key == "stage" else i)
+            for i, r in enumerate(ranks.tolist())
+        ],
+        np.int64,
+    )

@@ -1,0 +1,61 @@
+"""What lies beyond the tail of the bulk: where a stall begins, from quantiles that stalls do not move."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from paceenv.diagnosis.operation_matrix import Array
+
+LEAST_STALL: Final = 0.1
+"""A stall is at least this share of its operation's usual time."""
+FALSE_STALLS: Final = 0.1
+"""Share of what counts as a stall that the bulk's own tail may be."""
+MOST_STALLS: Final = 0.1
+"""Share of operations; what is more frequent is no stall."""
+
+
+def stall_threshold(v: Array) -> float:
+    """From where on values ``v``, of which 1 is usual, are no longer the tail of their bulk; infinite if nowhere.
+
+    The bulk is a shifted gamma with the quantiles of ``v`` at 10, 50 and 90 %.
+    """
+    x = np.sort(v.ravel())
+    low, middle, high = np.quantile(x, (0.1, 0.5, 0.9))
+    if high - low <= 1e-9:
+        low, high = middle * (1.0 - 1e-3), middle * (1.0 + 1e-3)
+    skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))
+    shape = 4.0 / skew**2
+    z_low, z_middle, z_high = _gamma(shape, _DECILES)
+    tail = x[max(len(x) - int(MOST_STALLS * len(x)), 0) :]
+    expected = len(x) * _beyond(shape, (tail - middle) * (z_high - z_low) / (high - low) + z_middle)
+    beyond = len(tail) - np.arange(len(tail))
+    good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + LEAST_STALL)
+    return float(tail[int(np.argmax(good))]) * (1.0 - 1e-12) if good.any() else np.inf
+
+
+_DECILES = np.array([-1.2815515655446004, 0.0, 1.2815515655446004])
+"""Of a standard normal: 10, 50 and 90 %."""
+
+
+def _gamma(shape: float | Array, z: Array) -> Array:
+    """Quantiles of a gamma at those of a standard normal (Wilson and Hilferty 1931)."""
+    return np.asarray(shape * (1.0 - 1.0 / (9.0 * shape) + z / (3.0 * np.sqrt(shape))) ** 3)
+
+
+def _beyond(shape: float, x: Array) -> Array:
+    """Probability that a gamma exceeds ``x``, in the same approximation."""
+    z = (np.cbrt(np.maximum(x, 0.0) / shape) - 1.0 + 1.0 / (9.0 * shape)) * 3.0 * math.sqrt(shape)
+    return np.array([0.5 * math.erfc(value / math.sqrt(2.0)) for value in z.tolist()])
+
+
+def _skew_table() -> tuple[Array, Array]:
+    skew = np.linspace(0.02, 2.0, 200)
+    low, middle, high = _gamma((4.0 / skew**2)[:, None], _DECILES).T
+    return np.asarray((high + low - 2.0 * middle) / (high - low)), skew
+
+
+_SKEW_OF_QUANTILES = _skew_table()
+"""A gamma's skewness by (q90 + q10 - 2 q50) / (q90 - q10), which stalls do not move."""

@@ -1,0 +1,1 @@
+"""The simulator: what is simulated (cluster), how (engine), and the slow referee (reference)."""

@@ -1,0 +1,279 @@
+"""From a cluster config to the engine's parameter records: draws what is random and applies the closed forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import transfers
+from paceenv.sim.cluster.collectives import volume
+from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.simulator import JobBatch, episode_keys
+
+
+def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None = None) -> JobBatch:
+    """Parameter records of E episodes of a cluster.
+
+    ``keys_E`` are episode keys (:func:`paceenv.sim.engine.simulator.episode_keys`) and decide what is drawn.
+    ``tenants`` is how many tenant places each record gets, at least as many as the cluster has; unused ones are absent.
+    """
+    return _derive(cluster, Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+
+
+def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
+    """The cluster with the numbers that :func:`derive` draws for one episode in place of what is drawn.
+
+    With the same key it derives to the same records, bit for bit.
+    """
+    apart = Cluster.model_validate(cluster.model_dump())  # so that no two places share one quantity
+    draw = Draw(np.array([key], np.uint64), apart.job.nodes)
+    _derive(apart, draw, 1, None)
+
+    return Cluster.model_validate(
+        _replaced(apart, lambda value: float(draw.drawn[id(value)][0]) if id(value) in draw.drawn else None)
+    )
+
+
+def typical(cluster: Cluster) -> Cluster:
+    """The cluster with the middle of its range in place of whatever is drawn: nothing left to randomise."""
+
+    def middle(value: Any) -> float | None:
+        match value:
+            case Uniform():
+                return 0.5 * sum(value.uniform)
+            case LogUniform():
+                return math.sqrt(value.loguniform[0] * value.loguniform[1])
+            case Normal():
+                return value.normal[0]
+            case _:
+                return None
+
+    return Cluster.model_validate(_replaced(cluster, middle))
+
+
+def _replaced(value: Any, replace: Callable[[Any], float | None]) -> Any:
+    """A config as plain data, with what ``replace`` gives a number for replaced by it."""
+    number = replace(value)
+    if number is not None:
+        return number
+    if isinstance(value, BaseModel):
+        return {name: _replaced(part, replace) for name, part in value}
+    return [_replaced(part, replace) for part in value] if isinstance(value, list) else value
+
+
+def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBatch:
+    # the order of the draws below is part of every config's results
+    jobs = layout.default_job(E)
+    jobs["compute_s"] = draw(cluster.job.compute_s)
+    payload_bytes = draw(cluster.job.gradient_bytes)
+    _communicate(cluster, draw, jobs, payload_bytes)
+    jobs["barrier_s"] = np.asarray(draw(cluster.fabric.barrier_us)) * 1e-6 * cluster.barrier
+    for name in _NOISE:
+        value = getattr(cluster.noise, name)
+        jobs[name] = value if isinstance(value, int) else draw(value)
+    jobs["transfer_cv"] = draw.named("noise.transfer_cv", cluster.noise.transfer_cv)
+    skewness = draw(cluster.noise.imbalance_skew)
+    exposed = cluster.exposed
+    jobs["exposed_groups"], jobs["exposed_s"] = exposed.groups, draw(exposed.work_s)
+    jobs["exposed_share"], jobs["exposed_mean_iterations"] = draw(exposed.share), draw(exposed.mean_iterations)
+    jobs["exposed_episode_s"] = draw(exposed.episode_s)
+    jobs["exposed_spread"] = draw(exposed.episode_spread)
+    if cluster.power.compute_w != 0.0:
+        for name in ("compute_w", "wait_w", "delay_w", "heat_slowdown", "heat_iterations"):
+            jobs[name] = draw.named(f"power.{name}", getattr(cluster.power, name))
+    jobs["ranks_per_node"] = cluster.job.ranks_per_node
+    jobs["staleness"] = cluster.synchronization.staleness
+    skewness = _synchronize(jobs, skewness, cluster.synchronization.every)
+    jobs["ideal_step_s"] = ideal_step_s(jobs)
+    jobs["cap_s"] = cluster.pacing.cap * jobs["ideal_step_s"]
+    _fail(cluster, draw, jobs)
+    skewness_E = np.broadcast_to(np.round(skewness, 2), E).astype(np.float64)
+    return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), cluster.ranks, cluster.groups, skewness_E)
+
+
+_NOISE = (
+    "jitter_cv",
+    "common_cv",
+    "persistent_cv",
+    "slow_ranks",
+    "slow_factor",
+    "imbalance_cv",
+    "fail_slow_share",
+    "fail_slow_mean_iterations",
+    "fail_slow_factor",
+    "drift_cv",
+    "drift_iterations",
+    "stall_rate",
+    "stall_mean_s",
+)
+
+
+def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
+    """What a group's collective costs, into the records."""
+    job, fabric = cluster.job, cluster.fabric
+    place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
+    step = cluster.step()
+    if step is not None:
+        place = transfers.described_place(job, step)
+    links = transfers.draw_links(fabric, place, draw)
+    jobs["has_barrier"] = cluster.barrier
+    if step is not None:
+        jobs["compute_s"] = step.compute_s
+        times = transfers.described_times(job.algorithm, fabric, step, place, links)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
+        jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
+        return
+    if job.collective == "all_reduce":
+        times = transfers.all_reduce_times(job.algorithm, fabric, place, links, payload_bytes)
+        jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
+        jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
+        tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
+        tail = transfers.all_reduce_times(job.algorithm, fabric, place, links, tail_bytes)
+        tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
+        jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
+        return
+    members = place.nodes * place.per_node
+    if fabric.torus is not None:
+        found = volume("all_to_all", "torus", members, np.asarray(payload_bytes), dims=fabric.torus.dims)
+        jobs["transfer_alone_s"], jobs["latency_s"] = found.sent_bytes / links.rank_Bps, found.rounds * links.hop_s
+        return
+    jobs["incast_kind"] = layout.GATHER if job.collective == "gather" else layout.ALL_TO_ALL
+    jobs["incast_flow_s"] = transfers.message_s(job.collective, fabric, place, links, payload_bytes)
+    jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
+    jobs["latency_s"] = links.hop_s
+    burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
+    lossy = fabric.buffer_kb is not None
+    jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb if lossy else math.inf
+    jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
+
+
+def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
+    """Local SGD: one engine step becomes the K steps between two synchronizations; returns the imbalance's skewness.
+
+    Exact for noise that is independent from step to step: K times the mean, 1/sqrt(K) of the relative spread and of the
+    skewness. Stalls keep their mean: K times as many, or longer ones where that is more than one a period. What lasts
+    for iterations lasts for K times fewer, at least for one, so that drift and episodes shorter than K steps are
+    overstated. Only the last of the K steps can overlap with the collective. Tenants keep their ratio to the period.
+    """
+    if every == 1:
+        return skewness
+    jobs["compute_s"] *= every
+    jobs["overlap_share"] /= every
+    for name in ("jitter_cv", "common_cv", "imbalance_cv"):
+        jobs[name] /= math.sqrt(every)
+    stalls = jobs["stall_rate"] * every
+    jobs["stall_rate"] = np.minimum(stalls, 1.0)
+    jobs["stall_mean_s"] *= np.maximum(stalls, 1.0)
+    for name in ("fail_slow_mean_iterations", "drift_iterations", "exposed_mean_iterations", "heat_iterations"):
+        jobs[name] = np.maximum(jobs[name] / every, 1.0)
+    return np.asarray(skewness) / math.sqrt(every)
+
+
+def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
+    """Checkpoints and failures, in units of engine steps: K iterations each under local SGD."""
+    rules, every = cluster.reliability, cluster.synchronization.every
+    jobs["checkpoint_iterations"] = rules.checkpoint_iterations // every
+    jobs["warmup_iterations"] = -(-rules.warmup_iterations // every)
+    for name in ("checkpoint_s", "failure_heat", "restart_s", "warmup_factor"):
+        jobs[name] = draw.named(f"reliability.{name}", getattr(rules, name))
+    nodes = cluster.job.nodes
+    if rules.mtbf_iterations is not None:
+        jobs["failure_rate"] = nodes * every / np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations))
+    if rules.mtbf_hours is not None:
+        hours = np.asarray(draw.named("reliability.mtbf", rules.mtbf_hours))
+        jobs["failure_rate"] = nodes * jobs["ideal_step_s"] / (hours * 3600.0)
+
+
+def ideal_step_s(jobs: NDArray[np.void]) -> Any:
+    """Step time with every rank equal and every link free, seconds: compute, one collective alone, latency, barrier.
+
+    A collective that overlaps starts with the first gradients and ends no earlier than the last ones alone let it.
+    """
+    alone_s = np.maximum(jobs["transfer_alone_s"], jobs["uplink_work_s"])
+    early_s = (1.0 - jobs["overlap_share"]) * jobs["compute_s"] + alone_s + jobs["latency_s"]
+    late_s = np.where(jobs["overlap_share"] > 0.0, jobs["compute_s"] + jobs["tail_s"], 0.0)
+    step_s = np.maximum(early_s, late_s) + jobs["barrier_s"]
+    # running ahead hides the collective, up to as many steps as it may take
+    ahead_s = np.maximum(np.maximum(jobs["compute_s"], alone_s), step_s / (jobs["staleness"] + 1.0))
+    return np.where(jobs["staleness"] > 0, ahead_s, step_s)
+
+
+def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int | None) -> NDArray[np.void]:
+    places = len(cluster.tenants) if places is None else places
+    records = np.zeros((len(jobs), places), layout.TENANT)
+    for k, tenant in enumerate(cluster.tenants):
+        period_s = np.asarray(draw(tenant.period_ratio)) * jobs["ideal_step_s"]
+        share, rate = np.asarray(draw(tenant.comm_share)), np.asarray(draw(tenant.rate_share))
+        records["compute_s"][:, k] = period_s * (1.0 - share)
+        records["uplink_work_s"][:, k] = period_s * share * rate
+        records["rate_cap"][:, k] = rate
+        records["weight"][:, k] = np.where(share > 0.0, draw(tenant.weight), 0.0)
+        records["ranks"][:, k] = tenant.ranks
+        records["bursty"][:, k] = tenant.bursty
+        records["pause_rate"][:, k] = draw.named(f"tenants.{k}.pause_rate", tenant.pause_rate)
+        records["pause_periods"][:, k] = draw.named(f"tenants.{k}.pause_periods", tenant.pause_periods)
+        records["jitter_cv"][:, k] = jobs["jitter_cv"] if tenant.jitter_cv is None else draw(tenant.jitter_cv)
+    return records
+
+
+class ClusterMix:
+    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups."""
+
+    def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
+        if not clusters:
+            raise InputError("clusters: none given; allowed: at least one")
+        first = clusters[0]
+        for other in clusters[1:]:
+            if (other.ranks, other.groups) != (first.ranks, first.groups):
+                raise InputError(
+                    f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
+                    f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
+                )
+        share = np.ones(len(clusters)) if weights is None else np.asarray(weights, dtype=np.float64)
+        if len(share) != len(clusters) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
+            raise InputError(
+                f"weights = {list(share)}; allowed: one non-negative number for each cluster, not all zero"
+            )
+        self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
+        self._edges = np.cumsum(share / share.sum())
+        self._tenants = max(len(c.tenants) for c in clusters)
+        self._fixed: dict[int, JobBatch] = {}
+
+    def _derive(self, c: int, keys_E: NDArray[np.uint64]) -> JobBatch:
+        """As :func:`derive`, once and for all where a cluster has nothing to draw."""
+        fixed = self._fixed.get(c)
+        if fixed is not None:
+            return fixed.take(np.zeros(len(keys_E), np.int64))
+        draw = Draw(keys_E, self.clusters[c].job.nodes)
+        batch = _derive(self.clusters[c], draw, len(keys_E), self._tenants)
+        if not draw.random and len(keys_E):
+            self._fixed[c] = batch.take(np.zeros(1, np.int64))
+        return batch
+
+    def which(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Index of the cluster that each episode draws, ``(E,)``."""
+        u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+        return np.minimum(np.searchsorted(self._edges, u, side="right"), len(self.clusters) - 1)
+
+    def derive(self, keys_E: NDArray[np.uint64]) -> JobBatch:
+        """Parameter records of E episodes."""
+        if len(self.clusters) == 1:
+            return self._derive(0, keys_E)
+        which = self.which(keys_E)
+        jobs = np.zeros(len(keys_E), layout.JOB)
+        tenants_EK = np.zeros((len(keys_E), self._tenants), layout.TENANT)
+        skewness_E = np.zeros(len(keys_E))
+        for c in np.unique(which):
+            at = np.flatnonzero(which == c)
+            part = self._derive(c, keys_E[at])
+            jobs[at], tenants_EK[at], skewness_E[at] = part.jobs, part.tenants_EK, part.skewness_E
+        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E)

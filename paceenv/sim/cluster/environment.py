@@ -1,0 +1,116 @@
+"""What a job meets while it runs: noise by cause, exposed work, other jobs, heat and failures; and how it is paced."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Share
+from paceenv.sim.engine.layout import MAX_STALENESS
+from paceenv.ui.config_files import Config
+
+
+class Noise(Config):
+    """Noise by cause; coefficients of variation are relative to ``job.compute_s``, one to a collective's duration."""
+
+    jitter_cv: Cv = Field(0.0, description="idiosyncratic, normal, anew each rank and step")
+    common_cv: Cv = Field(0.0, description="common to all ranks, anew each step")
+    persistent_cv: Cv = Field(0.0, description="fixed per rank for an episode")
+    slow_ranks: int = Field(0, ge=0, description="how many ranks are slow throughout")
+    slow_factor: AtLeastOne = Field(1.0, description="how many times longer they compute")
+    imbalance_cv: Cv = Field(0.0, description="data imbalance: shifted gamma, anew each rank and step")
+    imbalance_skew: NonNegative = Field(1.0, description="its skewness")
+    fail_slow_share: Share = Field(0.0, description="share of time a rank spends in fail-slow episodes")
+    fail_slow_mean_iterations: AtLeastOne = Field(200.0, description="their mean length, iterations")
+    fail_slow_factor: AtLeastOne = Field(1.0, description="how many times longer the rank computes meanwhile")
+    drift_cv: Cv = Field(0.0, description="thermal and load drift: Ornstein-Uhlenbeck per rank")
+    drift_iterations: AtLeastOne = Field(500.0, description="its correlation time, iterations")
+    stall_rate: Share = Field(0.0, description="runtime or control-plane stalls per rank and iteration")
+    stall_mean_s: NonNegative = Field(0.0, description="their mean length (exponential), s")
+    transfer_cv: Cv = Field(0.0, description="of what a group's collective takes, anew each group and step")
+
+
+class Exposed(Config):
+    """Work of a group that follows its collective and delays the end of the step: unequal slack on a shared uplink."""
+
+    groups: int = Field(0, ge=0, description="how many groups always have it")
+    work_s: NonNegative = Field(0.0, description="how long it takes them, s")
+    share: Share = Field(0.0, description="share of time any group spends in episodes of it")
+    mean_iterations: AtLeastOne = Field(200.0, description="mean length of an episode, iterations")
+    episode_s: NonNegative = Field(0.0, description="its mean per step, s")
+    episode_spread: Cv = Field(0.5, description="an episode draws uniformly from 1 - spread to 1 + spread times that")
+
+
+class Tenant(Config):
+    """Another job on the same uplink: computes, transfers, computes again; slowed by us as we are by it."""
+
+    period_ratio: Positive = Field(description="its ideal period relative to ours; noise makes both longer")
+    comm_share: Share = Field(description="share of that period in which it transfers")
+    rate_share: Fraction = Field(1.0, description="the most of the uplink that it can take")
+    weight: Positive = Field(1.0, description="its share in a tie relative to one of our groups")
+    ranks: int = Field(1, ge=1, description="how many ranks it waits for in every step")
+    jitter_cv: Cv | None = Field(None, description="idiosyncratic variation of their compute time; empty: as our own")
+    bursty: bool = Field(False, description="background traffic: lengths of its gaps and transfers exponential")
+    pause_rate: Share = Field(0.0, description="chance a period of standing still, after which its phase is new")
+    pause_periods: AtLeastOne = Field(
+        1.0,
+        description="how many of its periods it stands still at most: 1 a checkpoint, many a job that comes and goes",
+    )
+
+    @model_validator(mode="after")
+    def _no_pauses_in_bursts(self) -> Tenant:
+        if self.bursty and self.pause_rate != 0.0:
+            raise ValueError("pause_rate 0 where bursty is set: its phase is new every time")
+        return self
+
+
+class Pacing(Config):
+    """Defaults of the ``static`` policy on this cluster, and the cap no delay exceeds."""
+
+    mechanism: Literal["slack", "slide", "stagger"] = "slack"
+    threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
+    window: float = Field(0.1, ge=0, le=1, description="delay window as a share of the baseline step")
+    cap: float = Field(1.0, gt=0, le=1, description="the longest delay as a share of the ideal step")
+
+
+class Synchronization(Config):
+    """How often and how strictly ranks wait for one another; the default is every step, for everybody."""
+
+    every: int = Field(1, ge=1, description="steps from one synchronization to the next (local SGD)")
+    staleness: int = Field(0, ge=0, le=MAX_STALENESS, description="steps a rank may run ahead of the slowest")
+
+
+class Power(Config):
+    """What a rank draws, and what a warm node costs: a waiting rank spins, warms its node and slows it down."""
+
+    compute_w: NonNegative = Field(0.0, description="one rank while it computes, W; 0: no power is accounted for")
+    wait_w: NonNegative = Field(0.0, description="while it waits or communicates, W")
+    delay_w: NonNegative = Field(0.0, description="while it is delayed, restarts or writes a checkpoint, W")
+    heat_slowdown: NonNegative = Field(0.0, description="how much longer a node at full compute power computes")
+    heat_iterations: AtLeastOne = Field(200.0, description="its thermal time constant, iterations")
+
+    @model_validator(mode="after")
+    def _power_for_heat(self) -> Power:
+        if self.compute_w == 0.0 and any(v != 0.0 for v in (self.wait_w, self.delay_w, self.heat_slowdown)):
+            raise ValueError("power.compute_w greater than 0 where wait_w, delay_w or heat_slowdown is set")
+        return self
+
+
+class Reliability(Config):
+    """Checkpoints, failures and restarts; no failures unless a time between them is given."""
+
+    checkpoint_iterations: int = Field(0, ge=0, description="iterations between checkpoints; 0: none are written")
+    checkpoint_s: NonNegative = Field(0.0, description="what writing one adds to its step, s")
+    mtbf_iterations: Positive | None = Field(None, description="mean iterations between failures of one node")
+    mtbf_hours: Positive | None = Field(None, description="the same in hours of ideal steps; give one of the two")
+    failure_heat: NonNegative = Field(0.0, description="how many times more often a node at full power fails")
+    restart_s: NonNegative = Field(0.0, description="from a failure to running again, s")
+    warmup_iterations: int = Field(0, ge=0, description="iterations after a restart that are slow")
+    warmup_factor: AtLeastOne = Field(1.0, description="how many times longer they compute")
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Reliability:
+        if self.mtbf_iterations is not None and self.mtbf_hours is not None:
+            raise ValueError("one of mtbf_iterations and mtbf_hours, not both")
+        return self

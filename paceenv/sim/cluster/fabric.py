@@ -1,0 +1,109 @@
+"""The fabric section of a cluster config: links inside a node, its NICs and where they sit, leaves, uplinks, torus."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES
+from paceenv.sim.cluster.quantity import NonNegative, Positive
+from paceenv.ui.config_files import Config
+
+INTRA_NODE_GBPS = {"nvswitch": 2400.0, "nvlink": 450.0, "pcie": 200.0}
+"""One GPU's link in each direction where no rate is given: A100 on NVSwitch, a bridge of four NVLinks between two A40,
+and what is left of PCIe Gen4 x16 after its protocol."""
+
+
+class Torus(Config):
+    """Chips with a link in both directions of every dimension, instead of NICs and switches."""
+
+    dims: list[Annotated[int, Field(ge=1)]] = Field(
+        min_length=1, max_length=6, description="chips along each dimension"
+    )
+    link_gbps: Positive = Field(description="one link, Gb/s in each direction")
+
+    @property
+    def chips(self) -> int:
+        return math.prod(self.dims)
+
+
+class Fabric(Config):
+    """Two tiers, nodes on leaf switches through their NICs and leaves on an upper tier, or a torus."""
+
+    nic_gbps: Positive | None = Field(None, description="one NIC, Gb/s in each direction")
+    nics_per_node: int = Field(1, ge=1)
+    gpus_per_node: int | None = Field(
+        None, ge=1, description="GPUs behind the NICs; empty: ranks_per_node, or a NIC each"
+    )
+    numa_nodes: int = Field(1, ge=1, description="sockets of a node; GPUs are spread evenly over them")
+    nic_numa: list[int] | None = Field(None, description="the socket of each NIC; empty: spread evenly")
+    inter_socket_gbps: Positive | None = Field(
+        None, description="link between sockets, Gb/s in each direction, shared by GPUs whose NIC is on another socket"
+    )
+    intra_node: Literal["nvswitch", "nvlink", "pcie"] = Field("nvswitch", description="what connects a node's GPUs")
+    intra_node_gbps: Positive | None = Field(
+        None, description="a GPU's link inside the node, Gb/s in each direction; empty: as usual for intra_node"
+    )
+    intra_node_latency_us: NonNegative | None = Field(None, description="one hop inside a node, us; empty: latency_us")
+    intra_node_sqrt_us_per_sqrt_mb: NonNegative = Field(0.0, description="as sqrt_us_per_sqrt_mb, inside a node")
+    nodes_per_leaf: int | None = Field(None, ge=1, description="nodes on one leaf switch")
+    placement: Literal["packed", "spread"] = Field(
+        "packed", description="packed: a group's nodes share leaves where they can; spread: nodes in random order"
+    )
+    uplink_gbps: Positive | None = Field(
+        None, description="capacity of the tier above the leaves that all traffic shares, Gb/s"
+    )
+    oversubscription: Positive | None = Field(
+        None, description="instead: what a leaf's nodes can send over what its uplinks carry; 1 is non-blocking"
+    )
+    ecmp_paths: int | None = Field(
+        None, ge=1, description="equal-cost paths that flows are hashed onto; empty: traffic spreads evenly"
+    )
+    torus: Torus | None = Field(None, description="instead of NICs, leaves and uplinks")
+    latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
+    sqrt_us_per_sqrt_mb: NonNegative = Field(
+        0.0,
+        description="what cutting a message into chunks costs, us per square root of a megabyte (paceenv calibrate)",
+    )
+    barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
+    tree_below_bytes: float = Field(TREE_BELOW_BYTES, ge=0, description="algorithm auto: messages below go by tree")
+    buffer_kb: Positive | None = Field(
+        None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"
+    )
+    burst_kb: Positive = Field(
+        14.48, description="what a sender sends before it hears back, kB: ten segments of 1448 B"
+    )
+    timeout_ms: NonNegative = Field(200.0, description="least retransmission timeout, ms; 200 in Linux")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Fabric:
+        if self.torus is not None:
+            named = {"nic_gbps", "nodes_per_leaf", "uplink_gbps", "oversubscription", "ecmp_paths", "buffer_kb"}
+            given = sorted(key for key in named if getattr(self, key) is not None)
+            if given:
+                raise ValueError(f"torus or {given[0]}, not both")
+            return self
+        for key in ("nic_gbps", "nodes_per_leaf"):
+            if getattr(self, key) is None:
+                raise ValueError(f"{key} given, or a torus")
+        if (self.uplink_gbps is None) == (self.oversubscription is None):
+            raise ValueError("one of uplink_gbps and oversubscription")
+        self._check_sockets()
+        return self
+
+    def _check_sockets(self) -> None:
+        if self.nic_numa is not None and len(self.nic_numa) != self.nics_per_node:
+            raise ValueError(f"nic_numa with one socket for each of the {self.nics_per_node} NICs")
+        if any(not 0 <= socket < self.numa_nodes for socket in self.nic_numa or []):
+            raise ValueError(f"nic_numa from 0 to {self.numa_nodes - 1}, the sockets of a node")
+        if self.inter_socket_gbps is None and len(set(self.nic_sockets)) < self.numa_nodes:
+            raise ValueError("inter_socket_gbps where a socket has no NIC of its own")
+
+    @property
+    def nic_sockets(self) -> list[int]:
+        """The socket of each NIC."""
+        if self.nic_numa is not None:
+            return self.nic_numa
+        return [i * self.numa_nodes // self.nics_per_node for i in range(self.nics_per_node)]

@@ -1,0 +1,156 @@
+"""The cluster config: a job, the fabric it runs on, what it meets there, and how it is paced.
+
+Frozen and validated; units are in the names. A quantity is a number, or says how it is drawn anew each episode
+(``uniform``, ``loguniform``, ``normal``), or how it grows with the number of nodes (``power_law``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from paceenv.sim.cluster.environment import Exposed, Noise, Pacing, Power, Reliability, Synchronization, Tenant
+from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
+from paceenv.sim.cluster.step_time import Step
+from paceenv.sim.cluster.transfers import plan_step
+from paceenv.sim.cluster.workload import Gpu, Workload
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+MAX_EXCHANGE = 1024
+"""Ranks of one all-to-all, whose messages are simulated pair by pair."""
+
+
+class Cluster(Config):
+    """Everything the simulator is told about one job and its surroundings."""
+
+    name: str
+    description: str = ""
+    job: Job
+    fabric: Fabric
+    workload: Workload | None = Field(None, description="what is trained; then compute_s and gradient_bytes follow")
+    gpu: Gpu | None = Field(None, description="on which GPU")
+    noise: Noise = Noise()
+    exposed: Exposed = Exposed()
+    synchronization: Synchronization = Synchronization()
+    tenants: list[Tenant] = []
+    power: Power = Power()
+    reliability: Reliability = Reliability()
+    pacing: Pacing = Pacing()
+    calibration: dict[str, Any] = Field({}, description="where the numbers come from, with their errors; not read")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Cluster:
+        if self.noise.slow_ranks > self.job.ranks:
+            raise ValueError(f"noise.slow_ranks at most the {self.job.ranks} ranks of the job")
+        self._check_form()
+        if self.exposed.groups > self.groups:
+            raise ValueError(f"exposed.groups at most the {self.groups} groups of the job")
+        if (self.exposed.groups or self.exposed.share != 0.0) and not self.barrier:
+            raise ValueError("job.barrier: true where a group has exposed work")
+        self._check_collective()
+        self._check_synchronization()
+        return self
+
+    def _check_form(self) -> None:
+        """Either measured numbers or a description, and all of it."""
+        job, measured = self.job, ("compute_s", "gradient_bytes")
+        if (self.workload is None) != (self.gpu is None):
+            raise ValueError("workload and gpu together, or neither")
+        if self.workload is None:
+            for key in measured:
+                if getattr(job, key) is None:
+                    raise ValueError(f"job.{key} given, or a workload and a gpu")
+            return
+        for key in (*measured, "nodes_per_group"):
+            if getattr(job, key) is not None:
+                raise ValueError(f"job.{key} or a workload, not both: it follows from the description")
+        if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
+            raise ValueError(
+                "job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which tells its own"
+            )
+        drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
+        if drawn:
+            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
+        self.step()  # refuses what cannot be
+
+    def _check_collective(self) -> None:
+        job, torus = self.job, self.fabric.torus
+        if job.collective != "all_reduce" and (job.overlap != 0.0 or job.tail_bytes != 0.0):
+            raise ValueError("job.overlap and job.tail_bytes 0 for a gather or an all_to_all")
+        if (job.algorithm == "torus") != (torus is not None) and job.collective == "all_reduce":
+            raise ValueError("job.algorithm torus with a fabric.torus, and only there")
+        if self.tenants and (torus is not None or job.collective != "all_reduce"):
+            raise ValueError("no tenants on a torus or with a gather or an all_to_all, which share no uplink with them")
+        members = job.group_nodes * job.ranks_per_node
+        if job.collective == "all_to_all" and torus is None and members > MAX_EXCHANGE:
+            raise ValueError(f"at most {MAX_EXCHANGE} ranks in a group of an all_to_all ({members}), every pair counts")
+        if torus is None:
+            return
+        if torus.chips != job.nodes:
+            dims = " x ".join(map(str, torus.dims))
+            raise ValueError(f"fabric.torus.dims that multiply to the {job.nodes} nodes ({dims} = {torus.chips})")
+        if job.ranks_per_node > 1 or job.groups > 1:
+            raise ValueError("one rank per node and one group on a torus")
+        if job.collective == "gather":
+            raise ValueError("job.collective all_reduce or all_to_all on a torus")
+
+    def _check_synchronization(self) -> None:
+        every, staleness = self.synchronization.every, self.synchronization.staleness
+        if staleness and (self.barrier or self.groups > 1):
+            raise ValueError("synchronization.staleness 0 with a barrier or several groups, which make ranks wait")
+        if staleness and every > 1:
+            raise ValueError("one of synchronization.every and synchronization.staleness")
+        if self.reliability.checkpoint_iterations % every:
+            raise ValueError(f"reliability.checkpoint_iterations a multiple of synchronization.every ({every})")
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job in the engine."""
+        return self.job.ranks
+
+    @property
+    def groups(self) -> int:
+        """Process groups that run their collectives side by side."""
+        if self.workload is not None:
+            return self.workload.tensor_parallel * self.workload.pipeline_parallel
+        return self.job.groups
+
+    @property
+    def barrier(self) -> bool:
+        """Whether something beyond the collectives ends a step: with several groups it always does."""
+        return self.job.barrier or self.groups > 1
+
+    @property
+    def samples_per_step(self) -> float:
+        """Samples that the whole job processes in one step of the engine, from one synchronization to the next."""
+        samples = self.job.samples_per_node * self.job.nodes
+        if self.workload is not None:
+            samples = float(self.workload.batch * (self.workload.data_parallel or self.ranks // self.groups))
+        return samples * self.synchronization.every
+
+    def step(self) -> Step | None:
+        """The step of the workload when nobody is late and nothing is shared; None for a job described by its times."""
+        if self.workload is None or self.gpu is None:
+            return None
+        return plan_step(self.workload, self.gpu, self.fabric, self.job)
+
+    def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
+        """This cluster with ``key=value`` assignments, given with ``option``, applied and checked anew."""
+        data = self.model_dump()
+        for assignment in assignments:
+            config_files.set_value(data, assignment, option)
+        return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """This cluster with the job on another number of nodes."""
+        return self.changed([f"job.nodes={nodes}"], f"{self.name} at {nodes} nodes")
+
+
+def load_cluster(name: str | os.PathLike[str]) -> Cluster:
+    """A cluster config by file or by name in ``configs/clusters``."""
+    return config_files.load(Cluster, "clusters", name)

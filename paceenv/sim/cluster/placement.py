@@ -1,0 +1,104 @@
+"""How groups of consecutive GPUs lie on nodes, and what a collective of such a group costs inside and between them.
+
+GPUs are numbered node by node. Tensor-parallel ranks are neighbours, data-parallel replicas come next, pipeline stages
+are outermost (Megatron-LM's order), so that what communicates most stays inside a node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, Volume, volume
+
+
+class Cost(NamedTuple):
+    """What a collective takes when nothing else is on the links."""
+
+    time_s: float
+    nic_bytes: float
+    """Bytes a node sends through its NICs in one direction, all its groups of the kind together."""
+
+    def times(self, count: float) -> Cost:
+        return Cost(self.time_s * count, self.nic_bytes * count)
+
+
+class Group(NamedTuple):
+    """Members of one process group, how many of them share a node, and how many such groups use a node's NICs."""
+
+    members: int
+    per_node: int
+    sharing: int = 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """The laws of a GPU's link inside its node and of a node's NICs taken together."""
+
+    inside: Law
+    across: Law
+    gpus_per_node: int
+    algorithm: Algorithm = "auto"
+    torus_dims: Sequence[int] = ()
+    tree_below_bytes: float = TREE_BELOW_BYTES
+
+    def tensor_group(self, width: int) -> Group:
+        """``width`` neighbours."""
+        return Group(width, min(width, self.gpus_per_node))
+
+    def data_group(self, width: int, tensor: int) -> Group:
+        """``width`` GPUs ``tensor`` apart. Where they do not lie regularly on nodes, as few as do share one."""
+        per_node = math.gcd(width, max(self.gpus_per_node // tensor, 1))
+        return Group(width, per_node, self.gpus_per_node // per_node)
+
+    def crosses(self, first: int, second: int) -> bool:
+        """Whether two GPUs are on different nodes."""
+        return first // self.gpus_per_node != second // self.gpus_per_node
+
+    def send(self, payload_bytes: float, block: int, tensor: int, crosses: bool, rounds: float = 1.0) -> Cost:
+        """Every rank of a block of GPUs passes its share, a ``tensor``-th of a payload, to the same rank of another."""
+        if not crosses:
+            return Cost(float(self.inside.time_s(Volume(rounds, payload_bytes / tensor))), 0.0)
+        node_bytes = payload_bytes * min(block, self.gpus_per_node) / tensor
+        return Cost(float(self.across.time_s(Volume(rounds, node_bytes))), node_bytes)
+
+    def collective(self, op: Op, group: Group, payload_bytes: float) -> Cost:
+        """Time and NIC traffic of a collective of a group and of those that share its nodes, all at once.
+
+        A ring passes through the GPUs of a node one after the other and crosses its NICs once; of a tree the members
+        are nodes, with a chain inside (NCCL). ``auto`` chooses between the two as :func:`volume` does. ``hierarchical``
+        and ``halving_doubling`` reduce inside first, and every GPU sends its own part between nodes.
+        """
+        n, k, sharing = group
+        if n < 2:
+            return Cost(0.0, 0.0)
+        algorithm = self.algorithm
+        if algorithm == "torus":
+            if n == math.prod(self.torus_dims):
+                return Cost(float(self.across.time_s(volume(op, "torus", n, payload_bytes, dims=self.torus_dims))), 0.0)
+            algorithm = "ring"
+        if algorithm == "auto":
+            algorithm = "tree" if op == "all_reduce" and payload_bytes < self.tree_below_bytes else "ring"
+        if n == k:
+            inside_algorithm = "ring" if algorithm == "hierarchical" else algorithm
+            return Cost(float(self.inside.time_s(volume(op, inside_algorithm, n, payload_bytes))), 0.0)
+        nodes = n // k
+        if algorithm in ("hierarchical", "halving_doubling"):
+            flat = "ring" if algorithm == "hierarchical" else algorithm
+            within = volume(op, flat, k, payload_bytes)
+            between = volume(op, flat, nodes, payload_bytes / k)
+            across = self._shared(sharing * k)
+            return Cost(
+                float(self.inside.time_s(within) + across.time_s(between)), float(between.sent_bytes) * sharing * k
+            )
+        if algorithm == "tree" and op == "all_reduce":
+            within, between = Volume(2.0 * (k - 1), payload_bytes), volume(op, "tree", nodes, payload_bytes)
+        else:
+            within = between = volume(op, "ring" if k > 1 else algorithm, n, payload_bytes)
+        slower = max(float(self._shared(sharing).time_s(between)), float(self.inside.time_s(within)) if k > 1 else 0.0)
+        return Cost(slower, float(between.sent_bytes) * sharing)
+
+    def _shared(self, groups: int) -> Law:
+        return replace(self.across, bandwidth_Bps=self.across.bandwidth_Bps / groups)

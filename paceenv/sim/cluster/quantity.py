@@ -1,0 +1,104 @@
+"""A quantity of a cluster config: a number, how it is drawn anew each episode, or how it grows with the nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from paceenv.ui.config_files import Config
+
+_TINY = 1e-9
+Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class Uniform(Config):
+    """Drawn uniformly between two numbers each episode."""
+
+    uniform: Pair
+
+
+class LogUniform(Config):
+    """Drawn log-uniformly between two positive numbers each episode."""
+
+    loguniform: Pair
+
+
+class Normal(Config):
+    """Drawn from a normal (mean, standard deviation) each episode, as from a calibration; kept within the bounds.
+
+    ``within`` are the bounds of the quantity it stands for, set when it is checked.
+    """
+
+    normal: Pair
+    within: tuple[float, float] = Field((-math.inf, math.inf), exclude=True)
+
+
+class PowerLaw(Config):
+    """``value * (nodes / at_nodes) ** exponent``: a quantity that grows with the job."""
+
+    value: float
+    at_nodes: float = Field(gt=0)
+    exponent: float
+
+
+class Scaled(Config):
+    """Wrapper that names the power law in the file."""
+
+    power_law: PowerLaw
+
+
+Quantity = float | Uniform | LogUniform | Normal | Scaled
+
+
+def _within(low: float, high: float, *, open_low: bool = False) -> Callable[[Quantity], Quantity]:
+    allowed = f"{'greater than' if open_low else 'at least'} {low:g}" + (
+        f", at most {high:g}" if high < math.inf else ""
+    )
+
+    def check(quantity: Quantity) -> Quantity:
+        for value in _ends(quantity):
+            if not math.isfinite(value) or value < low or value > high or (open_low and value == low):
+                raise ValueError(allowed)
+        if isinstance(quantity, Normal):
+            return quantity.model_copy(update={"within": (low + (_TINY if open_low else 0.0), high)})
+        return quantity
+
+    return check
+
+
+def _ends(quantity: Quantity) -> list[float]:
+    """The values to hold against the bounds."""
+    match quantity:
+        case Uniform():
+            ends = quantity.uniform
+        case LogUniform():
+            ends = quantity.loguniform
+            if min(ends) <= 0:
+                raise ValueError("two positive numbers for loguniform")
+        case Normal():
+            if not 0.0 <= quantity.normal[1] < math.inf:
+                raise ValueError("a standard deviation of at least 0")
+            return quantity.normal[:1]
+        case Scaled():
+            if not math.isfinite(quantity.power_law.exponent):
+                raise ValueError("a finite exponent")
+            return [quantity.power_law.value]
+        case _:
+            return [float(quantity)]
+    if ends[0] > ends[1]:
+        raise ValueError("lower end first")
+    return ends
+
+
+HIGHEST = 1e15
+"""No quantity of a cluster is larger in its unit; beyond, sums and products would leave the numbers."""
+Positive = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST, open_low=True))]
+NonNegative = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST))]
+Share = Annotated[Quantity, AfterValidator(_within(0.0, 0.99))]
+AtLeastOne = Annotated[Quantity, AfterValidator(_within(1.0, HIGHEST))]
+Cv = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]
+Fraction = Annotated[Quantity, AfterValidator(_within(0.0, 1.0, open_low=True))]
+Part = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]

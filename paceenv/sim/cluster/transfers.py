@@ -1,0 +1,303 @@
+"""What a step's collective costs on a cluster's fabric: alone, on the shared uplink, in latency, and as incast.
+
+Between the closed forms of :mod:`paceenv.sim.cluster.collectives` and the engine's records
+(:mod:`paceenv.sim.cluster.derive`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.sim.cluster.collectives import (
+    BYTES_PER_GBIT,
+    Algorithm,
+    Law,
+    crossing_bytes,
+    crossing_hops,
+    halving_doubling_rounds,
+    volume,
+)
+from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
+from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.step_time import Step, plan
+from paceenv.sim.cluster.workload import Gpu, Workload
+
+Values = float | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the members of a process group sit: ``per_node`` on each of ``nodes``; ``sharing`` groups share a node."""
+
+    nodes: int
+    per_node: int
+    groups: int
+    total_nodes: int
+    ranks_per_node: int
+    sharing: int = 1
+
+
+@dataclass(frozen=True)
+class Links:
+    """Rates (bytes per second, one direction) and costs of what a group's collective passes; drawn for E episodes."""
+
+    rank_Bps: Values
+    """A rank's share of its node's NICs; of the slowest rank, where their paths differ."""
+    inside_Bps: Values
+    hop_s: Values
+    inside_hop_s: Values
+    sqrt_s: Values
+    inside_sqrt_s: Values
+    uplink_Bps: Values
+    leaf_Bps: Values
+    """What one leaf can send up; infinite where a single shared tier is given."""
+    own_imbalance: Values
+    """Load of the busiest equal-cost path over the mean, of one group's flows."""
+    imbalance: Values
+    """The same of the flows of all groups."""
+
+
+class Times(NamedTuple):
+    """Seconds; what ``layout.JOB`` calls ``transfer_alone_s``, ``uplink_work_s`` and ``latency_s``."""
+
+    alone_s: Values
+    uplink_work_s: Values
+    latency_s: Values
+
+
+def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
+    """The links a group's members see. The order of the counted draws is part of every config's results."""
+    nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
+    if fabric.intra_node_gbps is None:
+        inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
+    uplink_Bps = np.asarray(draw(fabric.uplink_gbps)) * BYTES_PER_GBIT
+    hop_s = np.asarray(draw(fabric.latency_us)) * 1e-6
+    inter_gbps = draw.named("fabric.inter_socket_gbps", fabric.inter_socket_gbps)
+    if fabric.intra_node == "pcie" and fabric.inter_socket_gbps is not None:
+        inside_gbps = np.minimum(inside_gbps, inter_gbps)  # a ring inside the node crosses sockets once each way
+    rank_Bps: Values = np.asarray(nic_gbps) * fabric.nics_per_node / place.ranks_per_node * BYTES_PER_GBIT
+    if fabric.torus is not None:  # of a torus: one link
+        rank_Bps = np.asarray(draw.named("fabric.torus.link_gbps", fabric.torus.link_gbps)) * BYTES_PER_GBIT
+    if fabric.numa_nodes > 1 and fabric.torus is None:
+        gpus = place.ranks_per_node if place.ranks_per_node > 1 else fabric.gpus_per_node or fabric.nics_per_node
+        rank_Bps = slowest_gpu_gbps(fabric, gpus, nic_gbps, inter_gbps) * gpus / place.ranks_per_node * BYTES_PER_GBIT
+    leaf_Bps: Values = math.inf
+    if fabric.oversubscription is not None and fabric.nodes_per_leaf is not None:
+        ratio = np.asarray(draw.named("fabric.oversubscription", fabric.oversubscription))
+        leaf_Bps = fabric.nodes_per_leaf * rank_Bps * place.ranks_per_node / ratio
+        uplink_Bps = np.asarray(_leaves(place.total_nodes, fabric) * leaf_Bps)
+    own, every = _path_imbalance(fabric, place, draw)
+    inside_us = draw.named("fabric.intra_node_latency_us", fabric.intra_node_latency_us)
+    return Links(
+        rank_Bps,
+        np.asarray(inside_gbps) * BYTES_PER_GBIT,
+        hop_s,
+        hop_s if fabric.intra_node_latency_us is None else np.asarray(inside_us) * 1e-6,
+        np.asarray(draw.named("fabric.sqrt", fabric.sqrt_us_per_sqrt_mb)) * 1e-9,
+        np.asarray(draw.named("fabric.intra_node_sqrt", fabric.intra_node_sqrt_us_per_sqrt_mb)) * 1e-9,
+        uplink_Bps,
+        leaf_Bps,
+        own,
+        every,
+    )
+
+
+def slowest_gpu_gbps(fabric: Fabric, gpus: int, nic_gbps: Values, inter_socket_gbps: Values) -> Values:
+    """The rate of the GPU with the worst way out of its node, Gb/s; the others wait for it in every collective.
+
+    GPUs are spread evenly over the sockets and use the NICs of their own socket; those on a socket without a NIC share
+    the link between sockets, and are spread over all NICs.
+    """
+    sockets = fabric.nic_sockets
+    local = [sum(g * fabric.numa_nodes // gpus == s for g in range(gpus)) for s in range(fabric.numa_nodes)]
+    remote = sum(count for s, count in enumerate(local) if s not in sockets)
+    slowest: Values = math.inf
+    for s in set(sockets):
+        # remote GPUs take the NICs in turn; a NIC serves whole GPUs, so the busiest one counts
+        nics, users = sockets.count(s), local[s] + remote * sockets.count(s) / len(sockets)
+        share = nics / users if users < nics else 1.0 / math.ceil(users / nics) if users else math.inf
+        slowest = np.minimum(slowest, np.asarray(nic_gbps) * share)
+    return np.minimum(slowest, np.asarray(inter_socket_gbps) / remote) if remote else slowest
+
+
+def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
+    """The step of a workload on the GPUs of a job, over the laws of its fabric."""
+    place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
+    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
+    node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
+    return plan(
+        workload,
+        gpu,
+        job.ranks,
+        job.ranks_per_node,
+        Law(float(links.inside_hop_s), float(links.inside_Bps), float(links.inside_sqrt_s)),
+        Law(float(links.hop_s), node_Bps, float(links.sqrt_s)),
+        algorithm=job.algorithm,
+        torus_dims=[] if fabric.torus is None else fabric.torus.dims,
+    )
+
+
+def described_place(job: Job, step: Step) -> Layout:
+    """Where a workload's data-parallel groups sit."""
+    group = step.group
+    nodes = max(group.members // group.per_node, 1)
+    return Layout(nodes, group.per_node, step.groups, job.nodes, job.ranks_per_node, group.sharing)
+
+
+def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Layout, links: Links) -> Times:
+    """A workload's data-parallel collectives: alone as its step says, on the uplink by what crosses leaves."""
+    if fabric.torus is not None or place.nodes < 2:
+        return Times(step.reduce_s, 0.0, 0.0)
+    work_s, own_s = _uplink_times(algorithm, fabric, place, links, np.asarray(step.payload_bytes))
+    return Times(np.maximum(step.reduce_s, own_s), work_s, 0.0)
+
+
+def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
+    """An all-reduce of one group with the fabric to itself.
+
+    ``ring`` is one flat ring over all ranks, whose bytes cross the NICs and the links inside at the same time;
+    ``tree`` has the nodes as members, each a chain inside; the others reduce inside first, then across, then inside.
+    """
+    S, k, nodes = np.asarray(payload_bytes), place.per_node, place.nodes
+    if fabric.torus is not None:
+        found = volume("all_reduce", "torus", nodes, S, dims=fabric.torus.dims)
+        return Times(found.sent_bytes / links.rank_Bps, 0.0 * S, found.rounds * links.hop_s)
+    if algorithm == "auto":
+        ways = (all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring"))
+        small = fabric.tree_below_bytes > S
+        return Times(*(np.where(small, a, b) for a, b in zip(*ways, strict=True)))
+    alone_s: Values
+    if algorithm in ("ring", "tree") and k > 1:
+        if algorithm == "ring":
+            flat = volume("all_reduce", "ring", nodes * k, S)
+            inside_bytes, node_bytes = flat.sent_bytes, flat.sent_bytes if nodes > 1 else 0.0 * S
+            latency_s = flat.rounds * (links.hop_s if nodes > 1 else links.inside_hop_s)
+        else:
+            tree = volume("all_reduce", "tree", nodes, S)
+            inside_bytes, node_bytes = (min(k, 3) - 1.0) * S, tree.sent_bytes
+            latency_s = tree.rounds * links.hop_s + 2.0 * (k - 1) * links.inside_hop_s
+        alone_s = np.maximum(inside_bytes / links.inside_Bps, node_bytes / k / _share_Bps(links, place))
+        sqrt_bytes = np.maximum(inside_bytes if nodes == 1 else 0.0 * S, node_bytes / k)
+        sqrt_s: Values = (links.inside_sqrt_s if nodes == 1 else links.sqrt_s) * sqrt_bytes**0.5
+    else:
+        way: Algorithm = algorithm if algorithm in ("tree", "halving_doubling") else "ring"
+        inside, across = volume("all_reduce", way, k, S), volume("all_reduce", way, nodes, S)
+        alone_s = across.sent_bytes / k / _share_Bps(links, place)
+        inside_s = inside.sent_bytes / links.inside_Bps
+        latency_s = inside_s + (across.rounds * links.hop_s + inside.rounds * links.inside_hop_s)
+        sqrt_s = links.inside_sqrt_s * inside.sent_bytes**0.5 + links.sqrt_s * (across.sent_bytes / k) ** 0.5
+    work_s, own_s = _uplink_times(algorithm, fabric, place, links, S)
+    if algorithm == "halving_doubling" and nodes > 1:
+        alone_s = _taking_turns_s(fabric, place, alone_s, np.maximum(work_s, own_s))
+    return Times(np.maximum(alone_s, own_s), work_s, latency_s + sqrt_s)
+
+
+def _taking_turns_s(fabric: Fabric, place: Layout, port_s: Values, above_s: Values) -> Values:
+    """Halving and doubling alone: every round lasts as long as the slower of its NICs and the tier above them.
+
+    ``port_s`` and ``above_s`` are what all rounds together take on either.
+    """
+    assert fabric.nodes_per_leaf is not None
+    rounds = halving_doubling_rounds(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
+    sent, crossing = (np.array(column) for column in zip(*rounds, strict=True))
+    if crossing.sum() == 0.0:
+        return port_s
+    times = zip(sent / sent.sum(), crossing / crossing.sum(), strict=True)
+    return np.asarray(sum(np.maximum(a * port_s, b * above_s) for a, b in times))
+
+
+def message_s(
+    op: Literal["gather", "all_to_all"], fabric: Fabric, place: Layout, links: Links, payload_bytes: Values
+) -> Values:
+    """How long one sender's message of a gather or an all-to-all takes at its receiver's port alone, seconds.
+
+    Where the tier above the leaves is slower than the ports for all groups together, its share counts instead.
+    """
+    members = place.nodes * place.per_node
+    port_s = payload_bytes / (1.0 if op == "gather" else float(members)) / _share_Bps(links, place)
+    crossing = crossing_bytes(
+        op,
+        "ring",
+        place.nodes,
+        place.total_nodes,
+        fabric.nodes_per_leaf or 1,
+        fabric.placement,
+        place.per_node * np.asarray(payload_bytes),
+    )
+    above_s = place.groups * crossing / links.uplink_Bps * links.imbalance
+    return np.maximum(port_s, above_s / max(members - 1, 1))
+
+
+def _share_Bps(links: Links, place: Layout) -> Values:
+    """A rank's rate across nodes; groups that share a node leave each other the NICs of the ranks they have there."""
+    return (
+        links.rank_Bps * (place.ranks_per_node / place.per_node / place.sharing)
+        if place.sharing > 1
+        else (links.rank_Bps)
+    )
+
+
+def _uplink_times(
+    algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, S: NDArray[np.float64]
+) -> tuple[Values, Values]:
+    """Seconds of the whole uplink that a group's collective takes, and how long its own leaves or paths make it."""
+    assert fabric.nodes_per_leaf is not None
+    where = (place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
+    crossing = crossing_bytes("all_reduce", algorithm, *where, S, per_node=place.per_node)
+    work_s = crossing / links.uplink_Bps
+    if fabric.ecmp_paths is None and fabric.oversubscription is None:
+        return work_s, 0.0
+    # with leaves of their own, a group that sits on a few of them can use no other's uplinks
+    used, own_Bps = _group_leaves(fabric, place), links.leaf_Bps
+    own_s = crossing / used / own_Bps if fabric.oversubscription is not None else work_s
+    return work_s * links.imbalance, own_s * links.own_imbalance
+
+
+def _leaves(nodes: int, fabric: Fabric) -> int:
+    return -(-nodes // (fabric.nodes_per_leaf or 1))
+
+
+def _group_leaves(fabric: Fabric, place: Layout) -> int:
+    """On how many leaves a group sits."""
+    if fabric.placement == "packed":
+        return _leaves(place.nodes, fabric)
+    return min(place.nodes, _leaves(place.total_nodes, fabric))
+
+
+def _path_imbalance(fabric: Fabric, place: Layout, draw: Draw) -> tuple[Values, Values]:
+    """Load of the busiest equal-cost path over the mean load, for one group and for all groups together.
+
+    Every crossing hop of a ring is one flow per NIC, and each is hashed onto one of a leaf's paths, anew each episode
+    (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with fewer flows than
+    paths the rest stays idle.
+    """
+    if fabric.ecmp_paths is None or fabric.nodes_per_leaf is None:
+        return 1.0, 1.0
+    hops = crossing_hops(place.nodes, place.total_nodes, fabric.nodes_per_leaf, fabric.placement)
+    if hops == 0.0:
+        return 1.0, 1.0
+    own_leaves, leaves = _group_leaves(fabric, place), _leaves(place.total_nodes, fabric)
+    if fabric.oversubscription is None:
+        own_leaves = leaves = 1
+    own_flows = max(1, round(hops / own_leaves)) * fabric.nics_per_node
+    flows = max(own_flows, round(own_flows * place.groups * own_leaves / leaves))
+    paths = fabric.ecmp_paths
+    path_ELF = draw.integers("fabric.ecmp_paths", paths, leaves * flows).reshape(-1, leaves, flows)
+    return (
+        _busiest(path_ELF[:, :own_leaves, :own_flows], paths) * paths / own_flows,
+        _busiest(path_ELF, paths) * paths / flows,
+    )
+
+
+def _busiest(path_ELF: NDArray[np.int64], paths: int) -> NDArray[np.float64]:
+    """Flows on the most loaded path of any leaf, ``(E,)``."""
+    E, leaves, _ = path_ELF.shape
+    at = path_ELF + paths * np.arange(E * leaves).reshape(E, leaves, 1)
+    counts = np.bincount(at.ravel(), minlength=E * leaves * paths)
+    return np.asarray(counts.reshape(E, leaves * paths).max(axis=1), dtype=np.float64)

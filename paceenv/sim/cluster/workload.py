@@ -1,0 +1,319 @@
+"""What is trained, on which GPUs, and how it is cut up: the ``workload`` and ``gpu`` sections of a cluster config.
+
+Frozen and validated. Parameters, FLOPs, payloads and memory are derived from the description;
+:mod:`paceenv.sim.cluster.step_time` makes a step of them. FLOPs count a multiply and an add as two.
+
+Sources: parameters and FLOPs of a transformer, Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
+appendix) and Kaplan et al. 2020; activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
+their tensor but not their sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
+BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+BACKWARD = 2.0
+"""Backward kernels relative to forward ones: a gradient for the input and one for the weights."""
+TOTAL_TOLERANCE = 0.02
+"""A typed-in number of parameters is a check: it may differ by this much from the derived one."""
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""PyTorch's ``DistributedDataParallel``: a small first bucket, then up to 25 MiB each."""
+ADAM_BYTES, MASTER_BYTES = 8, 4
+"""Per parameter: two fp32 moments, and an fp32 copy where the weights themselves are smaller."""
+
+
+class Gpu(Config):
+    """One accelerator."""
+
+    name: str = ""
+    peak_tflops: float = Field(gt=0, allow_inf_nan=False, description="peak of the data type used, TFLOP/s")
+    achievable_tflops: float = Field(
+        gt=0, allow_inf_nan=False, description="what this workload's kernels reach without any communication, TFLOP/s"
+    )
+    memory_gb: float = Field(gt=0, allow_inf_nan=False, description="memory, GB (1e9 bytes)")
+    reserved_gb: float = Field(1.0, ge=0, description="of that for context, communication buffers and workspace, GB")
+
+    @model_validator(mode="after")
+    def _at_most_peak(self) -> Gpu:
+        if self.achievable_tflops > self.peak_tflops:
+            raise ValueError(f"achievable_tflops at most peak_tflops ({self.peak_tflops:g})")
+        return self
+
+
+class Tensor(NamedTuple):
+    """Weights whose gradients are ready together."""
+
+    parameters: float
+    flops: float
+    """Forward and backward of one sample."""
+
+
+class Transformer(Config):
+    """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
+
+    kind: Literal["transformer"] = "transformer"
+    name: str = ""
+    description: str = ""
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=1)
+    heads: int = Field(ge=1, description="attention heads")
+    vocab: int = Field(ge=1)
+    sequence: int = Field(ge=1, description="tokens of a sample")
+    mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
+    positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
+    tied_embeddings: bool = Field(True, description="whether the output layer uses the token embedding")
+    parameters_total: float | None = Field(None, gt=0, description="checked against what is derived (2 %)")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Transformer:
+        if self.hidden % self.heads:
+            raise ValueError(f"heads to divide hidden ({self.heads} and {self.hidden})")
+        total = self.parameters_total
+        if total is not None and abs(self.parameters / total - 1.0) > TOTAL_TOLERANCE:
+            raise ValueError(
+                f"parameters_total within {TOTAL_TOLERANCE:.0%} of the {self.parameters:.4g} that follow from the "
+                f"layers ({total:.4g})"
+            )
+        return self
+
+    @property
+    def mlp(self) -> int:
+        return self.mlp_hidden or 4 * self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Four attention matrices, two of the MLP, their biases, and two layer norms."""
+        h, m = self.hidden, self.mlp
+        return 4 * h * h + 2 * h * m + 9 * h + m
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The token embedding; the output layer is as large, and the same one if tied."""
+        return self.vocab * self.hidden
+
+    @property
+    def position_parameters(self) -> int:
+        return (self.sequence if self.positions is None else self.positions) * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return self.layers * self.layer_parameters + embeddings + self.position_parameters + 2 * self.hidden
+
+    @property
+    def attention_flops(self) -> float:
+        """Forward FLOPs of a layer's scores and weighted sums for one sample: ``4 s^2 h``, not halved by causality."""
+        return 4.0 * self.sequence**2 * self.hidden
+
+    @property
+    def layer_flops(self) -> float:
+        """Forward FLOPs of one layer for one sample: two per weight and token, and attention."""
+        weights = 4 * self.hidden**2 + 2 * self.hidden * self.mlp
+        return 2.0 * self.sequence * weights + self.attention_flops
+
+    @property
+    def head_flops(self) -> float:
+        """Forward FLOPs of the output layer for one sample."""
+        return 2.0 * self.sequence * self.embedding_parameters
+
+    @property
+    def flops(self) -> float:
+        """Forward and backward of one sample, FLOPs: ``6 N s + 12 L h s^2``, N without embeddings only looked up."""
+        return (1.0 + BACKWARD) * (self.layers * self.layer_flops + self.head_flops)
+
+    def layer_tensors(self) -> list[Tensor]:
+        """Of one layer, from output to input; norms and biases go with their matrices."""
+        h, m, per_weight = self.hidden, self.mlp, 2.0 * (1.0 + BACKWARD) * self.sequence
+        return [
+            Tensor(h * m + h, per_weight * h * m),
+            Tensor(h * m + m + 2 * h, per_weight * h * m),
+            Tensor(h * h + h, per_weight * h * h),
+            Tensor(3 * h * h + 5 * h, per_weight * 3 * h * h + (1.0 + BACKWARD) * self.attention_flops),
+        ]
+
+
+class Generic(Config):
+    """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
+
+    kind: Literal["generic"]
+    name: str = ""
+    description: str = ""
+    layers: int = Field(ge=1)
+    parameters: float = Field(gt=0, allow_inf_nan=False)
+    flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
+    activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
+    tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Generic:
+        for index, key in enumerate(("parameters", "flops")):
+            total, found = getattr(self, key), sum(tensor[index] for tensor in self.tensors)
+            if self.tensors and abs(found / total - 1.0) > TOTAL_TOLERANCE:
+                raise ValueError(
+                    f"tensors whose {key} add up to {total:.4g} within {TOTAL_TOLERANCE:.0%} ({found:.4g})"
+                )
+        return self
+
+
+Model = Transformer | Generic
+
+
+def _named(value: Any) -> Any:
+    """A model given by name is read from ``configs/workloads``; a section is a transformer unless it says otherwise."""
+    if isinstance(value, str):
+        value = config_files.read_yaml(config_files.find("workloads", value))
+    if isinstance(value, dict):
+        return {"kind": "transformer"} | value
+    return value
+
+
+class Memory(NamedTuple):
+    """What the fullest GPU holds, bytes."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+class Workload(Config):
+    """A model, how it is spread over the GPUs, and what a step processes."""
+
+    model: Annotated[
+        Annotated[Model, Field(discriminator="kind")], BeforeValidator(_named), Field(description="or its name")
+    ]
+    data_parallel: int | None = Field(None, ge=1, description="replicas; empty: as many as the GPUs hold")
+    tensor_parallel: int = Field(1, ge=1, description="GPUs that share every layer, next to each other")
+    pipeline_parallel: int = Field(1, ge=1, description="stages, each with as many layers")
+    batch: int = Field(ge=1, description="samples per replica and optimizer step")
+    micro_batches: int = Field(1, ge=1, description="parts of the batch that pass one after the other")
+    accumulate: bool = Field(True, description="reduce gradients once per step; false: after every micro-batch")
+    parameter_dtype: Dtype = "fp16"
+    gradient_dtype: Dtype = Field("fp16", description="of the gradients that are reduced")
+    activation_dtype: Dtype = Field("fp16", description="of activations that are kept or sent")
+    zero_stage: int = Field(0, ge=0, le=3, description="sharded over replicas: optimizer, gradients, parameters")
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="in backward: nothing, attention's core (as flash attention does), or all of a layer"
+    )
+    overlap: bool = Field(True, description="whether gradients are reduced during backward")
+    bucket_bytes: float = Field(BUCKET_BYTES, gt=0, description="gradients reduced together, at least")
+    first_bucket_bytes: float = Field(FIRST_BUCKET_BYTES, gt=0)
+    host_overhead_s: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="per layer and micro-batch, forward and backward, no kernel running"
+    )
+
+    @model_validator(mode="after")
+    def _divides(self) -> Workload:
+        model, t, p = self.model, self.tensor_parallel, self.pipeline_parallel
+        if self.batch % self.micro_batches:
+            raise ValueError(f"micro_batches to divide the batch ({self.micro_batches} and {self.batch})")
+        if p > 1 and self.zero_stage > 1:
+            raise ValueError("zero_stage at most 1 with pipeline_parallel, whose micro-batches accumulate gradients")
+        if p > 1 and not self.accumulate:
+            raise ValueError("accumulate: true with pipeline_parallel")
+        if self.zero_stage == 3 and not self.overlap:
+            raise ValueError("overlap: true with zero_stage 3, which prefetches weights")
+        if model.layers % p:
+            raise ValueError(f"pipeline_parallel to divide the {model.layers} layers ({p})")
+        if isinstance(model, Generic):
+            if t > 1 or p > 1 or self.recompute != "none":
+                raise ValueError("tensor_parallel 1, pipeline_parallel 1 and recompute none for a generic model")
+        elif model.heads % t or model.mlp % t:
+            raise ValueError(f"tensor_parallel to divide the {model.heads} heads and the MLP's {model.mlp} ({t})")
+        return self
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples that pass together."""
+        return self.batch // self.micro_batches
+
+    @property
+    def activation_bytes(self) -> float:
+        """One micro-batch's activations between layers: what a stage sends and tensor parallelism all-reduces."""
+        model = self.model
+        if isinstance(model, Generic):
+            return 0.0
+        return float(self.micro_batch * model.sequence * model.hidden * BYTES[self.activation_dtype])
+
+    def stage_parameters(self, stage: int) -> float:
+        """Parameters of one GPU of a pipeline stage, before any sharding over replicas.
+
+        Layer norms and biases count as cut by tensor parallelism, which they are not: less than 0.1 %.
+        """
+        model, p = self.model, self.pipeline_parallel
+        if isinstance(model, Generic):
+            return model.parameters
+        total = float(model.layers // p * model.layer_parameters)
+        if stage == 0:
+            total += model.embedding_parameters + model.position_parameters
+        if stage == p - 1:
+            total += 2 * model.hidden
+            if p > 1 or not model.tied_embeddings:
+                total += model.embedding_parameters
+        return total / self.tensor_parallel
+
+    def gradients(self, stage: int) -> list[Tensor]:
+        """Gradients of one GPU of a stage as backward makes them ready, from output to input.
+
+        Flops are of the whole stage. A tied embedding is only complete at the end.
+        """
+        model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
+        if isinstance(model, Generic):
+            even = [Tensor(model.parameters / model.layers, model.flops / model.layers)] * model.layers
+            return model.tensors[::-1] or even
+        tensors = [Tensor(n / t, flops) for n, flops in model.layer_tensors()] * (model.layers // p)
+        if stage == p - 1:
+            norm = 2 * model.hidden / t
+            head = Tensor(norm, (1.0 + BACKWARD) * model.head_flops)
+            if p > 1 or not model.tied_embeddings:
+                head = Tensor(norm + model.embedding_parameters / t, head.flops)
+            tensors.insert(0, head)
+        if stage == 0:
+            tensors.append(Tensor((model.embedding_parameters + model.position_parameters) / t, 0.0))
+        return tensors
+
+    def memory(self, replicas: int) -> Memory:
+        """Bytes on the fullest GPU with that many data-parallel replicas."""
+        return max((self._stage_memory(s, replicas) for s in range(self.pipeline_parallel)), key=lambda m: m.total)
+
+    def _stage_memory(self, stage: int, replicas: int) -> Memory:
+        n, shard = self.stage_parameters(stage), [1.0 / replicas if self.zero_stage >= z else 1.0 for z in range(4)]
+        weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]
+        optimizer = ADAM_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
+        weights, gradients = n * weight * shard[3], n * gradient * shard[2]
+        if self.zero_stage == 3:  # two layers are whole at a time: the one in use and the one prefetched
+            layer = n / self.model.layers
+            weights, gradients = weights + 2 * layer * weight, gradients + layer * gradient
+        return Memory(weights, gradients, n * optimizer * shard[1], self._kept_bytes(stage))
+
+    def _kept_bytes(self, stage: int) -> float:
+        """Activations kept for backward: a stage has as many micro-batches in flight as stages follow, and its own."""
+        model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
+        if isinstance(model, Generic):
+            return self.micro_batch * model.activation_bytes
+        tokens, scale = self.micro_batch * model.sequence, BYTES[self.activation_dtype] / 2
+        h, attention = model.hidden, 5.0 * model.heads * model.sequence / model.hidden
+        if self.recompute == "selective":
+            attention = 0.0
+        whole = scale * tokens * h * (10.0 + (24.0 + attention) / t)
+        layers = model.layers // p
+        kept = layers * whole
+        if self.recompute == "full":  # only each layer's input, and one layer at a time in full
+            kept = layers * scale * tokens * h * 2.0
+        in_flight = min(self.micro_batches, p - stage)
+        total = in_flight * kept + (whole if self.recompute == "full" else 0.0)
+        if stage == p - 1:  # logits, their fp32 copy for the loss, and its gradient
+            total += tokens * model.vocab / t * (BYTES[self.activation_dtype] + 8.0)
+        return total

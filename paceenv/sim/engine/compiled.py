@@ -1,0 +1,97 @@
+"""The compiled kernel: Numba builds ``kernel.advance``, ``observe`` and ``reset`` from the plain Python of the house.
+
+Every function they reach is registered for compilation as it stands, so the source that a live rank runs in Python is
+the source that the simulator runs as machine code. The machine code is cached per version of *all* these sources:
+Numba's own cache looks only at the file of the compiled function and would go stale when ``timing.py`` changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numba
+from numba.core import types
+from numba.extending import intrinsic, overload, register_jitable
+from numba.np import arrayobj
+
+from paceenv.core import pacing, signals, timing
+from paceenv.sim.engine import coupling, draws, fluid, incast, kernel, layout, noise
+from paceenv.sim.engine.code_cache import base_directory, numba_cache
+
+_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fluid, incast, coupling, kernel, layout)
+_REGISTERED = (
+    (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
+    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
+    (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
+    (timing.window_s, timing.decide),
+    (signals.squash, signals.close_step_interval, signals.write_signals, signals.start_interval),
+    (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
+    (draws.position, draws.look_up, draws.quantile, draws.uniform_bits, draws.bits_of_ranks, draws.quantiles),
+    (
+        noise.onset_rate,
+        noise.running_share,
+        noise.reset_noise,
+        noise.reset_exposed,
+        noise.start_exposed,
+        noise.change_fail_slow,
+    ),
+    (noise.add_stalls, noise.draw_compute, noise.episode_s),
+    (fluid.fair_level, fluid.reset_tenants, fluid._starts_away_s, fluid._next_compute_s, fluid._transfer_work_s),
+    (fluid.share_uplink, fluid.vary_transfers, fluid.rewind),
+    (incast.receive_all, incast._receive),
+    (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
+    (coupling.interrupt, coupling.run_ahead),
+    (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
+    (kernel.observe_and_decide,),
+    (kernel.observer_rank, kernel.advance_job),
+)
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
+"""No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
+re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
+
+
+def cache_directory() -> Path:
+    """Where machine code is kept: ``$PACEENV_CACHE_DIR`` or the user's cache, one folder a version of the sources."""
+    digest = hashlib.sha256()
+    for module in _MODULES:
+        digest.update(Path(str(module.__file__)).read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    digest.update(f"{numba.__version__} {platform.python_version()}".encode())
+    return base_directory() / digest.hexdigest()[:16]
+
+
+@intrinsic
+def _without_owner(typing_context: Any, array: types.Array) -> tuple[Any, Any]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        view = arrayobj.make_array(array)(context, builder, arguments[0])
+        for field in ("meminfo", "parent"):
+            setattr(view, field, getattr(view, field).type(None))
+        return view._getvalue()
+
+    return array(array), generate
+
+
+def _borrowed(array: Any) -> Callable[[Any], Any]:
+    """Of an array that the caller keeps alive: Numba counts references with locked instructions, two for every slice
+    of an array that has an owner, and those were more than half the time of an iteration of 8 ranks."""
+    return lambda array: _without_owner(array)  # type: ignore[call-arg]  # Numba gives the first one
+
+
+def _compile() -> tuple[Callable[..., None], ...]:
+    for function in (f for row in _REGISTERED for f in row):
+        register_jitable(**_OPTIONS)(function)
+    register_jitable(error_model="numpy", fastmath=True)(kernel.total)
+    overload(kernel.borrowed, strict=False)(_borrowed)
+    with numba_cache(cache_directory()) as writable:
+        return tuple(
+            numba.njit(nogil=True, cache=writable, **_OPTIONS)(f)
+            for f in (kernel.reset, kernel.advance, kernel.observe)
+        )
+
+
+reset, advance, observe = _compile()

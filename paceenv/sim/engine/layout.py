@@ -1,0 +1,169 @@
+"""The engine's data layout: what one simulated job is told (``JOB``, ``TENANT``) and what it remembers.
+
+``paceenv.sim.cluster`` fills the parameter records; the kernel reads them and owns the state. Axes: E environments
+(jobs side by side), R ranks, G process groups, K tenants. Everything is float64 unless named otherwise; times in
+seconds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+JOB = np.dtype(
+    [
+        ("compute_s", "f8"),
+        ("jitter_cv", "f8"),
+        ("common_cv", "f8"),
+        ("persistent_cv", "f8"),
+        ("slow_ranks", "i8"),
+        ("slow_factor", "f8"),
+        ("imbalance_cv", "f8"),
+        ("imbalance_table", "i8"),
+        ("fail_slow_share", "f8"),
+        ("fail_slow_mean_iterations", "f8"),
+        ("fail_slow_factor", "f8"),
+        ("drift_cv", "f8"),
+        ("drift_iterations", "f8"),
+        ("stall_rate", "f8"),
+        ("stall_mean_s", "f8"),
+        ("transfer_alone_s", "f8"),
+        ("uplink_work_s", "f8"),
+        ("latency_s", "f8"),
+        ("transfer_cv", "f8"),
+        ("overlap_share", "f8"),
+        ("tail_s", "f8"),
+        ("has_barrier", "?"),
+        ("barrier_s", "f8"),
+        ("staleness", "i8"),
+        ("incast_kind", "i8"),
+        ("incast_flow_s", "f8"),
+        ("incast_fit", "f8"),
+        ("incast_timeout_s", "f8"),
+        ("exposed_s", "f8"),
+        ("exposed_groups", "i8"),
+        ("exposed_share", "f8"),
+        ("exposed_mean_iterations", "f8"),
+        ("exposed_episode_s", "f8"),
+        ("exposed_spread", "f8"),
+        ("compute_w", "f8"),
+        ("wait_w", "f8"),
+        ("delay_w", "f8"),
+        ("ranks_per_node", "i8"),
+        ("heat_slowdown", "f8"),
+        ("heat_iterations", "f8"),
+        ("checkpoint_iterations", "i8"),
+        ("checkpoint_s", "f8"),
+        ("failure_rate", "f8"),
+        ("failure_heat", "f8"),
+        ("restart_s", "f8"),
+        ("warmup_iterations", "i8"),
+        ("warmup_factor", "f8"),
+        ("cap_s", "f8"),
+        ("ideal_step_s", "f8"),
+    ],
+    align=True,
+)
+"""Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` what of it
+occupies the shared uplink, in seconds of the whole uplink; a group's collective takes ``transfer_cv`` longer or shorter
+than the fluid says, anew each group and iteration. ``imbalance_table`` indexes the quantile tables.
+``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports.
+
+``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the
+collective may start; ``tail_s`` is what the last gradients take alone, latency included, always after the compute.
+``staleness`` is by how many steps a rank may run ahead of the slowest (0: not at all; only without a barrier).
+
+``incast_kind`` (``NO_INCAST``, ``GATHER``: every member sends to its group's first, ``ALL_TO_ALL``) replaces the fluid
+uplink: a receiver's port takes ``incast_flow_s`` for one sender's message, its buffer holds the opening windows of
+``incast_fit`` senders, and a sender that loses the end of its window waits ``incast_timeout_s``.
+
+Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of
+``ranks_per_node`` ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then
+computes ``1 + heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes
+``checkpoint_s`` longer; the job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per
+iteration, then pays ``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor``
+times as long for ``warmup_iterations``."""
+
+NO_INCAST, GATHER, ALL_TO_ALL = 0, 1, 2
+"""Values of ``incast_kind``."""
+MAX_STALENESS = 8
+
+TENANT = np.dtype(
+    [
+        ("compute_s", "f8"),
+        ("uplink_work_s", "f8"),
+        ("rate_cap", "f8"),
+        ("weight", "f8"),
+        ("jitter_cv", "f8"),
+        ("ranks", "f8"),
+        ("bursty", "?"),
+        ("pause_rate", "f8"),
+        ("pause_periods", "f8"),
+    ],
+    align=True,
+)
+"""A co-tenant on the uplink: computes, then transfers ``uplink_work_s`` at no more than ``rate_cap`` of the uplink,
+then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
+groups; weight 0 means absent. With probability ``pause_rate`` it stands still after a transfer, uniformly for up to
+``pause_periods`` of its own periods, so that its phase is new: a checkpoint, or another job in its place. A ``bursty``
+one draws lengths of gaps and transfers exponentially, as background traffic does, and does not pause."""
+
+CLOCK = np.dtype(
+    [
+        ("key", "u8"),
+        ("iteration", "i8"),
+        ("link_s", "f8"),
+        ("delay_s", "f8"),
+        ("stall_next", "i8"),
+        ("stall_count", "i8"),
+        ("fail_slow_next", "i8"),
+        ("fail_slow_count", "i8"),
+        ("recovery_next", "i8"),
+        ("recovery_count", "i8"),
+        ("exposed_next", "i8"),
+        ("exposed_count", "i8"),
+        ("energy_j", "f8"),
+        ("time_s", "f8"),
+        ("failures", "i8"),
+        ("kept", "i8"),
+        ("saved", "i8"),
+        ("warm_at", "i8"),
+        ("hazard_left", "f8"),
+        ("steps_s", "f8", (MAX_STALENESS,)),
+    ],
+    align=True,
+)
+"""Per-environment state. Times are relative to the end of the last step, so precision never decays. ``*_next`` is the
+flattened index ``iteration * R + rank`` (or group) of the next rare event, ``*_count`` how many were drawn; ``delay_s``
+is the mean delay of all ranks over the last run. ``energy_j`` and ``time_s`` are spent since the start of the episode,
+``kept`` the iterations that no failure has undone, ``saved`` those in the last checkpoint, ``warm_at`` the iteration at
+which a restarted job is warm again, ``hazard_left`` what is left of an exponential threshold until the next failure,
+``steps_s`` the last steps, for bounded staleness."""
+
+# noise[N, R], float32
+FACTOR, DRIFT_X = 0, 1
+NOISE_FIELDS = 2
+"""``FACTOR`` is a rank's persistent factor, negative while it is in a fail-slow episode."""
+# group[N, G]
+EXPOSED_UNTIL, EXPOSED_NOW_S, FIXED_EXPOSED_S = 0, 1, 2
+GROUP_FIELDS = 3
+# heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
+HEAT, COMPUTED_S = 0, 1
+HEAT_FIELDS = 2
+# tenant[N, K]
+NEXT_S, LEFT_S, CYCLES = 0, 1, 2
+TENANT_FIELDS = 3
+
+
+def default_job(environments: int) -> NDArray[np.void]:
+    """``JOB`` records ``(E,)`` with every noise and every coupling off; the caller sets what it wants."""
+    jobs = np.zeros(environments, JOB)
+    jobs["slow_factor"] = 1.0
+    jobs["fail_slow_factor"] = 1.0
+    jobs["fail_slow_mean_iterations"] = 1.0
+    jobs["exposed_mean_iterations"] = 1.0
+    jobs["drift_iterations"] = 1.0
+    jobs["ranks_per_node"] = 1
+    jobs["heat_iterations"] = 1.0
+    jobs["warmup_factor"] = 1.0
+    return jobs

@@ -1,0 +1,207 @@
+"""Noise, typed by cause: when each rank arrives at its collective, and which groups have work exposed after it.
+
+Scalar loops that the kernel compiles. Compute time of rank r in iteration t is
+
+    compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t])
+        * fail_slow[r, t] + stall[r, t]
+
+Rare events (fail-slow onsets and recoveries, stalls, exposed-work episodes) are found by geometric skips over the
+flattened index ``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on
+time or on pacing: two policies see the same noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.sim.engine.draws import (
+    COMMON,
+    DRIFT,
+    EXPOSED,
+    FAIL_SLOW,
+    IMBALANCE,
+    JITTER,
+    PERSISTENT,
+    RECOVERY,
+    SLOW_RANK,
+    STALL,
+    bits32,
+    bits_of_ranks,
+    geometric,
+    key_of,
+    quantile,
+    quantiles,
+    uniform,
+)
+from paceenv.sim.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S
+
+_START = 1 << 62
+"""Iteration number of draws made once, at the start of an episode."""
+_UNIT_VARIANCE = math.sqrt(12.0)
+_LEAST_FACTOR = 1e-6
+"""A factor keeps its sign, which says whether the rank is in a fail-slow episode."""
+
+
+def onset_rate(share: float, mean_iterations: float) -> float:
+    """Probability per iteration that an episode starts, for a stationary share of time spent in episodes.
+
+    Episodes last D iterations on average and the gaps between them (1 - p) / p, none included, so that
+    ``share = D / (D + (1 - p) / p)``.
+    """
+    return share / (share + (1.0 - share) * mean_iterations)
+
+
+def running_share(share: float, mean_iterations: float) -> float:
+    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``."""
+    return share * (1.0 - 1.0 / mean_iterations)
+
+
+def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray[np.float64], normal: Any) -> None:
+    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
+    ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
+    persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
+    first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
+    fail_key = key_of(key, FAIL_SLOW, _START)
+    share = running_share(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+    for r in range(ranks):
+        factor = 1.0 + job["persistent_cv"] * quantile(normal, bits32(persistent_key, r))
+        is_slow = (r - first_slow) % ranks < job["slow_ranks"]
+        factor = max(factor, _LEAST_FACTOR) * (job["slow_factor"] if is_slow else 1.0)
+        noise[FACTOR, r] = -factor if uniform(fail_key, FAIL_SLOW, r) < share else factor
+        noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
+    clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
+    onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+    clock["fail_slow_next"] = geometric(uniform(key, FAIL_SLOW, 0), onset) - 1
+    clock["recovery_next"] = ranks + geometric(uniform(key, RECOVERY, 0), 1.0 / job["fail_slow_mean_iterations"]) - 1
+    reset_exposed(job, clock, group)
+    clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["exposed_count"] = 0, 0, 0, 0
+    clock["recovery_count"] = 0
+    clock["link_s"] = 0.0
+    for g in range(groups):
+        group[FIXED_EXPOSED_S, g] = 0.0
+    first_exposed = int(uniform(key, EXPOSED, _START) * groups)
+    for i in range(min(job["exposed_groups"], groups)):
+        group[FIXED_EXPOSED_S, (first_exposed + i) % groups] = job["exposed_s"]
+
+
+def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Draw which groups start inside an exposed-work episode, and when the next one begins."""
+    key, groups = clock["key"], group.shape[1]
+    share = running_share(job["exposed_share"], job["exposed_mean_iterations"])
+    start_key = key_of(key, EXPOSED, _START)
+    for g in range(groups):
+        u = uniform(start_key, EXPOSED, g)
+        active = u < share
+        length = geometric(max(u / share, 1e-300), 1.0 / job["exposed_mean_iterations"]) if active else 0
+        group[EXPOSED_UNTIL, g] = float(length)
+        group[EXPOSED_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
+    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
+    clock["exposed_next"] = geometric(uniform(key, EXPOSED, 0), onset) - 1
+
+
+def episode_s(job: Any, u: float) -> float:
+    """Exposed work of one episode from a uniform ``u``: uniform around its mean, seconds."""
+    return float(job["exposed_episode_s"] * (1.0 + job["exposed_spread"] * (2.0 * u - 1.0)))
+
+
+def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Start the exposed-work episodes that begin in this iteration; a group already in one keeps it."""
+    groups, t = group.shape[1], clock["iteration"]
+    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
+    while clock["exposed_next"] < (t + 1) * groups:
+        g = clock["exposed_next"] - t * groups
+        n = clock["exposed_count"] + 1
+        clock["exposed_count"] = n
+        episode_key = key_of(clock["key"], EXPOSED, n)
+        if group[EXPOSED_UNTIL, g] <= t:
+            length = geometric(uniform(episode_key, EXPOSED, 1), 1.0 / job["exposed_mean_iterations"])
+            group[EXPOSED_UNTIL, g] = float(t + length)
+            group[EXPOSED_NOW_S, g] = episode_s(job, uniform(episode_key, EXPOSED, 2))
+        clock["exposed_next"] += geometric(uniform(episode_key, EXPOSED, 3), onset)
+
+
+def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> None:
+    """End and start the fail-slow episodes that do so in this iteration.
+
+    Lengths are geometric, so an episode needs no memory of its end: recoveries come at a constant rate to every rank,
+    and those that hit a healthy one mean nothing.
+    """
+    ranks, t = factor_R.shape[0], clock["iteration"]
+    recovery = 1.0 / job["fail_slow_mean_iterations"]
+    while clock["recovery_next"] < (t + 1) * ranks:
+        r = clock["recovery_next"] - t * ranks
+        clock["recovery_count"] += 1
+        factor_R[r] = abs(factor_R[r])
+        clock["recovery_next"] += geometric(uniform(clock["key"], RECOVERY, clock["recovery_count"]), recovery)
+    onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
+    while clock["fail_slow_next"] < (t + 1) * ranks:
+        r = clock["fail_slow_next"] - t * ranks
+        clock["fail_slow_count"] += 1
+        factor_R[r] = -abs(factor_R[r])
+        clock["fail_slow_next"] += geometric(uniform(clock["key"], FAIL_SLOW, clock["fail_slow_count"]), onset)
+
+
+def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
+    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit."""
+    ranks, t = compute_R.shape[0], clock["iteration"]
+    while clock["stall_next"] < (t + 1) * ranks:
+        n = clock["stall_count"] + 1
+        clock["stall_count"] = n
+        stall_key = key_of(clock["key"], STALL, n)
+        compute_R[clock["stall_next"] - t * ranks] -= job["stall_mean_s"] * math.log(uniform(stall_key, STALL, 1))
+        clock["stall_next"] += geometric(uniform(stall_key, STALL, 2), job["stall_rate"])
+
+
+def draw_compute(
+    job: Any,
+    clock: Any,
+    noise: NDArray[np.float32],
+    normal: NDArray[np.float64],
+    imbalance: NDArray[np.float64],
+    compute_R: NDArray[np.float64],
+    scratch_R: NDArray[np.float64],
+    bits_R: NDArray[np.uint32],
+) -> None:
+    """Write every rank's compute time of this iteration, seconds, into ``compute_R``; the scratch is overwritten."""
+    ranks, key, t = compute_R.shape[0], clock["key"], clock["iteration"]
+    jitter_cv, imbalance_cv = job["jitter_cv"], job["imbalance_cv"]
+    if jitter_cv > 0.0:
+        quantiles(key_of(key, JITTER, t), normal, bits_R, compute_R)
+        for r in range(ranks):
+            compute_R[r] = 1.0 + jitter_cv * compute_R[r]
+    else:
+        for r in range(ranks):
+            compute_R[r] = 1.0
+    if imbalance_cv > 0.0:
+        quantiles(key_of(key, IMBALANCE, t), imbalance, bits_R, scratch_R)
+        for r in range(ranks):
+            compute_R[r] += imbalance_cv * scratch_R[r]
+    if job["drift_cv"] > 0.0:
+        # Ornstein-Uhlenbeck, one step an iteration; uniform innovations are normal after a few of many steps
+        drift_key, keep = key_of(key, DRIFT, t), math.exp(-1.0 / job["drift_iterations"])
+        innovation = job["drift_cv"] * math.sqrt(1.0 - keep * keep) * _UNIT_VARIANCE
+        drift_R = noise[DRIFT_X]
+        bits_of_ranks(drift_key, bits_R)
+        for r in range(ranks):
+            u = float(bits_R[r]) * 2.0**-32 - 0.5
+            x = keep * np.float64(drift_R[r]) + innovation * u
+            drift_R[r] = x
+            compute_R[r] += x
+    common = 1.0
+    if job["common_cv"] > 0.0:
+        common += job["common_cv"] * quantile(normal, np.uint32(key_of(key, COMMON, t) >> np.uint64(32)))
+    scale_s = job["compute_s"] * max(common, 0.0)
+    factor_R, slow = noise[FACTOR], 1.0
+    if job["fail_slow_share"] > 0.0:
+        change_fail_slow(job, clock, factor_R)
+        slow = job["fail_slow_factor"]
+    for r in range(ranks):
+        relative = compute_R[r] if compute_R[r] > 0.0 else 0.0
+        factor = np.float64(factor_R[r])
+        compute_R[r] = scale_s * (factor if factor > 0.0 else -slow * factor) * relative
+    if job["stall_rate"] > 0.0:
+        add_stalls(job, clock, compute_R)

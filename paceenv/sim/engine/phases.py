@@ -1,0 +1,89 @@
+"""What every rank spent its time on: a recording as phases that follow each other without gap or overlap.
+
+The operations of ``paceenv.sim.engine.recording``, with what a rank waits for told apart from what it does: in an
+all-reduce nothing moves before the last member of the group has entered. Legend: T iterations, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.sim.engine.recording import Operation, operations
+from paceenv.sim.engine.simulator import JobBatch, Recording
+
+PHASES = ("delay", "compute", "wait for peers", "collective", "exposed work", "barrier wait", "restart", "checkpoint")
+_OF_OP = {
+    "pace": "delay",
+    "compute": "compute",
+    "optimizer": "exposed work",
+    "barrier": "barrier wait",
+    "restart": "restart",
+    "checkpoint": "checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of every rank and iteration, seconds from the end of the step before; it may last no time."""
+
+    name: str
+    start_TR: NDArray[np.float64]
+    end_TR: NDArray[np.float64]
+
+    @property
+    def length_TR(self) -> NDArray[np.float64]:
+        """How long it lasted, seconds."""
+        return np.asarray(self.end_TR - self.start_TR)
+
+
+def phases(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Phase]:
+    """The phases of one environment's recording, in the order of :data:`PHASES`.
+
+    Where ranks do not run ahead, an iteration's phases of a rank add up to its step. A rank that runs ahead (bounded
+    staleness) is in the collective only while it is blocked, until it starts its next step; what it was blocked for
+    after a recording's last iteration is not in it.
+    """
+    done = operations(recording, batch, environment)
+    if batch.jobs[environment]["staleness"] > 0:
+        return _ahead(recording.step_ET[environment], *(op for op in done if op.op in {"pace", "compute"}))
+    found = []
+    for one in done:
+        if one.op in _OF_OP:
+            found.append(Phase(_OF_OP[one.op], one.start_TR, np.maximum(one.end_TR, one.start_TR)))
+        else:
+            found += _in_collective(one.op, one.start_TR, one.end_TR, batch.ranks // batch.groups)
+    return found
+
+
+def _ahead(step_T: NDArray[np.float64], pace: Operation, compute: Operation) -> list[Phase]:
+    entry_TR = compute.end_TR
+    next_TR = np.maximum(step_T[:-1, None] + pace.start_TR[1:], entry_TR[:-1])
+    return [
+        Phase("delay", pace.start_TR, pace.end_TR),
+        Phase("compute", compute.start_TR, entry_TR),
+        Phase("collective", entry_TR, np.concatenate([next_TR, entry_TR[-1:]])),
+    ]
+
+
+def _in_collective(op: str, entry_TR: NDArray[np.float64], end_TR: NDArray[np.float64], members: int) -> list[Phase]:
+    if op != "all_reduce":  # each sender goes on its own
+        return [Phase("collective", entry_TR, end_TR)]
+    last_TG = entry_TR.reshape(len(entry_TR), -1, members).max(axis=2)
+    all_TR = np.minimum(np.repeat(last_TG, members, axis=1), end_TR)
+    return [Phase("wait for peers", entry_TR, all_TR), Phase("collective", all_TR, end_TR)]
+
+
+def shares(found: Sequence[Phase]) -> dict[str, float]:
+    """Each phase's share of all the time of all ranks, by name, in the order of a step; they sum to 1."""
+    total_s = sum(float(p.length_TR.sum()) for p in found)
+    return {p.name: float(p.length_TR.sum()) / total_s for p in found}
+
+
+def joined(recordings: Sequence[Recording]) -> Recording:
+    """Consecutive recordings of the same batch as one."""
+    names = [field.name for field in fields(Recording)]
+    return Recording(*(np.concatenate([getattr(one, name) for one in recordings], axis=1) for name in names))

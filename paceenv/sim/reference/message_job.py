@@ -1,0 +1,268 @@
+"""One job on a network of messages, step by step, with the fast engine's face for a single environment.
+
+Reads the cluster config itself: ranks, links and messages are built here, not derived from closed forms. What it shares
+with the fast engine on purpose: the draws of noise, so that both see the same, and the estimator and pacing rules.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing, signals, timing
+from paceenv.sim.cluster.derive import derive, drawn
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.engine import draws, layout, noise
+from paceenv.sim.engine.kernel import observer_rank
+from paceenv.sim.engine.simulator import JobBatch, Outcome, Recording, episode_keys
+from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
+from paceenv.sim.reference.network import Network
+from paceenv.sim.reference.setup import Links, Setup
+
+
+class _Step:
+    """One iteration on its way: what is drawn for it, and its stamps as they come, absolute seconds."""
+
+    def __init__(self, compute_R: NDArray[np.float64], exposed_G: NDArray[np.float64]) -> None:
+        ranks, groups = len(compute_R), len(exposed_G)
+        self.compute_R, self.exposed_G = compute_R, exposed_G
+        self.delay_R, self.entry_R = np.full(ranks, math.nan), np.full(ranks, math.nan)
+        self.finish_G, self.ready_G = np.full(groups, math.nan), np.full(groups, math.nan)
+        self.collectives: list[Collective] = []
+        self.groups_to_come = groups
+
+
+class Reference:
+    """A job in simulation, message by message.
+
+    Parameters
+    ----------
+    cluster : the config
+    seed : as for the fast engine: the same seed draws the same quantities and gives the same noise
+    setup : what the config means in links and messages; for physics that the config does not name
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None) -> None:
+        keys_E = episode_keys([seed])
+        self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
+        self.batch: JobBatch = derive(cluster, keys_E)
+        self._drawn_as = self.batch.jobs[0]  # noise and exposed work are drawn from this record, as in the fast engine
+        self._imbalance = draws.gamma_table(float(self.batch.skewness_E[0]))
+        self.network = Network()
+        self.links, schedule = Links(self.setup, seed), self.setup.schedule()
+        self._wirings = [Wiring(self.links, schedule, g * self.setup.members) for g in range(self.setup.groups)]
+        self.ideal_step_s = self._ideal_step_s()
+        self.batch.jobs["ideal_step_s"] = self.ideal_step_s
+        self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
+        self._start_noise(keys_E[0])
+        for k, tenant in enumerate(self.setup.tenants):
+            if tenant.comm_share > 0.0:
+                places = len(self.setup.tenants)
+                TenantJob(self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s)
+        self._rank, self._tick = timing.new_state(self.setup.ranks)
+        self._settings_SM2 = pacing.off(1)
+        self._steps: list[_Step] = []
+        self._end_T: list[float] = []
+        self._next_R, self._is_busy_R = [0] * self.setup.ranks, [False] * self.setup.ranks
+        self._mean_delay_s = self._energy_j = 0.0
+        for r in range(self.setup.ranks):
+            self._start(r)
+
+    # as paceenv.sim.engine.simulator.Simulator, for one environment
+
+    def off(self) -> NDArray[np.float64]:
+        """Settings with every mechanism off."""
+        return pacing.off(1, 1)
+
+    def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
+        """Step times ``(1, T)``, seconds."""
+        return self.record(settings_ESM2, iterations).step_ET
+
+    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
+        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before."""
+        self._settings_SM2 = settings_ESM2[0]
+        signals.start_interval(self._tick)
+        first = len(self._end_T)
+        self.network.run_until(lambda: len(self._end_T) >= first + iterations)
+        signals.close_step_interval(self._tick)
+        end_T = np.array([0.0, *self._end_T])[first:]
+        steps, begin_T1 = self._steps[first : first + iterations], end_T[:-1, None]
+        out = Recording(
+            np.diff(end_T)[None],
+            (np.array([s.entry_R - s.compute_R - s.delay_R for s in steps]) - begin_T1)[None],
+            (np.array([s.entry_R for s in steps]) - begin_T1)[None],
+            np.array([s.delay_R for s in steps])[None],
+            (np.array([s.finish_G for s in steps]) - begin_T1)[None],
+            (np.array([s.ready_G for s in steps]) - begin_T1)[None],
+        )
+        self._mean_delay_s = float(out.delay_ETR.mean())
+        return out
+
+    def mean_delay_s(self) -> NDArray[np.float64]:
+        """Mean delay over ranks and iterations of the last run, ``(1,)``, seconds."""
+        return np.array([self._mean_delay_s])
+
+    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
+        """Observations of the last run: ``(1, O)`` of the observer rank, or ``(1, R, O)`` of every rank."""
+        ranks = self.setup.ranks
+        out_RO = np.empty((ranks, signals.SIGNALS), np.float32)
+        for r in range(ranks):
+            signals.write_signals(self._rank, r, self._tick, out_RO[r])
+        with np.errstate(over="ignore"):
+            observer = observer_rank(self._clocks["key"][0], ranks)
+        return out_RO[None] if every_rank else out_RO[None, observer]
+
+    def outcome(self) -> Outcome:
+        """What the episode came to so far; nothing fails here."""
+        iterations, none = np.array([float(len(self._end_T))]), np.zeros(1)
+        time_s = np.array([self._end_T[-1] if self._end_T else 0.0])
+        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations)
+
+    # a step
+
+    def _step(self, t: int) -> _Step:
+        """Iteration ``t``; drawn when its first rank gets there."""
+        if t == len(self._steps):
+            with np.errstate(over="ignore"):  # the hashes want integers that wrap
+                step = _Step(self._draw_compute(), self._draw_exposed())
+            self._clocks["iteration"] += 1
+            for g, wiring in enumerate(self._wirings):
+                loss = partial(self._timeout_s, t) if self._can_lose else None
+                step.collectives.append(Collective(self.network, wiring, partial(self._finish, t, g), loss))
+            self._steps.append(step)
+        return self._steps[t]
+
+    def _start(self, r: int) -> None:
+        """Rank ``r`` starts its next iteration, if it is through with the last one and not too far ahead."""
+        t, setup = self._next_R[r], self.setup
+        if self._is_busy_R[r] or len(self._end_T) < t - setup.staleness:
+            return
+        self._next_R[r], self._is_busy_R[r] = t + 1, True
+        step = self._step(t)
+        step.delay_R[r] = self._rank[timing.DELAY_S, r]
+        compute_s = float(step.compute_R[r])
+        released_s = self.network.now_s + float(step.delay_R[r])
+        step.entry_R[r] = released_s + compute_s
+        self.network.at(released_s + (1.0 - setup.overlap_share) * compute_s, partial(self._enter, t, r))
+        self.network.at(step.entry_R[r], partial(self._complete, t, r))
+
+    def _enter(self, t: int, r: int) -> None:
+        """Rank ``r`` has its first gradients; collectives of one rank follow one another in order."""
+        g, member = divmod(r, self.setup.members)
+        enter = partial(self._steps[t].collectives[g].enter, member)
+        if self.setup.staleness > 0 and len(self._end_T) < t:
+            self._steps[t - 1].collectives[g].when_through(member, enter)
+        else:
+            enter()
+
+    def _complete(self, t: int, r: int) -> None:
+        """Rank ``r`` has its last gradients, and goes on at once if it may run ahead."""
+        g, member = divmod(r, self.setup.members)
+        self._steps[t].collectives[g].complete(member)
+        self._is_busy_R[r] = False
+        self._start(r)
+
+    def _finish(self, t: int, g: int) -> None:
+        """Group ``g``'s collective is over: work exposed after it begins."""
+        step = self._steps[t]
+        step.finish_G[g] = self.network.now_s
+        step.ready_G[g] = step.finish_G[g] + step.exposed_G[g]
+        self.network.at(step.ready_G[g], partial(self._ready, t))
+
+    def _ready(self, t: int) -> None:
+        step = self._steps[t]
+        step.groups_to_come -= 1
+        if step.groups_to_come == 0:
+            end_s = float(step.ready_G.max()) + self.setup.barrier_s
+            self.network.at(end_s, partial(self._end, t, end_s))
+
+    def _end(self, t: int, end_s: float) -> None:
+        """The step is over for all: every rank takes in its timing, decides, and goes on."""
+        step, begin_s = self._steps[t], self._end_T[-1] if self._end_T else 0.0
+        self._end_T.append(end_s)
+        step.collectives.clear()  # all their messages are through
+        self._spend(step, end_s - begin_s)
+        setup, members = self.setup, self.setup.members
+        comm_R = (np.repeat(step.finish_G, members) - step.entry_R).astype(np.float32)
+        wait_R = (end_s - setup.barrier_s - np.repeat(step.ready_G, members)).astype(np.float32)
+        cap_s = setup.cap * self.ideal_step_s
+        timing.observe_step(self._tick, end_s - begin_s)
+        timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, setup.has_barrier)
+        settings = self._settings_SM2
+        if len(settings) == 1:
+            timing.decide(self._rank, self._tick, 0, setup.ranks, settings[0], cap_s, 0, members)
+        else:
+            for r in range(setup.ranks):
+                timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
+        for r in range(setup.ranks):
+            self._start(r)
+
+    def _spend(self, step: _Step, step_s: float) -> None:
+        """A rank that neither computes nor is delayed spins."""
+        job, compute_s, delay_s = self._drawn_as, float(step.compute_R.sum()), float(step.delay_R.sum())
+        waited_s = self.setup.ranks * step_s - compute_s - delay_s
+        self._energy_j += float(job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s)
+
+    # draws, the fast engine's own
+
+    def _start_noise(self, key: np.uint64) -> None:
+        self._clocks = np.zeros(1, layout.CLOCK)
+        self._clocks["key"] = key
+        self._noise = np.empty((layout.NOISE_FIELDS, self.setup.ranks), np.float32)
+        self._group = np.empty((layout.GROUP_FIELDS, self.setup.groups))
+        with np.errstate(over="ignore"):
+            noise.reset_noise(self._drawn_as, self._clocks[0], self._noise, self._group, draws.normal_table())
+
+    def _draw_compute(self) -> NDArray[np.float64]:
+        ranks = self.setup.ranks
+        compute_R, scratch_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
+        tables = draws.normal_table(), self._imbalance
+        noise.draw_compute(self._drawn_as, self._clocks[0], self._noise, *tables, compute_R, scratch_R, bits_R)
+        return compute_R
+
+    def _draw_exposed(self) -> NDArray[np.float64]:
+        if self._drawn_as["exposed_share"] > 0.0:
+            noise.start_exposed(self._drawn_as, self._clocks[0], self._group)
+        in_episode_G = self._group[layout.EXPOSED_UNTIL] > self._clocks["iteration"][0]
+        episode_G = np.where(in_episode_G, self._group[layout.EXPOSED_NOW_S], 0.0)
+        return np.asarray(self._group[layout.FIXED_EXPOSED_S] + episode_G)
+
+    def _timeout_s(self, t: int, sender: int, receiver: int, nth: int) -> float:
+        """Timeout of a message that starts as the ``nth`` on its receiver's port: lost segments at its window's end."""
+        overflow = max(1.0 - self.setup.incast_fit / nth, 0.0)
+        with np.errstate(over="ignore"):
+            key = draws.key_of(self._clocks["key"][0], draws.INCAST, t)
+            is_lost = draws.uniform(key, receiver, sender) < overflow**3
+        return self.setup.timeout_s if is_lost else 0.0
+
+    def _ideal_step_s(self) -> float:
+        """A step in which nobody is late and one group has the network to itself.
+
+        Ranks that may run ahead hide their collective behind the computing of as many steps as they may be ahead, as
+        long as neither that nor the collectives themselves, one after the other, take longer.
+        """
+        setup = self.setup
+        step_s = self._alone_s(setup.compute_s) + setup.barrier_s
+        if setup.staleness == 0:
+            return step_s
+        return max(setup.compute_s, self._alone_s(0.0), step_s / (setup.staleness + 1))
+
+    def _alone_s(self, compute_s: float) -> float:
+        """When one group's collective alone is over, after computing that starts at 0."""
+        setup, network = self.setup, Network()
+        ends: list[float] = []
+        collective = Collective(network, self._wirings[0], lambda: ends.append(network.now_s))
+        for member in range(setup.members):
+            network.at((1.0 - setup.overlap_share) * compute_s, partial(collective.enter, member))
+            network.at(compute_s, partial(collective.complete, member))
+        network.run_until(lambda: bool(ends))
+        return ends[0]
+
+
+def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.float64] | None = None) -> Recording:
+    """Every stamp of one job under static pacing, ``None`` for none."""
+    reference = Reference(cluster, seed)
+    return reference.record(reference.off() if settings_M2 is None else settings_M2[None, None], iterations)

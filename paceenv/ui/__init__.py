@@ -1,0 +1,1 @@
+"""What commands show and read: tables, JSON, figures, HTML pages, timelines, YAML config files."""

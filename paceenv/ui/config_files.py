@@ -1,0 +1,176 @@
+"""Finding, reading and checking YAML configs: a run is a file, or the name of one in ``configs/``.
+
+Everything a user can get wrong here becomes one line with value, allowed range and place (:class:`InputError`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.resources
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Config(BaseModel):
+    """Base of every config: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def packaged(kind: str) -> Path:
+    """The folder ``configs/<kind>`` that ships with paceenv."""
+    return Path(str(importlib.resources.files("paceenv.configs"))) / kind
+
+
+def names(kind: str) -> list[str]:
+    """Names of the configs of a kind ("clusters", "suites", "train", ...)."""
+    return sorted(p.stem for p in packaged(kind).glob("*.yaml"))
+
+
+def find(kind: str, name: str | os.PathLike[str]) -> Path:
+    """The file of a config given as a path or as a name in ``configs/<kind>``."""
+    path = Path(name)
+    if path.suffix in {".yaml", ".yml"} or os.sep in str(name):
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        return path
+    candidate = packaged(kind) / f"{name}.yaml"
+    if candidate.is_file():
+        return candidate
+    known = names(kind)
+    close = difflib.get_close_matches(str(name), known, 1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
+
+
+def beside(path: Path, name: str) -> str:
+    """A config that the file ``path`` names: the one beside that file, if there is one; else the name as it is."""
+    near = path.parent / name
+    return str(near) if Path(name).suffix in {".yaml", ".yml"} and near.is_file() else name
+
+
+def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A YAML mapping from a file; data only (``safe_load``)."""
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as text: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
+    return data
+
+
+def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
+    """``data`` as a config; the first thing wrong with it as an :class:`InputError` that names ``where``."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise InputError(_explain(model, error, where)) from None
+
+
+def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
+    """The config of a kind by file or name."""
+    path = find(kind, name)
+    return parse(model, read_yaml(path), str(path))
+
+
+def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
+    issues = error.errors()
+    # of a value that fits none of several types, the attempt that got furthest says most
+    issue = max(issues, key=lambda i: (i["type"] not in {"model_type", "float_type", "dict_type"}, len(i["loc"])))
+    place = ".".join(str(part) for part in issue["loc"] if not _is_type_tag(part))
+    more = f" (and {len(issues) - 1} more)" if len(issues) > 1 and len({i["loc"][:2] for i in issues}) > 1 else ""
+    if issue["type"] == "extra_forbidden":
+        known = _keys(model, issue["loc"][:-1])
+        close = difflib.get_close_matches(str(issue["loc"][-1]), known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+        return f"{where}: unknown key {place} = {issue['input']!r}; {hint}{more}"
+    if issue["type"] == "missing":
+        return f"{where}: {place} is missing{more}"
+    message = issue["msg"].removeprefix("Value error, ")
+    if "allowed: " in message:  # which says itself what of
+        return f"{where}: {message}{more}"
+    if (
+        issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
+    ):  # about several keys
+        return f"{where}: allowed: {f'{place}: ' if place else ''}{message}{more}"
+    return f"{where}: {place} = {issue['input']!r}; allowed: {message[:1].lower()}{message[1:]}{more}"
+
+
+def _is_type_tag(part: Any) -> bool:
+    """Whether a location part is Pydantic's name for a type it tried, not a key of the file."""
+    return isinstance(part, str) and (
+        part in {"float", "constrained-float", "int", "str", "bool"} or part[:1].isupper() or "[" in part
+    )
+
+
+def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    fields = model.model_fields
+    for part in location:
+        if part in fields:
+            annotation = fields[part].annotation
+            candidates = [annotation, *getattr(annotation, "__args__", ())]
+            nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+            if nested:
+                fields = nested[0].model_fields
+    return list(fields)
+
+
+def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
+    """Apply one ``key.sub=value``, given with ``option``, to a config's data; list entries by number."""
+    key, separator, text = assignment.partition("=")
+    if not separator or not key:
+        raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")
+    node: Any = data
+    *parents, last = key.split(".")
+    for part in parents:
+        node = (
+            node[_position(node, part, f"{option} {assignment}")]
+            if isinstance(node, list)
+            else node.setdefault(part, {})
+        )
+        if not isinstance(node, (dict, list)):
+            raise InputError(f"{option} {assignment}: {part} holds a value, not a section")
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{option} {assignment}: {text!r} is not a YAML value: {getattr(error, 'problem', error)}"
+        ) from None
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 1e9 as a string
+    if isinstance(node, list):
+        node[_position(node, last, f"{option} {assignment}")] = value
+    else:
+        node[last] = value
+
+
+def _position(node: list[Any], part: str, where: str) -> int:
+    if not (part.isascii() and part.isdecimal()) or int(part) >= len(node):
+        raise InputError(f"{where}: {part} is not one of the entries 0 to {len(node) - 1}")
+    return int(part)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file whole or not at all (:func:`paceenv.core.files.write_whole`)."""
+    write_whole(path, text.encode())
+
+
+def to_yaml(data: dict[str, Any]) -> str:
+    """A mapping as YAML, keys in their order."""
+    return str(yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))

@@ -1,0 +1,128 @@
+"""What all pictures share: size, axes, colours of policies and phases, which ranks are shown, how one is written."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+
+matplotlib.use("Agg")
+COLOURS = {
+    "passive": "#555555",
+    "paper": "#c44e52",
+    "adaptive": "#dd8452",
+    "learned": "#4c72b0",
+    "clairvoyant": "#8172b3",
+}
+STATIC_COLOUR = "#55a868"
+PHASE_COLOURS = {
+    "delay": "#c44e52",
+    "compute": "#aebfd8",
+    "forward": "#aebfd8",
+    "backward": "#6f8fc0",
+    "wait for peers": "#f3dfa6",
+    "collective": "#1f7a8c",
+    "send, receive": "#7fb8a4",
+    "other work": "#b9a9d6",
+    "exposed work": "#8172b3",
+    "barrier wait": "#e3c26f",
+    "restart": "#222222",
+    "checkpoint": "#777777",
+}
+"""What a rank spends its time on (``sim.engine.phases``, ``trainers.report.spans``); shades of yellow are waits."""
+_SIZE = (7.0, 4.2)
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, in the house style."""
+    made = Figure(figsize=(_SIZE[0] * (1.0 if panels == 1 else 0.75 * panels), _SIZE[1]), dpi=130, layout="constrained")
+    return made, [_plain(made.add_subplot(1, panels, i + 1)) for i in range(panels)]
+
+
+def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
+    size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
+    made = Figure(figsize=size, dpi=130, layout="constrained")
+    return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
+
+
+def stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """A wide figure of panels under each other, of these heights in inches, in the house style."""
+    made = Figure(figsize=(1.6 * _SIZE[0], sum(heights) + 1.0), dpi=130, layout="constrained")
+    shape = made.add_gridspec(len(heights), 1, height_ratios=heights)
+    return made, [_plain(made.add_subplot(shape[i])) for i in range(len(heights))]
+
+
+def _plain(panel: Axes) -> Axes:
+    panel.grid(alpha=0.3)
+    for side in ("top", "right"):
+        panel.spines[side].set_visible(False)
+    return panel
+
+
+def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    """A figure of one panel with its labels."""
+    made, (only,) = figure()
+    only.set(title=title, xlabel=x, ylabel=y)
+    return made, only
+
+
+def colour(policy: str) -> str:
+    """A policy's colour, the same in every picture."""
+    return COLOURS.get(policy, STATIC_COLOUR if policy.startswith("static") else "#4c72b0")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure whole or not at all; what kind of file it is follows from the suffix."""
+    content = io.BytesIO()
+    figure.savefig(content, format=path.suffix[1:])
+    write_whole(path, content.getvalue())
+
+
+def svg(figure: Figure, title: str) -> str:
+    """A figure as an SVG element for a page: text stays text, it is as wide as its place; ``title`` is for who cannot
+    see it."""
+    content = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceenv"}):
+        figure.savefig(content, format="svg", metadata=nothing)
+    text = content.getvalue()
+    text = text[text.index("<svg") :].replace("\n", " ")
+    text = re.sub(r'<g id="[^"]*">', "<g>", text)  # numbered alike in every figure, and nothing refers to them
+    label = f'<svg role="img" aria-label="{html.escape(title)}"'
+    return re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', lambda m: f"{label} {m[1]}>", text, count=1)
+
+
+def literal(text: str, most: int = 48) -> str:
+    """Text from a file as a label: nothing in it is taken for a formula or a line end, and it is not too long."""
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
+
+
+def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """At most ``most`` ranks, in their order: all, or evenly from who has the least to who has the most."""
+    ranks = len(value_R)
+    if ranks <= most:
+        return np.arange(ranks)
+    by_value = np.argsort(value_R, kind="stable")
+    return np.sort(by_value[np.rint(np.linspace(0, ranks - 1, most)).astype(np.int64)])
+
+
+def check_path(path: Path) -> None:
+    """Refuse a picture that could not be written, before the work that it shows."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"--plot {path}: allowed: a file that ends in {', '.join(SUFFIXES)}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"--plot {path}: {'is a folder' if path.is_dir() else 'its folder does not exist'}")

@@ -1,0 +1,89 @@
+"""How commands talk: JSON for machines on request, tables for people, progress on the error stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+
+JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
+_LONGEST_NUMBER = 40
+"""Characters, with its interval and unit."""
+
+
+def write_json(data: Any, where: str) -> None:
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
+    text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    if Path(where).is_dir():
+        raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
+    write_whole(where, text.encode())
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {str(k): _finite(v) for k, v in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(v) for v in data]
+    if hasattr(data, "item") and not isinstance(data, (str, bytes)):
+        data = data.item()
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+    """Print a table, columns of numbers to the right, between its title and a note; without rows only these."""
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    console.print(escape(title), style="bold")
+    if rows:
+        table = Table()
+        for name, is_number in zip(columns, are_numbers(columns, rows), strict=True):
+            table.add_column(escape(name), justify="right" if is_number else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        console.print(table)
+    if note:
+        console.print(escape(note))
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, columns of numbers to the right."""
+    rule = ["---:" if is_number else "---" for is_number in are_numbers(columns, rows)]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
+
+
+def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns, but for the first, have numbers in all rows; a long text that begins with one is none."""
+
+    def is_number(cell: str) -> bool:
+        return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER
+
+    return [c > 0 and all(is_number(row[c]) for row in rows) for c in range(len(columns))]
+
+
+def say(text: str) -> None:
+    """A line of progress for people, on the error stream."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(escape(text))
+
+
+@contextmanager
+def progress(description: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A progress bar on the error stream; the yielded function takes how much of ``total`` is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,56 @@
+"""Folders that one process at a time works in, and what differs between what was begun there and what is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceenv.core.errors import InputError
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Make a folder and keep others out of it; the lock goes with the process, however it ends. Raises InputError.
+
+    ``what`` says what works there, for the message.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made a folder to write to: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path}: another {what} is at work there; allowed: another folder") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
+    """The first key in which two trees of plain data differ, with both values, or nothing."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
+    elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        inside = [(str(i), *both) for i, both in enumerate(zip(theirs, mine, strict=True))]
+    else:
+        return "" if theirs == mine else f"{where} = {theirs!r}, now {mine!r}"
+    found = (first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
+    return next(filter(None, found), "")
+
+
+def prepare_folder(path: Path) -> Path:
+    """``path`` as a folder that can be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be made a folder: {error.strerror}") from None
+    return path

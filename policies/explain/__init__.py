@@ -1,0 +1,1 @@
+"""``paceenv explain``: what a policy decides, as pictures and as a timeline."""

@@ -1,0 +1,196 @@
+"""The policy file, contract 4: one ``.safetensors`` with weights, schemas, calibrated range and provenance.
+
+Loading is data only: tensors and a JSON string, checked against the schemas of the code that is running. No pickle, no
+code. The file holds no date, so that the same training gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+from paceenv.policies.learned import Learned
+
+FORMAT = "paceenv.policy/1"
+ACTION_SCHEMA = "paceenv.core.pacing/1"
+_MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY = 16, 64 << 20, 10_000
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """What a policy file says.
+
+    ``policy`` holds the network, the preference that it follows unless told another, and between which ones it was
+    trained. ``calibrated_range`` gives for each signal the interval ``[low, high]`` met in training; ``provenance`` the
+    resolved config, git commit, seeds and scores. A loaded policy knows its calibrated range.
+    """
+
+    policy: Learned
+    calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
+    """Write a policy file whole or not at all; returns its SHA-256 digest."""
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for i, (weight, bias) in enumerate(content.policy.layers):
+        tensors[f"layer{i}.weight"] = np.ascontiguousarray(weight, np.float32)
+        tensors[f"layer{i}.bias"] = np.ascontiguousarray(bias, np.float32)
+    header = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "mechanisms": list(content.policy.mechanisms),
+        "activation": "tanh",
+        "preference": _preference_header(content.policy),
+        "memory_intervals": content.policy.memory_intervals,
+        "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
+        "provenance": dict(content.provenance),
+    }
+    blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})
+    write_whole(path, blob)
+    return hashlib.sha256(blob).hexdigest()
+
+
+def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
+    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file."""
+    target = Path(path)
+    if not target.is_file():
+        raise InputError(f"{target}: no such policy file")
+    if target.stat().st_size > _MAX_BYTES:
+        raise InputError(f"{target}: {target.stat().st_size} bytes; allowed: at most {_MAX_BYTES} for a policy file")
+    try:
+        with safe_open(target, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
+    header = _header(target, metadata)
+    default, preference_range = _preference(target, header.get("preference"))
+    memory = header.get("memory_intervals", 0)
+    if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
+        raise InputError(f"{target}: memory_intervals = {memory!r}; allowed: an integer from 0 to {_MAX_MEMORY}")
+    views = signals.SIGNALS * (2 if memory else 1)
+    layers = _layers(target, tensors, header, views + (default is not None))
+    ranges = _ranges(target, header.get("calibrated_range", {}))
+    provenance = header.get("provenance", {})
+    if not isinstance(provenance, dict):
+        raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
+    policy = Learned(
+        layers,
+        header["mechanisms"],
+        target.stem,
+        default,
+        preference_range=preference_range,
+        calibrated_range=ranges,
+        memory_intervals=memory,
+    )
+    return PolicyFile(policy, ranges, provenance)
+
+
+def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        header = json.loads(metadata["paceenv"])
+    except KeyError:
+        raise InputError(f"{path}: no paceenv header; allowed: files written by paceenv train") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: the paceenv header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: the paceenv header is a {type(header).__name__}; allowed: a mapping")
+    expected = {
+        "format": FORMAT,
+        "observation_schema": signals.SCHEMA,
+        "observation_names": list(signals.NAMES),
+        "action_schema": ACTION_SCHEMA,
+        "activation": "tanh",
+    }
+    for key, value in expected.items():
+        if header.get(key) != value:
+            raise InputError(f"{path}: {key} = {header.get(key)!r}; allowed: {value!r}, which this version understands")
+    mechanisms = header.get("mechanisms")
+    if (
+        not isinstance(mechanisms, list)
+        or not mechanisms
+        or any(m not in pacing.MECHANISMS for m in mechanisms)
+        or len(set(mechanisms)) < len(mechanisms)
+    ):
+        raise InputError(
+            f"{path}: mechanisms = {mechanisms!r}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
+        )
+    return header
+
+
+def _preference_header(policy: Learned) -> dict[str, Any] | None:
+    if policy.preference is None or policy.preference_range is None:
+        return None
+    return {"range": list(policy.preference_range), "default": policy.preference}
+
+
+def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float] | None]:
+    """The default preference and the range of a header's entry; both None where it has none, as older files."""
+    if data is None:
+        return None, None
+    try:
+        low, high = (float(end) for end in data["range"])
+        default = float(data["default"])
+    except (TypeError, ValueError, KeyError, OverflowError):
+        allowed = '{"range": [low, high], "default": weight} or null'
+        raise InputError(f"{path}: preference = {str(data)[:60]}; allowed: {allowed}") from None
+    if not 0.0 <= low <= default <= high < math.inf:
+        allowed = "numbers of at least 0 in the order low, default, high"
+        raise InputError(f"{path}: preference of {default} within [{low}, {high}]; allowed: {allowed}")
+    return default, (low, high)
+
+
+def _layers(
+    path: Path, tensors: Mapping[str, NDArray[Any]], header: Mapping[str, Any], inputs: int
+) -> Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    count = len(tensors) // 2
+    names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
+    if not 1 <= count <= _MAX_LAYERS or set(tensors) != names:
+        raise InputError(
+            f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ..."
+        )
+    layers, width = [], inputs
+    for i in range(count):
+        weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
+        if weight.dtype != np.float32 or bias.dtype != np.float32:
+            raise InputError(f"{path}: layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
+        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
+            raise InputError(f"{path}: layer{i} has shapes {weight.shape}, {bias.shape}; allowed: (n, {width}), (n,)")
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
+        layers.append((weight, bias))
+        width = len(bias)
+    wanted = 2 * len(header["mechanisms"])
+    if width != wanted:
+        raise InputError(f"{path}: {width} outputs; allowed: {wanted} for {len(header['mechanisms'])} mechanisms")
+    return layers
+
+
+def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:
+    try:
+        ranges = {str(k): (float(low), float(high)) for k, (low, high) in dict(data).items()}
+    except (TypeError, ValueError):
+        raise InputError(f"{path}: calibrated_range = {str(data)[:60]}; allowed: signal: [low, high]") from None
+    for name, (low, high) in ranges.items():
+        if name not in signals.NAMES:
+            raise InputError(f"{path}: calibrated_range of {name[:60]}; allowed: of {', '.join(signals.NAMES)}")
+        if not -math.inf < low <= high < math.inf:
+            raise InputError(f"{path}: calibrated_range of {name} = [{low}, {high}]; allowed: finite, lower end first")
+    return ranges

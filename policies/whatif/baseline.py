@@ -1,0 +1,293 @@
+"""What a job is predicted from: the cluster config it was given by, or the one that its trace was calibrated to.
+
+What a calibration could not tell stays a guess, and a question that hangs on a guess is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.posterior import parameters_of
+from paceenv.calibration.structure import read_job
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.policies.whatif.change import SLOW, Change
+from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_steps
+from paceenv.policies.whatif.scenarios import (
+    EXPOSED_S,
+    GROWTH,
+    Unknown,
+    World,
+    unknown_growth,
+    unknown_limit,
+    unknown_rounds,
+)
+from paceenv.sim.cluster import Cluster, load_cluster
+
+_FROM_BASE: Final = "from base"
+_NOT_LIMITING: Final = "assumed not to limit"
+_USUAL_STEPS: Final = 400
+"""Of a trace whose length a calibration record does not tell."""
+_NORMAL_95: Final = 1.96
+_RANK: Final = re.compile(r"\brank (\d+)")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
+
+    step_s: Estimate
+    cv: Estimate
+    steps: int
+
+
+@dataclass(frozen=True)
+class Basis:
+    """A job as it is today.
+
+    ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
+    may have. ``parameters`` are those of a calibration from a trace, none where the cluster has another origin.
+    ``measured`` is None where nothing was measured; ``knows_leaves`` says whether a calibration was told where nodes
+    sit; ``fit`` is that of a trace.
+    """
+
+    source: str
+    cluster: Cluster
+    slow: frozenset[int] | None
+    ranks: tuple[int, ...]
+    parameters: tuple[Parameter, ...] = ()
+    measured: Measured | None = None
+    knows_leaves: bool = True
+    is_trace: bool = False
+    fit: JobFit | None = None
+    notes: tuple[str, ...] = ()
+
+    def check(self, changes: Iterable[Change]) -> None:
+        """Refuse what hangs on a guess. Raises InputError."""
+        guessed = self._guessed()
+        if self.parameters and not self.knows_leaves:
+            guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
+        for change in changes:
+            for ranks in (change.removed, change.replaced):
+                unknown = [] if ranks == SLOW else sorted(set(ranks) - set(self.ranks))
+                if unknown:
+                    raise InputError(
+                        f"{change.label}: {self.source} has no rank {unknown[0]}; allowed: {_shown(self.ranks)}"
+                    )
+            for key in self._hinges(change):
+                if key in guessed:
+                    raise InputError(
+                        f"{change.label}: hangs on {key}, which the calibration of {self.source} cannot tell "
+                        f"({guessed[key]}); allowed: a trace with --base, a cluster that tells it"
+                    )
+
+    def _guessed(self) -> dict[str, str]:
+        """What the calibration could not tell and nobody else told, by key, and why."""
+        return {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+
+    def _is_bounded(self, change: Change) -> bool:
+        """Whether an oversubscription has ends instead of a number: of a lone group whose uplink nobody has seen."""
+        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce"
+        return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
+
+    def _has_growth(self, change: Change) -> bool:
+        """Whether work exposed after a group's collective was seen at one size and is asked for at another."""
+        seen = {p.key for p in self.parameters} & {f"exposed.{key}" for key in EXPOSED_S}
+        fixed = any(isinstance(getattr(self.cluster.exposed, key), float) for key in EXPOSED_S)
+        return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
+
+    def world(self, change: Change) -> World:
+        """What predictions take of what is open."""
+        return World(
+            growth=GROWTH[1] if self._has_growth(change) else 0.0,
+            link_factor=1.0 if self._is_bounded(change) else None,
+        )
+
+    def unknowns(self, change: Change) -> list[Unknown]:
+        """What is open and the answer may depend on."""
+        found = []
+        latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
+        if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
+            found.append(unknown_rounds(self.cluster))
+        if self._has_growth(change):
+            found.append(unknown_growth())
+        if change.oversubscription is not None and self._is_bounded(change):
+            found.append(unknown_limit(change.oversubscription))
+        return found
+
+    def _hinges(self, change: Change) -> tuple[str, ...]:
+        """Keys of the cluster that the answer hangs on."""
+        if change.oversubscription is not None and not self._is_bounded(change):
+            leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()  # non-blocking is so for any
+            return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
+        nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
+        if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
+            return ("fabric.buffer_kb",)  # what none of a few senders lost, one of many may
+        if self.cluster.groups > 1 and (change.nodes is not None or change.pacing != "passive"):
+            return ("fabric.uplink_gbps",)
+        return ()
+
+    def assumes(self, changes: Sequence[Change]) -> list[str]:
+        """What the answers take for granted, in words."""
+        sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
+        lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
+        if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
+            lines.append("other jobs on the uplink keep their period relative to ours")
+        if any(c.removed and not c.spread for c in changes):
+            lines.append(
+                "ranks taken out: the others keep their batch, so that a step does less work (--spread: all of it)"
+            )
+        if any(c.spread for c in changes):
+            lines.append("--spread: the others compute in proportion longer")
+        if any(self._is_bounded(c) for c in changes):
+            lines.append(
+                "the payload takes what it takes today; the interval holds a tier above the leaves that is all that "
+                "limits it now, and NICs that are, with all traffic across leaves"
+            )
+        if self.slow:
+            like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
+            slow = ", ".join(map(str, sorted(self.slow)))
+            lines += [f"rank {r} is a rank like the others; persistently slow: rank {slow}" for r in like]
+        return lines
+
+    def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
+        """Of other node counts."""
+        job, fabric = self.cluster.job, self.cluster.fabric
+        lines = ["other node counts: every rank keeps its batch, so that a step of more nodes does more work"]
+        if self.cluster.groups > 1 and self.cluster.workload is None:
+            lines.append(f"process groups keep their {job.group_nodes} nodes and become more or fewer")
+        if fabric.uplink_gbps is not None and any(c.oversubscription is None for c in sized):
+            lines.append(
+                f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in all, however many nodes; "
+                "--oversubscription gives every leaf uplinks of its own"
+            )
+        if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
+            lines.append(f"slow ranks stay {self.cluster.noise.slow_ranks}, however many nodes")
+        if any(self._has_growth(c) for c in sized):
+            lines.append(
+                "work exposed after a group's collective is as frequent, and lasts as the square root of the number of "
+                "nodes; the interval holds from as long as today to in proportion to nodes"
+            )
+        if self.is_trace:
+            lines.append(
+                f"the {job.collective} goes by the {job.algorithm} algorithm, a round of messages takes "
+                f"{_number(fabric.latency_us)} us"
+            )
+        return lines
+
+    def left_open(self, changes: Sequence[Change]) -> list[str]:
+        """What the intervals hold besides errors, between which ends, and what would tell it."""
+        found = (unknown for change in changes for unknown in self.unknowns(change))
+        return list(dict.fromkeys(f"{u.name}, {u.between}; it is told by {u.told_by}" for u in found))
+
+    def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
+        """What the answers leave open outside of the intervals, in words."""
+        held = {unknown.key for change in changes for unknown in self.unknowns(change)}
+        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told and p.key not in held]
+        if self.cluster.power.compute_w == 0.0:
+            lines.append("energy: the cluster has no power figures (power.compute_w)")
+        return lines
+
+
+def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
+    """The job of a cluster config, by file or by name."""
+    cluster = load_cluster(name).changed(list(settings), name)
+    measured = cluster.calibration.get("measured", {})
+    if "step_mean_s" not in measured:
+        notes = () if not cluster.calibration else (
+            "intervals hold the differences between runs only: the config's calibration record is not one of a job's "
+            "trace, whose errors could be drawn from",
+        )  # fmt: skip
+        return Basis(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
+    parameters = tuple(parameters_of(cluster))
+    return _calibrated(name, cluster, parameters, _recorded(measured))
+
+
+def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Basis:
+    """The job of a trace, calibrated. Raises InputError where no cluster can be fitted to it."""
+    stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
+    if stages > 1:
+        raise InputError(
+            f"{source}: a pipeline of {stages} stages, to which no cluster is fitted, so that only --remove-rank and "
+            "--replace-rank can be answered, from its own operations; allowed besides: a cluster config (paceenv "
+            "calibrate fits its noise)"
+        )
+    stamps = read_job(trace, job=job)
+    fit = calibrate_stamps(stamps, None, None if base is None else load_cluster(base), "calibrated")
+    step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
+    steps = len(step_s_T)
+    measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
+    basis = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
+    cluster = basis.cluster if base is not None else basis.cluster.changed(["job.samples_per_node=1"], source)
+    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
+
+
+def is_config(sources: Sequence[str]) -> bool:
+    """Whether this is a cluster config: a YAML file, or no file at all (then a config's name)."""
+    if len(sources) != 1:
+        return False
+    path = Path(sources[0])
+    return path.suffix in {".yaml", ".yml"} or not (path.exists() or path.suffix)
+
+
+def _calibrated(
+    source: str,
+    cluster: Cluster,
+    parameters: tuple[Parameter, ...],
+    measured: Measured,
+    ranks: tuple[int, ...] | None = None,
+) -> Basis:
+    by_key, notes = {p.key: p for p in parameters}, []
+    uplink = by_key.get("fabric.uplink_gbps")
+    if uplink is not None and not uplink.told and _NOT_LIMITING in uplink.evidence:
+        # so that it does not limit at other sizes either
+        cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
+        notes.append("the tier above the leaves is non-blocking, as nothing shows that it limits")
+    named = by_key.get("noise.slow_ranks")
+    slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
+    if cluster.noise.fail_slow_share:
+        notes.append(
+            "fail-slow episodes may hit any rank: those of a rank that is taken out or replaced go on elsewhere"
+        )
+    return Basis(
+        source,
+        cluster,
+        slow,
+        ranks or tuple(range(cluster.ranks)),
+        parameters,
+        measured,
+        knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # what a calibration without a base assumes
+        notes=tuple(notes),
+    )
+
+
+def _recorded(measured: Mapping[str, float]) -> Measured:
+    """What a calibration record says of the steps; without an error where it has none."""
+    mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
+    step_s = Estimate(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
+    return Measured(step_s, Estimate(measured["step_cv"]), _USUAL_STEPS)
+
+
+def _is_guess(parameter: Parameter) -> bool:
+    return not parameter.told and _FROM_BASE not in parameter.evidence
+
+
+def _why(parameter: Parameter) -> str:
+    return parameter.evidence.removeprefix(CANNOT_TELL)
+
+
+def _shown(ranks: tuple[int, ...]) -> str:
+    if ranks == tuple(range(len(ranks))):
+        return f"0 to {len(ranks) - 1}"
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else "drawn"

@@ -1,0 +1,141 @@
+"""What a trace of one size leaves open and a changed job may hang on: predicted at its usual value and at both ends.
+
+How long a round of messages takes is part of the payload's time; whether work exposed after a group's collective grows
+with the job, and whether a lone group is limited by its own NICs or by what is above them, no single size shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from paceenv.calibration.parameters import ROUND_US
+from paceenv.policies.whatif.change import Change, apply
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.engine.simulator import episode_keys
+
+GROWTH: Final = (0.0, 0.5, 1.0)
+"""Exponents of exposed work over nodes: it stays as it is; what is predicted; it grows in proportion to the job.
+
+The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
+"""
+LEAST_PAYLOAD: Final = 0.05
+"""Share of a collective's time that is taken to be payload at least, however long a round."""
+FREE: Final = 1e3
+"""Times as fast, a payload takes no time to speak of."""
+EXPOSED_S: Final = ("work_s", "episode_s")
+
+
+@dataclass(frozen=True)
+class World:
+    """One way the job may be. ``round_us`` is None where it is as calibrated; ``growth`` is an exponent over nodes.
+
+    ``link_factor`` is how many times as fast the lone group's links are on leaves of the asked oversubscription, None
+    where the cluster itself tells.
+    """
+
+    round_us: float | None = None
+    growth: float = 0.0
+    link_factor: float | None = None
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Something left open, a key of the cluster: between which ends it may be, and what would tell it."""
+
+    name: str
+    key: str
+    between: str
+    told_by: str
+    low: Callable[[World], World]
+    high: Callable[[World], World]
+
+
+def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, world: World) -> Cluster:
+    """The changed cluster, if the world is like this. Raises InputError for what the cluster cannot be."""
+    if world.round_us is not None:
+        cluster = with_rounds(cluster, world.round_us)
+    if world.growth and change.nodes is not None:
+        factor = (change.nodes / cluster.job.nodes) ** world.growth
+        longer = {key: getattr(cluster.exposed, key) for key in EXPOSED_S}
+        assignments = [f"exposed.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s]
+        cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
+    if world.link_factor is not None and change.oversubscription is not None:
+        change = replace(change, oversubscription=1.0)
+        cluster = _with_links(cluster, world.link_factor)
+    return apply(change, cluster, slow)
+
+
+def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
+    """A cluster whose rounds take so long, and whose collectives take what they took: the rest is payload."""
+    return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / _payload_share(cluster, round_us))
+
+
+def longest_round_us(cluster: Cluster) -> float:
+    """How long a round may take in a cluster whose collectives take what they take."""
+    assert isinstance(cluster.fabric.latency_us, float)
+    now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
+    lost = 1.0 - _payload_share(cluster, later_us)
+    if lost <= 1.0 - LEAST_PAYLOAD or later_us <= now_us:
+        return later_us
+    return now_us + (later_us - now_us) * (1.0 - LEAST_PAYLOAD) / lost
+
+
+def _payload_share(cluster: Cluster, round_us: float) -> float:
+    """What is left of the payload's time if rounds take so long, as a share of what it is."""
+    now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
+    payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])
+    return 1.0 - (then["latency_s"] - now["latency_s"]) / payload_s if payload_s > 0.0 else 1.0
+
+
+def _job(cluster: Cluster) -> Mapping[str, float]:
+    jobs = derive(cluster, episode_keys([0])).jobs
+    return {key: float(jobs[key][0]) for key in ("transfer_alone_s", "uplink_work_s", "latency_s")}
+
+
+def _with_links(cluster: Cluster, factor: float) -> Cluster:
+    """NICs and, where it is a rate of its own, the tier above them so many times as fast."""
+    keys = ("nic_gbps", "uplink_gbps")
+    rates = {key: getattr(cluster.fabric, key) for key in keys}
+    assignments = [f"fabric.{key}={rate * factor!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
+    return cluster.changed(assignments, cluster.name)
+
+
+def unknown_rounds(cluster: Cluster) -> Unknown:
+    """How long a round of messages takes."""
+    longest_us = longest_round_us(cluster)
+    return Unknown(
+        "round of messages",
+        "fabric.latency_us",
+        f"{ROUND_US[0]:g} to {round(longest_us, 1):g} us",
+        "an nccl-tests table of this fabric (paceenv calibrate TABLE), its latency in the cluster of --base",
+        lambda world: replace(world, round_us=ROUND_US[0]),
+        lambda world: replace(world, round_us=longest_us),
+    )
+
+
+def unknown_growth() -> Unknown:
+    """How exposed work grows with the job."""
+    return Unknown(
+        "growth of exposed work",
+        "exposed.work_s",
+        "from not at all to in proportion to nodes",
+        "a trace at a second size; then exposed work as a power law in a cluster config",
+        lambda world: replace(world, growth=GROWTH[0]),
+        lambda world: replace(world, growth=GROWTH[-1]),
+    )
+
+
+def unknown_limit(oversubscription: float) -> Unknown:
+    """What limits a lone group: all of it what is above the NICs, or the NICs that then meet the asked ratio."""
+    slowest = f"{oversubscription:g} times as long" if oversubscription > 1.0 else "as long as today"
+    return Unknown(
+        "limit of the payload",
+        "fabric.uplink_gbps",
+        f"from no time to {slowest}",
+        "--base with a cluster that tells fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
+        lambda world: replace(world, link_factor=FREE),
+        lambda world: replace(world, link_factor=1.0 / max(oversubscription, 1.0)),
+    )

@@ -1,0 +1,203 @@
+"""``paceenv whatif``: what a job would do on other nodes, another fabric, without a rank, or paced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.diagnosis.sources import read_sources
+from paceenv.importers import load_traces
+from paceenv.policies.select import POLICY_HELP
+from paceenv.policies.simulate_command import MAX_RANK_ITERATIONS
+from paceenv.policies.whatif import replayed, simulated
+from paceenv.policies.whatif.answer import Answer, Differences, Row
+from paceenv.policies.whatif.answer_picture import draw
+from paceenv.policies.whatif.baseline import Basis, is_config, of_config, of_trace
+from paceenv.policies.whatif.change import WHERE, Change, combinations
+from paceenv.policies.whatif.estimate import Estimate
+from paceenv.ui import figures, output
+
+
+def whatif(
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG_OR_TRACE...",
+            help="A cluster config (a file, or a name in configs/clusters), or a trace: Parquet, or one file per rank.",
+        ),
+    ],
+    nodes: Annotated[str | None, typer.Option(help="Nodes of the job in all, instead: 128, or 32,64,128.")] = None,
+    oversubscription: Annotated[
+        str | None, typer.Option(help="What a leaf's nodes can send over what its uplinks carry: 1 is non-blocking.")
+    ] = None,
+    remove_rank: Annotated[
+        str | None,
+        typer.Option(help="Take this rank out of the job: 0; 0,3 one row each; 0+3 both; slow: a config's slow ranks."),
+    ] = None,
+    replace_rank: Annotated[
+        str | None, typer.Option(help="Put a rank like its peers in this one's place; spelled likewise.")
+    ] = None,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="The others do the work of a rank taken out. Default: it is left undone.")
+    ] = False,
+    pacing: Annotated[
+        list[str] | None,
+        typer.Option("--pacing", "-p", help=f"Paced by this policy (several: a row each): {POLICY_HELP}."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change any other value of the cluster: fabric.nic_gbps=400")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Of a trace: take what it does not tell from this cluster config.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Of a trace that holds several jobs: this one.")] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Runs of each row; two or more of each drawn cluster.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw step time and throughput of every row to this file (png, svg, pdf).")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Predict a job after a change: step time, throughput, CV and energy, beside today's, with 95 % intervals.
+
+    Several options combine, several values give a row each. Today's job is the job without pacing.
+
+    From a cluster config: simulated, on the same noise for all rows; an interval says where one run of such a job ends
+    up. If the config was calibrated from a job's trace, clusters are drawn from the errors in its record, so that the
+    interval holds those as well, and the answer says which of both makes it wide.
+
+    From a trace: --remove-rank and --replace-rank alone are answered from its own operations, replayed; any format
+    will do, pipelines too. Everything else is simulated on the cluster that the trace calibrates to. What hangs on
+    something that the trace cannot tell is refused.
+
+    Examples: paceenv whatif when-scaling-fails --nodes 32,64,128 -p passive -p static --
+    paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
+    --remove-rank 0 --pacing learned --json -
+    """
+    changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [], spread=spread)
+    if plot is not None:
+        figures.check_path(plot)
+    answer = _answer(source, changes, base, job, seeds, seed, iterations)
+    if plot is not None:
+        draw(answer, plot)
+    if json_ is not None:
+        output.write_json(answer.as_dict(), json_)
+    if json_ != "-":
+        _print(answer)
+    for row in answer.changed:
+        if row.outside is not None:
+            output.say(f"{row.change.label}: policy {row.case.policy}: {row.outside}")
+
+
+def _answer(
+    source: Sequence[str],
+    changes: Sequence[Change],
+    base: str | None,
+    job: str | None,
+    seeds: int,
+    seed: int,
+    iterations: int,
+) -> Answer:
+    if is_config(source):
+        for option, value in (("--base", base), ("--job", job)):
+            if value is not None:
+                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: with a trace")
+        return _simulate(of_config(source[0]), changes, seeds, seed, iterations)
+    paths = [Path(name) for name in source]
+    if all(change.only_ranks for change in changes) and base is None:
+        cells, notes = read_sources(paths, job)
+        for note in notes:
+            output.say(note)
+        return replayed.predict(Scenario(cells), str(paths[0]), changes, seed)
+    trace, notes = load_traces(paths)
+    for note in notes:
+        output.say(note)
+    with output.progress(f"calibrate {paths[0].name}", 1):
+        basis = of_trace(trace, str(paths[0]), base, job)
+    return _simulate(basis, changes, seeds, seed, iterations)
+
+
+def _simulate(basis: Basis, changes: Sequence[Change], seeds: int, seed: int, iterations: int) -> Answer:
+    ranks = max([basis.cluster.ranks, *((c.nodes or 0) * basis.cluster.job.ranks_per_node for c in changes)])
+    if iterations * seeds * ranks * (1 + len(changes)) > MAX_RANK_ITERATIONS:
+        asked = f"{iterations} x {seeds} seeds x {ranks} ranks x {1 + len(changes)} rows"
+        raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
+    with output.progress(f"{basis.cluster.name}: {len(changes)} changes", 1) as done:
+        return simulated.predict(basis, changes, seeds=seeds, first_seed=seed, iterations=iterations, on_done=done)
+
+
+def _print(answer: Answer) -> None:
+    has_energy = answer.today.energy_j is not None
+    cases = [("today", answer.today), *((row.change.label, row.case) for row in answer.changed)]
+    columns = (
+        "",
+        "nodes" if answer.basis == "simulator" else "ranks",
+        "step, s",
+        f"{answer.unit}/s",
+        "CV",
+        *(["J/sample"] if has_energy else []),
+    )
+    values = [
+        (label, str(c.nodes), *map(_plain, (c.step_s, c.throughput)), _plain(c.cv, ".3f"), *_energy(c.energy_j, ".4g"))
+        for label, c in cases
+    ]
+    output.print_table(f"What if: {answer.source}", columns, values, answer.method)
+    pairs = "run by run, on the same noise" if answer.basis == "simulator" else "step by step"
+    note = f"differences {pairs}; intervals of 95 %"
+    _print_differences("Against today", [(r.change.label, r.against_today) for r in answer.changed], note)
+    paced = [(r.change.label, r.against_unpaced) for r in answer.changed if r.against_unpaced is not None]
+    if paced and any(r.change != Change(pacing=r.change.pacing) for r in answer.changed):
+        _print_differences("Against the same without pacing", paced, note)
+    for line in _remarks(answer):
+        output.say(line)
+
+
+def _print_differences(title: str, rows: Sequence[tuple[str, Differences]], note: str) -> None:
+    has_energy = rows[0][1].energy is not None
+    columns = ("", "step", "throughput", "CV", *(["energy a sample"] if has_energy else []))
+    cells = [
+        (
+            label,
+            *(_plain(e, "+.1%") for e in (d.step, d.throughput)),
+            _plain(d.cv, "+.3f"),
+            *_energy(d.energy, "+.1%"),
+        )
+        for label, d in rows
+    ]
+    output.print_table(title, columns, cells, note)
+
+
+def _remarks(answer: Answer) -> list[str]:
+    lines = []
+    if answer.measured_step_s is not None and answer.measured_cv is not None:
+        lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
+    lines += [line for row in answer.changed for line in _interval_from(row)]
+    lines += [f"open, and in the intervals: {line}" for line in answer.left_open]
+    lines += [f"taken for granted: {line}" for line in answer.assumes]
+    return lines + [f"cannot tell: {line}" for line in answer.cannot_tell]
+
+
+def _interval_from(row: Row) -> list[str]:
+    """What makes the interval of a row's step, unless it is the differences between runs alone."""
+    found = row.interval_from
+    if found is None or not (found.calibration > 0.0 or found.unknown):
+        return []
+    parts = [f"by {found.runs:.2%} from run to run", f"by {found.calibration:.2%} with the calibration's errors"]
+    parts += [f"from {low:+.1%} to {high:+.1%} with the {name}" for name, (low, high) in found.unknown.items()]
+    return [f"{row.change.label}: the step varies {', '.join(parts)}"]
+
+
+def _energy(estimate: Estimate | None, digits: str) -> tuple[str, ...]:
+    return () if estimate is None else (_plain(estimate, digits),)
+
+
+def _plain(estimate: Estimate, digits: str = ".4g") -> str:
+    value, low, high = (format(x, digits) for x in (estimate.value, estimate.low, estimate.high))
+    return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

@@ -1,0 +1,1 @@
+"""``paceenv testbed loop``: predict on the simulator, measure on real sockets, report both."""

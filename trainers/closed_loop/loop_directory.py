@@ -1,0 +1,96 @@
+"""The folder of a closed loop: a stage is done when its ``done.json`` is there, written last; so a loop resumes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from paceenv.core.errors import InputError
+from paceenv.ui import output
+from paceenv.ui.run_directory import LOCK, first_difference, locked
+
+RECORD, DONE = "loop.json", "done.json"
+Found = dict[str, Any]
+
+
+class LoopFolder:
+    """Stages in order, each in a folder of its own.
+
+    Parameters
+    ----------
+    path : the loop's folder
+    stages : names, in their order
+    files : what the loop leaves beside the stages' folders
+    """
+
+    def __init__(self, path: Path, stages: Sequence[str], files: Sequence[str]) -> None:
+        self.path, self._stages, self._files = path, stages, files
+
+    def of(self, stage: str) -> Path:
+        """Where a stage keeps what it made."""
+        return self.path / f"{1 + self._stages.index(stage)}-{stage}"
+
+    def is_done(self, stage: str) -> bool:
+        """Whether a stage has finished."""
+        return (self.of(stage) / DONE).is_file()
+
+    def found(self, stage: str) -> Found:
+        """What a finished stage found. Raises InputError."""
+        return _read(self.of(stage) / DONE)
+
+    def begin(self, stage: str) -> Path:
+        """An empty folder for a stage, without what a loop that was killed in it left there.
+
+        Stages behind it rest on what it will find, so they are no longer done.
+        """
+        folder = self.of(stage)
+        self._undo(self._stages[self._stages.index(stage) + 1 :])
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def finish(self, stage: str, found: Found) -> None:
+        """A stage is done, and this is what it found."""
+        output.write_json(found, str(self.of(stage) / DONE))
+
+    def claim(self, record: Mapping[str, Any], *, fresh: bool = False) -> None:
+        """Make a new folder this loop's, or make sure that it is. Raises InputError where it is another's.
+
+        ``record`` is plain data that says what the loop is about; with another one its stages would not fit together.
+        ``fresh`` removes what a loop left here, and nothing else.
+        """
+        path = self.path / RECORD
+        if not path.exists():
+            begun = (LOCK, f".{RECORD}.")  # and a record that a loop was killed over
+            if any(not one.name.startswith(begun) for one in self.path.iterdir()):
+                raise InputError(f"{self.path}: holds something else; allowed: a new folder, or one of a loop")
+        elif fresh:
+            self._undo(self._stages)  # first, as a removal that is killed leaves half of a stage
+            for stage in self._stages:
+                shutil.rmtree(self.of(stage), ignore_errors=True)
+            for name in self._files:
+                (self.path / name).unlink(missing_ok=True)
+        elif changed := first_difference(_read(path), json.loads(json.dumps(record))):
+            raise InputError(f"{self.path}: begun with {changed}; allowed: the same, another folder, or --fresh")
+        output.write_json(dict(record), str(path))
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other loops out, as long as this process lives. Raises InputError."""
+        return locked(self.path, "loop")
+
+    def _undo(self, stages: Sequence[str]) -> None:
+        for stage in reversed(stages):
+            (self.of(stage) / DONE).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Found:
+    try:
+        found: Found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {error}; allowed: with --fresh the loop starts anew") from None
+    return found

@@ -1,0 +1,104 @@
+"""The pictures of a closed loop: effects predicted and measured, and the canaries' steps with their paced blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from paceenv.live.decide.canary import Schedule
+from paceenv.trainers.closed_loop.paired_blocks import Array, Blocks, Effect, job_steps
+from paceenv.trainers.evaluation import score_table
+from paceenv.ui import figures
+
+_SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
+_MEAN_OF = 10
+"""Steps of the running mean that lies over single ones."""
+
+
+def effects(found: Mapping[str, Any], path: Path) -> None:
+    """Each policy's effect on mean step time: predicted always on and in blocks, and measured where a canary ran it."""
+    rows, measured = found["policies"], {c["policy"]: c["measured"] for c in found["canaries"].values()}
+    figure, panel = figures.axes(f"{found['scenario']}: effect on mean step time", "change of mean step time, %", "")
+    for i, row in enumerate(rows):
+        three = (row["always"], row["blocks"], measured.get(row["policy"]))
+        for offset, (what, shade), data in zip((-0.22, 0.0, 0.22), _SHADES.items(), three, strict=True):
+            if data is not None:
+                _bar(panel, Effect.of(data), i + offset, shade, what if what not in _labels(panel) else None)
+    panel.axvline(0.0, color="#999999", lw=0.8)
+    panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
+    panel.set_ylim(len(rows) - 0.4, -0.6)
+    panel.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def _labels(panel: Axes) -> list[str]:
+    return panel.get_legend_handles_labels()[1]
+
+
+def _bar(panel: Axes, effect: Effect, y: float, shade: str, label: str | None) -> None:
+    below, above = (
+        max(x, 0.0) if np.isfinite(x) else 0.0 for x in (effect.change - effect.low, effect.high - effect.change)
+    )
+    panel.errorbar(
+        100 * effect.change, y, xerr=[[100 * below], [100 * above]], fmt="o", ms=4, capsize=3, color=shade, label=label
+    )
+
+
+def label(policy: str) -> str:
+    """A policy as people read it: a file by its name, a static one by mechanism, threshold and window."""
+    name, _, settings = policy.partition(":")
+    if name != "static" or not settings:
+        return score_table.label(policy)
+    given = dict(setting.split("=") for setting in settings.split(","))
+    if "mechanism" not in given:
+        return ", ".join(f"{mechanism} {setting.replace('/', ' / ')}" for mechanism, setting in given.items())
+    return f"{given['mechanism']} {float(given['threshold']):g} / {float(given['window']):g}"
+
+
+def calibration(found: Mapping[str, Any], path: Path) -> None:
+    """Every fitted parameter's 95 % interval relative to its value; what the trace cannot tell is said to be so."""
+    shown = [p for p in found["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
+    figure, panel = figures.axes(f"{found['scenario']}: calibrated", "95 % interval / fitted value", "")
+    for i, parameter in enumerate(shown):
+        value, low, high = parameter["value"], parameter["lo"], parameter["hi"]
+        if parameter["se"] is None:
+            panel.annotate("cannot tell", (1.0, i), ha="center", va="center", fontsize=8, color=_SHADES["measured"])
+        elif value and low is not None and high is not None:
+            panel.plot([low / value, high / value], [i, i], color=_SHADES["predicted, in blocks"], lw=2)
+            panel.plot(1.0, i, "o", color=_SHADES["predicted, in blocks"], ms=4)
+        elif high is not None:
+            panel.annotate(f"at most {high:.3g}", (1.0, i), ha="center", va="center", fontsize=8)
+    names = [p["key"] if p["value"] is None else f"{p['key']} = {p['value']:.4g}" for p in shown]
+    panel.set_yticks(range(len(shown)), names, fontsize=8)
+    panel.set_ylim(len(shown) - 0.5, -0.5)
+    panel.set_xlim(min(0.5, panel.get_xlim()[0]), max(1.5, min(panel.get_xlim()[1], 3.0)))
+    figure.savefig(path)
+
+
+def steps(runs: Mapping[str, tuple[Array, Schedule]], path: Path) -> None:
+    """Step time over each canary's run, paced blocks shaded, with the mean of each block's counted steps."""
+    figure, panels = figures.figure(len(runs))
+    for panel, (name, (steps_s_TR, schedule)) in zip(panels, runs.items(), strict=True):
+        end_s_T, step_s_T = job_steps(steps_s_TR)
+        at_s_T, step_ms_T = end_s_T[1:] - end_s_T[0], 1e3 * step_s_T
+        blocks = Blocks.of(schedule, len(step_s_T))
+        panel.plot(at_s_T, step_ms_T, ".", color="#999999", ms=2, alpha=0.6)
+        edges = np.flatnonzero(np.diff(np.r_[0, blocks.on_T.astype(int), 0]))
+        for begin, until in zip(edges[::2], edges[1::2], strict=True):
+            panel.axvspan(end_s_T[begin] - end_s_T[0], end_s_T[until] - end_s_T[0], color="#4c72b0", alpha=0.15, lw=0)
+        for pair in blocks.counted():
+            for counted, shade in zip(pair, ("#555555", "#c44e52"), strict=True):
+                mean_ms = float(step_ms_T[counted].mean())
+                panel.plot([at_s_T[counted[0]], at_s_T[counted[-1]]], [mean_ms, mean_ms], color=shade, lw=2)
+        low, high = np.percentile(step_ms_T, [0.5, 99.0])
+        panel.set(
+            title=name, xlabel="time, s", ylabel="step, ms", ylim=(low - 0.1 * (high - low), high + 0.2 * (high - low))
+        )
+    panels[0].plot([], [], color="#c44e52", label="mean with pacing (shaded)")
+    panels[0].plot([], [], color="#555555", label="mean without")
+    panels[0].legend(fontsize=8)
+    figure.savefig(path)

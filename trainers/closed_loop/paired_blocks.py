@@ -1,0 +1,161 @@
+"""What paired blocks with and without pacing say about mean step time, once a run is over: whole arrays, one look.
+
+The measure is that of ``paceenv.live.decide.canary``, which judges while a job runs: the logarithm of the ratio of a
+pair's block means, clipped alike, and Student's t over the pairs. Here the schedule is laid over the steps that the job
+wrote down by itself, so the result depends on nothing the agent said. Legend: E episodes, P pairs, T iterations, R
+ranks, U steps of another job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.student_t import upper_quantile
+from paceenv.live.decide.canary import CLIP_MEDIANS, Schedule
+
+Array = NDArray[np.float64]
+
+LEVEL = 0.95
+LEAST_STEPS = 2
+"""Whole steps of another job that a block must hold, or its pair says nothing about that job."""
+PARTS = 20
+"""Parts of a run whose means tell how well its mean is known, however its steps hang together."""
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Relative change of mean step time, below 0 where steps got shorter, with its 95 % interval.
+
+    ``units`` is how many pairs of blocks, or simulated clusters, it rests on; with fewer than two there is no interval
+    and the ends are not-a-number.
+    """
+
+    change: float
+    low: float
+    high: float
+    units: int
+
+    @classmethod
+    def of_logs(cls, change: float, low: float, high: float, units: int) -> Effect:
+        """From logarithms of the ratio of means."""
+        return cls(math.expm1(change), math.expm1(low), math.expm1(high), units)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Effect:
+        """From :meth:`as_dict` as JSON gives it back, where not-a-number is null."""
+        change, low, high = (math.nan if data[key] is None else float(data[key]) for key in ("change", "low", "high"))
+        return cls(change, low, high, int(data["units"]))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{100 * self.change:+.1f} % [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a schedule makes of T iterations: paced or not, of which pair (-1: none), counted for it or not."""
+
+    on_T: NDArray[np.bool_]
+    pair_T: NDArray[np.int64]
+    counted_T: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, schedule: Schedule, iterations: int) -> Blocks:
+        slots = [schedule.slot(i) for i in range(iterations)]
+        on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
+        return cls(on_T, pair_T, counted_T)
+
+    def first(self, pairs: int | None) -> Blocks:
+        """Only so many of the pairs; None for all."""
+        kept_T = self.pair_T < (math.inf if pairs is None else pairs)
+        return Blocks(self.on_T, self.pair_T, self.counted_T & kept_T)
+
+    def both(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All counted iterations without and with pacing."""
+        off, on = zip(*self.counted(), strict=True) if self.counted() else ((), ())
+        empty = np.empty(0, np.int64)
+        return np.concatenate([empty, *off]), np.concatenate([empty, *on])
+
+    def counted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """The counted iterations of each pair's block without and with pacing, of pairs that are whole."""
+        found, length = [], 0
+        for pair in range(int(self.pair_T.max(initial=-1)) + 1):
+            here = self.counted_T & (self.pair_T == pair)
+            off, on = np.flatnonzero(here & ~self.on_T), np.flatnonzero(here & self.on_T)
+            length = length or max(len(off), len(on))  # the first pair has one whole block at least, or there is none
+            if len(off) == len(on) == length > 0:
+                found.append((off, on))
+        return found
+
+
+def log_ratios(step_s_ET: Array, blocks: Blocks) -> Array:
+    """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
+    pairs = [_log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
+    return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
+
+
+def _log_ratio(off_EN: Array, on_EN: Array) -> Array:
+    """Of one pair; a step counts with at most ``CLIP_MEDIANS`` medians of the pair, as in ``live.decide.canary``."""
+    both_EN = np.sort(np.concatenate([off_EN, on_EN], axis=1), axis=1)
+    clip_E1 = CLIP_MEDIANS * both_EN[:, both_EN.shape[1] // 2, None]
+    ratio_E = np.minimum(on_EN, clip_E1).mean(axis=1) / np.minimum(off_EN, clip_E1).mean(axis=1)
+    return np.asarray(np.log(ratio_E))
+
+
+def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: Blocks) -> Array:
+    """The same of another job's steps ``(P,)``: those that lie whole within the counted parts of our blocks.
+
+    ``end_s_T`` are ends of our steps, one more than iterations of ``blocks``, whose iteration ``i`` lies between ends
+    ``i`` and ``i + 1``; ``other_end_s_U`` those of the other job, on the same clock. Pairs with too few steps are left
+    out.
+    """
+    found = []
+    for off, on in blocks.counted():
+        steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1])[None] for at in (off, on)]
+        if min(step.size for step in steps) >= LEAST_STEPS:
+            found.append(_log_ratio(*steps)[0])
+    return np.array(found)
+
+
+def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
+    whole = (end_s_U[:-1] >= begin_s) & (end_s_U[1:] <= until_s)
+    return np.asarray(np.diff(end_s_U)[whole])
+
+
+def effect(log_ratio_P: Array) -> Effect:
+    """The mean of independent log ratios as a relative change, with Student's interval."""
+    mean, half = _student(log_ratio_P)
+    return Effect.of_logs(mean, mean - half, mean + half, len(log_ratio_P))
+
+
+def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:
+    """Ends of the job's steps ``(T,)``, each with its last rank, and the time from one to the next ``(T - 1,)``."""
+    end_s_T = steps_s_TR.max(axis=1)
+    return end_s_T, np.diff(end_s_T)
+
+
+def mean_step(step_s_T: Array) -> dict[str, float]:
+    """Mean, its 95 % interval and CV of a run's steps; the interval from the means of its parts one after the other."""
+    if not len(step_s_T):
+        return dict.fromkeys(("mean_s", "low_s", "high_s", "cv"), math.nan)
+    mean = float(step_s_T.mean())
+    part_s = np.array([part.mean() for part in np.array_split(step_s_T, min(PARTS, len(step_s_T)))])
+    half = _student(part_s)[1]
+    return {"mean_s": mean, "low_s": mean - half, "high_s": mean + half, "cv": float(step_s_T.std() / mean)}
+
+
+def _student(sample_N: Array) -> tuple[float, float]:
+    """Mean of a sample and half the width of its 95 % interval; not-a-number where there is none."""
+    n = len(sample_N)
+    if n < 2:
+        return (float(sample_N[0]) if n else math.nan), math.nan
+    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
+    return float(sample_N.mean()), half

@@ -1,0 +1,164 @@
+"""What pacing will do on a real job, predicted by simulating the cluster that was calibrated from its trace.
+
+Two predictions a policy: **always on**, what it is worth once it stays on, and **in blocks**, what the canary will
+read. They differ where an effect outlives the block that caused it: two jobs that have been shifted apart stay apart
+for a while. Blocks follow the agent's schedule, and in blocks without pacing the policy stands still, as in
+``paceenv.live.decide.pacer``.
+
+Clusters are drawn from the calibration's errors (:mod:`paceenv.calibration.posterior`), and each is simulated over
+several seeds. The interval of always on has the mean effect of 95 % of such clusters in it; that in
+blocks what 95 % of single canaries would read.
+
+Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing, timing
+from paceenv.core.errors import InputError
+from paceenv.core.student_t import upper_quantile
+from paceenv.live.decide.canary import Schedule
+from paceenv.live.testbed.testbed_scenario import LoopPlan
+from paceenv.policies.base import Policy
+from paceenv.policies.rollout import start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.simulator import Simulator
+from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Blocks, Effect, log_ratios
+
+_STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
+_ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One policy: its effect always on and in the canary's blocks; CV and mean delay of a rank while it is on."""
+
+    policy: str
+    always: Effect
+    blocks: Effect
+    cv: float
+    mean_delay_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        effects = {"always": self.always.as_dict(), "blocks": self.blocks.as_dict()}
+        return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
+
+
+@dataclass(frozen=True)
+class Passive:
+    """The job without pacing, simulated: mean step with its 95 % interval over single runs, in seconds, and CV."""
+
+    mean_s: float
+    low_s: float
+    high_s: float
+    cv: float
+
+
+def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
+    """``cluster`` whose pacing is capped as the guard of a live rank with a baseline step of ``baseline_s`` will."""
+    ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
+    cap = min(plan.cap_s, plan.cap_share * baseline_s) / ideal_s
+    return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
+
+
+class Predictor:
+    """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
+
+    Parameters
+    ----------
+    clusters : drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`)
+    plan : of the loop: blocks, intervals, the mechanism
+    seeds : episodes a cluster
+    first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
+    """
+
+    def __init__(self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int) -> None:
+        self._clusters, self._plan = clusters, plan
+        self._seeds = first_seed + np.arange(len(clusters) * seeds).reshape(len(clusters), seeds)
+        iterations = plan.quiet_first + 2 * plan.block_iterations * (1 + plan.pairs)
+        self._always_T = np.arange(iterations) >= plan.quiet_first
+        self._from = plan.quiet_first + plan.block_iterations
+        self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
+
+    @property
+    def passive(self) -> Passive:
+        """The job without pacing."""
+        step_s_NT = np.concatenate(self._passive)[:, self._from :]
+        mean_s_N = step_s_NT.mean(axis=1)
+        return Passive(*one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
+
+    def predict(self, policy: str, schedule: Schedule) -> Prediction:
+        """One policy, by name or file, always on and in a canary with the given ``schedule``."""
+        in_blocks = Blocks.of(schedule, len(self._always_T))
+        always_D, blocks_D, cv_D, delay_D = [], [], [], []
+        for d, passive_s_ET in enumerate(self._passive):
+            step_s_ET, delay_s = self._run(policy, d, self._always_T)
+            paced, plain = step_s_ET[:, self._from :], passive_s_ET[:, self._from :]
+            always_D.append(np.log(paced.mean(axis=1) / plain.mean(axis=1)).mean())
+            cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
+            delay_D.append(delay_s)
+            blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
+        always, blocks = (_as_effect(np.ravel(found)) for found in (always_D, blocks_D))
+        return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
+
+    def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
+        """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
+        cluster = self._clusters[d]
+        simulator = start(cluster, self._seeds[d])
+        chosen = select_policy(policy, cluster)
+        if not isinstance(chosen, Policy):
+            raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
+        return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first, self._plan.interval_iterations)
+
+
+def run_in_blocks(
+    policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int, interval_iterations: int
+) -> tuple[Array, float]:
+    """Step times ``(E, T)`` of a policy that may act in iterations ``on_T`` only, and the mean delay when it last did.
+
+    ``on_T`` changes at ``quiet_first`` and at whole intervals after it. While it is off, delays are 0 and what the
+    policy and the rules judge themselves by stands still; then they go on where they were interrupted.
+    """
+    iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
+    step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0
+    policy.reset(E * R)
+    settings, fixed = simulator.off(), policy.constant()
+    begins = [0, *range(quiet_first, iterations, interval_iterations)]
+    for t, until in zip(begins, [*begins[1:], iterations], strict=True):
+        if on_T[t]:
+            step_s_ET[:, t:until] = simulator.run(settings, until - t)
+            mean_delay_s = float(simulator.mean_delay_s().mean())
+            if fixed is not None:
+                settings = np.broadcast_to(fixed, (E, 1, *fixed.shape))
+            else:
+                view = simulator.observe(every_rank=True)
+                settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
+            continue
+        asked, standing = simulator.rank_EFR[:, _ASKED].copy(), simulator.tick_EK[:, _STANDING].copy()
+        simulator.rank_EFR[:, timing.DELAY_S] = 0.0
+        step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
+        simulator.rank_EFR[:, _ASKED], simulator.tick_EK[:, _STANDING] = asked, standing
+    return step_s_ET, mean_delay_s
+
+
+def _as_effect(log_ratio_N: Array) -> Effect:
+    return Effect.of_logs(*one_more(log_ratio_N), len(log_ratio_N))
+
+
+def one_more(value_N: Array) -> tuple[float, float, float]:
+    """Mean of a sample, and between which values one more would lie with a probability of 95 %."""
+    n, mean = len(value_N), float(value_N.mean())
+    if n < 2:
+        return mean, math.nan, math.nan
+    spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
+    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
+    return mean, mean - half, mean + half

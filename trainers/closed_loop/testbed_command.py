@@ -1,0 +1,82 @@
+"""``paceenv testbed``: the commands of ``live.testbed``, and ``loop``, which needs the simulator too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.live.testbed.testbed_network_commands import application
+from paceenv.ui import output
+
+STAGES_HELP = "observe, probe, calibrate, predict, choose, canary-ours, canary-paper, report"
+
+
+@application.command()
+def loop(
+    scenario: Annotated[str, typer.Argument(help="A scenario: a file, or a name in configs/testbed.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The loop's folder. Default: runs/loop/SCENARIO.")
+    ] = None,
+    stop_after: Annotated[str, typer.Option(help=f"The last stage to run: {STAGES_HELP}.")] = "report",
+    iterations: Annotated[
+        int | None, typer.Option(min=20, help="Iterations to observe, instead of the scenario's.")
+    ] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=2, help="Pairs of blocks of each canary, instead of the scenario's.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated episodes for each of 16 drawn clusters.")] = 8,
+    train: Annotated[
+        int, typer.Option(min=0, help="Also train a policy on the calibrated cluster, with so many decisions.")
+    ] = 0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what a loop in this folder has done.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Close the loop on real sockets: predict what pacing does to a job, then measure it, and say whether they agree.
+
+    observe: the real job, watched by the agent.
+
+    probe: the same with tiny random delays, where the scenario asks for it.
+
+    calibrate: a cluster config from those traces, with errors, and what they cannot tell.
+
+    predict: what each policy would do, simulated on clusters drawn from those errors.
+
+    choose: the best policy whose interval excludes 0, or none.
+
+    canary-ours, canary-paper: the real job in paired blocks with and without pacing, by that policy (where none is
+    predicted to help: by the default rule, to check that) and by the paper's rule.
+
+    report: report.md, report.json and pictures in the folder.
+
+    A loop that was killed goes on behind its last finished stage when the same command is given again.
+
+    Examples: paceenv testbed loop unequal-slack -- paceenv testbed loop two-jobs --pairs 16 -o runs/mine --json -
+    """
+    from paceenv.calibration.job_fit import calibrate_job
+    from paceenv.live.testbed.testbed_run import run_scenario
+    from paceenv.live.testbed.testbed_scenario import load_scenario
+    from paceenv.trainers.closed_loop import sim_to_real_report
+    from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
+
+    if stop_after not in STAGES:
+        raise InputError(f"--stop-after {stop_after}: no such stage; allowed: {', '.join(STAGES)}")
+    chosen = load_scenario(scenario)
+    changes = {k: v for k, v in (("observe_iterations", iterations), ("pairs", pairs)) if v is not None}
+    chosen = chosen.model_copy(update={"loop": chosen.loop.model_copy(update=changes)})
+    folder = out or Path("runs/loop") / chosen.name
+    options = LoopOptions(seed=seed, seeds=seeds, train=train)
+    closed = ClosedLoop(chosen, folder, options, run=run_scenario, calibrate=calibrate_job)
+    found = closed.go(stop_after, fresh=fresh)
+    if json_ is not None:
+        output.write_json(found, json_)
+    if json_ == "-":
+        return
+    if stop_after == "report":
+        sim_to_real_report.show(found)
+        output.say(f"report, pictures and all runs are in {folder}/")
+    else:
+        output.say(f"{stop_after} is done; its result is in {closed.folder.of(stop_after)}/")

@@ -1,0 +1,70 @@
+"""What ``paceenv evaluate`` compares, as a file: policies and the clusters they are compared on. Sweeps write them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation.suites import Split, Suite, load_suite
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+
+class Contest(Config):
+    """Policies on the clusters of a suite; where a policy is a file, its path is relative to this one's folder."""
+
+    description: str = ""
+    policies: list[str] = Field([], description="by name or file")
+    tuned: dict[str, str] = Field({}, description="by cluster, the policy that static-tuned is there")
+    clusters: dict[str, str] = Field({}, description="by cluster, the digest of the one that was searched")
+    suite: str
+    splits: list[Split] = Field([], description="of the suite; none: all of it")
+
+    def chosen(self) -> Suite:
+        """The suite with the clusters that are meant."""
+        suite = load_suite(self.suite)
+        return suite.only(self.splits) if self.splits else suite
+
+    def tuned_for(self, suite: Suite) -> dict[str, str]:
+        """The tuned policy of every cluster of ``suite``; nothing if there are none at all.
+
+        Raises InputError where a cluster has none, or is no longer the one that was searched.
+        """
+        self.check(suite)
+        missing = [case.name for case in suite.cases if case.name not in self.tuned]
+        if self.tuned and missing:
+            raise InputError(f"tuned: nothing for {missing[0]}; allowed: a policy for every cluster, or for none")
+        return {case.name: self.tuned[case.name] for case in suite.cases} if self.tuned else {}
+
+    def check(self, suite: Suite) -> None:
+        """InputError where a cluster of ``suite`` is not the one that was searched."""
+        for case in suite.cases:
+            if self.clusters.get(case.name, now := digest(case.load())) != now:
+                raise InputError(f"{case.name}: changed since it was searched; allowed: as it was, or sweep it again")
+
+
+def digest(cluster: Cluster) -> str:
+    """What tells one resolved cluster from another, as far as it is simulated.
+
+    Without defaults, as new ones come with new versions.
+    """
+    simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
+    return hashlib.sha256(simulated.encode()).hexdigest()[:16]
+
+
+def is_contest(text: str) -> bool:
+    """Whether an argument that may be a policy is the file of a contest."""
+    return Path(text).suffix in {".yaml", ".yml"}
+
+
+def load_contest(path: str | os.PathLike[str]) -> Contest:
+    """A contest by file or by name in ``configs/contests``."""
+    file = config_files.find("contests", path)
+    found, folder = config_files.parse(Contest, config_files.read_yaml(file), str(file)), file.parent
+    here = [str(folder / name) if ".safetensors" in name else name for name in found.policies]
+    return found.model_copy(update={"policies": here})

@@ -1,0 +1,147 @@
+"""Honest comparison: policies on a suite, paired on common random numbers, with bootstrap intervals.
+
+Every rank runs its own copy of a policy on its own view. A row's unit is a seed: one cluster drawn, one noise drawn,
+the same for every policy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import metrics
+from paceenv.policies.ranges import Outside
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation.suites import Case, Suite
+
+NULL_LIMIT = 0.005
+"""The most mean step time that a policy may cost where pacing must not matter."""
+BOUND = "clairvoyant"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A policy on a cluster, one entry a seed: mean step in seconds, CV, mean delay as a share of the ideal step."""
+
+    step_s_E: NDArray[np.float64]
+    cv_E: NDArray[np.float64]
+    delay_share_E: NDArray[np.float64]
+    step_ratio: NDArray[np.float32]
+    """Every 32nd step over the ideal step, for pictures of the distribution."""
+    outside: Outside | None = None
+    """Whether the policy was passive because it saw what it was not calibrated for."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A policy on a suite or on one of its clusters; gains are of throughput over passive, with 95 % intervals.
+
+    ``gap_closed`` is the gain as a share of the clairvoyant bound's; None where that is not known or gains nothing.
+    """
+
+    policy: str
+    cluster: str
+    gain: float
+    gain_ci95: tuple[float, float]
+    cv: float
+    mean_delay_share: float
+    null_case: bool = False
+    gap_closed: float | None = None
+
+
+@dataclass
+class Comparison:
+    """All policies on all cases of a suite; outcomes by (policy, name of the case)."""
+
+    suite: Suite
+    policies: list[str]
+    ranks: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+
+    def outside(self) -> list[str]:
+        """One line for each policy that was passive somewhere because it saw what it was not calibrated for."""
+        lines = []
+        for policy in self.policies:
+            met = [(found, c.name) for c in self.suite.cases if (found := self.outcomes[policy, c.name].outside)]
+            if met:
+                worst, cluster = max(met, key=lambda one: one[0].share)
+                where = f"on {len(met)} of {len(self.suite.cases)} clusters, most on {cluster}"
+                lines.append(f"policy {policy}: {where}: {worst}")
+        return lines
+
+    def gain_E(self, policy: str, case: Case, against: str = "passive") -> NDArray[np.float64]:
+        """Throughput gains of a policy on a cluster by seed, ``(E,)``."""
+        return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
+
+    def score(self, policy: str, case: Case) -> Score:
+        """One policy on one cluster."""
+        found = self.outcomes[policy, case.name]
+        gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
+        closed = None
+        if not case.null_case and (BOUND, case.name) in self.outcomes:
+            bound = float(self.gain_E(BOUND, case).mean())
+            closed = gain / bound if bound > NULL_LIMIT else None
+        cv, delay = float(found.cv_E.mean()), float(found.delay_share_E.mean())
+        return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed)
+
+    def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
+        """One policy on the whole suite: the weighted mean of its gains, seeds resampled in every cluster at once.
+
+        ``gap_closed`` is the mean over the positive clusters where the bound gains anything.
+        """
+        cases = self.suite.cases if cases is None else cases
+        weights = np.array([case.weight for case in cases])
+        weights = weights / weights.sum()
+        gain_EC = np.stack([self.gain_E(policy, c, against) for c in cases], axis=1)
+        gain, low, high = metrics.bootstrap_interval(gain_EC @ weights)
+        scores = [self.score(policy, case) for case in cases]
+        cv = float(np.dot(weights, [s.cv for s in scores]))
+        delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
+        closed = [s.gap_closed for s in scores if s.gap_closed is not None]
+        mean_closed = float(np.mean(closed)) if closed else None
+        return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
+
+
+def evaluate(
+    policies: Sequence[str],
+    suite: Suite,
+    clusters: Mapping[str, Cluster] | None = None,
+    on_done: Callable[[float], None] = lambda done: None,
+    tuned: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Run every policy, and passive, on every case of a suite.
+
+    ``clusters`` replaces configs by the name of their case. ``tuned`` names for each case the policy that
+    :data:`TUNED` stands for there.
+    """
+    names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
+    result, done = Comparison(suite, names), 0
+    for case in suite.cases:
+        cluster = (clusters or {}).get(case.name) or case.load()
+        result.ranks[case.name] = cluster.ranks
+        for name in names:
+            meant = tuned[case.name] if tuned and name == TUNED else name
+            result.outcomes[name, case.name] = outcome(meant, cluster, suite)
+            done += 1
+            on_done(done)
+    return result
+
+
+TUNED = "static-tuned"
+"""The static setting that is best for each cluster by itself."""
+
+
+def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
+    """One policy on one cluster, on the suite's seeds."""
+    seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
+    simulator = start(cluster, seeds, threads=os.cpu_count() or 1)
+    found = run(select_policy(policy, cluster), simulator, suite.iterations)
+    mean_E, sd_E = found.step_ET.mean(axis=1), found.step_ET.std(axis=1)
+    ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
+    return Outcome(mean_E, sd_E / mean_E, found.mean_delay_E / found.ideal_step_E, ratio, found.outside)

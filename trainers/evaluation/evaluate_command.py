@@ -1,0 +1,83 @@
+"""``paceenv evaluate`` and ``paceenv scores``: policies compared on suites of clusters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.policies.select import POLICY_HELP
+from paceenv.trainers.evaluation import score_table
+from paceenv.trainers.evaluation.comparison import Contest, is_contest, load_contest
+from paceenv.trainers.evaluation.evaluate import evaluate as compare
+from paceenv.trainers.evaluation.suites import Split, load_suite
+from paceenv.trainers.sweep.static_search import search_static
+from paceenv.ui import output
+from paceenv.ui.run_directory import prepare_folder
+
+
+def evaluate(
+    policies: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="POLICY...",
+            help=f"{POLICY_HELP}; or best-static; or a .yaml of policies and suite, such as a sweep's winner.yaml.",
+        ),
+    ],
+    suite: Annotated[
+        str | None, typer.Option(help="A suite: a file, a name in configs/suites, or all. Default: demo.")
+    ] = None,
+    split: Annotated[Split | None, typer.Option(help="Only the clusters of this split of the suite.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds per cluster, instead of the suite's.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", "-i", min=40, help="Instead of the suite's.")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
+
+    best-static searches the single static setting that is best for the whole suite (on other seeds).
+
+    Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
+    """
+    update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
+    contest, names = _contest(policies)
+    chosen = contest.chosen() if contest and not suite else load_suite(suite or "demo")
+    chosen = chosen.model_copy(update=update)
+    chosen = chosen.only([split]) if split else chosen
+    tuned = contest.tuned_for(chosen) if contest else {}
+    for i, name in enumerate(names):
+        if name == "best-static":
+            with output.progress("best static setting", 1) as done:
+                names[i] = search_static(chosen, on_done=done).best()
+    runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
+    with output.progress(f"evaluate on {chosen.name}", runs) as done:
+        comparison = compare(names, chosen, on_done=done, tuned=tuned)
+    for line in comparison.outside():
+        output.say(line)
+    if json_ is not None:
+        output.write_json(score_table.as_json(comparison), json_)
+    if json_ != "-":
+        rows = [score_table.cells(score) for score in score_table.scores(comparison)]
+        note = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
+        output.print_table(f"Suite {chosen.name}", score_table.HEADER, rows, note)
+
+
+def scores(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for SCORES.md and SCORES.json.")] = Path(),
+) -> None:
+    """Rebuild SCORES.md and SCORES.json from the committed configs: every suite, every policy that ships."""
+    from paceenv.trainers.evaluation.scores import rebuild
+
+    rebuild(prepare_folder(out))
+
+
+def _contest(arguments: list[str]) -> tuple[Contest | None, list[str]]:
+    """The one contest among the arguments, if there is one, and all policies that they name."""
+    contests = [load_contest(name) for name in arguments if is_contest(name)]
+    if len(contests) > 1:
+        raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
+    inside = contests[0].policies if contests else []
+    return contests[0] if contests else None, [*inside, *(name for name in arguments if not is_contest(name))]

@@ -1,0 +1,101 @@
+"""The pictures of a run: scaling curve, step-time distributions, learning curve, Pareto of throughput and CV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceenv.calibration.fits.scaling_table import Comparison as Published
+from paceenv.trainers.evaluation.evaluate import Comparison
+from paceenv.trainers.evaluation.score_table import label
+from paceenv.ui import figures
+from paceenv.ui.figures import STATIC_COLOUR, axes, colour
+
+
+def short(policy: str) -> str:
+    """A policy's name as a legend has room for."""
+    return "best static" if policy.startswith("static:") else label(policy)
+
+
+def scaling_curve(rows: Sequence[Published], path: Path) -> None:
+    """Throughput by number of nodes, published beside simulated, without and with coordination."""
+    figure, panel = axes("When Scaling Fails, Table 1: published and simulated", "nodes", "throughput, samples/s")
+    nodes = sorted({row.nodes for row in rows})
+    table = {(row.nodes, row.quantity): row for row in rows}
+    first = table[nodes[0], "baseline throughput"].expected
+    panel.plot(nodes, [first * n / nodes[0] for n in nodes], ":", color="#999999", label="linear")
+    for column, shade in (("baseline", "#555555"), ("coordination", STATIC_COLOUR)):
+        found = [table[n, f"{column} throughput"] for n in nodes]
+        panel.plot(nodes, [r.simulated for r in found], "-", color=shade, label=f"{column}, simulated")
+        for r in found:
+            label = f"{column}, published" if r is found[0] else None
+            panel.plot(r.nodes, r.expected, "o", color=shade, fillstyle="full" if r.fit else "none", label=label)
+    panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
+    panel.minorticks_off()
+    panel.set_yticks(ticks := [1000, 2000, 4000, 8000, 16000], [str(t) for t in ticks])
+    panel.legend(fontsize=8, title="filled: seen by the fit, open: predicted", title_fontsize=8)
+    figure.savefig(path)
+
+
+def step_distributions(comparison: Comparison, cluster: str, path: Path) -> None:
+    """Cumulative distribution of step times over the ideal step on one cluster, a curve a policy."""
+    figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
+    for policy in comparison.policies:
+        ratio = np.sort(comparison.outcomes[policy, cluster].step_ratio.ravel())
+        panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
+    panel.legend(fontsize=8)
+    figure.savefig(path)
+
+
+def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
+    """Mean reward by decisions taken, a line a seed; below it, where there are any, gap closed and cost on nulls.
+
+    ``paired`` says what the reward is. Gap closed is on validation clusters, of the policy as it would be released; the
+    cost is what the exploring one pays on the null clusters it trains on.
+    """
+    judged = any("gap_closed" in row for row in curves[0])
+    costly = any("null_cost" in row for row in curves[0])
+    figure, panels = figures.figure(1 + judged + costly)
+    shade = colour("learned")
+    for curve in curves:
+        x = np.array([row["timesteps"] for row in curve]) / 1000.0
+        y = np.array([row["reward"] for row in curve])
+        panels[0].plot(x, y, color=shade, alpha=0.25, linewidth=0.8)
+        width = max(1, len(y) // 20)
+        if len(y) > width:
+            panels[0].plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade)
+        if judged:
+            seen = [(row["timesteps"] / 1000.0, 100 * row["gap_closed"]) for row in curve if "gap_closed" in row]
+            panels[1].plot(*zip(*seen, strict=True), "o-", ms=3, color=shade)
+        if costly:
+            paid = [(row["timesteps"] / 1000.0, 100 * row["null_cost"]) for row in curve if "null_cost" in row]
+            panels[-1].plot(*zip(*paid, strict=True), color=shade, linewidth=0.8)
+    reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
+    panels[0].set(ylabel=reward, title="training")
+    if judged:
+        panels[1].set(ylabel="gap to the bound closed, %", title="validation clusters", ylim=(None, 100))
+    if costly:
+        panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)
+        panels[-1].set(ylabel="mean step time on nulls\nagainst no pacing, %", title="constraint (dotted: limit)")
+    for panel in panels:
+        panel.set_xlabel("decisions, thousands")
+    figure.savefig(path)
+
+
+def pareto(comparison: Comparison, path: Path) -> None:
+    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
+    figure, panel = axes(
+        f"Suite {comparison.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
+    )
+    for policy in comparison.policies:
+        score = comparison.total(policy)
+        below, above = 100 * (score.gain - score.gain_ci95[0]), 100 * (score.gain_ci95[1] - score.gain)
+        panel.errorbar(
+            score.cv, 100 * score.gain, [[max(below, 0.0)], [max(above, 0.0)]], fmt="o", color=colour(policy), capsize=3
+        )
+        panel.annotate(short(policy), (score.cv, 100 * score.gain), (6, 4), textcoords="offset points", fontsize=8)
+    panel.axhline(0.0, color="#999999", linewidth=0.8)
+    panel.margins(x=0.2)
+    figure.savefig(path)

@@ -1,0 +1,115 @@
+"""What a comparison looks like to a person: the score table (Markdown, JSON, terminal) and the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Comparison, Score
+from paceenv.ui.output import markdown_table
+
+HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "gap closed", "CV", "delay / ideal step")
+
+
+def scores(comparison: Comparison) -> list[Score]:
+    """The suite's total first, then every cluster, policies in their order."""
+    rows = [comparison.total(policy) for policy in comparison.policies]
+    for case in comparison.suite.cases:
+        rows += [comparison.score(policy, case) for policy in comparison.policies]
+    return rows
+
+
+def label(policy: str) -> str:
+    """A policy as a table names it: a file by its name alone, with its options."""
+    file, suffix, options = policy.rpartition(".safetensors")
+    return f"{Path(file).name}{options}" if suffix else policy
+
+
+def cells(score: Score) -> tuple[str, ...]:
+    """One row of the table as text."""
+    interval = "" if score.policy == "passive" else f"{score.gain_ci95[0]:+.1%} to {score.gain_ci95[1]:+.1%}"
+    where = f"{score.cluster} (null)" if score.null_case else score.cluster
+    return (
+        label(score.policy),
+        where,
+        f"{score.gain:+.2%}",
+        interval,
+        "" if score.gap_closed is None else f"{score.gap_closed:.0%}",
+        f"{score.cv:.3f}",
+        f"{score.mean_delay_share:.3f}",
+    )
+
+
+def as_json(comparison: Comparison, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry."""
+    rows = []
+    for case in comparison.suite.cases:
+        passive = comparison.score("passive", case)
+        for policy in comparison.policies:
+            score = comparison.score(policy, case)
+            rows.append(
+                {
+                    "suite": case.suite or comparison.suite.name,
+                    "cluster": case.name,
+                    "ranks": comparison.ranks[case.name],
+                    "split": case.split,
+                    "null": case.null_case,
+                    "policy": (names or {}).get(policy, label(policy)),
+                    "throughput_gain": score.gain,
+                    "ci95": list(score.gain_ci95),
+                    "cv": score.cv,
+                    "cv_passive": passive.cv,
+                    "gap_closed": score.gap_closed,
+                }
+            )
+    return rows
+
+
+def table(rows: Sequence[Score]) -> list[str]:
+    """Rows of scores as a Markdown table."""
+    return markdown_table(HEADER, [cells(score) for score in rows])
+
+
+def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
+    """The table as Markdown, with what it means in words."""
+    suite = comparison.suite
+    lines = [
+        f"## Suite {suite.name}",
+        "",
+        suite.description.strip(),
+        "",
+        f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
+        "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed.",
+        "",
+        *table(scores(comparison)),
+    ]
+    return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
+
+
+def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
+    """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
+    total, beats = comparison.total(policy), comparison.total(policy, against=static)
+    name = label(policy)
+    sentences = [f"{name} {_judge(total)} against no pacing: {interval(total)}."]
+    low, high = beats.gain_ci95
+    word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
+    sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
+    for case in comparison.suite.cases:
+        score = comparison.score(policy, case)
+        if case.null_case:
+            fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
+            sentences.append(
+                f"On {case.name}, where pacing cannot help, it is {fine} the limit of -0.5 %: {interval(score)}."
+            )
+    return sentences
+
+
+def _judge(score: Score) -> str:
+    low, high = score.gain_ci95
+    return "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
+
+
+def interval(score: Score) -> str:
+    """A gain with its interval."""
+    return f"{score.gain:+.2%} [{score.gain_ci95[0]:+.2%}, {score.gain_ci95[1]:+.2%}]"

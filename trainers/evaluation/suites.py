@@ -1,0 +1,116 @@
+"""Suites: on which clusters policies are trained, selected and compared, split by cluster and not only by seed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+Split = Literal["train", "validation", "held-out"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
+Mechanism = Literal["slack", "slide", "stagger"]
+
+
+class ClusterShare(Config):
+    """A cluster, changed where it should differ, and its weight among others."""
+
+    cluster: str
+    set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
+    weight: float = Field(1.0, gt=0)
+    null_case: bool = Field(False, description="whether pacing must not matter there")
+
+    def load(self) -> Cluster:
+        """The cluster config with the changes applied."""
+        assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
+        return load_cluster(self.cluster).changed(assignments, f"{self.cluster}, set", "set")
+
+
+class Case(ClusterShare):
+    """One cluster of a suite, by a name of its own."""
+
+    name: str = Field("", description="empty: as the cluster")
+    split: Split = Field("held-out", description="trained on, selected on, or seen by nobody before the table")
+    suite: str = Field("", description="which suite it comes from; filled in")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name"):
+            return {**data, "name": data.get("cluster", "")}
+        return data
+
+    def load(self) -> Cluster:
+        return super().load().model_copy(update={"name": self.name})
+
+
+class Suite(Config):
+    """Clusters on which policies are compared."""
+
+    name: str
+    description: str = ""
+    cases: list[Case] = Field(min_length=1)
+    mechanisms: list[Mechanism] = Field(
+        ["slack", "slide", "stagger"],
+        min_length=1,
+        description="those whose settings the search for the best static policy tries",
+    )
+    iterations: int = Field(1600, ge=40)
+    seeds: int = Field(24, ge=2)
+    first_seed: int = Field(1_000_000, ge=0, description="far from the seeds that training uses")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Suite:
+        names = [case.name for case in self.cases]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"cases with different names (twice: {', '.join(twice)})")
+        return self
+
+    def only(self, splits: Iterable[Split]) -> Suite:
+        """This suite with the cases of some splits; InputError where there are none."""
+        wanted = set(splits)
+        cases = [case for case in self.cases if case.split in wanted]
+        if not cases:
+            known = ", ".join(dict.fromkeys(case.split for case in self.cases))
+            raise InputError(f"suite {self.name}: no case in split {', '.join(sorted(wanted))}; allowed: {known}")
+        return self.model_copy(update={"cases": cases})
+
+
+def load_suite(name: str | os.PathLike[str]) -> Suite:
+    """A suite by file or by name in ``configs/suites``; ``all`` is all of :data:`REPORTED`.
+
+    Every case knows the suite it comes from. Files of clusters may lie beside the suite's.
+    """
+    if str(name) == ALL:
+        return load_suites(REPORTED, ALL)
+    path = config_files.find("suites", name)
+    suite = config_files.load(Suite, "suites", path)
+    cases = [
+        c.model_copy(update={"suite": suite.name, "cluster": config_files.beside(path, c.cluster)}) for c in suite.cases
+    ]
+    return suite.model_copy(update={"cases": cases})
+
+
+ALL = "all"
+REPORTED = ("slack", "slide", "stagger", "mixed", "scaling", "nulls")
+"""The suites of the score table, in its order; together they are the suite ``all``."""
+
+
+def load_suites(names: Iterable[str], name: str) -> Suite:
+    """Several suites as one, which takes iterations and seeds from the first."""
+    suites = [load_suite(one) for one in names]
+    return suites[0].model_copy(
+        update={
+            "name": name,
+            "description": "The suites " + ", ".join(s.name for s in suites) + ".",
+            "cases": [case for suite in suites for case in suite.cases],
+        }
+    )

@@ -1,0 +1,96 @@
+"""``paceenv report``: read a trace, diagnose it, fit a cluster to it, and write the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.core.files import write_whole
+from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.diagnose import diagnose_cells
+from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.sources import read_capped
+from paceenv.policies.select import POLICY_HELP, select_policy
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.report.arrivals import arrivals, heat_map
+from paceenv.trainers.report.document import Report, say
+from paceenv.trainers.report.fitted import compare, fit, sizes
+from paceenv.trainers.report.spans import spans
+from paceenv.trainers.report.step_times import course, spread
+from paceenv.trainers.report.timeline import timeline, write_steps
+from paceenv.trainers.report.waterfall import waterfall, whose
+from paceenv.ui import output
+
+POLICIES = ("paper", "learned")
+"""Always compared; others by option."""
+
+
+def report(
+    traces: Annotated[list[Path], typer.Argument(help="A trace (Parquet), or one file per rank of another format.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write (HTML).")] = Path("report.html"),
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help=f"Compare this one, too: {POLICY_HELP}.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
+    chrome_trace: Annotated[
+        Path | None,
+        typer.Option(help="Also write what the ranks did for ui.perfetto.dev or chrome://tracing (.json, .json.gz)."),
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Write one page about a traced job: why its steps take so long, who is to blame, and what would help.
+
+    Verdict and causes first; then pictures: where the time goes, a timeline of ranks, who arrives late, how step times
+    are spread; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why this trace does
+    not tell. Numbers lie behind every picture. The page is one file without scripts that needs no network.
+
+    Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --chrome-trace ranks.json.gz
+    """
+    names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
+    _check(out, chrome_trace, names)
+    trace, notes = read_capped(traces)
+    cells = read_cells(trace, job=job)
+    if not cells.step_s_T.max() > 0.0:
+        raise InputError(f"trace of {cells.name}: steps that take no time; allowed: a job that takes some")
+    with output.progress("diagnose and draw", 3) as done:
+        diagnosis, graph = diagnose_cells(cells), build_graph(cells)
+        done(1)
+        kinds, met = spans(cells, graph), arrivals(cells, graph)
+        drawn = [waterfall(diagnosis), whose(diagnosis), timeline(cells, kinds, dict(diagnosis.attribution.rank))]
+        drawn += [heat_map(cells, met) if met else None, course(cells), spread(cells)]
+        done(2)
+        fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
+        found = Report(traces, notes, cells, diagnosis, fitted)
+        found.pictures = [picture for picture in drawn if picture is not None]
+    _foretell(found, names)
+    if chrome_trace is not None:
+        found.viewer, found.viewer_steps = chrome_trace, write_steps(cells, kinds, chrome_trace)
+    write_whole(out, found.html(out.parent).encode())
+    if json_ is not None:
+        output.write_json(found.as_json(), json_)
+    if json_ != "-":
+        say(found, out)
+
+
+def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
+    """Refuse what could not be written or is no policy, before the work."""
+    if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
+        raise InputError(f"--out {out}: allowed: a file that ends in .html")
+    if chrome_trace is not None and not chrome_trace.name.endswith((".json", ".json.gz")):
+        raise InputError(f"--chrome-trace {chrome_trace}: allowed: a file that ends in .json or .json.gz")
+    for name in policies:
+        if name != "projection":  # which would simulate
+            select_policy(name, load_cluster("null-jitter"))
+
+
+def _foretell(found: Report, names: list[str]) -> None:
+    """Add what the fitted cluster says of other sizes and of policies."""
+    if isinstance(found.fitted, str):
+        return
+    fitted = found.fitted
+    with output.progress("simulate other sizes and policies", 1 + len(names)) as done:
+        found.sizes = sizes(fitted, done)
+        found.policies = compare(fitted, names, lambda n: done(1 + n))

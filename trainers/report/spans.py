@@ -1,0 +1,77 @@
+"""What the ranks of a traced job spend their time on: computing, waiting for peers, communicating, other work.
+
+Reads the matrix of the trace and its dependency graph (``paceenv.diagnosis``). Who meets others waits until the last of
+them is there, and communicates from then on. Axes: N nodes, K tasks, T steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceenv.core.trace import PACE_OP
+from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+
+WAIT: Final = "wait for peers"
+_NAMES: Final = {
+    "compute": "compute",
+    "forward-compute": "forward",
+    "backward-compute": "backward",
+    PACE_OP: "delay",
+    "restart": "restart",
+    "checkpoint": "checkpoint",
+}
+OTHER: Final = "other work"
+
+
+@dataclass(frozen=True)
+class Spans:
+    """One kind of time: of the operations ``node_n``, in every step; seconds from its begin, not a number where absent.
+
+    ``beside`` says whether it may overlap what the rank computes.
+    """
+
+    name: str
+    node_n: Integers
+    start_nT: Array
+    end_nT: Array
+    beside: bool
+
+
+def met_s(cells: Cells, graph: Graph) -> Array:
+    """When the last of those that an operation meets was there, ``(N, T)``; its own start where it meets nobody."""
+    last_KT = np.full((len(graph.queued_K), cells.steps), -np.inf)
+    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(cells.start_NT, nan=-np.inf))
+    met_NT = last_KT[graph.task_of_N]
+    return np.where(np.isfinite(cells.start_NT), np.minimum(met_NT, cells.end_NT), np.nan)
+
+
+def spans(cells: Cells, graph: Graph) -> list[Spans]:
+    """All kinds of time that the job has."""
+    met_NT = met_s(cells, graph)
+    communicates = cells.is_collective_N | cells.is_transfer_N | graph.meets_N
+    found = []
+    for name, node, beside in (
+        ("collective", np.flatnonzero(communicates & ~cells.is_transfer_N), True),
+        ("send, receive", np.flatnonzero(cells.is_transfer_N), True),
+    ):
+        if len(node):
+            found.append(Spans(WAIT, node, cells.start_NT[node], met_NT[node], beside))
+            found.append(Spans(name, node, met_NT[node], cells.end_NT[node], beside))
+    names = np.array([_NAMES.get(op, OTHER) for op in cells.ops])[cells.op_N]
+    for name in (*_NAMES.values(), OTHER):
+        node = np.flatnonzero((names == name) & ~communicates)
+        if len(node):
+            found.append(Spans(name, node, cells.start_NT[node], cells.end_NT[node], False))
+    return found
+
+
+def label(cells: Cells, r: int) -> str:
+    """The rank at a place as pictures name it: in a pipeline by its replica and stage."""
+    if int(cells.stage_N.max()) == int(cells.stage_N.min()):
+        return f"rank {cells.ranks[r]}"
+    node = int(np.argmax(cells.rank_N == r))
+    return f"dp {cells.dp_rank_N[node]}, stage {cells.stage_N[node]}"

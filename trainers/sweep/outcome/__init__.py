@@ -1,0 +1,1 @@
+"""What a sweep leaves in its folder: winner, front, importance, pictures, page."""

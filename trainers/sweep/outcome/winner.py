@@ -1,0 +1,119 @@
+"""The winner of a sweep: as a policy file, as a file that ``paceenv evaluate`` takes, and judged again elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import paceenv
+from paceenv.core import pacing, signals
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.trainers.evaluation import score_table
+from paceenv.trainers.evaluation.comparison import Contest
+from paceenv.trainers.evaluation.evaluate import Comparison, evaluate
+from paceenv.trainers.evaluation.suites import Suite, load_suite
+from paceenv.trainers.sweep.ledger import Ledger
+from paceenv.trainers.sweep.outcome.sweep_results import Candidate, Results
+from paceenv.trainers.sweep.score import Setting, encoded, spelled
+from paceenv.trainers.sweep.searches.search import settings_of
+from paceenv.trainers.sweep.sweep_config import Robustness
+from paceenv.trainers.sweep.trial import PpoTask, StaticTask
+from paceenv.ui import config_files
+
+POLICY, CONTEST, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "winner-train.yaml", "robustness.json"
+
+
+def constant_policy(setting: Setting, name: str = "static") -> Learned:
+    """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32."""
+    mechanisms = [m for m, _, _ in setting] or [pacing.MECHANISMS[0]]
+    actions = [action for part in setting for action in encoded(*part)] or [-1.0, -1.0]
+    values = np.array(actions, np.float32)
+    return Learned([(np.zeros((len(values), signals.SIGNALS), np.float32), values)], mechanisms, name)
+
+
+def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -> list[Path]:
+    """Write the winner's files into the sweep's folder; returns them, none where every trial failed."""
+    folder = ledger.folder
+    winners = {cluster: best for cluster in results.clusters if (best := results.best(cluster)) is not None}
+    if not winners:
+        return []
+    if isinstance(task, PpoTask):
+        return _write_trained(ledger, winners[""], task, results)
+    static = results.config.static
+    assert static is not None  # as the task is one
+    about = f"Found by the sweep {results.config.name}."
+    common: dict[str, Any] = {
+        "description": about,
+        "suite": static.suite,
+        "splits": static.splits,
+        "clusters": task.inputs()["clusters"],
+    }
+    if static.scope == "each":
+        tuned = {cluster: best.label for cluster, best in winners.items()}
+        return [_write_contest(folder, Contest(tuned=tuned, **common))]
+    best = winners[""]
+    work = ledger.rows[best.trial]["work"]
+    setting = next(s for s in settings_of(work) if spelled(s) == best.label)
+    save_policy(folder / POLICY, PolicyFile(constant_policy(setting), {}, _provenance(results, best)))
+    return [_write_contest(folder, Contest(policies=[best.label], **common)), folder / POLICY]
+
+
+def judge_again(results: Results, contest: Contest, robustness: Robustness) -> Comparison:
+    """The winner, or the winners of each cluster, on other clusters where that can be, and on fresh seeds."""
+    fresh = {key: getattr(robustness, key) for key in ("seeds", "first_seed", "iterations")}
+    if contest.tuned:  # each is for its own cluster
+        suite: Suite = contest.chosen().model_copy(update=fresh)
+        return evaluate([], suite, tuned=contest.tuned_for(suite))
+    suite = load_suite(robustness.suite).only(robustness.splits).model_copy(update=fresh)
+    return evaluate(contest.policies, suite)
+
+
+def robust_json(comparison: Comparison) -> dict[str, Any]:
+    """What judging again found: for every policy the whole suite, then every cluster."""
+    totals = [dataclasses.asdict(comparison.total(policy)) for policy in comparison.policies if policy != "passive"]
+    suite = comparison.suite
+    about = {"suite": suite.name, "seeds": suite.seeds, "first_seed": suite.first_seed, "iterations": suite.iterations}
+    return {**about, "totals": totals, "clusters": score_table.as_json(comparison)}
+
+
+def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
+    return {
+        "paceenv": paceenv.__version__,
+        "sweep": results.config.model_dump(mode="json"),
+        "trial": best.trial,
+        "candidate": best.label,
+        "found": dict(best.values),
+    }
+
+
+def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Results) -> list[Path]:
+    """The policy of the winning trial's best seed, and the training config that made it."""
+    from paceenv.trainers.training import sb3  # PyTorch, which static settings do not need
+
+    row = ledger.rows[best.trial]
+    scores = row["result"]["scores"]
+    seed = task.seeds()[int(np.argmax(scores))]
+    config = task.config(row["work"], seed)
+    run = sb3.Run(config)
+    run.restore(task.place(best.trial, seed) / sb3.CHECKPOINT, changed=True)
+    file = run.result().file
+    record = {**file.provenance, "sweep": _provenance(results, best), "validation_of_seeds": {"scores": scores}}
+    save_policy(ledger.folder / POLICY, PolicyFile(file.policy, file.calibrated_range, record))
+    config_files.write_text(ledger.folder / TRAINING, config_files.to_yaml(config.model_dump(mode="json")))
+    assert config.selection is not None  # as the task has checked
+    contest = Contest(
+        description=f"Found by the sweep {results.config.name}.",
+        policies=[POLICY],
+        suite=results.config.robustness.suite if results.config.robustness else "all",
+        splits=results.config.robustness.splits if results.config.robustness else ["validation"],
+    )
+    return [_write_contest(ledger.folder, contest), ledger.folder / POLICY, ledger.folder / TRAINING]
+
+
+def _write_contest(folder: Path, contest: Contest) -> Path:
+    config_files.write_text(folder / CONTEST, config_files.to_yaml(contest.model_dump(mode="json")))
+    return folder / CONTEST

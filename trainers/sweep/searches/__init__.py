@@ -1,0 +1,1 @@
+"""How a sweep chooses what to try next; none of them imports Ray."""

@@ -1,0 +1,114 @@
+"""What a search is: it hands out trials and is told their results; and the grid, the simplest of them.
+
+Which trials a search hands out, and under which number, depends on its config and on results alone: not on when or
+where a trial ran, nor on which came back first. So a sweep is the same on any machines, and a search is brought back to
+where it was by telling it again what the ledger holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.trainers.sweep.score import Setting
+from paceenv.trainers.sweep.searches.grid import joint, singles
+from paceenv.trainers.sweep.sweep_config import Grid, Objective, Static
+
+Work = Mapping[str, Any]
+"""What a trial has to do, as plain JSON data."""
+Result = Mapping[str, Any]
+QUANTITIES: Mapping[Objective, str] = {"throughput": "gain", "cv": "cv", "energy": "energy"}
+"""Under which name a trial's result has an objective's averages over seeds, ``(S, C)``."""
+SIGN: Mapping[Objective, float] = {"throughput": 1.0, "cv": -1.0, "energy": -1.0}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One piece of work with the number that it keeps."""
+
+    number: int
+    work: Work
+
+
+class Search(Protocol):
+    """What decides which trials there are."""
+
+    total: int
+    """How many trials there will be, as far as can be told."""
+
+    def ready(self) -> list[Trial]:
+        """Trials that can begin and were not handed out before."""
+
+    def tell(self, trial: Trial, result: Result | None) -> None:
+        """What a trial that was handed out came to; None where it failed."""
+
+
+def spread_out(settings: Sequence[Setting], clusters: Sequence[str], at_once: int) -> list[Work]:
+    """Settings as the work of trials, ``at_once`` settings in each."""
+    return [
+        {
+            "kind": "static",
+            "clusters": list(clusters),
+            "settings": [[list(part) for part in setting] for setting in settings[first : first + at_once]],
+        }
+        for first in range(0, len(settings), at_once)
+    ]
+
+
+def settings_of(work: Work) -> list[Setting]:
+    """The settings that a trial tries."""
+    return [tuple((str(m), float(t), float(w)) for m, t, w in setting) for setting in work["settings"]]
+
+
+def values(result: Result, objective: Objective, weight_C: NDArray[np.float64]) -> NDArray[np.float64]:
+    """An objective by setting ``(S,)``: the weighted mean over clusters, more is better.
+
+    Energy leaves out clusters without power figures.
+    """
+    value_SC = np.array(result[QUANTITIES[objective]], dtype=np.float64)
+    share_SC = np.where(np.isnan(value_SC), 0.0, weight_C)
+    return np.asarray(SIGN[objective] * (share_SC * np.nan_to_num(value_SC)).sum(axis=1) / share_SC.sum(axis=1))
+
+
+class GridSearch:
+    """Every mechanism alone on its grid; when all of that is known, the best settings of each with the others'."""
+
+    def __init__(self, static: Static, grid: Grid, clusters: Sequence[str], weight_C: NDArray[np.float64]) -> None:
+        self._static, self._grid, self._clusters, self._weight_C = static, grid, clusters, weight_C
+        self._alone = singles(static.mechanisms, grid.of)
+        self._found: dict[int, Result | None] = {}
+        self._handed_out, self._first_joint = 0, -1
+        most = [min(grid.combine, len(grid.of(m).threshold) * len(grid.of(m).window)) + 1 for m in static.mechanisms]
+        together = int(np.prod(most)) - sum(most) + len(most) - 1
+        per_trial = static.candidates_per_trial
+        self.total = -(-len(self._alone) // per_trial) + -(-together // per_trial)
+
+    def ready(self) -> list[Trial]:
+        if not self._handed_out:
+            return self._hand_out(self._alone)
+        if self._first_joint < 0 and len(self._found) == self._handed_out:
+            self._first_joint = self._handed_out
+            return self._hand_out(joint(self._alone, self._values(), self._grid.combine))
+        return []
+
+    def tell(self, trial: Trial, result: Result | None) -> None:
+        self._found[trial.number] = result
+
+    def _hand_out(self, settings: Sequence[Setting]) -> list[Trial]:
+        works = spread_out(settings, self._clusters, self._static.candidates_per_trial)
+        trials = [Trial(self._handed_out + i, work) for i, work in enumerate(works)]
+        self._handed_out += len(trials)
+        return trials
+
+    def _values(self) -> NDArray[np.float64]:
+        """Of every mechanism alone, by the first objective; nothing is worse than what failed."""
+        per_trial, found = self._static.candidates_per_trial, []
+        for number in range(self._handed_out):
+            result, count = self._found[number], len(self._alone[number * per_trial : (number + 1) * per_trial])
+            failed = np.full(count, -np.inf)
+            found.append(values(result, self._static.objectives[0], self._weight_C) if result else failed)
+        return np.concatenate(found)

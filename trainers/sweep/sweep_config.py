@@ -1,0 +1,214 @@
+"""Configs of sweeps: what is tried, how it is searched, on what it is judged. Files in ``configs/sweeps``."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from paceenv.core import pacing
+from paceenv.trainers.evaluation.suites import ALL, Mechanism, Split
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+Objective = Literal["throughput", "cv", "energy"]
+MOST_THRESHOLD = 1.0
+"""What a static policy takes, of stagger's two that a learned one can set."""
+SIGNIFICANT = 4
+"""Digits of a setting that a search draws: as many as its spelling shows, so that the spelling is the setting."""
+
+
+class GridOf(Config):
+    """Thresholds and windows of one mechanism that are tried, each with each."""
+
+    threshold: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(min_length=1)
+    window: list[Annotated[float, Field(gt=0, le=pacing.MAX_WINDOW)]] = Field(min_length=1)
+
+
+DEFAULT_GRID: dict[Mechanism, GridOf] = {
+    "slack": GridOf(threshold=[0.0, 0.02, 0.05, 0.1], window=[0.05, 0.1, 0.3, 0.6]),
+    "slide": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
+    "stagger": GridOf(threshold=[0.0, 0.25, 0.5], window=[0.1, 0.2, 0.3, 0.4, 0.5]),
+}
+"""Thresholds and windows that are tried, by mechanism."""
+
+
+class Grid(Config):
+    """Every mechanism alone on its grid, then the best settings of each together with the others'."""
+
+    values: dict[Mechanism, GridOf] = Field(DEFAULT_GRID, description="those of mechanisms not named are the default's")
+    combine: int = Field(3, ge=0, description="best settings of each mechanism that are tried together; 0: none")
+
+    @model_validator(mode="after")
+    def _can_be_set(self) -> Grid:
+        for mechanism, grid in self.values.items():
+            most = min(pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)], MOST_THRESHOLD)
+            if max(grid.threshold) > most:
+                raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
+        return self
+
+    def of(self, mechanism: Mechanism) -> GridOf:
+        """The grid of one mechanism."""
+        return self.values.get(mechanism, DEFAULT_GRID[mechanism])
+
+
+class Optuna(Config):
+    """Settings that Optuna asks for, over the whole range that a policy can set."""
+
+    candidates: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
+    sampler: Literal["tpe", "nsga2"] = "tpe"
+    first_random: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
+    open: int = Field(2, ge=1, description="trials asked for before the first of them is told: more run side by side")
+
+
+class Static(Config):
+    """Thresholds and windows of pacing mechanisms, many of them side by side in a trial, on the clusters of a suite."""
+
+    suite: str = Field(ALL, description="a suite: a file, a name in configs/suites, or all")
+    splits: list[Split] = Field(["train", "validation"], min_length=1)
+    mechanisms: list[Mechanism] = Field(["slack", "slide", "stagger"], min_length=1)
+    scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
+    grid: Grid | None = Field(None, description="the search, unless it is optuna")
+    optuna: Optuna | None = None
+    objectives: list[Objective] = Field(
+        ["throughput", "cv"], min_length=1, description="the first one names the winner"
+    )
+    candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
+    seeds: int = Field(8, ge=1)
+    average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
+    first_seed: int = Field(4_000_000, ge=0, description="neither what training draws nor what the table uses")
+    iterations: int = Field(1600, ge=40)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Static:
+        for name in ("splits", "mechanisms", "objectives"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name} = {values}; allowed: each once")
+        if self.grid is not None and self.optuna is not None:
+            raise ValueError("grid or optuna, one of the two")
+        if self.scope == "each" and isinstance(self.search, Grid) and self.search.combine:
+            raise ValueError(
+                f"grid.combine = {self.search.combine} with scope: each; allowed: 0, as all clusters share a grid"
+            )
+        return self
+
+    @property
+    def search(self) -> Grid | Optuna:
+        """How settings are searched."""
+        return self.optuna or self.grid or Grid()
+
+
+class Range(Config):
+    """Where a hyperparameter is drawn from; as in cluster configs, one of three."""
+
+    uniform: tuple[float, float] | None = None
+    loguniform: tuple[float, float] | None = None
+    choice: list[Any] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> Range:
+        given = [name for name in ("uniform", "loguniform", "choice") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"{' and '.join(given) or 'nothing'}; allowed: one of uniform, loguniform, choice")
+        for name in ("uniform", "loguniform"):
+            ends = getattr(self, name)
+            least = 0.0 if name == "loguniform" else -math.inf
+            if ends is not None and not least < ends[0] < ends[1] < math.inf:
+                raise ValueError(
+                    f"{name} = {list(ends)}; allowed: two numbers, the lower one first and more than {least:g}"
+                )
+        return self
+
+
+class Asha(Config):
+    """Asynchronous successive halving: many configs are begun, and the best of those that got as far go on."""
+
+    configs: int = Field(9, ge=1, description="hyperparameters drawn")
+    reduction: int = Field(3, ge=2, description="one in so many goes on to the next rung")
+    rungs: int = Field(3, ge=1, description="the last one ends at the training config's decisions")
+    workers: int = Field(4, ge=1, description="trials side by side that decisions are made for, however many there are")
+
+
+class Pbt(Config):
+    """Population-based training: a population learns in rounds, and after each the worst continue the best, changed."""
+
+    population: int = Field(6, ge=2)
+    rounds: int = Field(6, ge=1, description="of equal length; the last one ends at the training config's decisions")
+    quantile: float = Field(0.25, gt=0, le=0.5, description="share of the population that is replaced, by as many best")
+    resample: float = Field(0.25, ge=0, le=1, description="probability that a value is drawn anew, not changed")
+    factors: tuple[float, float] = (0.8, 1.25)
+
+
+_Key = Annotated[str, AfterValidator(lambda key: _checked_key(key))]
+
+
+def _checked_key(key: str) -> str:
+    if key.partition(".")[0] not in {"ppo", "constraint", "environment"} or "." not in key:
+        raise ValueError(f"hyperparameter {key}; allowed: ppo., constraint. or environment. and a key of that section")
+    return key
+
+
+PBT_KEYS = ("ppo.learning_rate", "ppo.gamma", "ppo.gae_lambda", "ppo.ent_coef", "ppo.n_epochs", "ppo.batch_size")
+"""What may change in the middle of a training run, which keeps its network, its episodes and its schedule."""
+
+
+class PpoSweep(Config):
+    """Hyperparameters of a training config, judged on its validation clusters."""
+
+    train: str = Field(description="a training config: a file, or a name in configs/train")
+    set: dict[str, Any] = Field(
+        {}, description="values that differ from it in every trial: ppo.total_timesteps: 100000"
+    )
+    hyperparameters: dict[_Key, Range] = Field(min_length=1)
+    asha: Asha | None = Field(None, description="the search, unless it is pbt")
+    pbt: Pbt | None = None
+    seeds: int = Field(3, ge=1, le=99, description="of each trial, whose score is their median")
+
+    @model_validator(mode="after")
+    def _can_change(self) -> PpoSweep:
+        if self.asha is not None and self.pbt is not None:
+            raise ValueError("asha or pbt, one of the two")
+        if self.pbt is not None and (fixed := sorted(self.hyperparameters.keys() - set(PBT_KEYS))):
+            raise ValueError(f"hyperparameter {fixed[0]} with PBT; allowed: {', '.join(PBT_KEYS)}")
+        return self
+
+    @property
+    def search(self) -> Asha | Pbt:
+        """How hyperparameters are searched."""
+        return self.pbt or self.asha or Asha()
+
+
+class Robustness(Config):
+    """Where and how the winner is judged again: on clusters and seeds that the search did not see."""
+
+    suite: str = ALL
+    splits: list[Split] = Field(["held-out"], min_length=1)
+    seeds: int = Field(24, ge=2)
+    first_seed: int = Field(5_000_000, ge=0)
+    iterations: int = Field(1600, ge=40)
+
+
+class SweepConfig(Config):
+    """A sweep: either over static settings or over hyperparameters of a training run."""
+
+    name: str
+    description: str = ""
+    seed: int = Field(0, ge=0, description="of the search; what is simulated has seeds of its own")
+    static: Static | None = None
+    ppo: PpoSweep | None = None
+    robustness: Robustness | None = Robustness()
+    cpus_per_trial: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> SweepConfig:
+        if (self.static is None) == (self.ppo is None):
+            raise ValueError("static or ppo, one of the two")
+        return self
+
+
+def load_sweep_config(name: str | os.PathLike[str]) -> SweepConfig:
+    """A sweep's config by file or by name in ``configs/sweeps``."""
+    return config_files.load(SweepConfig, "sweeps", name)

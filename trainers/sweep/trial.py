@@ -1,0 +1,182 @@
+"""What a trial does: settings on clusters, or a piece of a training run. The same here, in a worker, and when re-run.
+
+A result depends on the trial's work and on what the task holds, and for a training run also on its parent's checkpoint;
+on nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import socket
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.trainers.evaluation.comparison import digest
+from paceenv.trainers.evaluation.suites import Case, load_suite
+from paceenv.trainers.sweep.ledger import Row
+from paceenv.trainers.sweep.score import Problem
+from paceenv.trainers.sweep.searches.search import Result, Trial, Work, settings_of
+from paceenv.trainers.sweep.sweep_config import PpoSweep, Static
+from paceenv.trainers.training.selection import Validation
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.ui import config_files
+
+QUARTILES = (25, 75)
+
+
+class Task(Protocol):
+    """What all trials of a sweep share."""
+
+    def run(self, number: int, work: Work, threads: int) -> Result:
+        """What the trial comes to, as plain JSON data."""
+
+    def seeds(self) -> Sequence[int]:
+        """Those of every trial."""
+
+
+def run_trial(task: Task, trial: Trial, threads: int = 1) -> Row:
+    """A trial with its record; what it raises is part of the record."""
+    began, row = time.perf_counter(), {"trial": trial.number, "work": dict(trial.work), "seeds": list(task.seeds())}
+    try:
+        row |= {"status": "done", "result": task.run(trial.number, trial.work, threads)}
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        row |= {"status": "failed", "error": said, "traceback": traceback.format_exc()}
+    return row | {"ran": {"wall_s": round(time.perf_counter() - began, 3), "host": socket.gethostname()}}
+
+
+@dataclass(frozen=True)
+class StaticTask:
+    """Static settings on clusters; results are medians or means over seeds, ``(S, C)``, gains with their quartiles."""
+
+    cases: tuple[Case, ...]
+    problem: Problem
+    average: Literal["median", "mean"]
+
+    @classmethod
+    def of(cls, static: Static, threads: int) -> StaticTask:
+        """Loads the clusters and simulates them without pacing."""
+        suite = load_suite(static.suite).only(static.splits)
+        clusters = [case.load() for case in suite.cases]
+        seeds = static.first_seed + np.arange(static.seeds)
+        problem = Problem.of(clusters, seeds, static.iterations, threads=threads)
+        if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
+            raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
+        return cls(tuple(suite.cases), problem, static.average)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the clusters."""
+        return [case.name for case in self.cases]
+
+    @property
+    def weight_C(self) -> NDArray[np.float64]:
+        """Of the clusters."""
+        return np.array([case.weight for case in self.cases])
+
+    def inputs(self) -> dict[str, Any]:
+        """What results depend on beside the config: the cases, and a digest of every cluster as it was resolved."""
+        return {
+            "cases": [case.model_dump(mode="json") for case in self.cases],
+            "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
+        }
+
+    def seeds(self) -> Sequence[int]:
+        found: list[int] = self.problem.seeds_E.tolist()
+        return found
+
+    def run(self, number: int, work: Work, threads: int) -> Result:
+        where = [self.names.index(name) for name in work["clusters"]]
+        scores = self.problem.score(settings_of(work), where, threads=threads)
+        low_SC, high_SC = np.percentile(scores.gain_SCE, QUARTILES, axis=2)
+        average = np.mean if self.average == "mean" else np.median
+        averages = {name: average(getattr(scores, f"{name}_SCE"), axis=2) for name in ("gain", "cv", "energy")}
+        return {name: _plain(found) for name, found in {**averages, "gain_low": low_SC, "gain_high": high_SC}.items()}
+
+
+@dataclass(frozen=True)
+class PpoTask:
+    """Pieces of training runs, each with several seeds; the result is the median of their validation scores.
+
+    Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``. A
+    trial that is run again, to see whether it comes to the same, keeps its own in ``again``.
+    """
+
+    train: TrainConfig
+    ranges: tuple[str, ...]
+    count: int
+    folder: Path
+    again: Path | None = None
+
+    @classmethod
+    def of(cls, sweep: PpoSweep, folder: Path) -> PpoTask:
+        """Resolves the training config. Raises InputError where nothing would judge its trials."""
+        base = load_train_config(sweep.train)
+        data = base.model_dump(mode="json")
+        for key, value in sweep.set.items():
+            config_files.set_value(data, f"{key}={json.dumps(value)}", "set")
+        train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
+        if train.selection is None:
+            raise InputError(f"{sweep.train}: has no selection, which trials are judged by; allowed: one that has")
+        return cls(train, tuple(sweep.hyperparameters), sweep.seeds, folder.absolute())
+
+    def inputs(self) -> dict[str, Any]:
+        """What results depend on beside the config: the resolved training config and its clusters."""
+        shares = self.train.environment.shares()
+        digests = {getattr(share, "name", "") or share.cluster: digest(share.load()) for share in shares}
+        return {"train": self.train.model_dump(mode="json"), "clusters": digests}
+
+    def seeds(self) -> Sequence[int]:
+        return range(self.train.seed, self.train.seed + self.count)
+
+    def config(self, work: Work, seed: int, threads: int = 1) -> TrainConfig:
+        """The training config of one seed of a trial."""
+        data = self.train.model_dump(mode="json")
+        for key, value in work["hyperparameters"].items():
+            config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
+        data["seed"], data["environment"]["threads"] = seed, threads
+        return config_files.parse(TrainConfig, data, "hyperparameters")
+
+    def place(self, number: int, seed: int) -> Path:
+        """Where a seed of a trial keeps its checkpoint."""
+        return self.folder / "trials" / f"{number:04d}" / f"seed-{seed}"
+
+    def run(self, number: int, work: Work, threads: int) -> Result:
+        from paceenv.trainers.training import sb3  # PyTorch, which static settings do not need
+
+        validation = _validation(self.train.model_dump_json())
+        scores, decisions = [], []
+        for seed in self.seeds():
+            folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
+            folder.mkdir(parents=True, exist_ok=True)
+            run = sb3.Run(self.config(work, seed, threads), folder=folder, validation=validation)
+            if (folder / sb3.CHECKPOINT).exists():  # of this trial, when it was interrupted
+                run.restore(folder / sb3.CHECKPOINT)
+            elif work["from"] is not None:
+                run.restore(self.place(work["from"], seed) / sb3.CHECKPOINT, changed=True)
+            while run.timesteps < work["until"] and run.goes_on():
+                run.advance()
+            scores.append(float(run.best_score))
+            decisions.append(run.timesteps)
+        return {"score": float(np.median(scores)), "scores": scores, "decisions": decisions}
+
+
+@functools.cache
+def _validation(train_json: str) -> Validation:
+    """Of a training config's selection; once in a process, as bounds take seconds to find."""
+    selection = TrainConfig.model_validate_json(train_json).selection
+    assert selection is not None  # as the task has checked
+    return Validation(selection)
+
+
+def _plain(found_SC: NDArray[np.float64]) -> list[list[float | None]]:
+    return [[None if np.isnan(value) else float(value) for value in row] for row in found_SC]

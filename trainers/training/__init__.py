@@ -1,0 +1,1 @@
+"""``paceenv train``: PPO of Stable-Baselines3 on the simulated clusters."""

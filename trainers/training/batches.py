@@ -1,0 +1,68 @@
+"""The batches that a training run steps: its clusters by shape, as a batch has one number of ranks and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import typical
+from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.training.train_config import Environment
+
+
+@dataclass(frozen=True)
+class Part:
+    """One batch and the clusters it draws from, in its own order."""
+
+    env: PacingVectorEnv
+    names: tuple[str, ...]
+    is_null: tuple[bool, ...]
+
+
+def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[Part]:
+    """A batch for each shape, rows in proportion to the weights of its clusters and at least one for each of them.
+
+    ``clusters`` replaces configs by name (a fresh calibration, say).
+    """
+    given = clusters or {}
+    shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}
+    for share in config.shares():
+        cluster = given.get(_name(share)) or share.load()
+        cluster = cluster if config.randomize else typical(cluster)
+        shapes.setdefault((cluster.ranks, cluster.groups), []).append((share, cluster))
+    weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
+    rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
+    parts = []
+    for members, count in zip(shapes.values(), rows, strict=True):
+        env = PacingVectorEnv(
+            count,
+            [cluster for _, cluster in members],
+            weights=[share.weight for share, _ in members],
+            mechanisms=config.mechanisms,
+            interval_iterations=config.interval_iterations,
+            episode_intervals=config.episode_intervals,
+            cv_weight=config.cv_weight,
+            threads=config.threads,
+        )
+        names = tuple(_name(share) for share, _ in members)
+        parts.append(Part(env, names, tuple(share.null_case for share, _ in members)))
+    return parts
+
+
+def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:
+    """``total`` rows in proportion to ``weights``, by largest remainder, but no part with fewer than its ``least``."""
+    if total <= sum(least):
+        return list(least)
+    spare = total - sum(least)
+    exact = [spare * weight / sum(weights) for weight in weights]
+    rows = [low + int(share) for low, share in zip(least, exact, strict=True)]
+    by_remainder = sorted(range(len(rows)), key=lambda i: int(exact[i]) - exact[i])
+    for i in by_remainder[: total - sum(rows)]:
+        rows[i] += 1
+    return rows
+
+
+def _name(share: ClusterShare) -> str:
+    return getattr(share, "name", "") or share.cluster

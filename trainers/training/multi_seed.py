@@ -1,0 +1,64 @@
+"""A training run as people ask for it: one seed or several, everything it leaves in a folder, the best policy kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.trainers.evaluation import result_plots
+from paceenv.trainers.training import sb3
+from paceenv.trainers.training.train_config import TrainConfig
+from paceenv.ui import config_files, output
+
+POLICY, SUMMARY = "policy.safetensors", "training.json"
+
+
+def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train with ``seeds`` consecutive seeds into ``out`` (each into a folder of its own where they are several).
+
+    Returns what there is to say: the policy's file, digest, decisions and CPU-seconds; with a selection also the
+    validation score of every seed, their median and spread. The policy of the best seed is the run's.
+    """
+    found = [
+        _train_one(config.model_copy(update={"seed": seed}), out if seeds == 1 else out / f"seed-{seed}", resume=resume)
+        for seed in range(config.seed, config.seed + seeds)
+    ]
+    scores = [trained.file.provenance.get("validation", {}).get("score") for trained in found]
+    best = found[int(np.argmax([-np.inf if score is None else score for score in scores]))]
+    summary: dict[str, Any] = {"policy": str(out / POLICY)}
+    if seeds > 1:
+        spread = {"median": float(np.median(scores)), "lowest": min(scores), "highest": max(scores)}
+        record = {**best.file.provenance, "validation_of_seeds": {"scores": scores, **spread}}
+        summary["sha256"] = save_policy(out / POLICY, PolicyFile(best.file.policy, best.file.calibrated_range, record))
+        summary |= {f"validation score, {key}": round(value, 3) for key, value in spread.items()}
+        curves = [trained.curve for trained in found]
+        result_plots.learning_curves(curves, out / "learning-curve.png", paired=_paired(config))
+    else:
+        summary["sha256"] = save_policy(out / POLICY, best.file)
+        if scores[0] is not None:
+            summary |= {f"validation {k}": v for k, v in best.file.provenance["validation"].items()}
+    summary["timesteps"] = best.curve[-1]["timesteps"]
+    summary["final_reward"] = best.file.provenance["final_reward"]
+    summary["cpu_s"] = [round(trained.cpu_s, 1) for trained in found] if seeds > 1 else round(best.cpu_s, 1)
+    return summary
+
+
+def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> sb3.Trained:
+    folder.mkdir(parents=True, exist_ok=True)
+    with output.progress(f"train {config.name}, seed {config.seed}", config.ppo.total_timesteps) as done:
+        trained = sb3.train(config, on_progress=done, folder=folder, resume=resume)
+    # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
+    config_files.write_text(folder / "config.yaml", config_files.to_yaml(config.model_dump(mode="json")))
+    config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
+    result_plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=_paired(config))
+    save_policy(folder / POLICY, trained.file)
+    config_files.write_text(folder / SUMMARY, json.dumps({"seed": config.seed, "cpu_s": round(trained.cpu_s, 1)}))
+    return trained
+
+
+def _paired(config: TrainConfig) -> bool:
+    return config.environment.paired

@@ -1,0 +1,60 @@
+"""Judging a training run while it runs: the actor on the validation clusters, every rank deciding for itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.policies.base import Policy
+from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
+from paceenv.trainers.evaluation.suites import load_suites
+from paceenv.trainers.training.train_config import Selection
+
+FIRST_SEED = 2_000_000
+"""Neither what training draws nor what the table uses."""
+NULL_PRICE = 50.0
+"""What of the score a loss beyond half the limit costs: 1 % of mean step on every null costs half the gap."""
+
+JUDGED = ("gap_closed", "null_loss", "score")
+"""What :meth:`Validation.judge` says."""
+
+
+class Validation:
+    """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once."""
+
+    def __init__(self, config: Selection) -> None:
+        suite = load_suites(config.suites, "validation").only(["validation"])
+        self._config, self._seeds = config, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
+        self._clusters: Mapping[str, Cluster] = {case.name: case.load() for case in suite.cases}
+        self._passive = {name: self._step_s_E(passive(), name) for name in self._clusters}
+        self._bound = {
+            case.name: float((self._passive[case.name] / self._step_s_E(Clairvoyant(), case.name) - 1.0).mean())
+            for case in suite.cases
+            if not case.null_case
+        }
+
+    def _step_s_E(self, policy: Policy | Clairvoyant, name: str) -> NDArray[np.float64]:
+        simulator = start(self._clusters[name], self._seeds, threads=os.cpu_count() or 1)
+        return np.asarray(run(policy, simulator, self._config.iterations).step_ET.mean(axis=1))
+
+    def judge(self, policy: Policy) -> dict[str, float]:
+        """``gap_closed`` on the positives, ``null_loss`` (share of mean step, worst null) and the ``score`` they make.
+
+        The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average
+        beyond half of what they may.
+        """
+        gain = {
+            name: float((self._passive[name] / self._step_s_E(policy, name) - 1.0).mean()) for name in self._clusters
+        }
+        closed = float(np.mean([gain[name] / bound for name, bound in self._bound.items() if bound > NULL_LIMIT]))
+        losses = [max(-gain[name], 0.0) for name in self._clusters if name not in self._bound]
+        beyond = [max(loss - 0.5 * NULL_LIMIT, 0.0) for loss in losses]
+        price = NULL_PRICE * float(np.mean(beyond)) if beyond else 0.0
+        return {"gap_closed": closed, "null_loss": max(losses, default=0.0), "score": closed - price}

@@ -1,0 +1,130 @@
+"""Configs of training runs: which clusters, which mechanisms, which reward, which limits, which PPO."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
+from paceenv.ui import config_files
+from paceenv.ui.config_files import Config
+
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Environment(Config):
+    """What is trained on; see ``paceenv.envs.pacing_env.PacingEnv``."""
+
+    clusters: list[ClusterShare] = Field([], description="what episodes draw from; empty: the suites say")
+    suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
+    mechanisms: list[Literal["slack", "slide", "paper", "stagger"]] = Field(min_length=1)
+    interval_iterations: int = Field(20, ge=1)
+    episode_intervals: int = Field(64, ge=1)
+    cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
+    preference: _Weight | None = Field(None, description="the policy's unless told another; None: middle of the range")
+    memory_intervals: int = Field(0, ge=0, description="over how many intervals the policy remembers its views; 0: not")
+    environments: int = Field(256, ge=1, description="rows of the batch")
+    threads: int = Field(2, ge=1)
+    randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
+    paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Environment:
+        if bool(self.clusters) == bool(self.suites):
+            raise ValueError("clusters or suites, one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _preference_fits(self) -> Environment:
+        if isinstance(self.cv_weight, tuple):
+            low, high = self.cv_weight
+            if not low < high:
+                raise ValueError(f"cv_weight = [{low:g}, {high:g}]; allowed: a number, or two, the lower one first")
+            if self.preference is not None and not low <= self.preference <= high:
+                raise ValueError(f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, as cv_weight says")
+        elif self.preference is not None:
+            raise ValueError(f"preference = {self.preference:g}; allowed: none, as cv_weight is one number")
+        return self
+
+    @property
+    def preference_range(self) -> tuple[float, float] | None:
+        """The weights that episodes draw from; None where all have the same."""
+        return self.cv_weight if isinstance(self.cv_weight, tuple) else None
+
+    @property
+    def default_preference(self) -> float | None:
+        """What the trained policy follows unless told another; None for a policy without that input."""
+        if self.preference is not None or self.preference_range is None:
+            return self.preference
+        return sum(self.preference_range) / 2.0
+
+    def shares(self) -> list[ClusterShare]:
+        """The clusters that episodes draw from, each with a name of its own."""
+        if self.clusters:
+            return list(self.clusters)
+        return list(load_suites(self.suites, "train").only(["train"]).cases)
+
+
+class Constraint(Config):
+    """What a policy may cost where pacing must not matter, held by a Lagrange multiplier for each such cluster."""
+
+    limit: float = Field(0.002, ge=0, le=1, description="share of mean step time; below the 0.5 % that is promised")
+    rate: float = Field(2.0, ge=0, description="how much a multiplier grows for each rollout and share over the limit")
+    most: float = Field(20.0, ge=0, description="the largest multiplier")
+
+
+class Selection(Config):
+    """How a training run is judged while it runs: on validation clusters, every rank deciding for itself."""
+
+    suites: list[str] = Field(list(REPORTED), min_length=1)
+    every: int = Field(10, ge=1, description="rollouts from one look to the next, which is also a checkpoint")
+    patience: int = Field(6, ge=1, description="looks without a better score after which training stops")
+    seeds: int = Field(8, ge=2)
+    iterations: int = Field(800, ge=40)
+
+
+class Ppo(Config):
+    """Hyperparameters of Stable-Baselines3's PPO, by its own names."""
+
+    total_timesteps: int = Field(1_000_000, ge=1, description="decisions, summed over rows")
+    n_steps: int = Field(32, ge=1)
+    batch_size: int = Field(2048, ge=2)
+    n_epochs: int = Field(4, ge=1)
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="at the start; falls linearly to zero")
+    gamma: float = Field(0.9, ge=0, le=1)
+    gae_lambda: float = Field(0.9, ge=0, le=1)
+    ent_coef: float = Field(0.0, ge=0)
+    log_std_init: float = -0.5
+    average_last: float = Field(0.3, ge=0, lt=1, description="the policy is the mean of the actor over this last share")
+    net_arch: list[int] = Field([64, 64], min_length=1)
+
+
+class TrainConfig(Config):
+    """A training run."""
+
+    name: str
+    description: str = ""
+    seed: int = Field(0, ge=0)
+    environment: Environment
+    constraint: Constraint | None = None
+    selection: Selection | None = None
+    ppo: Ppo = Ppo()
+
+    def beside(self, path: Path) -> TrainConfig:
+        """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
+        given, judged = self.environment, self.selection
+        clusters = [c.model_copy(update={"cluster": config_files.beside(path, c.cluster)}) for c in given.clusters]
+        suites = [config_files.beside(path, suite) for suite in given.suites]
+        environment = given.model_copy(update={"clusters": clusters, "suites": suites})
+        if judged is not None:
+            judged = judged.model_copy(update={"suites": [config_files.beside(path, suite) for suite in judged.suites]})
+        return self.model_copy(update={"environment": environment, "selection": judged})
+
+
+def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
+    """A training config by file or by name in ``configs/train``; files it names may lie beside it."""
+    path = config_files.find("train", name)
+    return config_files.load(TrainConfig, "train", path).beside(path)

@@ -1,0 +1,145 @@
+"""The native adapter: batches of ``PacingVectorEnv`` as one Stable-Baselines3 ``VecEnv``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+
+from paceenv.core import signals
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.observation_average import Memory
+from paceenv.trainers.training.constraint import NullConstraint
+
+
+class NativeVecEnv(VecEnv):
+    """Steps every batch by one call of the engine; the rows of all of them, in order, are the rows of this one.
+
+    With ``passive`` batches of the same episodes the reward is the difference to what would have happened without any
+    pacing, on the same noise. That takes the same number from every action's reward, so it changes no preference, but
+    it removes what cluster and noise contribute, which is several times what pacing does (``paired``). A ``constraint``
+    needs them in any case; its clusters are those of all batches in order.
+
+    With ``memory_intervals`` an observation is the environment's, with the memory that the policy will keep for itself
+    (``paceenv.policies.observation_average``) after the signals.
+
+    Episodes are long and of one length, so all rows would end in the same step and Stable-Baselines3 would ask its
+    critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[PacingVectorEnv],
+        seed: int = 0,
+        passive: Sequence[PacingVectorEnv] = (),
+        constraint: NullConstraint | None = None,
+        *,
+        paired: bool = True,
+        memory_intervals: int = 0,
+    ) -> None:
+        self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
+        rows, first = sum(env.num_envs for env in envs), envs[0]
+        self._memory = Memory(memory_intervals) if memory_intervals else None
+        space = first.single_observation_space
+        if memory_intervals:
+            space = Box(-1.0, 1.0, ((space.shape or (0,))[0] + signals.SIGNALS,), np.float32)
+        super().__init__(rows, space, first.single_action_space)
+        self._seed_base, self._seeded, self._passive, self._constraint = seed, False, list(passive), constraint
+        self._paired = paired
+        self._offs = [np.full(env.action_space.shape or (), -1.0, np.float32) for env in envs]
+        self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
+        self._first_cluster = np.cumsum([0, *(env.clusters for env in envs)])
+        self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
+        self._return_E, self._length_E = np.zeros(rows), np.zeros(rows, np.int64)
+
+    def reset(self) -> NDArray[np.float32]:
+        observations, base = [], self._seed_base
+        for n, env in enumerate(self.envs):
+            seed = None if self._seeded else base
+            observations.append(env.reset(seed=seed)[0])
+            env.stagger()
+            if self._passive:
+                self._passive[n].reset(seed=seed)
+                self._passive[n].stagger()
+            base += env.num_envs
+        self._seeded = True
+        self._return_E[:], self._length_E[:] = 0.0, 0
+        self.reset_infos = [{} for _ in range(self.num_envs)]
+        observation = np.concatenate(observations)
+        if self._memory is not None:
+            self._memory.update(observation[:, : signals.SIGNALS])
+        return self._remembered(observation, np.arange(self.num_envs))
+
+    def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Observations with what is remembered after the signals; the memory of ``started`` begins here."""
+        if self._memory is None:
+            return observation_EO
+        views_EO = observation_EO[:, : signals.SIGNALS]
+        self._memory.start(started, views_EO)
+        return np.concatenate([views_EO, self._memory.mean_BO, observation_EO[:, signals.SIGNALS :]], axis=1)
+
+    def step_async(self, actions: NDArray[np.float32]) -> None:
+        self._actions = actions
+
+    def step_wait(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        actions = np.split(self._actions, self._ends)
+        found = [self._step(n, action) for n, action in enumerate(actions)]
+        observation, reward, truncated = (np.concatenate([f[i] for f in found]) for i in range(3))
+        self._return_E += reward
+        self._length_E += 1
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        ended = np.flatnonzero(truncated)
+        last, final = observation.copy(), np.concatenate([f[3] for f in found])
+        for n in ended:
+            last[n] = final[n]
+        if self._memory is not None:
+            self._memory.update(last[:, : signals.SIGNALS])
+        last = self._remembered(last, ended[:0])
+        for n in ended:
+            infos[n] = {
+                "terminal_observation": last[n],
+                "TimeLimit.truncated": True,
+                "episode": {"r": float(self._return_E[n]), "l": int(self._length_E[n]), "t": 0.0},
+            }
+        self._return_E[truncated], self._length_E[truncated] = 0.0, 0
+        return self._remembered(observation, ended), reward.astype(np.float32), truncated, infos
+
+    def _step(self, n: int, action: NDArray[np.float32]) -> tuple[NDArray[Any], ...]:
+        """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
+        cluster_E = self._first_cluster[n] + self.envs[n].cluster_E  # before a new episode draws another
+        observation, reward, _, truncated, info = self.envs[n].step(action)
+        if self._passive:
+            _, without, _, _, passive = self._passive[n].step(self._offs[n])
+            reward = reward - without if self._paired else reward
+            if self._constraint is not None:
+                reward = reward - self._constraint.penalty(
+                    cluster_E, info["step_mean_s"] / passive["step_mean_s"] - 1.0
+                )
+        final = info.get("final_obs")
+        return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
+
+    def close(self) -> None:
+        for env in [*self.envs, *self._passive]:
+            env.close()
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Take a seed for the next :meth:`reset`; row ``n`` gets ``seed + n``."""
+        if seed is not None:
+            self._seed_base, self._seeded = seed, False
+        return [self._seed_base + n for n in range(self.num_envs)]
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise NotImplementedError("the rows of a native batch share their attributes")
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        raise NotImplementedError("the rows of a native batch have no methods of their own")
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False for _ in self._get_indices(indices)]
