@@ -17,22 +17,22 @@ from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
 from paceenv.sim.engine.simulator import Simulator
 
-_THRESHOLDS = {"slack": (0.0, 0.02), "slide": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
+_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 _TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
-"""Windows of slack and of slide where both are on."""
+"""Windows of slack and of phase_shift where both are on."""
 
 
-def candidates(mechanisms: Sequence[str] = ("slack", "slide", "stagger")) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack and slide together."""
+def candidates(mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger")) -> NDArray[np.float64]:
+    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
     rows = [pacing.off()]
     for name in mechanisms:
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
-    if {"slack", "slide"} <= set(mechanisms):
-        slack, slide = _TOGETHER
+    if {"slack", "phase_shift"} <= set(mechanisms):
+        slack, phase_shift = _TOGETHER
         rows += [
-            pacing.one_mechanism("slack", 0.02, a) + pacing.one_mechanism("slide", 0.1, b)
-            for a, b in itertools.product(slack, slide)
+            pacing.one_mechanism("slack", 0.02, a) + pacing.one_mechanism("phase_shift", 0.1, b)
+            for a, b in itertools.product(slack, phase_shift)
         ]
     return np.stack(rows)
 

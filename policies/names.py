@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.core.renames import RENAMED_MECHANISMS, mechanism_name
 from paceenv.policies.base import Policy
 from paceenv.policies.rules import Adaptive, Static, paper, passive
 
 RULES: dict[str, Callable[[], Policy]] = {"passive": passive, "paper": paper, "adaptive": Adaptive}
 STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
     "slack": (0.02, 0.4),
-    "slide": (0.05, 0.4),
+    "phase_shift": (0.05, 0.4),
     "stagger": (0.5, 0.4),
 }
 """(threshold, window) of ``static`` for a mechanism whose settings nobody gave; the paper's rule has its own name."""
@@ -27,9 +28,9 @@ _OPTIONS = ("mechanism", "threshold", "window")
 def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy | None:
     """The hand-written policy that ``text`` names, or None if it names none.
 
-    ``static:mechanism=slide,threshold=0.1,window=0.05`` takes what it is not told from ``default``, (mechanism,
-    threshold, window), and without one from :data:`STATIC_DEFAULTS`. ``static:slack=0.02/0.3,slide=0.05/0.05`` has
-    several mechanisms on at once, each with its threshold/window. Raises InputError for options that are none.
+    ``static:mechanism=phase_shift,threshold=0.1,window=0.05`` takes what it is not told from ``default``, (mechanism,
+    threshold, window), and without one from :data:`STATIC_DEFAULTS`. ``static:slack=0.02/0.3,phase_shift=0.05/0.05``
+    has several mechanisms on at once, each with its threshold/window. Raises InputError for options that are none.
     """
     name, separated, options = text.partition(":")
     if text in RULES:
@@ -41,9 +42,10 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
     given: dict[str, str] = {}
     for option in filter(None, options.split(",")):
         key, separator, value = option.partition("=")
-        if not separator or key not in {*_OPTIONS, *pacing.MECHANISMS}:
+        if not separator or key not in {*_OPTIONS, *pacing.MECHANISMS, *RENAMED_MECHANISMS}:
             allowed = "mechanism=, threshold=, window=, or threshold/window by mechanism"
             raise InputError(f"policy {text}: unknown option {key}; allowed: {allowed}")
+        key = mechanism_name(key)
         if key in given:
             raise InputError(f"policy {text}: {key}= given twice; allowed: once")
         given[key] = value
@@ -60,7 +62,7 @@ def _one(
     text: str, given: Mapping[str, str], default: tuple[str, float, float] | None
 ) -> dict[str, tuple[float, float]]:
     """Settings of one mechanism from what is ``given`` of its name, threshold and window."""
-    mechanism = given.get("mechanism") or (default[0] if default else "slack")
+    mechanism = mechanism_name(given.get("mechanism")) or (default[0] if default else "slack")
     known = default[1:] if default else STATIC_DEFAULTS.get(mechanism, (0.0, 0.0))
     threshold, window = (
         _number(text, key, given[key]) if key in given else value

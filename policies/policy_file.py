@@ -23,10 +23,11 @@ from safetensors.numpy import save
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.core.files import write_whole
+from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.learned import Learned
 
 FORMAT = "paceenv.policy/1"
-ACTION_SCHEMA = "paceenv.core.pacing/1"
+ACTION_SCHEMA = "paceenv.pacing/1"
 _MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY = 16, 64 << 20, 10_000
 
 
@@ -123,6 +124,8 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         if header.get(key) != value:
             raise InputError(f"{path}: {key} = {header.get(key)!r}; allowed: {value!r}, which this version understands")
     mechanisms = header.get("mechanisms")
+    if isinstance(mechanisms, list):  # files of earlier versions are as good, so there is no warning
+        header["mechanisms"] = mechanisms = [RENAMED_MECHANISMS.get(str(name), name) for name in mechanisms]
     if (
         not isinstance(mechanisms, list)
         or not mechanisms

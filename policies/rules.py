@@ -51,7 +51,7 @@ def paper() -> Static:
 
 
 class Adaptive(Policy):
-    """Hold and probe: tries slack and slide in turn, keeps what pays, backs off longer at each failure.
+    """Hold and probe: tries slack and phase_shift in turn, keeps what pays, backs off longer at each failure.
 
     Every switch between off and on is a measurement: the mean level of two intervals before it against two after it,
     the first one skipped. The level is the sum of the step time's trends and not its inflation over the baseline, which
@@ -63,12 +63,12 @@ class Adaptive(Policy):
 
     Where a rank waits in a barrier, slack is measured, and its rule next to free where it does not help: it is tried
     first, held long, and dropped only when it surely costs. Without a barrier the wait is what the collective takes
-    beyond its baseline, late peers and contention look the same, and either rule has to prove itself, slide first.
-    The stagger rule holds and probes by itself and is always armed.
+    beyond its baseline, late peers and contention look the same, and either rule has to prove itself, phase_shift
+    first. The stagger rule holds and probes by itself and is always armed.
     """
 
-    TRIED = (pacing.SLACK, pacing.SLIDE)
-    SLACK_SETTING, SLIDE_SETTING = (0.02, 0.4), (0.1, 0.2)
+    TRIED = (pacing.SLACK, pacing.PHASE_SHIFT)
+    SLACK_SETTING, PHASE_SHIFT_SETTING = (0.02, 0.4), (0.1, 0.2)
     """(threshold, window) while on."""
     STAGGER_SETTING = (0.7, 0.4)
     LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 3, 16, 64
@@ -119,7 +119,7 @@ class Adaptive(Policy):
             self._switch(due)
         settings = pacing.off(len(signals_BO))
         settings[:, pacing.STAGGER] = self.STAGGER_SETTING
-        for k, setting in enumerate((self.SLACK_SETTING, self.SLIDE_SETTING)):
+        for k, setting in enumerate((self.SLACK_SETTING, self.PHASE_SHIFT_SETTING)):
             settings[self._on_B == k, self.TRIED[k]] = setting
         return settings
 

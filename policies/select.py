@@ -13,8 +13,8 @@ NAMES = (*names.NAMES, *names.NEED_SIMULATOR)
 POLICY_HELP = (
     "passive, static, paper, adaptive, projection (from rollouts of this cluster), learned (the released policy file), "
     "clairvoyant (a bound: it knows the noise to come), or a policy file. static takes options: "
-    "static:threshold=0.05,window=0.2,mechanism=slide, or threshold/window by mechanism: "
-    "static:slack=0.02/0.3,slide=0.05/0.05; a policy trained for a range of weights of variation takes one: "
+    "static:threshold=0.05,window=0.2,mechanism=phase_shift, or threshold/window by mechanism: "
+    "static:slack=0.02/0.3,phase_shift=0.05/0.05; a policy trained for a range of weights of variation takes one: "
     "learned:preference=0.3, FILE.safetensors:preference=0.3"
 )
 

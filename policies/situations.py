@@ -26,11 +26,11 @@ HORIZON_INTERVALS = 4
 # A pilot tries these thresholds and windows before the bank is built from the few settings that matter.
 SPREAD = {
     "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
-    "slide": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
+    "phase_shift": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
     "stagger": ((0.0, 0.5), (0.2, 0.4)),
 }
 TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
-"""Threshold and windows of slack and of slide where both are on."""
+"""Threshold and windows of slack and of phase_shift where both are on."""
 MOST_CANDIDATES = 6
 """Settings besides off that a bank compares."""
 LEAST_WORTH = 0.0005
@@ -79,14 +79,14 @@ def affordable_episodes(ranks: int) -> int:
 
 
 def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` worth a try: off, the cluster's own, every mechanism at a few values, slack with slide."""
+    """Settings ``(C, M, 2)`` worth a try: off, the cluster's own, every mechanism alone, slack with phase_shift."""
     own = cluster.pacing
     rows = [pacing.off(), pacing.one_mechanism(own.mechanism, own.threshold, own.window)]
     for name, (thresholds, windows) in SPREAD.items():
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(thresholds, windows)]
-    (slack, slack_windows), (slide, slide_windows) = TOGETHER
-    for a, b in itertools.product(slack_windows, slide_windows):
-        rows.append(pacing.one_mechanism("slack", slack, a) + pacing.one_mechanism("slide", slide, b))
+    (slack, slack_windows), (phase_shift, phase_shift_windows) = TOGETHER
+    for a, b in itertools.product(slack_windows, phase_shift_windows):
+        rows.append(pacing.one_mechanism("slack", slack, a) + pacing.one_mechanism("phase_shift", phase_shift, b))
     return np.stack(rows)
 
 

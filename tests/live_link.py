@@ -48,7 +48,7 @@ def pairs(
     payload_bytes: int,
     buckets: int,
     compute_s: float,
-    exposed_s: float = 0.0,
+    post_work_s: float = 0.0,
     jitter_s: float = 0.0,
     jitter_iterations: int = 1,
     jitter_seed: int = 0,
@@ -58,7 +58,7 @@ def pairs(
 
     Every rank computes for ``compute_s`` and up to ``jitter_s`` more, each for itself, then its pair reduces
     ``payload_bytes`` in ``buckets`` parts, as a reducer does, which is also what makes pairs share a link evenly. The
-    first pair then has work of ``exposed_s`` to do, for which all others wait. Compute is sleeping. The jitter comes
+    first pair then has work of ``post_work_s`` to do, for which all others wait. Compute is sleeping. The jitter comes
     again after ``jitter_iterations``, so that blocks of that length can be compared on the same jitter. Returns step
     times by this rank's clock and the agent's last summary.
     """
@@ -78,7 +78,7 @@ def pairs(
         for part in parts:
             dist.all_reduce(part, group=groups[rank // 2])
         if rank < 2:
-            time.sleep(exposed_s)
+            time.sleep(post_work_s)
         dist.barrier()
         now_s = time.perf_counter()
         steps_s.append(now_s - last_s)

@@ -228,10 +228,10 @@ def _row(policy: str, change: float, half: float) -> dict[str, Any]:
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
     rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
     assert choose(rows, scenario())["policy"] == "c"
-    none = choose([rows[1], rows[3]], scenario(mechanism="slide"))
+    none = choose([rows[1], rows[3]], scenario(mechanism="phase_shift"))
     assert none["policy"] == "passive"
-    threshold, window = STATIC_DEFAULTS["slide"]
-    assert none["run"] == f"static:mechanism=slide,threshold={threshold},window={window}"
+    threshold, window = STATIC_DEFAULTS["phase_shift"]
+    assert none["run"] == f"static:mechanism=phase_shift,threshold={threshold},window={window}"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from paceenv import cli; cli.run(['--help']); "
+        "import sys; from paceenv.cli import application; application.run(['--help']); "
         "print('LOADED', *sorted({m.split('.')[0] for m in sys.modules}))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

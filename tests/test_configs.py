@@ -129,14 +129,14 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         ("fabric.placement=random", "fabric.placement = 'random'; allowed: input should be 'packed' or 'spread'"),
         (
             "pacing.mechanism=paper",
-            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'slide' or 'stagger'",
+            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'phase_shift' or 'stagger'",
         ),
         ("job=5", "job = 5; allowed: input should be a valid dictionary"),
         ("job.nodes_per_group=3", "nodes to be a multiple of nodes_per_group (4 and 3)"),
         ("job.nodes_per_group=2", "barrier: true for several groups"),
         ("noise.slow_ranks=9", "noise.slow_ranks at most the 4 ranks of the job"),
-        ("exposed.groups=2", "exposed.groups at most the 1 groups of the job"),
-        ("exposed.share=0.1", "job.barrier: true where a group has exposed work"),
+        ("post_collective_work.groups=2", "post_collective_work.groups at most the 1 groups of the job"),
+        ("post_collective_work.share=0.1", "job.barrier: true where a group has post-collective work"),
         ("fabric.nic_gbsp=5", "unknown key fabric.nic_gbsp = 5; did you mean nic_gbps?"),
         ("jop={}", "unknown key jop = {}; did you mean job?"),
         ("tenants.0.colour=red", "unknown key tenants.0.colour = 'red'; known keys: period_ratio, comm_share"),
@@ -156,7 +156,9 @@ def test_not_a_number_is_refused_everywhere(tmp_path: Path, assignment: str) -> 
     assert "allowed" in problem(written(tmp_path, GOOD), assignment)
 
 
-@pytest.mark.parametrize("assignment", ["noise.slow_ranks=9", "exposed.groups=2", "exposed.share=0.1"])
+@pytest.mark.parametrize(
+    "assignment", ["noise.slow_ranks=9", "post_collective_work.groups=2", "post_collective_work.share=0.1"]
+)
 def test_rules_over_several_sections_stay_short(tmp_path: Path, assignment: str) -> None:
     assert len(problem(written(tmp_path, GOOD), assignment)) < 200
 

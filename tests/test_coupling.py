@@ -35,7 +35,14 @@ def test_energy_is_power_times_time_by_what_ranks_do(simulator: Make) -> None:
 
 @pytest.mark.parametrize("wait_w", [100.0, 300.0])
 def test_energy_of_a_delay_differs_from_that_of_a_wait_only_by_their_powers(simulator: Make, wait_w: float) -> None:
-    job = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "exposed_groups": 1, "exposed_s": 0.3}
+    job = {
+        "ranks": 8,
+        "groups": 4,
+        "uplink_work_s": 0.1,
+        "has_barrier": True,
+        "post_work_groups": 1,
+        "post_work_s": 0.3,
+    }
     job |= POWER | {"wait_w": wait_w}
     passive, paced = (simulator(**job) for _ in range(2))
     before_s, after_s = passive.run(passive.off(), 500).sum(), paced.run(slack(1), 500).sum()
@@ -66,7 +73,7 @@ def test_a_node_that_always_computes_ends_at_full_heat(simulator: Make) -> None:
 
 def heat_gain(simulator: Make, **changes: Any) -> float:
     """Mean step with slack pacing over that without, in a job whose spinning ranks share a node with the critical."""
-    job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "exposed_groups": 1, "exposed_s": 1.0} | changes
+    job = HOT | {"ranks": 8, "groups": 2, "has_barrier": True, "post_work_groups": 1, "post_work_s": 1.0} | changes
     passive, paced = (simulator(range(4), **job) for _ in range(2))
     return float(paced.run(slack(4), 600).mean() / passive.run(passive.off(), 600).mean())
 

@@ -153,7 +153,7 @@ def test_interpreted_and_compiled_draws_agree() -> None:
 
 
 def test_stream_numbers_are_part_of_the_model_s_identity() -> None:
-    streams = "JITTER IMBALANCE DRIFT COMMON PERSISTENT SLOW_RANK FAIL_SLOW STALL EXPOSED TENANT OBSERVER CLUSTER"
+    streams = "JITTER IMBALANCE DRIFT COMMON PERSISTENT SLOW_RANK FAIL_SLOW STALL POST_WORK TENANT OBSERVER CLUSTER"
     assert [getattr(draws, name) for name in streams.split()] == list(range(1, 13))
     assert KEY == 11952503897620521611
 

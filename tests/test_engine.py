@@ -24,10 +24,10 @@ COUPLED: dict[str, Any] = {
     "groups": 4,
     "uplink_work_s": 0.1,
     "has_barrier": True,
-    "exposed_share": 0.2,
-    "exposed_mean_iterations": 20.0,
-    "exposed_episode_s": 0.3,
-    "exposed_spread": 0.5,
+    "post_work_share": 0.2,
+    "post_work_mean_iterations": 20.0,
+    "post_work_episode_s": 0.3,
+    "post_work_spread": 0.5,
     "tenants": [{"compute_s": 1.0, "uplink_work_s": 0.3, "jitter_cv": 0.02, "ranks": 4, "weight": 2.0}],
 }
 
@@ -210,19 +210,19 @@ def test_compute_is_never_negative(simulator: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_groups_that_always_have_exposed_work(simulator: Make, count: int) -> None:
-    sim = simulator(range(400), ranks=4, groups=4, has_barrier=True, exposed_groups=count, exposed_s=0.25)
+def test_groups_that_always_have_post_work_work(simulator: Make, count: int) -> None:
+    sim = simulator(range(400), ranks=4, groups=4, has_barrier=True, post_work_groups=count, post_work_s=0.25)
     rec = sim.record(sim.off(), 2)
-    exposed_ETG = rec.ready_ETG - rec.finish_ETG
-    assert ((exposed_ETG == 0.25).sum(axis=2) == count).all()
-    assert stats.chisquare((exposed_ETG[:, 0] > 0).sum(axis=0)).pvalue > 1e-3
+    post_work_ETG = rec.ready_ETG - rec.finish_ETG
+    assert ((post_work_ETG == 0.25).sum(axis=2) == count).all()
+    assert stats.chisquare((post_work_ETG[:, 0] > 0).sum(axis=0)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("mean_iterations", [50.0, 3.0])
-def test_exposed_episodes_have_share_and_size(simulator: Make, mean_iterations: float) -> None:
+def test_post_work_episodes_have_share_and_size(simulator: Make, mean_iterations: float) -> None:
     sim = simulator(
         range(500), ranks=4, groups=4, has_barrier=True, compute_s=1.0,
-        exposed_share=0.2, exposed_mean_iterations=mean_iterations, exposed_episode_s=0.5, exposed_spread=0.5,
+        post_work_share=0.2, post_work_mean_iterations=mean_iterations, post_work_episode_s=0.5, post_work_spread=0.5,
     )  # fmt: skip
     rec = sim.record(sim.off(), 400)
     exposed = rec.ready_ETG - rec.finish_ETG

@@ -52,13 +52,13 @@ def rewards(env: PacingEnv, action: Action, steps: int, seed: int = 0) -> tuple[
 # Gymnasium's own checks
 
 
-@pytest.mark.parametrize("mechanisms", [("slack",), ("slack", "slide", "paper")])
+@pytest.mark.parametrize("mechanisms", [("slack",), ("slack", "phase_shift", "paper")])
 def test_gymnasium_s_checker_has_nothing_to_say(mechanisms: tuple[str, ...]) -> None:
     check_env(gymnasium.make(ENV_ID, mechanisms=mechanisms, episode_intervals=3).unwrapped)
 
 
 def test_make_and_make_vec_find_the_environment() -> None:
-    env = gymnasium.make(ENV_ID, cluster="two-jobs", mechanisms=("slide",), episode_intervals=4)
+    env = gymnasium.make(ENV_ID, cluster="two-jobs", mechanisms=("phase_shift",), episode_intervals=4)
     assert isinstance(env.unwrapped, PacingEnv)
     env.reset(seed=1)
     assert env.step(env.action_space.sample())[0].shape == (signals.SIGNALS,)
@@ -113,7 +113,12 @@ def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
     "arguments",
     [
         {"episode_intervals": 6},
-        {"cluster": "two-jobs", "mechanisms": ("slide", "slack"), "episode_intervals": 5, "interval_iterations": 7},
+        {
+            "cluster": "two-jobs",
+            "mechanisms": ("phase_shift", "slack"),
+            "episode_intervals": 5,
+            "interval_iterations": 7,
+        },
         {"cluster": "when-scaling-fails", "episode_intervals": 4, "interval_iterations": 3, "cv_weight": 2.0},
         {"cluster": ["one-job", "two-jobs"], "weights": [1, 2], "episode_intervals": 1, "mechanisms": ("paper",)},
     ],
@@ -147,7 +152,7 @@ def test_rows_that_end_at_different_times_report_as_gymnasium_does() -> None:
     class Staggered(PacingVectorEnv):
         def reset(self, **arguments: Any) -> Any:
             result = super().reset(**arguments)
-            self.stagger()
+            self.desync_episodes()
             return result
 
     plan = Plan(4, 20, 0)
@@ -271,7 +276,7 @@ def test_checker_names_what_is_wrong(spoiled: Callable[[int, int], AnyVectorEnv]
 
 
 def test_checker_compares_with_another_scalar_environment() -> None:
-    make_vector, _ = pacing_factories(mechanisms=("slack", "slide"))
+    make_vector, _ = pacing_factories(mechanisms=("slack", "phase_shift"))
     with pytest.raises(AssertionError, match=r"single_action_space = .* expected the scalar environment's"):
         check_vector_env(make_vector, PacingEnv)
 
@@ -301,7 +306,7 @@ def test_checker_refuses_arguments_that_check_nothing(arguments: dict[str, int])
 
 
 def test_observation_and_action_spaces_are_as_documented() -> None:
-    env = PacingEnv(mechanisms=("slide", "paper"))
+    env = PacingEnv(mechanisms=("phase_shift", "paper"))
     assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (signals.SIGNALS,), np.float32)
     assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     documented = PacingEnv.__doc__ or ""
@@ -382,7 +387,7 @@ def test_noise_does_not_depend_on_actions() -> None:
 
 def test_actions_outside_the_box_act_as_clipped_and_not_a_number_as_off() -> None:
     def observed(action: list[float]) -> np.ndarray[Any, Any]:
-        env = PacingEnv(cluster="two-jobs", mechanisms=("slide",))
+        env = PacingEnv(cluster="two-jobs", mechanisms=("phase_shift",))
         env.reset(seed=0)
         return np.stack([env.step(np.array(action, np.float32))[0] for _ in range(4)])
 
@@ -431,15 +436,15 @@ def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_impr
     assert paced_reward < reward - 0.01
 
 
-def test_slide_pays_on_two_jobs_and_resting_pays_nothing() -> None:
+def test_phase_shift_pays_on_two_jobs_and_resting_pays_nothing() -> None:
     fixed = ["noise.jitter_cv=0.01", "job.compute_s=0.6", "job.gradient_bytes=2.5e9"]
     cluster = load_cluster("two-jobs").changed(fixed)
     gains = []
     for seed in range(8):
-        env = PacingEnv(cluster, mechanisms=("slide",))
-        gains.append(rewards(env, action_for("slide", 0.05, 0.3), 20, seed)[0] - rewards(env, OFF, 20, seed)[0])
+        env = PacingEnv(cluster, mechanisms=("phase_shift",))
+        gains.append(rewards(env, action_for("phase_shift", 0.05, 0.3), 20, seed)[0] - rewards(env, OFF, 20, seed)[0])
     assert np.mean(gains) > 0.02
-    env = PacingEnv(cluster, mechanisms=("slide",))
+    env = PacingEnv(cluster, mechanisms=("phase_shift",))
     assert rewards(env, np.array([0.9, -0.5], np.float32), 5) == rewards(env, OFF, 5), "off up to -0.5"
 
 
@@ -448,7 +453,7 @@ def test_slide_pays_on_two_jobs_and_resting_pays_nothing() -> None:
     [
         ({"interval_iterations": 0}, "interval_iterations = 0; allowed: an integer of at least 1"),
         ({"episode_intervals": -3}, "episode_intervals = -3; allowed: an integer of at least 1"),
-        ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, slide, paper"),
+        ({"mechanisms": ()}, "mechanisms = (); allowed: one or more different ones of slack, phase_shift, paper"),
         ({"mechanisms": ("magic",)}, "mechanisms = ('magic',); allowed"),
         ({"mechanisms": ("slack", "slack")}, "mechanisms = ('slack', 'slack'); allowed"),
         ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),

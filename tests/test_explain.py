@@ -35,7 +35,7 @@ FILES = {"slices.png", "timeline.png", "timeline.trace.json.gz"}
 
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Path:
-    """A small random network over slack and slide, calibrated for part of the two signals of a slice."""
+    """A small random network over slack and phase_shift, calibrated for part of the two signals of a slice."""
     rng = np.random.default_rng(1)
     layers = [
         (rng.normal(size=(8, signals.SIGNALS)).astype(np.float32), np.zeros(8, np.float32)),
@@ -43,7 +43,7 @@ def policy_file(tmp_path: Path) -> Path:
     ]
     ranges = {name: (-1.0, 1.0) for name in signals.NAMES} | {"slack_share": (0.0, 0.5), "comm_inflation": (0.0, 0.5)}
     path = tmp_path / "small.safetensors"
-    save_policy(path, PolicyFile(Learned(layers, ("slack", "slide")), ranges, {}))
+    save_policy(path, PolicyFile(Learned(layers, ("slack", "phase_shift")), ranges, {}))
     return path
 
 
@@ -93,13 +93,15 @@ def test_a_policy_with_memory_is_shown_after_a_few_intervals() -> None:
     assert found.remembers
     assert "stagger" in found.ever_on()
     slack_on_YX = found.settings_YXM2[:, :, pacing.SLACK, pacing.WINDOW] > 0.0
-    slide_on_YX = found.settings_YXM2[:, :, pacing.SLIDE, pacing.WINDOW] > 0.0
+    phase_shift_on_YX = found.settings_YXM2[:, :, pacing.PHASE_SHIFT, pacing.WINDOW] > 0.0
     wait, comm = (found.typical_O[signals.NAMES.index(name)] for name in ("wait_share", "comm_share"))
     wait, beyond_Y = signals.unsquash("wait_share", wait), comm * (1.0 - 1.0 / found.inflation_Y)
     barrier_Y = np.abs(wait - beyond_Y) > Adaptive.BARRIER_SHARE * np.maximum(wait, beyond_Y)
     assert barrier_Y.any()
-    assert np.array_equal(slack_on_YX, np.broadcast_to(barrier_Y[:, None], slack_on_YX.shape)), "else slide comes first"
-    assert np.array_equal(slide_on_YX, ~slack_on_YX)
+    assert np.array_equal(slack_on_YX, np.broadcast_to(barrier_Y[:, None], slack_on_YX.shape)), (
+        "else phase_shift comes first"
+    )
+    assert np.array_equal(phase_shift_on_YX, ~slack_on_YX)
     alone = Adaptive()
     alone.reset(1)
     view = views(found.typical_O, found.slack_X[-1:], found.inflation_Y[:1])
@@ -109,7 +111,7 @@ def test_a_policy_with_memory_is_shown_after_a_few_intervals() -> None:
 
 def test_a_slice_is_where_its_axes_say() -> None:
     view_BO = watch(passive(), load_cluster("two-jobs"), 0, 60).views_BO
-    chosen = select_policy("static:mechanism=slide,threshold=0.1,window=0.2", load_cluster("two-jobs"))
+    chosen = select_policy("static:mechanism=phase_shift,threshold=0.1,window=0.2", load_cluster("two-jobs"))
     assert isinstance(chosen, Policy)
     found = cut(chosen, view_BO)
     assert found.is_flat
@@ -220,7 +222,7 @@ def test_explain_shows_a_static_policy_at_work(tmp_path: Path, capsys: pytest.Ca
     assert found["step_mean_s"] == pytest.approx({"paced": paced.step_T.mean(), "passive": unpaced.step_T.mean()})
     assert found["throughput_gain"] == pytest.approx(unpaced.step_T.mean() / paced.step_T.mean() - 1.0)
     assert found["throughput_gain"] > 0.1
-    assert found["on_share"] == {"slack": 1.0, "slide": 0.0, "paper": 0.0, "stagger": 0.0}
+    assert found["on_share"] == {"slack": 1.0, "phase_shift": 0.0, "paper": 0.0, "stagger": 0.0}
     for name, one in (("paced", paced), ("passive", unpaced)):
         assert sum(found["phase_share"][name].values()) == pytest.approx(1.0)
         assert found["phase_share"][name]["delay"] == pytest.approx(one.delay_TR.mean() / one.step_T.mean())
@@ -229,7 +231,7 @@ def test_explain_shows_a_static_policy_at_work(tmp_path: Path, capsys: pytest.Ca
     assert found["timeline"]["ranks"] == list(range(8))
     shown = slice(found["timeline"]["first_iteration"], None)
     assert paced.delay_TR[shown][:TIMELINE_ITERATIONS].any(), "a timeline shows the policy at work"
-    for phase in ("delay", "compute", "collective", "exposed work", "barrier wait"):
+    for phase in ("delay", "compute", "collective", "post-collective work", "barrier wait"):
         assert has_colour(out / "timeline.png", figures.PHASE_COLOURS[phase])
 
 

@@ -119,7 +119,7 @@ def gain(cluster: Cluster) -> float:
 NOISE = ["job.compute_s", "noise.jitter_cv"]
 LINKS = ["fabric.nic_gbps", "fabric.uplink_gbps", "fabric.barrier_us"]
 CASES = {
-    "unequal-slack": [*NOISE, *LINKS, "exposed.groups", "exposed.work_s"],
+    "unequal-slack": [*NOISE, *LINKS, "post_collective_work.groups", "post_collective_work.work_s"],
     "equal-slack": [*NOISE, *LINKS],
     "incast-shallow": [*NOISE, "fabric.nic_gbps", "fabric.buffer_kb"],
     "incast-deep": [*NOISE, "fabric.nic_gbps"],
@@ -148,7 +148,7 @@ def _latency_of(cluster: Cluster) -> Cluster:
             "fabric.uplink_gbps=50",
             "fabric.barrier_us=0",
             "fabric.buffer_kb=null",
-            "exposed={}",
+            "post_collective_work={}",
             "noise={}",
         ]
     )
@@ -167,8 +167,8 @@ def test_noise_of_the_stamps(sd_s: float, probe_s: float, simulated: Any) -> Non
     probe = noisy(with_bytes(simulated(cluster, longest_s=probe_s), cluster), sd_s, 1) if probe_s else None
     fit = calibrate_job(trace, base=_latency_of(cluster), probe=probe)
     assert fit.cluster.fabric.uplink_gbps == pytest.approx(0.4, rel=0.02)
-    assert fit.cluster.exposed.groups == 1
-    assert fit.cluster.exposed.work_s == pytest.approx(0.12, rel=0.02)
+    assert fit.cluster.post_collective_work.groups == 1
+    assert fit.cluster.post_collective_work.work_s == pytest.approx(0.12, rel=0.02)
     assert_good(fit)
     assert gain(fit.cluster) == pytest.approx(gain(cluster), abs=0.03)
 
@@ -231,17 +231,21 @@ def test_fail_slow_episodes_are_not_jitter(seed: int, simulated: Any) -> None:
     assert fit.cluster.noise.jitter_cv == pytest.approx(0.03, rel=0.1)
 
 
-def test_exposed_work_in_episodes(simulated: Any) -> None:
+def test_post_work_work_in_episodes(simulated: Any) -> None:
     settings = [
-        "exposed.share=0.2",
-        "exposed.mean_iterations=40",
-        "exposed.episode_s=0.1",
-        "exposed.episode_spread=0.3",
+        "post_collective_work.share=0.2",
+        "post_collective_work.mean_iterations=40",
+        "post_collective_work.episode_s=0.1",
+        "post_collective_work.episode_spread=0.3",
     ]
     cluster = load_cluster("equal-slack").changed(settings)
     fit = calibrate_job(simulated(cluster, iterations=1000))
-    assert not missed(fit, cluster, ["exposed.share", "exposed.mean_iterations", "exposed.episode_s"])
-    assert fit.cluster.exposed.groups == 0
+    assert not missed(
+        fit,
+        cluster,
+        ["post_collective_work.share", "post_collective_work.mean_iterations", "post_collective_work.episode_s"],
+    )
+    assert fit.cluster.post_collective_work.groups == 0
 
 
 def test_random_delays_tell_the_cap_that_noise_hides(simulated: Any) -> None:

@@ -165,7 +165,7 @@ PROBE = """
     seen["init"] = torch.optim.Optimizer.__init__.__code__.co_filename.endswith("optimizer.py")
     optimizer.step()
     try:
-        from live.agent import attached
+        from paceenv.live.agent import attached
         agent = attached()
     except ImportError:
         agent = None
@@ -196,7 +196,8 @@ def test_the_kill_switch_leaves_nothing_of_the_agent(tmp_path: Path) -> None:
 
 
 def test_the_command_line_goes_before_a_script_s_own_attach(tmp_path: Path) -> None:
-    own = "import live; own = live.attach(policy='adaptive', mode='canary', job='own'); assert own.state == 'shadow'"
+    attach = "own = live.attach(policy='adaptive', mode='canary', job='own'); assert own.state == 'shadow'"
+    own = f"from paceenv import live; {attach}"
     seen, _ = probe(tmp_path, "--mode", "shadow", "--policy", "paper", "--job", "given", setup=own)
     assert (seen["state"], seen["job"], seen["policy"]) == ("shadow", "given", "paper")
 
@@ -221,15 +222,6 @@ def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Pa
     ended = python("-m", "paceenv.live", "train.py", folder=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (0, "", 1)
     assert "no optimizer" in ended.stderr
-
-
-def test_a_script_with_modules_of_our_names_keeps_them(tmp_path: Path) -> None:
-    write(tmp_path / "policies" / "__init__.py", "mine = True")
-    write(tmp_path / "train.py", "import policies, sys\nprint(policies.mine, [m for m in sys.modules if m == 'live'])")
-    for arguments in (["train.py"], ["-m", "train"]):
-        ended = python("-m", "paceenv.live", *arguments, folder=tmp_path)
-        assert (ended.returncode, ended.stdout) == (0, "True []\n"), ended.stderr
-        assert f"{tmp_path / 'policies'}" in ended.stderr
 
 
 @pytest.fixture(scope="module")

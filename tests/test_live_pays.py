@@ -74,7 +74,7 @@ def _judged(tmp_path: Path, ranks: int, wanted: str, **job: Any) -> list[dict[st
 
 
 def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: Path) -> None:
-    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.004, "exposed_s": 0.032}
+    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.004, "post_work_s": 0.032}
     for rank, found in enumerate(_judged(tmp_path, 8, "helps", **job)):
         canary, paced = found["summary"]["canary"], found["summary"]["pacing"]
         assert 0.0 < canary["low"] <= canary["gain"], canary

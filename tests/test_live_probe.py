@@ -261,7 +261,7 @@ LINK_MBPS, ITERATIONS, QUIET = 200.0, 600, 20
 
 @pytest.mark.alone
 def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_did(tmp_path: Path) -> None:
-    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.01, "exposed_s": 0.02}
+    job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.01, "post_work_s": 0.02}
     out = tmp_path / "run"
     options: dict[str, Any] = {"mode": "probe", "quiet_first": QUIET, "seed": 5, "out": str(out)}
     with limited_link(LINK_MBPS) as link:

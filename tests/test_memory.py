@@ -27,7 +27,7 @@ def test_training_shows_what_the_policy_will_remember() -> None:
     """Over several ends of episodes, every row against a policy of its own that is reset where an episode starts."""
 
     def make() -> PacingVectorEnv:
-        return PacingVectorEnv(5, "two-jobs", mechanisms=("slide",), episode_intervals=4, cv_weight=(0.0, 1.0))
+        return PacingVectorEnv(5, "two-jobs", mechanisms=("phase_shift",), episode_intervals=4, cv_weight=(0.0, 1.0))
 
     envs = NativeVecEnv([make(), make()], seed=3, memory_intervals=4)
     own = [policy() for _ in range(10)]

@@ -27,7 +27,7 @@ def test_bounded_lies_within_window_for_any_float(delay: float, window: float) -
 def test_rules_never_leave_window(a: float, b: float, c: float, d: float, threshold: float, window: float) -> None:
     for delay in (
         pacing.slack_delay_s(a, b, c, threshold, window),
-        pacing.slide_delay_s(a, b, threshold, window),
+        pacing.phase_shift_delay_s(a, b, threshold, window),
         pacing.paper_delay_s(a, b, c, d, threshold, window),
     ):
         assert 0.0 <= delay <= window
@@ -36,7 +36,7 @@ def test_rules_never_leave_window(a: float, b: float, c: float, d: float, thresh
 @pytest.mark.parametrize("window_s", [0.0, -1.0])
 def test_window_zero_is_off(window_s: float) -> None:
     assert pacing.slack_delay_s(1.0, 1.0, 1.0, 0.0, window_s) == 0.0
-    assert pacing.slide_delay_s(2.0, 1.0, 0.0, window_s) == 0.0
+    assert pacing.phase_shift_delay_s(2.0, 1.0, 0.0, window_s) == 0.0
     assert pacing.paper_delay_s(2.0, 1.0, 1.0, 1.0, 0.0, window_s) == 0.0
 
 
@@ -62,11 +62,11 @@ def test_slack_settles_at_its_gain_from_either_side(
     assert path in (sorted(path), sorted(path, reverse=True)), "it approaches without overshoot"
 
 
-def test_slide_delays_by_the_inflation_in_seconds() -> None:
-    assert pacing.slide_delay_s(1.5, 1.0, 0.25, 9.0) == pacing.SLIDE_GAIN * 0.5
-    assert pacing.slide_delay_s(1.5, 1.0, 0.25, 0.125) == 0.125
-    assert pacing.slide_delay_s(1.25, 1.0, 0.25, 1.0) == 0.0
-    assert pacing.slide_delay_s(1.5, math.inf, 0.0, 1.0) == 0.0, "no baseline yet"
+def test_phase_shift_delays_by_the_inflation_in_seconds() -> None:
+    assert pacing.phase_shift_delay_s(1.5, 1.0, 0.25, 9.0) == pacing.PHASE_SHIFT_GAIN * 0.5
+    assert pacing.phase_shift_delay_s(1.5, 1.0, 0.25, 0.125) == 0.125
+    assert pacing.phase_shift_delay_s(1.25, 1.0, 0.25, 1.0) == 0.0
+    assert pacing.phase_shift_delay_s(1.5, math.inf, 0.0, 1.0) == 0.0, "no baseline yet"
 
 
 def test_paper_rule_delays_early_ranks_where_waits_vary() -> None:
@@ -93,8 +93,8 @@ def test_action_ends_decode_to_the_documented_ranges(mechanism: str) -> None:
 @given(st.lists(st.floats(-3, 3, width=32), min_size=4, max_size=4))
 def test_actions_outside_the_box_decode_as_clipped(values: list[float]) -> None:
     action = np.array([values])
-    outside = pacing.decode_action(action, ("slack", "slide"))
-    np.testing.assert_array_equal(outside, pacing.decode_action(np.clip(action, -1, 1), ("slack", "slide")))
+    outside = pacing.decode_action(action, ("slack", "phase_shift"))
+    np.testing.assert_array_equal(outside, pacing.decode_action(np.clip(action, -1, 1), ("slack", "phase_shift")))
 
 
 def test_infinite_actions_are_clipped_and_not_a_number_is_off() -> None:
@@ -107,20 +107,20 @@ def test_infinite_actions_are_clipped_and_not_a_number_is_off() -> None:
 
 def test_order_of_mechanisms_decides_which_action_sets_what() -> None:
     action = np.array([[1.0, 1.0, -1.0, -1.0]])
-    assert pacing.decode_action(action, ("slide", "slack"))[0, pacing.SLIDE].all()
-    assert not pacing.decode_action(action, ("slide", "slack"))[0, pacing.SLACK].any()
+    assert pacing.decode_action(action, ("phase_shift", "slack"))[0, pacing.PHASE_SHIFT].all()
+    assert not pacing.decode_action(action, ("phase_shift", "slack"))[0, pacing.SLACK].any()
 
 
 @given(st.floats(-1, 1), st.floats(-1, 1))
 def test_larger_actions_never_decode_to_smaller_settings(a: float, b: float) -> None:
     low, high = sorted((a, b))
-    settings = pacing.decode_action(np.array([[low, low], [high, high]]), ("slide",))
+    settings = pacing.decode_action(np.array([[low, low], [high, high]]), ("phase_shift",))
     assert (settings[1] >= settings[0]).all()
 
 
 def test_one_mechanism_and_off() -> None:
-    settings = pacing.one_mechanism("slide", 0.1, 0.3)
-    assert settings[pacing.SLIDE].tolist() == [0.1, 0.3]
+    settings = pacing.one_mechanism("phase_shift", 0.1, 0.3)
+    assert settings[pacing.PHASE_SHIFT].tolist() == [0.1, 0.3]
     assert np.count_nonzero(settings) == 2
     assert pacing.off(2, 5).shape == (2, 5, len(pacing.MECHANISMS), 2)
     assert not pacing.off(2, 5).any()

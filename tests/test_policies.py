@@ -28,7 +28,7 @@ Make = Callable[..., Simulator]
 EVERY: dict[str, Callable[[], Policy]] = {
     "passive": rules.passive,
     "paper": rules.paper,
-    "static": lambda: rules.Static({"slide": (0.05, 0.3)}),
+    "static": lambda: rules.Static({"phase_shift": (0.05, 0.3)}),
     "adaptive": rules.Adaptive,
 }
 
@@ -73,10 +73,13 @@ def test_passive_is_off() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"magic": (0.1, 0.1)}, "policy static: mechanism = 'magic'; allowed: one of slack, slide, paper, stagger"),
+        (
+            {"magic": (0.1, 0.1)},
+            "policy static: mechanism = 'magic'; allowed: one of slack, phase_shift, paper, stagger",
+        ),
         ({"slack": (-0.1, 0.1)}, "policy static: threshold = -0.1; allowed: 0 to 1"),
         ({"slack": (0.1, 1.5)}, "policy static: window = 1.5; allowed: 0 to 1"),
-        ({"slide": (0.1, 0.1), "slack": (math.nan, 0.1)}, "policy static: threshold = nan; allowed: 0 to 1"),
+        ({"phase_shift": (0.1, 0.1), "slack": (math.nan, 0.1)}, "policy static: threshold = nan; allowed: 0 to 1"),
         ({"slack": (0.1, math.inf)}, "policy static: window = inf; allowed: 0 to 1"),
     ],
 )
@@ -88,18 +91,18 @@ def test_static_refuses_bad_settings(settings: dict[str, tuple[float, float]], e
 
 def test_static_by_name_has_one_mechanism_or_several_at_once() -> None:
     def of(text: str) -> dict[str, list[float]]:
-        policy = names.rule(text, ("slide", 0.1, 0.2))
+        policy = names.rule(text, ("phase_shift", 0.1, 0.2))
         assert policy is not None
         assert policy.name == text
         constant = policy.constant()
         assert constant is not None
         return {m: constant[i].tolist() for i, m in enumerate(pacing.MECHANISMS) if constant[i].any()}
 
-    assert of("static") == {"slide": [0.1, 0.2]}
-    assert of("static:window=0.3") == {"slide": [0.1, 0.3]}
+    assert of("static") == {"phase_shift": [0.1, 0.2]}
+    assert of("static:window=0.3") == {"phase_shift": [0.1, 0.3]}
     assert of("static:mechanism=stagger,threshold=0.5,window=0.4") == {"stagger": [0.5, 0.4]}
-    several = {"slack": [0.02, 0.3], "slide": [0.05, 0.05], "stagger": [0.5, 0.4]}
-    assert of("static:slack=0.02/0.3,slide=0.05/0.05,stagger=0.5/0.4") == several
+    several = {"slack": [0.02, 0.3], "phase_shift": [0.05, 0.05], "stagger": [0.5, 0.4]}
+    assert of("static:slack=0.02/0.3,phase_shift=0.05/0.05,stagger=0.5/0.4") == several
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,9 @@ def adapting(step_s: Callable[[int, str], float], intervals: int, view: dict[str
         trend = np.log(mean_s / before_s) if before_s else 0.0
         decided = policy.act(seen(step_trend=signals.squash(trend, 0.05), **(view or BARRIER)))[0]
         assert tuple(decided[pacing.STAGGER]) == rules.Adaptive.STAGGER_SETTING, "armed: it holds and probes by itself"
-        on = " ".join(name for name in ("slack", "slide", "paper") if decided[pacing.MECHANISMS.index(name)].any())
+        on = " ".join(
+            name for name in ("slack", "phase_shift", "paper") if decided[pacing.MECHANISMS.index(name)].any()
+        )
         history.append(on)
         before_s = mean_s
     return history
@@ -151,15 +156,15 @@ def share(history: list[str], mechanism: str) -> float:
     return sum(on == mechanism for on in history) / len(history)
 
 
-def test_adaptive_starts_with_slack_at_a_barrier_and_with_slide_without() -> None:
-    for view, first, second in ((BARRIER, "slack", "slide"), (NO_BARRIER, "slide", "slack")):
+def test_adaptive_starts_with_slack_at_a_barrier_and_with_phase_shift_without() -> None:
+    for view, first, second in ((BARRIER, "slack", "phase_shift"), (NO_BARRIER, "phase_shift", "slack")):
         history = adapting(lambda t, on: 1.02 if on else 1.0, 200, view)
         assert history[:2] == ["", ""], "the first level needs intervals without pacing"
         assert [on for on in dict.fromkeys(history) if on] == [first, second], "one at a time"
 
 
 @pytest.mark.parametrize("view", [BARRIER, NO_BARRIER], ids=["barrier", "no barrier"])
-@pytest.mark.parametrize("good", ["slack", "slide"])
+@pytest.mark.parametrize("good", ["slack", "phase_shift"])
 def test_adaptive_finds_and_holds_the_mechanism_that_pays(view: dict[str, float], good: str) -> None:
     history = adapting(lambda t, on: 0.9 if on == good else 1.02 if on else 1.0, 400, view)
     assert share(history[100:], good) > 0.9
@@ -188,7 +193,9 @@ def test_adaptive_is_not_misled_by_a_drifting_baseline() -> None:
         assert share(history[100:], "slack") > 0.9
 
 
-@pytest.mark.parametrize(("view", "good"), [(BARRIER, "slack"), (NO_BARRIER, "slide")], ids=["barrier", "no barrier"])
+@pytest.mark.parametrize(
+    ("view", "good"), [(BARRIER, "slack"), (NO_BARRIER, "phase_shift")], ids=["barrier", "no barrier"]
+)
 def test_adaptive_is_not_misled_by_noise(view: dict[str, float], good: str) -> None:
     noise_T = np.exp(np.random.default_rng(0).normal(0.0, 0.03, 400))
     history = adapting(lambda t, on: (0.93 if on == good else 1.02 if on else 1.0) * noise_T[t], 400, view)
@@ -197,9 +204,9 @@ def test_adaptive_is_not_misled_by_noise(view: dict[str, float], good: str) -> N
 
 def test_adaptive_probes_again_after_backing_off() -> None:
     # the regime changes: what failed begins to pay
-    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on == "slide" else 1.0, 600, NO_BARRIER)
+    history = adapting(lambda t, on: (0.9 if t > 300 else 1.02) if on == "phase_shift" else 1.0, 600, NO_BARRIER)
     assert share(history[100:300], "") > 0.8
-    assert share(history[450:], "slide") > 0.9
+    assert share(history[450:], "phase_shift") > 0.9
 
 
 def test_adaptive_ranks_come_into_step_whatever_they_took_for_first() -> None:
@@ -220,7 +227,7 @@ def test_adaptive_ranks_come_into_step_whatever_they_took_for_first() -> None:
 
 @pytest.mark.parametrize(
     ("cluster", "static"),
-    [("unequal-slack", rules.Static({"slack": (0.02, 0.4)})), ("two-jobs", rules.Static({"slide": (0.05, 0.4)}))],
+    [("unequal-slack", rules.Static({"slack": (0.02, 0.4)})), ("two-jobs", rules.Static({"phase_shift": (0.05, 0.4)}))],
     ids=["unequal-slack", "two-jobs"],
 )
 def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, static: Policy) -> None:
@@ -274,21 +281,21 @@ def test_every_rank_decides_on_its_own_view(simulator: Make) -> None:
             decided[signals_BO[:, signals.NAMES.index("slack_share")] < 0.1] = 0.0
             return decided
 
-    sim = simulator([0], ranks=4, groups=4, has_barrier=True, exposed_groups=1, exposed_s=0.3, transfer_alone_s=0.1)
+    sim = simulator([0], ranks=4, groups=4, has_barrier=True, post_work_groups=1, post_work_s=0.3, transfer_alone_s=0.1)
     run(OnlyTheWaiting(), sim, 200)
     delays = sim.record(np.tile(pacing.one_mechanism("slack", 0.0, 0.5), (1, 1, 1, 1)), 1).delay_ETR[0, 0]
-    assert np.count_nonzero(delays) == 3, "all but the group with exposed work"
+    assert np.count_nonzero(delays) == 3, "all but the group with post-collective work"
 
 
 # The clairvoyant bound
 
 
 def test_candidates_start_with_off_and_use_the_named_mechanisms() -> None:
-    tried = candidates(("slide",))
+    tried = candidates(("phase_shift",))
     assert not tried[0].any()
     assert len(np.unique(tried, axis=0)) == len(tried)
-    assert not np.delete(tried, pacing.SLIDE, axis=1).any()
-    assert tried[1:, pacing.SLIDE, pacing.WINDOW].all()
+    assert not np.delete(tried, pacing.PHASE_SHIFT, axis=1).any()
+    assert tried[1:, pacing.PHASE_SHIFT, pacing.WINDOW].all()
 
 
 def test_planning_leaves_the_simulation_as_it_was(simulator: Make) -> None:
@@ -320,7 +327,7 @@ def test_the_bound_beats_passive_where_pacing_can_help_and_equals_it_where_not()
 def test_the_package_and_the_rules_import_nothing_heavy() -> None:
     code = """
 import sys
-import policies, policies.base, policies.rules
+import paceenv.policies, paceenv.policies.base, paceenv.policies.rules
 print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safetensors"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -30,7 +30,7 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 INPUTS = signals.SIGNALS
 
 
-def learned(hidden: tuple[int, ...] = (8, 6), mechanisms: tuple[str, ...] = ("slack", "slide")) -> Learned:
+def learned(hidden: tuple[int, ...] = (8, 6), mechanisms: tuple[str, ...] = ("slack", "phase_shift")) -> Learned:
     rng = np.random.default_rng(0)
     widths = (signals.SIGNALS, *hidden, 2 * len(mechanisms))
     layers = [
@@ -55,7 +55,7 @@ def parts() -> tuple[Tensors, dict[str, Any]]:
         "observation_schema": signals.SCHEMA,
         "observation_names": list(signals.NAMES),
         "action_schema": ACTION_SCHEMA,
-        "mechanisms": ["slack", "slide"],
+        "mechanisms": ["slack", "phase_shift"],
         "activation": "tanh",
         "calibrated_range": {},
         "provenance": {},
@@ -79,7 +79,7 @@ def refused(path: Path, blob: bytes | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "mechanisms"), [((8, 6), ("slack", "slide")), ((), ("paper",)), ((64, 64), ("slide",))]
+    ("hidden", "mechanisms"), [((8, 6), ("slack", "phase_shift")), ((), ("paper",)), ((64, 64), ("phase_shift",))]
 )
 def test_round_trip_keeps_every_bit(tmp_path: Path, hidden: tuple[int, ...], mechanisms: tuple[str, ...]) -> None:
     before = dataclasses.replace(content(), policy=learned(hidden, mechanisms))
@@ -210,14 +210,14 @@ def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
     [
         ("format", "paceenv.policy/2", "format = 'paceenv.policy/2'; allowed: 'paceenv.policy/1'"),
         ("format", None, "format = None; allowed: 'paceenv.policy/1'"),
-        ("observation_schema", "paceenv.core.signals/0", "observation_schema = 'paceenv.core.signals/0'; allowed: "),
+        ("observation_schema", "paceenv.signals/0", "observation_schema = 'paceenv.signals/0'; allowed: "),
         ("observation_names", ["a"], "observation_names = ['a']; allowed: "),
         ("observation_names", list(signals.NAMES)[::-1], "observation_names = "),
         ("action_schema", 3, "action_schema = 3; allowed: "),
         ("activation", "relu", "activation = 'relu'; allowed: 'tanh'"),
-        ("mechanisms", [], "mechanisms = []; allowed: different ones of slack, slide, paper"),
+        ("mechanisms", [], "mechanisms = []; allowed: different ones of slack, phase_shift, paper"),
         ("mechanisms", ["slack", "slack"], "mechanisms = ['slack', 'slack']; allowed"),
-        ("mechanisms", ["magic", "slide"], "mechanisms = ['magic', 'slide']; allowed"),
+        ("mechanisms", ["magic", "phase_shift"], "mechanisms = ['magic', 'phase_shift']; allowed"),
         ("mechanisms", [["slack"], {}], "mechanisms = [['slack'], {}]; allowed"),
         ("mechanisms", "slack", "mechanisms = 'slack'; allowed"),
         ("mechanisms", ["slack"], "4 outputs; allowed: 2 for 1 mechanisms"),
@@ -342,7 +342,7 @@ def test_loading_imports_no_torch_and_never_unpickles(tmp_path: Path) -> None:
 import pickle, sys
 def forbidden(*_, **__): raise SystemExit("unpickled")
 pickle.load = pickle.loads = pickle.Unpickler = forbidden
-from policies.file import load_policy
+from paceenv.policies.policy_file import load_policy
 import numpy
 load_policy({str(tmp_path / "a.safetensors")!r}).policy.act(numpy.zeros((1, {signals.SIGNALS}), numpy.float32))
 print(sorted({{"torch", "numba", "gymnasium", "pydantic", "ray", "stable_baselines3"}} & set(sys.modules)))

@@ -16,7 +16,7 @@ from paceenv.trainers.training.batches import make_parts
 from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import config_files
 
-ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "exposed.work_s"
+ALONE, UPLINK, WORK = "fabric.nic_gbps", "fabric.uplink_gbps", "post_collective_work.work_s"
 
 
 def calibrated(correlation: float = 0.9, **more: Any) -> Cluster:
@@ -38,13 +38,15 @@ def test_draws_have_the_errors_and_the_correlation_on_record(correlation: float)
     # cut off at the ends of their 95 % intervals, normals vary by an eighth less
     np.testing.assert_allclose(rates.std(axis=0), [0.0088, 0.0176], rtol=0.15)
     assert np.corrcoef(rates.T)[0, 1] == pytest.approx(correlation, abs=0.12)
-    assert {c.exposed.work_s for c in drawn} == {0.12}
+    assert {c.post_collective_work.work_s for c in drawn} == {0.12}
 
 
 def test_of_few_episodes_as_many_draws_lie_below_the_value_as_above() -> None:
     """One episode bounds its share by 0.002 and 0.9: a normal as wide as that would hardly ever give 0.02 or less."""
-    share = Parameter("exposed.share", 0.02, 0.23, 0.002, 0.9, "")
-    drawn = np.array([c.exposed.share for c in drawn_clusters(calibrated(), [share], draws=300)], np.float64)
+    share = Parameter("post_collective_work.share", 0.02, 0.23, 0.002, 0.9, "")
+    drawn = np.array(
+        [c.post_collective_work.share for c in drawn_clusters(calibrated(), [share], draws=300)], np.float64
+    )
     assert 0.4 < np.mean(drawn < 0.02) < 0.6
     assert drawn.min() >= 0.002
     assert drawn.max() > 0.5

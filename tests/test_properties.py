@@ -55,8 +55,8 @@ null_jobs = st.builds(
             "barrier_s": st.floats(0.0, 0.1),
             "has_barrier": st.booleans(),
             "cap_s": st.floats(0.0, 10.0),
-            "exposed_groups": st.integers(0, 1),
-            "exposed_s": st.floats(0.0, 0.5),
+            "post_work_groups": st.integers(0, 1),
+            "post_work_s": st.floats(0.0, 0.5),
         }
     ),
 )
@@ -80,10 +80,10 @@ coupled_jobs = st.builds(
             "transfer_alone_s": st.floats(0.0, 0.5),
             "uplink_work_s": st.floats(0.0, 0.5),
             "has_barrier": st.just(True),
-            "exposed_share": cv,
-            "exposed_mean_iterations": st.floats(1.0, 50.0),
-            "exposed_episode_s": st.floats(0.0, 1.0),
-            "exposed_spread": st.floats(0.0, 1.0),
+            "post_work_share": cv,
+            "post_work_mean_iterations": st.floats(1.0, 50.0),
+            "post_work_episode_s": st.floats(0.0, 1.0),
+            "post_work_spread": st.floats(0.0, 1.0),
         }
     ),
     st.lists(tenants, max_size=2),
@@ -223,27 +223,27 @@ def mean_steps(make: Callable[[], Simulator], setting: Floats) -> list[Floats]:
     return means
 
 
-@pytest.mark.parametrize("exposed_s", [0.1, 0.3, 0.5])
-def test_unequal_slack_in_closed_form(simulator: Make, exposed_s: float) -> None:
+@pytest.mark.parametrize("post_work_s", [0.1, 0.3, 0.5])
+def test_unequal_slack_in_closed_form(simulator: Make, post_work_s: float) -> None:
     """G groups share an uplink, one has work e after it: C + G m + e passive, at best max(C + m + e, C + G m)."""
     groups, alone_s = 4, 0.1
     job: dict[str, Any] = {"ranks": 8, "groups": groups, "uplink_work_s": alone_s, "has_barrier": True}
-    exposed = {"exposed_groups": 1, "exposed_s": exposed_s}
+    exposed = {"post_work_groups": 1, "post_work_s": post_work_s}
     slack = pacing.one_mechanism("slack", 0.0, 0.6)
     passive, paced = mean_steps(lambda: simulator(range(3), **job, **exposed), slack)
-    best_s = max(1.0 + alone_s + exposed_s, 1.0 + groups * alone_s)
-    np.testing.assert_allclose(passive, 1.0 + groups * alone_s + exposed_s, rtol=1e-12)
+    best_s = max(1.0 + alone_s + post_work_s, 1.0 + groups * alone_s)
+    np.testing.assert_allclose(passive, 1.0 + groups * alone_s + post_work_s, rtol=1e-12)
     assert (paced >= best_s - 1e-12).all()
     assert (passive - paced > 0.6 * (passive - best_s)).all()
 
 
-@pytest.mark.parametrize("exposed_s", [0.3, 0.5])
-def test_unequal_slack_pays_under_jitter(simulator: Make, exposed_s: float) -> None:
+@pytest.mark.parametrize("post_work_s", [0.3, 0.5])
+def test_unequal_slack_pays_under_jitter(simulator: Make, post_work_s: float) -> None:
     job: dict[str, Any] = {"ranks": 8, "groups": 4, "uplink_work_s": 0.1, "has_barrier": True, "jitter_cv": 0.005}
-    exposed = {"exposed_groups": 1, "exposed_s": exposed_s}
+    exposed = {"post_work_groups": 1, "post_work_s": post_work_s}
     slack = pacing.one_mechanism("slack", 0.01, 0.6)
     passive, paced = mean_steps(lambda: simulator(range(8), **job, **exposed), slack)
-    gap_s = 1.4 + exposed_s - max(1.1 + exposed_s, 1.4)
+    gap_s = 1.4 + post_work_s - max(1.1 + post_work_s, 1.4)
     assert (passive.mean() - paced.mean()) > 0.3 * gap_s
 
 
@@ -261,9 +261,9 @@ def test_a_barrier_s_own_time_is_not_slack(simulator: Make) -> None:
 
 
 @pytest.mark.parametrize("window", [0.1, 0.3, 0.6])
-def test_slide_rests_where_nobody_shares_the_uplink(simulator: Make, window: float) -> None:
+def test_phase_shift_rests_where_nobody_shares_the_uplink(simulator: Make, window: float) -> None:
     job: dict[str, Any] = {"ranks": 8, "transfer_alone_s": 0.3, "jitter_cv": 0.02}
-    passive, paced = mean_steps(lambda: simulator(range(8), **job), pacing.one_mechanism("slide", 0.05, window))
+    passive, paced = mean_steps(lambda: simulator(range(8), **job), pacing.one_mechanism("phase_shift", 0.05, window))
     assert paced.mean() == pytest.approx(passive.mean(), rel=0.005)
 
 
@@ -275,7 +275,7 @@ def packaged_gain(name: str) -> float:
     return float(means[1] / means[0] - 1.0)
 
 
-def test_slide_pays_on_two_jobs_of_one_period() -> None:
+def test_phase_shift_pays_on_two_jobs_of_one_period() -> None:
     assert packaged_gain("two-jobs") > 0.03
 
 

@@ -77,7 +77,14 @@ tenants = st.fixed_dictionaries(
     }
 )
 paces = st.sampled_from(
-    [None, ("slack", 0.0, 0.3), ("slack", 0.05, 0.1), ("slide", 0.0, 0.3), ("paper", 0.0, 0.3), ("stagger", 0.1, 0.3)]
+    [
+        None,
+        ("slack", 0.0, 0.3),
+        ("slack", 0.05, 0.1),
+        ("phase_shift", 0.0, 0.3),
+        ("paper", 0.0, 0.3),
+        ("stagger", 0.1, 0.3),
+    ]
 )
 
 
@@ -111,7 +118,7 @@ def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> 
                 "barrier_us": 100.0 if barrier else 0.0,
             },
             "noise": draw(noises),
-            "exposed": exposed,
+            "post_collective_work": exposed,
             "tenants": draw(st.lists(tenants, max_size=0 if one_group else 2)),
             "pacing": {"cap": 0.5},
         }
@@ -209,7 +216,7 @@ SHARED: dict[str, Any] = {"nodes_per_leaf": 2, "uplink_gbps": NIC_GBPS}
     [
         cluster(6, job={"overlap": 0.4, "tail_bytes": 5e6}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(6, synchronization={"staleness": 2}, fabric=SHARED, tenants=[tenant()], **NOISY),
-        cluster(6, synchronization={"every": 4}, fabric=SHARED, tenants=[tenant()], **NOISY),
+        cluster(6, synchronization={"sync_period": 4}, fabric=SHARED, tenants=[tenant()], **NOISY),
         cluster(6, fabric={"barrier_us": 1e5}, **NOISY),
         cluster(6, tenants=[tenant(bursty=True, ranks=8)], fabric=SHARED, **NOISY),
         cluster(6, tenants=[tenant(pause_rate=0.3)], fabric=SHARED, **NOISY),
@@ -291,7 +298,7 @@ def test_runs_are_reproducible_and_may_be_cut() -> None:
 
 
 def test_traces_of_both_engines_are_the_same_table(tmp_path: Path) -> None:
-    config = cluster(4, job={"nodes_per_group": 2, "barrier": True}, exposed={"groups": 1, "work_s": 0.1})
+    config = cluster(4, job={"nodes_per_group": 2, "barrier": True}, post_collective_work={"groups": 1, "work_s": 0.1})
     tables = []
     for name, engine in (
         ("slow", Reference(config, 0)),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_jobs import NIC_BPS, NIC_GBPS, cluster, tenant
 
-from paceenv.sim.reference import Reference, Setup, message_job
+from paceenv.sim.reference import Reference, Setup, run
 from paceenv.sim.reference.network import Flow, Network, Resource, share
 from paceenv.sim.reference.setup import leaves
 
@@ -82,7 +82,7 @@ def test_a_member_that_waits_for_ever_is_an_error() -> None:
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_a_ring_alone_takes_what_its_links_say(nodes: int, per_node: int) -> None:
     config = cluster(nodes, job={"ranks_per_node": per_node}, fabric={"latency_us": 20.0, "intra_node_gbps": 800.0})
-    step_T = message_job(config, 0, 3).step_ET[0]
+    step_T = run(config, 0, 3).step_ET[0]
     across_s = 2 * (nodes - 1) / nodes * 1e9 / NIC_BPS
     inside_s = 2 * (per_node - 1) / per_node * 1e9 / 100e9
     assert step_T == pytest.approx(1.0 + across_s + inside_s + 20e-6 * 2 * (nodes - 1 + per_node - 1), rel=1e-9)
@@ -98,7 +98,7 @@ def test_a_flat_ring_is_as_slow_as_its_slowest_hop() -> None:
 def test_a_ring_is_as_slow_as_the_hops_between_leaves(nodes_per_leaf: int, crossing: int) -> None:
     config = cluster(6, fabric={"nodes_per_leaf": nodes_per_leaf, "uplink_gbps": NIC_GBPS})
     alone_s = 2 * 5 / 6 * 1e9 / NIC_BPS
-    assert message_job(config, 0, 2).step_ET[0] == pytest.approx(1.0 + alone_s * max(crossing, 1), rel=1e-9)
+    assert run(config, 0, 2).step_ET[0] == pytest.approx(1.0 + alone_s * max(crossing, 1), rel=1e-9)
 
 
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 12, 16])
@@ -141,7 +141,7 @@ def test_two_groups_of_which_one_is_late_share_the_upper_tier() -> None:
         4, job={"nodes_per_group": 2, "barrier": True}, fabric={"nodes_per_leaf": 1, "uplink_gbps": NIC_GBPS},
         noise={"slow_ranks": 1, "slow_factor": 1.125},
     )  # fmt: skip
-    finish_G = np.sort(message_job(config, 0, 1).finish_ETG[0, 0])
+    finish_G = np.sort(run(config, 0, 1).finish_ETG[0, 0])
     work_s = 2 * 1e9 / NIC_BPS  # two hops of a pair, 2 (n-1)/n S each
     # the first alone for 0.125 s, both at half of it until the first is through, then the other alone
     assert finish_G == pytest.approx([1.125 + 2 * (work_s - 0.125), 1.0 + 2 * work_s], rel=1e-9)
@@ -170,6 +170,6 @@ def test_a_group_weighs_the_same_however_many_of_its_hops_cross(crossing_leaves:
         fabric={"nodes_per_leaf": 8 // crossing_leaves, "uplink_gbps": NIC_GBPS},
         tenants=[tenant(period_ratio=1e4, comm_share=0.99, rate_share=1.0, weight=weight)],
     )
-    step_T = message_job(config, 1, 3).step_ET[0]
+    step_T = run(config, 1, 3).step_ET[0]
     work_s = crossing_leaves * 2 * 7 / 8 * 1e9 / NIC_BPS
     assert step_T == pytest.approx(1.0 + work_s * (1.0 + weight), rel=1e-9)

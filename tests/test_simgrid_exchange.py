@@ -36,12 +36,12 @@ def test_a_barrier_job_as_told_has_the_engine_s_steps(network: Network) -> None:
     np.testing.assert_allclose(recording.step_ET[0], expected_T, rtol=1e-6)
 
 
-def test_exposed_work_and_tenants_are_told_in_the_uplink_s_unit() -> None:
-    config = simgrid.shared(4, 2, exposed_s=0.12, tenants=[Tenant(period_ratio=0.7, comm_share=0.4, rate_share=0.5)])
+def test_post_work_work_and_tenants_are_told_in_the_uplink_s_unit() -> None:
+    config = simgrid.shared(4, 2, post_work_s=0.12, tenants=[Tenant(period_ratio=0.7, comm_share=0.4, rate_share=0.5)])
     before, recording = recorded(config, 30)
     flow = simgrid.described(config, "flow", before, recording)
     ring = simgrid.described(config, "ring", before, recording)
-    assert np.sort(np.mean(flow["exposed_s"], axis=0)).tolist() == pytest.approx([0, 0, 0, 0.12])
+    assert np.sort(np.mean(flow["post_work_s"], axis=0)).tolist() == pytest.approx([0, 0, 0, 0.12])
     for told, flows, uplink_Bps in ((flow, 1, simgrid.FLOW_BPS), (ring, 2, 0.3e9 / 8)):
         (tenant,) = told["tenants"]
         assert (tenant["flows"], told["uplink_Bps"]) == (flows, pytest.approx(uplink_Bps))

@@ -53,7 +53,7 @@ def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:
     cases = [Case(cluster=name) for name in ("unequal-slack", "sockets-two-jobs", "incast-shallow")]
     suite = Suite(name="three", cases=cases, seeds=8, iterations=300)
     found = search_static(suite)
-    for case, mechanism in zip(cases, ("slack", "slide", "stagger"), strict=True):
+    for case, mechanism in zip(cases, ("slack", "phase_shift", "stagger"), strict=True):
         assert f"{mechanism}=" in found.best_for(case.name)
     weights_gain = found.gain_SCE.mean(axis=(1, 2))
     assert weights_gain[found.settings.index(_setting(found.best()))] == weights_gain.max()

@@ -42,7 +42,7 @@ cases:
   - {cluster: incast-shallow}
 """
 SMALL = {"splits": ["held-out"], "candidates_per_trial": 4, "seeds": 3, "iterations": 60}
-GRID = {"values": {"slide": {"threshold": [0.05, 0.3], "window": [0.05, 0.1, 0.3]}}, "combine": 1}
+GRID = {"values": {"phase_shift": {"threshold": [0.05, 0.3], "window": [0.05, 0.1, 0.3]}}, "combine": 1}
 OPTUNA = {"candidates": 22, "first_random": 6, "open": 2}
 
 
@@ -53,7 +53,7 @@ def suite(tmp_path: Path) -> str:
 
 
 def _config(suite: str, **static: Any) -> SweepConfig:
-    given = {**SMALL, "suite": suite, "mechanisms": ["slide", "stagger"], **static}
+    given = {**SMALL, "suite": suite, "mechanisms": ["phase_shift", "stagger"], **static}
     return SweepConfig.model_validate({"name": "small", "static": given, "robustness": None})
 
 
@@ -227,9 +227,9 @@ def test_a_full_disk_is_an_error_and_leaves_no_half_a_line(tmp_path: Path, monke
 
 def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str, tmp_path: Path) -> None:
     """One way to evaluate a static setting: on the same seeds, its gains are the same numbers."""
-    asked = load_suite(suite).model_copy(update={"seeds": 8, "iterations": 60, "mechanisms": ["slide"]})
+    asked = load_suite(suite).model_copy(update={"seeds": 8, "iterations": 60, "mechanisms": ["phase_shift"]})
     found = search_static(asked)
-    config = _config(suite, mechanisms=["slide"], seeds=2, first_seed=asked.first_seed + 80)
+    config = _config(suite, mechanisms=["phase_shift"], seeds=2, first_seed=asked.first_seed + 80)
     sweep = _begun(config, tmp_path / "out")
     run_here(sweep)
     by_label = {c.label: c for c in Results.of(sweep.ledger).candidates}
@@ -239,7 +239,9 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str, tmp
         assert by_label[spelled(setting)].values["throughput"] == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("setting", [(("slack", 0.02, 0.3),), (("slide", 0.05, 0.6), ("stagger", 1.0, 0.001)), ()])
+@pytest.mark.parametrize(
+    "setting", [(("slack", 0.02, 0.3),), (("phase_shift", 0.05, 0.6), ("stagger", 1.0, 0.001)), ()]
+)
 def test_a_static_winner_is_a_policy_file_that_always_says_the_same(setting: Any) -> None:
     expected = sum((pacing.one_mechanism(*part) for part in setting), pacing.off())
     said = constant_policy(setting).act(np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32))
@@ -292,7 +294,7 @@ def test_the_page_of_a_sweep_in_a_browser(browser: Browser, suite: str, tmp_path
     run_here(sweep)
     results = Results.of(sweep.ledger)
     results.failed.append({"trial": 99, "error": "<script>alert(1)</script>"})
-    write_page(results, {"<b>slide</b>": 0.7, "stagger": 0.3}, tmp_path / "sweep.html")
+    write_page(results, {"<b>phase_shift</b>": 0.7, "stagger": 0.3}, tmp_path / "sweep.html")
     seen = browser.look(tmp_path / "sweep.html")
     check_shown(seen, [""] * 3)
     assert results.best("two-jobs").label in seen.text  # type: ignore[union-attr]
@@ -342,7 +344,7 @@ def test_of_equal_settings_the_one_with_the_fewest_parameters_wins(suite: str) -
     def candidate(trial: int, gain: float, *names: str) -> Candidate:
         return Candidate(trial, "+".join(names), "", dict.fromkeys(names, 0.1), {"throughput": gain, "cv": 0.1})
 
-    tried = [candidate(0, 0.0, "slack.window", "slide.window"), candidate(1, 0.0), candidate(2, -0.1)]
+    tried = [candidate(0, 0.0, "slack.window", "phase_shift.window"), candidate(1, 0.0), candidate(2, -0.1)]
     results = Results(_config(suite, grid=GRID), ("throughput", "cv"), tried, [])
     assert results.best() == tried[1]
     assert results.front() == [tried[1]]
@@ -372,8 +374,8 @@ def test_a_trial_is_shown_and_run_again(suite: str, tmp_path: Path, capsys: pyte
     ("static", "expected"),
     [
         (
-            {"grid": {"values": {"slide": {"threshold": [1.5], "window": [0.1]}}}},
-            "threshold of slide = 1.5; allowed: 0 to 1",
+            {"grid": {"values": {"phase_shift": {"threshold": [1.5], "window": [0.1]}}}},
+            "threshold of phase_shift = 1.5; allowed: 0 to 1",
         ),
         ({"grid": {}, "optuna": {}}, "grid or optuna, one of the two"),
         ({"scope": "each", "grid": {}}, "grid.combine = 3 with scope: each; allowed: 0"),

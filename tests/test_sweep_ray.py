@@ -30,7 +30,7 @@ name: small
 static:
   suite: demo
   splits: [held-out]
-  mechanisms: [slide]
+  mechanisms: [phase_shift]
   optuna: {candidates: 48, first_random: 12, open: 3}
   candidates_per_trial: 6
   seeds: 4
@@ -127,7 +127,9 @@ def test_three_nodes_come_to_the_same_and_two_of_them_still_do(
         with tune.connected(cluster.address) as cpus:
             assert cpus == 3
             path = ray.get(ray.remote(lambda: __import__("sys").path).remote())
-            assert any("runtime_resources" in one and (Path(one) / "trainers").is_dir() for one in path), "code travels"
+            assert any(
+                "runtime_resources" in one and (Path(one) / "paceenv" / "trainers" / "sweep").is_dir() for one in path
+            ), "code travels"
             sweep = _begun(config, tmp_path / "three")
             tune.run_on_ray(sweep, cpus)
             assert _found(tmp_path / "three") == static[1]
@@ -148,7 +150,7 @@ TRAIN = """
 name: tiny
 environment:
   clusters: [{cluster: two-jobs}]
-  mechanisms: [slide]
+  mechanisms: [phase_shift]
   episode_intervals: 8
   environments: 16
 selection: {suites: [stagger], every: 2, patience: 9, seeds: 2, iterations: 60}

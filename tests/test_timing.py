@@ -192,13 +192,13 @@ def test_decide_takes_the_largest_demand_not_the_sum() -> None:
     timing.decide(rank, tick, 0, 3, everything, 10.0)
     np.testing.assert_array_equal(rank[timing.DELAY_S], np.max(asked, axis=0))
     assert asked[pacing.SLACK].all()
-    assert asked[pacing.SLIDE].all()
+    assert asked[pacing.PHASE_SHIFT].all()
 
 
 def test_decide_writes_its_own_columns_only() -> None:
     rank, tick = early_rank()
     rank[timing.DELAY_S] = 7.0
-    timing.decide(rank, tick, 1, 2, pacing.one_mechanism("slide", 0.0, 0.6), 10.0)
+    timing.decide(rank, tick, 1, 2, pacing.one_mechanism("phase_shift", 0.0, 0.6), 10.0)
     delay_R = rank[timing.DELAY_S]
     assert (delay_R[0], delay_R[2]) == (7.0, 7.0)
     assert 0.0 < delay_R[1] < 7.0

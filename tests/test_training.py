@@ -77,10 +77,10 @@ def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expecte
 
 
 def test_the_adapter_is_the_environment() -> None:
-    config = {"cluster": "two-jobs", "mechanisms": ("slide",), "episode_intervals": 4}
+    config = {"cluster": "two-jobs", "mechanisms": ("phase_shift",), "episode_intervals": 4}
     plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv([PacingVectorEnv(6, **config)], seed=3)  # type: ignore[arg-type]
     observation, _ = plain.reset(seed=3)
-    plain.stagger()
+    plain.desync_episodes()
     np.testing.assert_array_equal(observation, wrapped.reset())
     random = np.random.default_rng(0)
     for _ in range(9):
@@ -110,7 +110,7 @@ def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs
 
 
 def test_a_comparison_says_in_words_what_its_intervals_say() -> None:
-    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["slide"]})
+    suite = load_suite("demo").model_copy(update={"seeds": 8, "iterations": 200, "mechanisms": ["phase_shift"]})
     static = search_static(suite).best()
     comparison = evaluate([static, "paper", "clairvoyant"], suite)
     total = comparison.total("clairvoyant")
@@ -164,7 +164,7 @@ SELECTED = """
 name: selected
 environment:
   clusters: [{cluster: two-jobs}, {cluster: one-job, null_case: true}, {cluster: equal-slack, null_case: true}]
-  mechanisms: [slide, stagger]
+  mechanisms: [phase_shift, stagger]
   episode_intervals: 8
   cv_weight: [0.0, 1.0]
   memory_intervals: 4

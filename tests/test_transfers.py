@@ -248,7 +248,7 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     noise = {"jitter_cv": 0.04, "common_cv": 0.02, "imbalance_cv": 0.06, "imbalance_skew": 1.0, "stall_rate": 0.01,
              "stall_mean_s": 0.2, "drift_iterations": 90.0, "drift_cv": 0.01}  # fmt: skip
     keys = episode_keys([0])
-    one, four = (derive(cluster(noise=noise, synchronization={"every": k}), keys) for k in (1, 4))
+    one, four = (derive(cluster(noise=noise, synchronization={"sync_period": k}), keys) for k in (1, 4))
     a, b = one.jobs[0], four.jobs[0]
     assert b["compute_s"] == 4 * a["compute_s"]
     for name in ("jitter_cv", "common_cv", "imbalance_cv"):
@@ -256,7 +256,7 @@ def test_local_sgd_equals_k_steps_with_one_collective() -> None:
     assert (b["stall_rate"], b["drift_iterations"]) == (4 * a["stall_rate"], a["drift_iterations"] / 4)
     assert (one.skewness_E[0], four.skewness_E[0]) == (1.0, 0.5)
     assert b["transfer_alone_s"] == a["transfer_alone_s"]
-    some = cluster(synchronization={"every": 4})
+    some = cluster(synchronization={"sync_period": 4})
     assert some.samples_per_step == 4 * cluster().samples_per_step
 
 
@@ -264,7 +264,9 @@ def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> No
     alone = {"job": {"nodes": 1}, "noise": {"jitter_cv": 0.05, "imbalance_cv": 0.08, "imbalance_skew": 1.2}}
     keys = episode_keys(list(range(40)))
     single, period = (
-        Simulator(derive(cluster(**alone, synchronization={"every": k}), keys), keys).run(np.zeros((40, 1, 4, 2)), n)
+        Simulator(derive(cluster(**alone, synchronization={"sync_period": k}), keys), keys).run(
+            np.zeros((40, 1, 4, 2)), n
+        )
         for k, n in ((1, 800), (4, 200))
     )
     summed = single.reshape(40, 200, 4).sum(axis=2)
@@ -288,7 +290,9 @@ def test_power_and_failures_reach_the_engine() -> None:
         assert job[name] == value, name
     hourly = jobs_of(cluster(**some, reliability=rules | {"mtbf_hours": 10.0}))[0]
     assert hourly["failure_rate"] == pytest.approx(4 * hourly["ideal_step_s"] / 36000)
-    local = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"every": 4}))[0]
+    local = jobs_of(
+        cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"sync_period": 4})
+    )[0]
     assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
     assert local["failure_rate"] == pytest.approx(4 * job["failure_rate"])
 
@@ -413,9 +417,12 @@ def test_a_workload_wants_a_gpu_and_a_fabric_that_is_not_drawn() -> None:
         ({"job": {"gradient_bytes": None}}, "job.gradient_bytes"),
         ({"job": {"barrier": True}, "synchronization": {"staleness": 1}}, "synchronization.staleness 0 with a barrier"),
         ({"synchronization": {"staleness": 9}}, "synchronization.staleness = 9; allowed: input should be less than"),
-        ({"synchronization": {"staleness": 1, "every": 2}}, "one of synchronization.every and synchronization.stale"),
-        ({"synchronization": {"every": 3}, "reliability": {"checkpoint_iterations": 100}}, "a multiple of synchroniz"),
-        ({"synchronization": {"every": 0}}, "synchronization.every = 0"),
+        ({"synchronization": {"staleness": 1, "sync_period": 2}}, "one of synchronization.sync_period and "),
+        (
+            {"synchronization": {"sync_period": 3}, "reliability": {"checkpoint_iterations": 100}},
+            "a multiple of synchroniz",
+        ),
+        ({"synchronization": {"sync_period": 0}}, "synchronization.sync_period = 0"),
         ({"power": {"heat_slowdown": 0.1}}, "power.compute_w greater than 0 where"),
         ({"reliability": {"mtbf_hours": 1.0, "mtbf_iterations": 5.0}}, "one of mtbf_iterations and mtbf_hours"),
         ({"reliability": {"mtbf_hours": 0.0}}, "reliability.mtbf_hours = 0.0; allowed: greater than 0"),

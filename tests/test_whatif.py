@@ -298,25 +298,25 @@ def test_rounds_of_another_length_leave_the_job_as_it_was_traced(name: str) -> N
 
 
 def test_what_one_size_leaves_open_is_in_the_interval() -> None:
-    """Rounds as long as they come and exposed work that grows with the job: the truth is inside, and it says why."""
+    """Rounds as long as they come and post-collective work that grows with the job: the truth is inside."""
     cluster = load_cluster("unequal-slack")
     basis = of_trace(recorded(cluster, 0, 200), "groups", None, None)
     answer = predict(basis, [Change(nodes=32), Change(oversubscription=1.0)], **QUICK)
     more, same_size = answer.changed
-    work_s = cluster.exposed.work_s
+    work_s = cluster.post_collective_work.work_s
     assert isinstance(work_s, float)
     for exponent in (0.0, 0.5, 1.0):
-        truth = cluster.changed(["job.nodes=32", f"exposed.work_s={work_s * 4.0**exponent}"])
+        truth = cluster.changed(["job.nodes=32", f"post_collective_work.work_s={work_s * 4.0**exponent}"])
         assert more.case.step_s.low < mean_step_s(truth) < more.case.step_s.high
     assert more.interval_from is not None
-    assert more.interval_from.dominant == "growth of exposed work"
+    assert more.interval_from.dominant == "growth of post-collective work"
     assert same_size.interval_from is not None
     assert set(same_size.interval_from.unknown) == {"round of messages"}, "no other size, no growth"
     assert same_size.case.step_s.high < 1.02 * same_size.case.step_s.low
     assert any(line.startswith("round of messages, 2 to ") and "nccl-tests" in line for line in answer.left_open)
     assert not any("latency_us" in line for line in answer.cannot_tell), "it is in the interval"
     stated = of_trace(recorded(cluster, 0, 200), "groups", "unequal-slack", None)
-    assert [unknown.name for unknown in stated.unknowns(Change(nodes=32))] == ["growth of exposed work"]
+    assert [unknown.name for unknown in stated.unknowns(Change(nodes=32))] == ["growth of post-collective work"]
 
 
 def test_ends_add_up() -> None:

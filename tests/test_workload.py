@@ -308,7 +308,7 @@ def test_one_slow_worker_slows_a_production_pipeline_as_its_trace_says() -> None
     assert slow_s == pytest.approx(46.65, rel=0.05)  # the step also has collectives
 
 
-def test_bubble_and_transfers_are_exposed_as_scheduled() -> None:
+def test_bubble_and_transfers_are_post_work_as_scheduled() -> None:
     whole, cut = step(1, 1, micro_batches=8), step(4, 4, pipeline_parallel=4, micro_batches=8)
     assert cut.kernel_s == pytest.approx(whole.kernel_s / 4)
     assert cut.step_s > whole.step_s / 4 * (8 + 3) / 8  # the last stage has the output layer on top

@@ -101,18 +101,18 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         },
     ),
     "shared uplink": ("equal-slack", GROUPS),
-    "exposed work": (
+    "post-collective work": (
         "unequal-slack",
-        GROUPS | {"exposed.groups": lambda rng: "1", "exposed.work_s": _between(0.05, 0.2)},
+        GROUPS | {"post_collective_work.groups": lambda rng: "1", "post_collective_work.work_s": _between(0.05, 0.2)},
     ),
     "exposed episodes": (
         "equal-slack",
         GROUPS
         | {
-            "exposed.share": _between(0.05, 0.25),
-            "exposed.mean_iterations": _between(20, 80),
-            "exposed.episode_s": _between(0.05, 0.2),
-            "exposed.episode_spread": _between(0.1, 0.9),
+            "post_collective_work.share": _between(0.05, 0.25),
+            "post_collective_work.mean_iterations": _between(20, 80),
+            "post_collective_work.episode_s": _between(0.05, 0.2),
+            "post_collective_work.episode_spread": _between(0.1, 0.9),
         },
     ),
     "incast": (
@@ -137,7 +137,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
 """What a cluster is made of: a packaged one, and how the keys that differ are drawn."""
 UNKNOWN = (
     *("fabric.nic_gbps=50", "fabric.uplink_gbps=50", "fabric.barrier_us=0", "fabric.buffer_kb=null"),
-    *("fabric.timeout_ms=200", "exposed={}", "noise={}", "tenants=[]"),
+    *("fabric.timeout_ms=200", "post_collective_work={}", "noise={}", "tenants=[]"),
 )
 """What the operator's base has of it."""
 
@@ -146,11 +146,11 @@ SWITCHES = {
     "noise.imbalance": "noise.imbalance_cv",
     "noise.fail_slow": "noise.fail_slow_share",
     "noise.slow_": "noise.slow_ranks",
-    "exposed.work_s": "exposed.groups",
-    "exposed.groups": "exposed.groups",
-    "exposed.share": "exposed.share",
-    "exposed.episode_s": "exposed.share",
-    "exposed.mean_iterations": "exposed.share",
+    "post_collective_work.work_s": "post_collective_work.groups",
+    "post_collective_work.groups": "post_collective_work.groups",
+    "post_collective_work.share": "post_collective_work.share",
+    "post_collective_work.episode_s": "post_collective_work.share",
+    "post_collective_work.mean_iterations": "post_collective_work.share",
 }
 """By the beginning of their keys, what parameters are only there for if a switch is on."""
 TENANTS_IN = 4

@@ -81,13 +81,13 @@ def plain(rng: Rng) -> Cluster:
 
 
 def grouped(rng: Rng) -> Cluster:
-    """Process groups that share the tier above the leaves, one with work exposed after its collective."""
+    """Process groups that share the tier above the leaves, one with work after its collective."""
     alone_s = float(rng.uniform(0.03, 0.1))
     nic_gbps = 8e-3 / alone_s  # of 1 MB in a group of two
     changes = [*_noise(rng), f"job.nodes={NODES}", f"fabric.nic_gbps={nic_gbps!r}"]
     changes += [f"fabric.uplink_gbps={nic_gbps * rng.uniform(4.0, 14.0)!r}", "job.compute_s=0.2"]
-    changes += [f"fabric.latency_us={ASSUMED_LATENCY_US}", f"exposed.groups={rng.integers(0, 2)}"]
-    changes += [f"exposed.work_s={rng.uniform(0.02, 0.2):.4g}"]
+    changes += [f"fabric.latency_us={ASSUMED_LATENCY_US}", f"post_collective_work.groups={rng.integers(0, 2)}"]
+    changes += [f"post_collective_work.work_s={rng.uniform(0.02, 0.2):.4g}"]
     return load_cluster("unequal-slack").changed(changes)
 
 
@@ -102,10 +102,10 @@ def plain_slow_rounds(rng: Rng) -> Cluster:
 
 
 def growing(rng: Rng) -> Cluster:
-    """Process groups whose exposed work grows with the job, by an exponent between 0 and 1."""
-    cluster = grouped(rng).changed(["exposed.groups=1"])
-    power = {"value": cluster.exposed.work_s, "at_nodes": float(NODES), "exponent": float(rng.uniform())}
-    return cluster.changed([f"exposed.work_s={{power_law: {power}}}"])
+    """Process groups whose post-collective work grows with the job, by an exponent between 0 and 1."""
+    cluster = grouped(rng).changed(["post_collective_work.groups=1"])
+    power = {"value": cluster.post_collective_work.work_s, "at_nodes": float(NODES), "exponent": float(rng.uniform())}
+    return cluster.changed([f"post_collective_work.work_s={{power_law: {power}}}"])
 
 
 def incast(rng: Rng) -> Cluster:
@@ -141,7 +141,7 @@ KINDS: dict[str, tuple[Callable[[Rng], Cluster], dict[str, Change]]] = {
     ),
     "groups, slow rounds": (slow_rounds, {"64 nodes": Change(nodes=64)}),
     "one group, any rounds": (plain_slow_rounds, {"64 nodes": Change(nodes=64)}),
-    "groups, exposed work grows": (growing, {"64 nodes": Change(nodes=64)}),
+    "groups, post-collective work grows": (growing, {"64 nodes": Change(nodes=64)}),
     "gather": (incast, {"64 nodes": Change(nodes=64)}),
 }
 """Clusters at random, and what is asked of each."""

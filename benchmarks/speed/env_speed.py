@@ -29,7 +29,7 @@ def batch(rows: int, *, ends: bool, stagger: bool = False) -> PacingVectorEnv:
     env = PacingVectorEnv(rows, CLUSTER, episode_intervals=EPISODE_INTERVALS if ends else 10**9)
     env.reset(seed=0)
     if stagger:
-        env.stagger()
+        env.desync_episodes()
     return env
 
 

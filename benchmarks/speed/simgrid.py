@@ -20,7 +20,7 @@ from benchmarks.speed._simgrid import FLOW_BPS, ask, install, missing, program, 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import derive
-from paceenv.sim.cluster.environment import Exposed, Noise, Tenant
+from paceenv.sim.cluster.environment import Noise, PostCollectiveWork, Tenant
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.engine import fluid, layout
@@ -43,7 +43,7 @@ NAMES: dict[Network, str] = {
 
 
 def described(config: Cluster, network: Network, before: Simulator, recording: Recording) -> dict[str, Any]:
-    """What SimGrid is told of environment 0: compute times and exposed work as recorded, tenants as they stood before.
+    """What SimGrid is told of environment 0: compute times and work as recorded, tenants as they stood before.
 
     ``flow`` takes times and shares from the engine's parameter record; a ring takes sizes and bandwidths from the
     config, where every hop of a ring must leave its leaf switch or none.
@@ -53,7 +53,7 @@ def described(config: Cluster, network: Network, before: Simulator, recording: R
         "ranks": config.job.ranks,
         "groups": config.job.groups,
         "compute_s": (recording.entry_ETR - recording.delay_ETR)[0].tolist(),
-        "exposed_s": np.maximum(recording.ready_ETG - recording.finish_ETG, 0.0)[0].tolist(),
+        "post_work_s": np.maximum(recording.ready_ETG - recording.finish_ETG, 0.0)[0].tolist(),
         "barrier_s": float(job["barrier_s"]),
     }
     if network == "flow":
@@ -145,7 +145,7 @@ def barrier(nodes: int, noise: Noise) -> Cluster:
 
 
 def shared(
-    groups: int, members: int, *, cv: float = 0.1, exposed_s: float = 0.0, tenants: Sequence[Tenant] = ()
+    groups: int, members: int, *, cv: float = 0.1, post_work_s: float = 0.0, tenants: Sequence[Tenant] = ()
 ) -> Cluster:
     """Groups whose rings leave the leaf switch at every hop: a group alone is held by its ports, two by the uplink.
 
@@ -156,7 +156,7 @@ def shared(
         job=Job(nodes=groups * members, nodes_per_group=members, barrier=True, compute_s=0.4, gradient_bytes=1e6),
         fabric=Fabric(nic_gbps=0.1, nodes_per_leaf=1, uplink_gbps=0.15 * members, latency_us=200, barrier_us=1000),
         noise=Noise(jitter_cv=cv, imbalance_cv=cv),
-        exposed=Exposed(groups=1 if exposed_s else 0, work_s=exposed_s),
+        post_collective_work=PostCollectiveWork(groups=1 if post_work_s else 0, work_s=post_work_s),
         tenants=list(tenants),
     )
 
@@ -178,7 +178,7 @@ def cases() -> list[Case]:
         Case("shared uplink, another job", shared(4, 2, tenants=tenants[:1]), every, 2000),
         Case("shared uplink, three other jobs", shared(8, 4, tenants=tenants), every, 500),
         Case("`two-jobs`", load_cluster("two-jobs"), ("flow",), 2000),
-        Case("unequal slack", shared(4, 2, exposed_s=0.12), every, 2000),
+        Case("unequal slack", shared(4, 2, post_work_s=0.12), every, 2000),
         Case("`unequal-slack`", load_cluster("unequal-slack"), ("flow",), 2000),
     ]
 
@@ -237,8 +237,8 @@ def run() -> Report:
         for network, name in NAMES.items()
     ]
     text = (
-        f"The same jobs in SimGrid {version()}, unpaced, with the engine's own compute times, exposed work and other "
-        "jobs. *One flow* is the engine's own model in other hands: any error is one of arithmetic. *Messages* is a "
+        f"The same jobs in SimGrid {version()}, unpaced, with the engine's own compute times, post-collective work and "
+        "other jobs. *One flow* is the engine's model in other hands: any error is one of arithmetic. *Messages* is a "
         "ring of 2 (n - 1) rounds through every rank's port, with latencies between the rounds. Where it need not wait "
         "until all its ranks are there, early ones have sent some of their messages by then: the error is the price of "
         "simulating phases, and grows with the size of a group and with how far apart its ranks arrive. *Worst* is the "

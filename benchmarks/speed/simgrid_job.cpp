@@ -7,7 +7,7 @@
 //   ring               {bytes, Bps, hop_s, together}: a ring all-reduce of messages over full-duplex ports of every rank,
 //                      which starts, if together, when all of its ranks are there
 //   uplink_Bps         the link that all of that traffic shares; 0: none
-//   exposed_s          [T][G] work after a group's collective; may be missing
+//   post_work_s          [T][G] work after a group's collective; may be missing
 //   barrier_s          the barrier itself
 //   tenants            [{Bps, bytes, flows, compute_s: [...], first_s, first_bytes}]: other jobs on the uplink
 // Answers with step_s [T] and cpu_s, the CPU time from the end of the first step to the end of the last.
@@ -51,7 +51,7 @@ struct Job {
     bool is_ring, is_together;
     double bytes, hop_s, after_s, barrier_s;
     Compute compute;
-    std::vector<std::vector<double>> exposed_TG;
+    std::vector<std::vector<double>> post_work_TG;
     std::vector<sg::Host*> hosts; // of the ranks
     std::vector<sg::Host*> ports; // of the groups' flows
     sg::Host* sink = nullptr;
@@ -67,8 +67,8 @@ struct Job {
           hop_s(is_ring ? said.at("ring").at("hop_s").get<double>() : 0.0),
           after_s(is_ring ? 0.0 : said.at("flow").at("after_s").get<double>()),
           barrier_s(said.at("barrier_s")), compute(said.at("compute_s")) {
-        if (said.contains("exposed_s"))
-            exposed_TG = said.at("exposed_s").get<std::vector<std::vector<double>>>();
+        if (said.contains("post_work_s"))
+            post_work_TG = said.at("post_work_s").get<std::vector<std::vector<double>>>();
         for (int g = 0; g < groups; g++) {
             arrived_G.push_back(sg::Barrier::create(per_group));
             reduced_G.push_back(sg::Barrier::create(per_group));
@@ -132,8 +132,8 @@ void run_rank(Job& job, int rank) {
             reduce_in_ring(job, rank);
         else
             reduce_as_flow(job, rank);
-        if (!job.exposed_TG.empty())
-            sg::this_actor::sleep_for(job.exposed_TG[t][g]);
+        if (!job.post_work_TG.empty())
+            sg::this_actor::sleep_for(job.post_work_TG[t][g]);
         if (job.is_ring || job.groups > 1)
             job.all->wait();
         if (job.barrier_s > 0.0)

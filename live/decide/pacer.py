@@ -84,7 +84,7 @@ class RankPacer:
     def within_slack(self) -> bool:
         """Whether only rules are on that hold back within the rank's own slack (slack and the paper's)."""
         window_M = self._settings_M2[:, pacing.WINDOW]
-        return not (window_M[pacing.SLIDE] > 0.0 or window_M[pacing.STAGGER] > 0.0)
+        return not (window_M[pacing.PHASE_SHIFT] > 0.0 or window_M[pacing.STAGGER] > 0.0)
 
     def view(self) -> NDArray[np.float32]:
         """What this rank sees of the current interval: the observation vector ``(O,)``."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paceenv.ui import config_files
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import Config, Mechanism
 
 Seconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Cv = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -167,7 +167,7 @@ class LoopPlan(Config):
     """How ``paceenv testbed loop`` runs a scenario."""
 
     job: str = Field(description="the job that gets the agent; others run beside it until it ends")
-    mechanism: Literal["slack", "slide", "stagger"] = "slack"
+    mechanism: Mechanism = "slack"
     expect: Literal["helps", "neutral", "hurts"] = Field(description="what pacing is held to do here")
     observe_iterations: int = Field(150, ge=20)
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")

@@ -39,7 +39,7 @@ class Draft:
         if base is not None:
             self.data = base.model_dump()
             self.data["fabric"] |= {"oversubscription": None, "ecmp_paths": None}
-            for section in ("noise", "exposed", "tenants"):
+            for section in ("noise", "post_collective_work", "tenants"):
                 del self.data[section]
         self.data |= {"name": name, "description": f"Fitted to a trace of {stamps.name} ({stamps.source})."}
 

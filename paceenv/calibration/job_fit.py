@@ -1,4 +1,4 @@
-"""A whole cluster config from the trace of a job: structure, compute, exposed work, network, with evidence for each.
+"""A cluster config from the trace of a job: structure, compute, post-collective work, network; with evidence.
 
 Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys
 of a cluster: what ranks do by themselves here, what they share in :mod:`paceenv.calibration.fits.network_fit`. The
@@ -15,7 +15,7 @@ import numpy as np
 from paceenv.calibration.cluster_builder import Draft
 from paceenv.calibration.fits.compute_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.network_fit import fit_network
-from paceenv.calibration.fits.post_collective_fit import ExposedFit, fit_exposed
+from paceenv.calibration.fits.post_collective_fit import PostCollectiveFit, fit_post_collective
 from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
 from paceenv.calibration.step_statistics import Steps, simulate
 from paceenv.calibration.structure import JobStamps, read_job
@@ -75,10 +75,10 @@ def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster 
     if base is not None and (base.workload is not None or base.fabric.torus is not None):
         raise InputError(f"base: {base.name} describes a workload or a torus; allowed: a job given by its times")
     draft = Draft(stamps, probed, base, name)
-    compute, exposed = fit_compute(stamps), fit_exposed(stamps)
+    compute, after = fit_compute(stamps), fit_post_collective(stamps)
     _structure(draft, compute)
     _noise(draft, compute)
-    _exposed(draft, exposed)
+    _post_work(draft, after)
     fit_network(draft)
     cluster = draft.cluster()
     simulated = simulate(cluster, len(stamps.step_T))
@@ -146,24 +146,24 @@ def _noise(draft: Draft, compute: ComputeFit) -> None:
     draft.data["noise"] = noise
 
 
-def _exposed(draft: Draft, found: ExposedFit) -> None:
+def _post_work(draft: Draft, found: PostCollectiveFit) -> None:
     barrier_us = max(found.barrier_s, 0.0) * 1e6
     if draft.data["job"]["barrier"]:
         draft.data["fabric"]["barrier_us"] = barrier_us
-        said = "from the last group's end of work to the end of the step, and what all groups have exposed alike"
+        said = "from the last group's end of work to the end of the step, and what all groups have in common"
         draft.add(told("fabric.barrier_us", barrier_us, found.barrier_se * 1e6, said))
-    exposed: dict[str, Any] = {"groups": len(found.always), "work_s": max(found.work_s, 0.0)}
+    work: dict[str, Any] = {"groups": len(found.always), "work_s": max(found.work_s, 0.0)}
     if found.always:
         named = ", ".join("+".join(map(str, draft.stamps.members[g])) for g in found.always)
         said = f"between payload and barrier of the group of ranks {named}, beside what all groups have"
-        draft.exactly("exposed.groups", len(found.always), said)
-        draft.add(told("exposed.work_s", found.work_s, found.work_se, said))
+        draft.exactly("post_collective_work.groups", len(found.always), said)
+        draft.add(told("post_collective_work.work_s", found.work_s, found.work_se, said))
     if found.episodes is not None:
         episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
-        exposed |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
-        exposed |= {"episode_s": found.episode_s, "episode_spread": found.spread}
-        draft.add(bounded("exposed.share", episodes.share, episodes.share_interval, said))
+        work |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
+        work |= {"episode_s": found.episode_s, "episode_spread": found.spread}
+        draft.add(bounded("post_collective_work.share", episodes.share, episodes.share_interval, said))
         lengths = episodes.mean_iterations_interval
-        draft.add(bounded("exposed.mean_iterations", episodes.mean_iterations, lengths, said))
-        draft.add(told("exposed.episode_s", found.episode_s, found.episode_se, said))
-    draft.data["exposed"] = exposed
+        draft.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, lengths, said))
+        draft.add(told("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
+    draft.data["post_collective_work"] = work

@@ -123,7 +123,7 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
         cases.append({"name": name, "cluster": f"{name}.yaml", "split": split})
     said = f"Clusters that may be the one of {source}: joint draws from its calibration's errors."
     suite = {"name": f"{cluster.name}-posterior", "description": said, "cases": cases}
-    environment = {"suites": [SUITE], "mechanisms": ["slack", "slide", "stagger"]}
+    environment = {"suites": [SUITE], "mechanisms": ["slack", "phase_shift", "stagger"]}
     train = {"name": f"{cluster.name}-posterior", "description": said, "environment": environment}
     return [*written, _write(folder / SUITE, suite), _write(folder / TRAIN, train)]
 

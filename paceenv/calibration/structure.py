@@ -2,7 +2,7 @@
 
 Reads :mod:`paceenv.core.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of
 one kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
-compute, what follows on a group before the barrier as work exposed after it. In a process group of one rank, which has
+compute, what follows on a group before the barrier as work after it. In a process group of one rank, which has
 nobody to send to or to wait for, the payload is more of its compute. An iteration runs from the end of the one before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
@@ -24,9 +24,9 @@ from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_O
 LEAST_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096
 """A collective of at most this size beside a larger one only synchronises."""
-EXPOSED_OP: Final = "optimizer"
-"""What the simulator calls work exposed after the payload; it does not make an iteration unusual."""
-_ENDS_USE = tuple(op for op in OTHER_OPS if op != EXPOSED_OP)
+POST_COLLECTIVE_OP: Final = "optimizer"
+"""What the simulator calls work after the payload; it does not make an iteration unusual."""
+_ENDS_USE = tuple(op for op in OTHER_OPS if op != POST_COLLECTIVE_OP)
 _NOT_COLLECTIVE = frozenset((*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 
 Array = NDArray[np.float64]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 from importlib.metadata import EntryPoint, entry_points
 
 from paceenv import __version__
 from paceenv.core.errors import InputError
+from paceenv.core.renames import RenamedWarning
 
 GROUP = "paceenv.commands"
 USER_ERROR = 2
@@ -41,6 +43,7 @@ EXTRAS = {
 
 def main() -> None:
     """Entry point of the command line; exit code 2 for anything the user can mend."""
+    warnings.showwarning = _show_warning
     try:
         code = run(sys.argv[1:])
     except InputError as error:
@@ -53,6 +56,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     sys.exit(code)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+    """A renamed option or key is one line; any other warning is printed as Python prints it."""
+    if issubclass(category, RenamedWarning):
+        print(f"paceenv: warning: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno), end="", file=sys.stderr)
 
 
 def run(arguments: list[str]) -> int:

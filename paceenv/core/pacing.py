@@ -6,17 +6,18 @@ policy that was tuned on the simulator acts through the same arithmetic on a rea
 
 Mechanisms, each a pair (threshold, window):
 
-======== ======================================= ======================================== =========================
-name     threshold compares                      delay                                    source
-======== ======================================= ======================================== =========================
-slack    low quantile of own recent slack / step ``SLACK_GAIN`` x that, approached slowly  paceenv; bounded early rank
-slide    own collective's inflation over its     ``SLIDE_GAIN`` x the inflation, seconds  paceenv; whole-job phase
-         uncontended baseline                                                             shift between two jobs
-paper    spread of own recent waits / step       mean of own recent waits, on ranks that  "When Scaling Fails",
-                                                 were early in the last step              section 5.3
-stagger  mean step's inflation over its baseline the rank's place in its group, as a      paceenv; incast at shallow
-         while collectives collapse              share of the window                      buffers
-======== ======================================= ======================================== =========================
+=========== ======================================= ===================================== =========================
+name        threshold compares                      delay                                 source
+=========== ======================================= ===================================== =========================
+slack       low quantile of own recent slack / step ``SLACK_GAIN`` x that, approached     paceenv; bounded early rank
+                                                    slowly
+phase_shift own collective's inflation over its     ``PHASE_SHIFT_GAIN`` x the inflation, paceenv; whole-job phase
+            uncontended baseline                    seconds                               shift between two jobs
+paper       spread of own recent waits / step       mean of own recent waits, on ranks    "When Scaling Fails",
+                                                    that were early in the last step      section 5.3
+stagger     mean step's inflation over its baseline the rank's place in its group, as a   paceenv; incast at shallow
+            while collectives collapse              share of the window                   buffers
+=========== ======================================= ===================================== =========================
 
 Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
 """
@@ -28,15 +29,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-MECHANISMS = ("slack", "slide", "paper", "stagger")
+MECHANISMS = ("slack", "phase_shift", "paper", "stagger")
 """Names of the mechanisms, in the order of the second-to-last axis of a settings array."""
-SLACK, SLIDE, PAPER, STAGGER = range(len(MECHANISMS))
+SLACK, PHASE_SHIFT, PAPER, STAGGER = range(len(MECHANISMS))
 THRESHOLD, WINDOW = 0, 1
 """Index into the last axis of a settings array ``(..., M, 2)``."""
 
 SLACK_GAIN = 0.7
 """Share of the observed low-quantile slack that is used; the rest is the margin for the next step's noise."""
-SLIDE_GAIN = 2.0
+PHASE_SHIFT_GAIN = 2.0
 """Seconds of shift per second of inflation: more than one, so that a job leaves another behind at once."""
 SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
@@ -72,14 +73,14 @@ def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold:
     return delay_s if wanted_s > 0.0 or delay_s > NEGLIGIBLE_S else 0.0
 
 
-def slide_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
+def phase_shift_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
     """Delay that shifts a job's phase against a co-tenant's, in seconds.
 
     In proportion to the inflation of the collective over its own uncontended baseline: that finds a free phase, where a
     random shift of the same bound gained nothing in the prototype.
     """
     if comm_s > (1.0 + threshold) * comm_baseline_s:
-        return bounded(SLIDE_GAIN * (comm_s - comm_baseline_s), window_s)
+        return bounded(PHASE_SHIFT_GAIN * (comm_s - comm_baseline_s), window_s)
     return 0.0
 
 

@@ -48,7 +48,7 @@ from paceenv.core.timing import (
     spread_s,
 )
 
-SCHEMA = "paceenv.core.signals/2"
+SCHEMA = "paceenv.signals/2"
 """Name and version; a policy file carries it and is refused where it differs."""
 NAMES = (
     "step_inflation",

@@ -33,14 +33,14 @@ from numpy.typing import NDArray
 
 from paceenv.core.pacing import (
     PAPER,
+    PHASE_SHIFT,
     SLACK,
-    SLIDE,
     STAGGER,
     THRESHOLD,
     WINDOW,
     paper_delay_s,
+    phase_shift_delay_s,
     slack_delay_s,
-    slide_delay_s,
     stagger_delay_s,
 )
 
@@ -300,11 +300,13 @@ def decide(
     else:
         for r in range(first, end):
             slack_delay_R[r] = 0.0
-    slide_s = window_s(settings_M2, SLIDE, step_s, cap_s)
-    if slide_s > 0.0:
-        threshold = settings_M2[SLIDE, THRESHOLD]
+    phase_shift_s = window_s(settings_M2, PHASE_SHIFT, step_s, cap_s)
+    if phase_shift_s > 0.0:
+        threshold = settings_M2[PHASE_SHIFT, THRESHOLD]
         for r in range(first, end):
-            asked_s = slide_delay_s(comm_low_s(rank, r), np.float64(rank[COMM_BASELINE_S, r]), threshold, slide_s)
+            asked_s = phase_shift_delay_s(
+                comm_low_s(rank, r), np.float64(rank[COMM_BASELINE_S, r]), threshold, phase_shift_s
+            )
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
     inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]

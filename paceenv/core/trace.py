@@ -28,7 +28,7 @@ from paceenv.core.errors import InputError, out_of_range
 
 SCHEMA_VERSION: Final = 2
 """2 added ``chunk``; files of version 1 are read as if they had it."""
-METADATA_KEY: Final = b"paceenv.core.trace"
+METADATA_KEY: Final = b"paceenv.trace"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 SCHEMA: Final = pa.schema(

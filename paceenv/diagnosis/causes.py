@@ -243,8 +243,8 @@ def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
         f"last steps foretell it, correlation {found.memory:.2f}) that the job's own ranks do not explain"
     )
     advice = (
-        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (slide) pays where "
-        "its period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
+        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (phase_shift) pays "
+        "where its period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
     )
     return evidence, advice
 

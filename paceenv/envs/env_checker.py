@@ -6,7 +6,7 @@ but Gymnasium's public API, so that they serve for any pair of factories, for ex
 
 >>> from paceenv.envs.env_checker import check_vector_env, pacing_factories
 >>> check_vector_env()  # paceenv/Pacing-v0 with its defaults
->>> check_vector_env(*pacing_factories(cluster="two-jobs", mechanisms=("slide",), cv_weight=(0.0, 2.0)))
+>>> check_vector_env(*pacing_factories(cluster="two-jobs", mechanisms=("phase_shift",), cv_weight=(0.0, 2.0)))
 >>> check_vector_env(lambda num_envs, threads: MyVectorEnv(num_envs), MyEnv)  # doctest: +SKIP
 
 Each ``check_*`` raises :class:`AssertionError` with one message that says what differs, where and what was expected.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import out_of_range
+from paceenv.core.renames import mechanism_name
 from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix
@@ -77,6 +78,7 @@ class _Batch:
         ):
             if value < 1:
                 raise out_of_range(name, value, "an integer of at least 1", _WHERE)
+        mechanisms = [mechanism_name(m) for m in mechanisms]
         unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
         if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
             allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
@@ -166,9 +168,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     | Num    | Action                                                          | Min | Max | Decoded to            |
     |--------|-----------------------------------------------------------------|-----|-----|-----------------------|
-    | 2k     | threshold (a ratio; see `paceenv.core.pacing`), quadratic            | -1  | 1   | 0 to 0.25 (slide: 1)
-    | | 2k + 1 | delay window as a share of the baseline step; off up to -0.5,   | -1  | 1   | 0 to 0.6              | |
-    | then quadratic                                                  |     |     |                       |
+    | 2k     | threshold (a ratio; see `paceenv.core.pacing`), quadratic       | -1  | 1   | 0 to 0.25, 1 or 2     |
+    | 2k + 1 | delay window as a share of the baseline step; off up to -0.5,   | -1  | 1   | 0 to 0.6              |
+    |        | then quadratic                                                  |     |     |                       |
 
     ## Observation Space
 
@@ -211,7 +213,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"null-jitter"``)
     * ``weights``: with a list, how often each is drawn (default: equally)
-    * ``mechanisms``: which of ``slack``, ``slide``, ``paper``, ``stagger`` the action sets (default ``("slack",)``)
+    * ``mechanisms``: which of ``slack``, ``phase_shift``, ``paper``, ``stagger`` the action sets (``("slack",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
@@ -220,7 +222,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ```python
     >>> import gymnasium
-    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms=("slide",))
+    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms=("phase_shift",))
     >>> envs = gymnasium.make_vec("paceenv/Pacing-v0", num_envs=64, vectorization_mode="vector_entry_point")
     ```
 
@@ -337,7 +339,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         """Which of them each row's present episode has drawn, ``(E,)``."""
         return self._batch.cluster_E.copy()
 
-    def stagger(self) -> None:
+    def desync_episodes(self) -> None:
         """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""
         self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.episode_intervals // self.num_envs
 

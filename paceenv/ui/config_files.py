@@ -9,22 +9,43 @@ import contextlib
 import difflib
 import importlib.resources
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import write_whole
+from paceenv.core.renames import mechanism_name, new_name
 
 Model = TypeVar("Model", bound=BaseModel)
 
+Mechanism = Annotated[Literal["slack", "phase_shift", "stagger"], BeforeValidator(mechanism_name)]
+AnyMechanism = Annotated[Literal["slack", "phase_shift", "paper", "stagger"], BeforeValidator(mechanism_name)]
+"""The paper's rule included."""
+RENAMED_FILES = {"suites": {"slide": "phase-shift"}}
+"""New names of packaged configs by kind and old name."""
+
 
 class Config(BaseModel):
-    """Base of every config: frozen, and an unknown key is an error."""
+    """Base of every config: frozen, and an unknown key is an error; ``renamed`` gives new keys by old key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_new_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for old in cls.renamed.keys() & data.keys():
+            new, value = new_name(old, cls.renamed, "config"), data[old]
+            now = data.get(new)  # there as well where --set was given the old name of a section
+            merged = {**now, **value} if isinstance(now, dict) and isinstance(value, dict) else value
+            data = {key: value for key, value in data.items() if key not in {old, new}} | {new: merged}
+        return data
 
 
 def packaged(kind: str) -> Path:
@@ -44,6 +65,7 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         return path
+    name = new_name(str(name), RENAMED_FILES.get(kind, {}), f"configs/{kind}")
     candidate = packaged(kind) / f"{name}.yaml"
     if candidate.is_file():
         return candidate

@@ -14,7 +14,7 @@ from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import AnyMechanism, Config
 from paceenv.validation.checks import Check, Expected
 
 Quantity = Literal[
@@ -33,7 +33,7 @@ Quantity = Literal[
 class Pace(Config):
     """A fixed setting of one rule, as ``pacing.one_mechanism`` takes it."""
 
-    mechanism: Literal["slack", "slide", "paper", "stagger"]
+    mechanism: AnyMechanism
     threshold: float = Field(0.0, ge=0)
     window: float = Field(ge=0, le=1)
 

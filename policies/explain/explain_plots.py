@@ -23,7 +23,7 @@ _OFF, _SHOWN = "#d9d9d9", "#ffcc00"
 _DOTS = 1200
 _THRESHOLD_OF = {
     "slack": "slack over the step, %",
-    "slide": "inflation of the collective, %",
+    "phase_shift": "inflation of the collective, %",
     "paper": "spread of waits over the step, %",
     "stagger": "inflation of the step, %",
 }

@@ -21,8 +21,8 @@ from paceenv.core.trace import Trace
 from paceenv.policies.whatif.change import SLOW, Change
 from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_steps
 from paceenv.policies.whatif.scenarios import (
-    EXPOSED_S,
     GROWTH,
+    POST_WORK_S,
     Unknown,
     World,
     unknown_growth,
@@ -98,9 +98,9 @@ class Basis:
         return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
 
     def _has_growth(self, change: Change) -> bool:
-        """Whether work exposed after a group's collective was seen at one size and is asked for at another."""
-        seen = {p.key for p in self.parameters} & {f"exposed.{key}" for key in EXPOSED_S}
-        fixed = any(isinstance(getattr(self.cluster.exposed, key), float) for key in EXPOSED_S)
+        """Whether work after a group's collective was seen at one size and is asked for at another."""
+        seen = {p.key for p in self.parameters} & {f"post_collective_work.{key}" for key in POST_WORK_S}
+        fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
         return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
 
     def world(self, change: Change) -> World:
@@ -172,7 +172,7 @@ class Basis:
             lines.append(f"slow ranks stay {self.cluster.noise.slow_ranks}, however many nodes")
         if any(self._has_growth(c) for c in sized):
             lines.append(
-                "work exposed after a group's collective is as frequent, and lasts as the square root of the number of "
+                "work after a group's collective is as frequent, and lasts as the square root of the number of "
                 "nodes; the interval holds from as long as today to in proportion to nodes"
             )
         if self.is_trace:

@@ -1,6 +1,6 @@
 """What a trace of one size leaves open and a changed job may hang on: predicted at its usual value and at both ends.
 
-How long a round of messages takes is part of the payload's time; whether work exposed after a group's collective grows
+How long a round of messages takes is part of the payload's time; whether work after a group's collective grows
 with the job, and whether a lone group is limited by its own NICs or by what is above them, no single size shows.
 """
 
@@ -17,7 +17,7 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 
 GROWTH: Final = (0.0, 0.5, 1.0)
-"""Exponents of exposed work over nodes: it stays as it is; what is predicted; it grows in proportion to the job.
+"""Exponents of post-collective work over nodes: unchanged; what is predicted; in proportion to the job.
 
 The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
 """
@@ -25,7 +25,7 @@ LEAST_PAYLOAD: Final = 0.05
 """Share of a collective's time that is taken to be payload at least, however long a round."""
 FREE: Final = 1e3
 """Times as fast, a payload takes no time to speak of."""
-EXPOSED_S: Final = ("work_s", "episode_s")
+POST_WORK_S: Final = ("work_s", "episode_s")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,10 @@ def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, worl
         cluster = with_rounds(cluster, world.round_us)
     if world.growth and change.nodes is not None:
         factor = (change.nodes / cluster.job.nodes) ** world.growth
-        longer = {key: getattr(cluster.exposed, key) for key in EXPOSED_S}
-        assignments = [f"exposed.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s]
+        longer = {key: getattr(cluster.post_collective_work, key) for key in POST_WORK_S}
+        assignments = [
+            f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
+        ]
         cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
     if world.link_factor is not None and change.oversubscription is not None:
         change = replace(change, oversubscription=1.0)
@@ -117,12 +119,12 @@ def unknown_rounds(cluster: Cluster) -> Unknown:
 
 
 def unknown_growth() -> Unknown:
-    """How exposed work grows with the job."""
+    """How post-collective work grows with the job."""
     return Unknown(
-        "growth of exposed work",
-        "exposed.work_s",
+        "growth of post-collective work",
+        "post_collective_work.work_s",
         "from not at all to in proportion to nodes",
-        "a trace at a second size; then exposed work as a power law in a cluster config",
+        "a trace at a second size; then post-collective work as a power law in a cluster config",
         lambda world: replace(world, growth=GROWTH[0]),
         lambda world: replace(world, growth=GROWTH[-1]),
     )

@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import Config, Mechanism
 
 Split = Literal["train", "validation", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
-Mechanism = Literal["slack", "slide", "stagger"]
 
 
 class ClusterShare(Config):
@@ -58,7 +57,7 @@ class Suite(Config):
     description: str = ""
     cases: list[Case] = Field(min_length=1)
     mechanisms: list[Mechanism] = Field(
-        ["slack", "slide", "stagger"],
+        ["slack", "phase_shift", "stagger"],
         min_length=1,
         description="those whose settings the search for the best static policy tries",
     )
@@ -100,7 +99,7 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
 
 
 ALL = "all"
-REPORTED = ("slack", "slide", "stagger", "mixed", "scaling", "nulls")
+REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls")
 """The suites of the score table, in its order; together they are the suite ``all``."""
 
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
-from paceenv.trainers.evaluation.suites import ALL, Mechanism, Split
+from paceenv.trainers.evaluation.suites import ALL, Split
 from paceenv.ui import config_files
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
 MOST_THRESHOLD = 1.0
@@ -29,7 +29,7 @@ class GridOf(Config):
 
 DEFAULT_GRID: dict[Mechanism, GridOf] = {
     "slack": GridOf(threshold=[0.0, 0.02, 0.05, 0.1], window=[0.05, 0.1, 0.3, 0.6]),
-    "slide": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
+    "phase_shift": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
     "stagger": GridOf(threshold=[0.0, 0.25, 0.5], window=[0.1, 0.2, 0.3, 0.4, 0.5]),
 }
 """Thresholds and windows that are tried, by mechanism."""
@@ -68,7 +68,7 @@ class Static(Config):
 
     suite: str = Field(ALL, description="a suite: a file, a name in configs/suites, or all")
     splits: list[Split] = Field(["train", "validation"], min_length=1)
-    mechanisms: list[Mechanism] = Field(["slack", "slide", "stagger"], min_length=1)
+    mechanisms: list[Mechanism] = Field(["slack", "phase_shift", "stagger"], min_length=1)
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
     grid: Grid | None = Field(None, description="the search, unless it is optuna")
     optuna: Optuna | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
 from paceenv.ui import config_files
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import AnyMechanism, Config
 
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -20,7 +20,7 @@ class Environment(Config):
 
     clusters: list[ClusterShare] = Field([], description="what episodes draw from; empty: the suites say")
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
-    mechanisms: list[Literal["slack", "slide", "paper", "stagger"]] = Field(min_length=1)
+    mechanisms: list[AnyMechanism] = Field(min_length=1)
     interval_iterations: int = Field(20, ge=1)
     episode_intervals: int = Field(64, ge=1)
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")

@@ -61,10 +61,10 @@ class NativeVecEnv(VecEnv):
         for n, env in enumerate(self.envs):
             seed = None if self._seeded else base
             observations.append(env.reset(seed=seed)[0])
-            env.stagger()
+            env.desync_episodes()
             if self._passive:
                 self._passive[n].reset(seed=seed)
-                self._passive[n].stagger()
+                self._passive[n].desync_episodes()
             base += env.num_envs
         self._seeded = True
         self._return_E[:], self._length_E[:] = 0.0, 0

@@ -31,7 +31,7 @@ _UNIT: Final = {"nic_gbps": 1.0, "uplink_gbps": 1.0}
 
 
 def fit_network(draft: Draft) -> None:
-    """Fit what carries the payload and take it into the draft; its compute and exposed work must be there."""
+    """Fit what carries the payload and take it into the draft; its compute and post-collective work must be there."""
     if draft.stamps.collective == "all_reduce":
         _links(draft)
     else:

@@ -1,4 +1,4 @@
-"""Work exposed after the payload: which groups have it, how long, always or in episodes; and what the barrier takes.
+"""Work after the payload: which groups have it, how long, always or in episodes; and what the barrier takes.
 
 Axes: T iterations, G process groups.
 """
@@ -18,7 +18,7 @@ from paceenv.calibration.fits.two_state_fit import two_levels
 from paceenv.calibration.structure import JobStamps
 
 USUAL_SPREAD: Final = 0.5
-"""How far single episodes lie from their mean where nothing is known of it, as in ``Exposed.episode_spread``."""
+"""How far single episodes lie from their mean where nothing is known of it, as in ``episode_spread``."""
 PRIOR_EPISODES: Final = 2
 LEAST: Final = 0.02
 """Work of less than this share of a step is not told from the overhead that every group has."""
@@ -27,11 +27,11 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ExposedFit:
+class PostCollectiveFit:
     """``always`` are the groups that always have it, ``work_s`` how long on average, with its standard error.
 
     ``episode_s`` is an episode's mean per step and ``spread`` how far single ones lie from it (uniform, as a share).
-    ``barrier_s`` is what follows when the last group is ready, with what all groups have exposed in common.
+    ``barrier_s`` is what follows when the last group is ready, with what all groups have in common.
     """
 
     always: tuple[int, ...]
@@ -45,7 +45,7 @@ class ExposedFit:
     barrier_se: float
 
 
-def fit_exposed(stamps: JobStamps) -> ExposedFit:
+def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
     """What lies between the end of a group's payload and the end of the step."""
     rest_TG = stamps.ready_TG - stamps.finish_TG
     after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
@@ -64,7 +64,7 @@ def fit_exposed(stamps: JobStamps) -> ExposedFit:
     single = _episode_means(work_TG, on_TG)
     episode_s, se, spread = _of_episodes(single) if episodes else (0.0, 0.0, 0.0)
     barrier_s, barrier_se = float(after_T.mean()), float(after_T.std(ddof=1) / math.sqrt(len(after_T)))
-    return ExposedFit(always, work_s, work_se, episodes, episode_s, se, spread, barrier_s + common_s, barrier_se)
+    return PostCollectiveFit(always, work_s, work_se, episodes, episode_s, se, spread, barrier_s + common_s, barrier_se)
 
 
 def _of_episodes(single: list[float]) -> tuple[float, float, float]:

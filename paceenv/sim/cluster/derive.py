@@ -82,17 +82,20 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
         jobs[name] = value if isinstance(value, int) else draw(value)
     jobs["transfer_cv"] = draw.named("noise.transfer_cv", cluster.noise.transfer_cv)
     skewness = draw(cluster.noise.imbalance_skew)
-    exposed = cluster.exposed
-    jobs["exposed_groups"], jobs["exposed_s"] = exposed.groups, draw(exposed.work_s)
-    jobs["exposed_share"], jobs["exposed_mean_iterations"] = draw(exposed.share), draw(exposed.mean_iterations)
-    jobs["exposed_episode_s"] = draw(exposed.episode_s)
-    jobs["exposed_spread"] = draw(exposed.episode_spread)
+    work = cluster.post_collective_work
+    jobs["post_work_groups"], jobs["post_work_s"] = work.groups, draw(work.work_s)
+    jobs["post_work_share"], jobs["post_work_mean_iterations"] = (
+        draw(work.share),
+        draw(work.mean_iterations),
+    )
+    jobs["post_work_episode_s"] = draw(work.episode_s)
+    jobs["post_work_spread"] = draw(work.episode_spread)
     if cluster.power.compute_w != 0.0:
         for name in ("compute_w", "wait_w", "delay_w", "heat_slowdown", "heat_iterations"):
             jobs[name] = draw.named(f"power.{name}", getattr(cluster.power, name))
     jobs["ranks_per_node"] = cluster.job.ranks_per_node
     jobs["staleness"] = cluster.synchronization.staleness
-    skewness = _synchronize(jobs, skewness, cluster.synchronization.every)
+    skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
     jobs["ideal_step_s"] = ideal_step_s(jobs)
     jobs["cap_s"] = cluster.pacing.cap * jobs["ideal_step_s"]
     _fail(cluster, draw, jobs)
@@ -173,14 +176,14 @@ def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
     stalls = jobs["stall_rate"] * every
     jobs["stall_rate"] = np.minimum(stalls, 1.0)
     jobs["stall_mean_s"] *= np.maximum(stalls, 1.0)
-    for name in ("fail_slow_mean_iterations", "drift_iterations", "exposed_mean_iterations", "heat_iterations"):
+    for name in ("fail_slow_mean_iterations", "drift_iterations", "post_work_mean_iterations", "heat_iterations"):
         jobs[name] = np.maximum(jobs[name] / every, 1.0)
     return np.asarray(skewness) / math.sqrt(every)
 
 
 def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
     """Checkpoints and failures, in units of engine steps: K iterations each under local SGD."""
-    rules, every = cluster.reliability, cluster.synchronization.every
+    rules, every = cluster.reliability, cluster.synchronization.sync_period
     jobs["checkpoint_iterations"] = rules.checkpoint_iterations // every
     jobs["warmup_iterations"] = -(-rules.warmup_iterations // every)
     for name in ("checkpoint_s", "failure_heat", "restart_s", "warmup_factor"):

@@ -1,14 +1,15 @@
-"""What a job meets while it runs: noise by cause, exposed work, other jobs, heat and failures; and how it is paced."""
+"""What a job meets while it runs: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Share
 from paceenv.sim.engine.layout import MAX_STALENESS
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import Config, Mechanism
 
 
 class Noise(Config):
@@ -31,7 +32,7 @@ class Noise(Config):
     transfer_cv: Cv = Field(0.0, description="of what a group's collective takes, anew each group and step")
 
 
-class Exposed(Config):
+class PostCollectiveWork(Config):
     """Work of a group that follows its collective and delays the end of the step: unequal slack on a shared uplink."""
 
     groups: int = Field(0, ge=0, description="how many groups always have it")
@@ -68,7 +69,7 @@ class Tenant(Config):
 class Pacing(Config):
     """Defaults of the ``static`` policy on this cluster, and the cap no delay exceeds."""
 
-    mechanism: Literal["slack", "slide", "stagger"] = "slack"
+    mechanism: Mechanism = "slack"
     threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
     window: float = Field(0.1, ge=0, le=1, description="delay window as a share of the baseline step")
     cap: float = Field(1.0, gt=0, le=1, description="the longest delay as a share of the ideal step")
@@ -77,7 +78,9 @@ class Pacing(Config):
 class Synchronization(Config):
     """How often and how strictly ranks wait for one another; the default is every step, for everybody."""
 
-    every: int = Field(1, ge=1, description="steps from one synchronization to the next (local SGD)")
+    renamed: ClassVar[Mapping[str, str]] = {"every": "sync_period"}
+
+    sync_period: int = Field(1, ge=1, description="steps from one synchronization to the next (local SGD)")
     staleness: int = Field(0, ge=0, le=MAX_STALENESS, description="steps a rank may run ahead of the slowest")
 
 

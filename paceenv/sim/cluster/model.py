@@ -7,11 +7,20 @@ Frozen and validated; units are in the names. A quantity is a number, or says ho
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from paceenv.sim.cluster.environment import Exposed, Noise, Pacing, Power, Reliability, Synchronization, Tenant
+from paceenv.sim.cluster.environment import (
+    Noise,
+    Pacing,
+    PostCollectiveWork,
+    Power,
+    Reliability,
+    Synchronization,
+    Tenant,
+)
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
@@ -28,6 +37,8 @@ MAX_EXCHANGE = 1024
 class Cluster(Config):
     """Everything the simulator is told about one job and its surroundings."""
 
+    renamed: ClassVar[Mapping[str, str]] = {"exposed": "post_collective_work"}
+
     name: str
     description: str = ""
     job: Job
@@ -35,7 +46,7 @@ class Cluster(Config):
     workload: Workload | None = Field(None, description="what is trained; then compute_s and gradient_bytes follow")
     gpu: Gpu | None = Field(None, description="on which GPU")
     noise: Noise = Noise()
-    exposed: Exposed = Exposed()
+    post_collective_work: PostCollectiveWork = PostCollectiveWork()
     synchronization: Synchronization = Synchronization()
     tenants: list[Tenant] = []
     power: Power = Power()
@@ -48,10 +59,10 @@ class Cluster(Config):
         if self.noise.slow_ranks > self.job.ranks:
             raise ValueError(f"noise.slow_ranks at most the {self.job.ranks} ranks of the job")
         self._check_form()
-        if self.exposed.groups > self.groups:
-            raise ValueError(f"exposed.groups at most the {self.groups} groups of the job")
-        if (self.exposed.groups or self.exposed.share != 0.0) and not self.barrier:
-            raise ValueError("job.barrier: true where a group has exposed work")
+        if self.post_collective_work.groups > self.groups:
+            raise ValueError(f"post_collective_work.groups at most the {self.groups} groups of the job")
+        if (self.post_collective_work.groups or self.post_collective_work.share != 0.0) and not self.barrier:
+            raise ValueError("job.barrier: true where a group has post-collective work")
         self._check_collective()
         self._check_synchronization()
         return self
@@ -100,13 +111,13 @@ class Cluster(Config):
             raise ValueError("job.collective all_reduce or all_to_all on a torus")
 
     def _check_synchronization(self) -> None:
-        every, staleness = self.synchronization.every, self.synchronization.staleness
+        every, staleness = self.synchronization.sync_period, self.synchronization.staleness
         if staleness and (self.barrier or self.groups > 1):
             raise ValueError("synchronization.staleness 0 with a barrier or several groups, which make ranks wait")
         if staleness and every > 1:
-            raise ValueError("one of synchronization.every and synchronization.staleness")
+            raise ValueError("one of synchronization.sync_period and synchronization.staleness")
         if self.reliability.checkpoint_iterations % every:
-            raise ValueError(f"reliability.checkpoint_iterations a multiple of synchronization.every ({every})")
+            raise ValueError(f"reliability.checkpoint_iterations a multiple of synchronization.sync_period ({every})")
 
     @property
     def ranks(self) -> int:
@@ -131,7 +142,7 @@ class Cluster(Config):
         samples = self.job.samples_per_node * self.job.nodes
         if self.workload is not None:
             samples = float(self.workload.batch * (self.workload.data_parallel or self.ranks // self.groups))
-        return samples * self.synchronization.every
+        return samples * self.synchronization.sync_period
 
     def step(self) -> Step | None:
         """The step of the workload when nobody is late and nothing is shared; None for a job described by its times."""

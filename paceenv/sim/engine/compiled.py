@@ -25,7 +25,7 @@ from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fluid, incast, coupling, kernel, layout)
 _REGISTERED = (
-    (pacing.bounded, pacing.slack_delay_s, pacing.slide_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
+    (pacing.bounded, pacing.slack_delay_s, pacing.phase_shift_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (timing.window_s, timing.decide),
@@ -36,8 +36,8 @@ _REGISTERED = (
         noise.onset_rate,
         noise.running_share,
         noise.reset_noise,
-        noise.reset_exposed,
-        noise.start_exposed,
+        noise.reset_post_work,
+        noise.start_post_work,
         noise.change_fail_slow,
     ),
     (noise.add_stalls, noise.draw_compute, noise.episode_s),

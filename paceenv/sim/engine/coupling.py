@@ -55,7 +55,7 @@ def spend(
     """Account for a step's energy and warm the nodes; ``compute_s`` is the sum over ranks.
 
     Energy is computed from the ranks' times: what is neither compute nor delay is waiting or communicating, in which a
-    rank spins; so does work exposed after a collective count.
+    rank spins; so does work after a collective count.
     """
     ranks, delay_s = delay_R.shape[0], 0.0
     for r in range(ranks):

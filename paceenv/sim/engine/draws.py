@@ -21,7 +21,7 @@ from scipy import special
 
 # Streams: what a draw is for. Numbers are part of the model's identity; append, never renumber.
 JITTER, IMBALANCE, DRIFT, COMMON, PERSISTENT, SLOW_RANK = 1, 2, 3, 4, 5, 6
-FAIL_SLOW, STALL, EXPOSED, TENANT, OBSERVER, CLUSTER = 7, 8, 9, 10, 11, 12
+FAIL_SLOW, STALL, POST_WORK, TENANT, OBSERVER, CLUSTER = 7, 8, 9, 10, 11, 12
 RECOVERY, INCAST, FAILURE, TRANSFER = 13, 14, 15, 16
 
 _SUB_BITS = 5

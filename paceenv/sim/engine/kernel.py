@@ -1,4 +1,4 @@
-"""One job, iteration by iteration: compute, arrival, collective, exposed work, barrier, and the next delays.
+"""One job, iteration by iteration: compute, arrival, collective, post-collective work, barrier, and the next delays.
 
 The only physics of the project. :func:`advance` is compiled (``paceenv.sim.engine.compiled``) and called on a slice of
 a batch; scalar and vector environments, policies, calibration and benchmarks all run through it. Pacing enters in one
@@ -20,8 +20,8 @@ from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, sl
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
 from paceenv.sim.engine.incast import receive_all
-from paceenv.sim.engine.layout import EXPOSED_NOW_S, EXPOSED_UNTIL, FIXED_EXPOSED_S, NO_INCAST
-from paceenv.sim.engine.noise import draw_compute, reset_noise, start_exposed
+from paceenv.sim.engine.layout import FIXED_POST_WORK_S, NO_INCAST, POST_WORK_NOW_S, POST_WORK_UNTIL
+from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
 
 
 def reset(
@@ -119,10 +119,10 @@ def finish_step(
         finish_G[g] += job["latency_s"]
         if job["overlap_share"] > 0.0:
             finish_G[g] = max(finish_G[g], complete_G[g] + job["tail_s"])
-        exposed_s = group[FIXED_EXPOSED_S, g]
-        if group[EXPOSED_UNTIL, g] > iteration:
-            exposed_s += group[EXPOSED_NOW_S, g]
-        ready_G[g] = finish_G[g] + exposed_s
+        post_work_s = group[FIXED_POST_WORK_S, g]
+        if group[POST_WORK_UNTIL, g] > iteration:
+            post_work_s += group[POST_WORK_NOW_S, g]
+        ready_G[g] = finish_G[g] + post_work_s
         end_s = max(end_s, ready_G[g])
     return end_s + job["barrier_s"]
 
@@ -205,7 +205,7 @@ def advance(
     """Run the environments ``which`` for ``iterations``; step times, and with ``record`` every stamp, come out.
 
     Stamps are seconds from the end of the step before: start, entry and delay per rank, exit of the collective and end
-    of the exposed work per group.
+    of the post-collective work per group.
     """
     ranks, groups = noise_ENR.shape[2], group_ENG.shape[2]
     compute_R, scratch_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
@@ -315,8 +315,8 @@ def advance_job(
             share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
         if job["transfer_cv"] > 0.0:
             vary_transfers(job, clock, tenants, normal, arrival_G, finish_G)
-        if job["exposed_share"] > 0.0:
-            start_exposed(job, clock, group)
+        if job["post_work_share"] > 0.0:
+            start_post_work(job, clock, group)
         step_s = finish_step(job, clock["iteration"], group, complete_G, finish_G, ready_G)
         if has_power:
             spend(job, clock, heat, delay_R, compute_s, step_s)

@@ -40,12 +40,12 @@ JOB = np.dtype(
         ("incast_flow_s", "f8"),
         ("incast_fit", "f8"),
         ("incast_timeout_s", "f8"),
-        ("exposed_s", "f8"),
-        ("exposed_groups", "i8"),
-        ("exposed_share", "f8"),
-        ("exposed_mean_iterations", "f8"),
-        ("exposed_episode_s", "f8"),
-        ("exposed_spread", "f8"),
+        ("post_work_s", "f8"),
+        ("post_work_groups", "i8"),
+        ("post_work_share", "f8"),
+        ("post_work_mean_iterations", "f8"),
+        ("post_work_episode_s", "f8"),
+        ("post_work_spread", "f8"),
         ("compute_w", "f8"),
         ("wait_w", "f8"),
         ("delay_w", "f8"),
@@ -120,8 +120,8 @@ CLOCK = np.dtype(
         ("fail_slow_count", "i8"),
         ("recovery_next", "i8"),
         ("recovery_count", "i8"),
-        ("exposed_next", "i8"),
-        ("exposed_count", "i8"),
+        ("post_work_next", "i8"),
+        ("post_work_count", "i8"),
         ("energy_j", "f8"),
         ("time_s", "f8"),
         ("failures", "i8"),
@@ -145,7 +145,7 @@ FACTOR, DRIFT_X = 0, 1
 NOISE_FIELDS = 2
 """``FACTOR`` is a rank's persistent factor, negative while it is in a fail-slow episode."""
 # group[N, G]
-EXPOSED_UNTIL, EXPOSED_NOW_S, FIXED_EXPOSED_S = 0, 1, 2
+POST_WORK_UNTIL, POST_WORK_NOW_S, FIXED_POST_WORK_S = 0, 1, 2
 GROUP_FIELDS = 3
 # heat[N, node], float32; no nodes where no job has a heat slowdown or a failure rate that depends on heat
 HEAT, COMPUTED_S = 0, 1
@@ -161,7 +161,7 @@ def default_job(environments: int) -> NDArray[np.void]:
     jobs["slow_factor"] = 1.0
     jobs["fail_slow_factor"] = 1.0
     jobs["fail_slow_mean_iterations"] = 1.0
-    jobs["exposed_mean_iterations"] = 1.0
+    jobs["post_work_mean_iterations"] = 1.0
     jobs["drift_iterations"] = 1.0
     jobs["ranks_per_node"] = 1
     jobs["heat_iterations"] = 1.0

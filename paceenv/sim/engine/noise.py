@@ -1,12 +1,12 @@
-"""Noise, typed by cause: when each rank arrives at its collective, and which groups have work exposed after it.
+"""Noise, typed by cause: when each rank arrives at its collective, and which groups have work after it.
 
 Scalar loops that the kernel compiles. Compute time of rank r in iteration t is
 
     compute_s * factor[r] * (1 + common[t]) * max(0, 1 + jitter[r, t] + imbalance[r, t] + drift[r, t])
         * fail_slow[r, t] + stall[r, t]
 
-Rare events (fail-slow onsets and recoveries, stalls, exposed-work episodes) are found by geometric skips over the
-flattened index ``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on
+Rare events (fail-slow onsets and recoveries, stalls, post-collective work episodes) are found by geometric skips over
+the flattened index ``iteration * width + position``, so an iteration without one costs nothing. Nothing here depends on
 time or on pacing: two policies see the same noise.
 """
 
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from paceenv.sim.engine.draws import (
     COMMON,
     DRIFT,
-    EXPOSED,
     FAIL_SLOW,
     IMBALANCE,
     JITTER,
     PERSISTENT,
+    POST_WORK,
     RECOVERY,
     SLOW_RANK,
     STALL,
@@ -37,7 +37,7 @@ from paceenv.sim.engine.draws import (
     quantiles,
     uniform,
 )
-from paceenv.sim.engine.layout import DRIFT_X, EXPOSED_NOW_S, EXPOSED_UNTIL, FACTOR, FIXED_EXPOSED_S
+from paceenv.sim.engine.layout import DRIFT_X, FACTOR, FIXED_POST_WORK_S, POST_WORK_NOW_S, POST_WORK_UNTIL
 
 _START = 1 << 62
 """Iteration number of draws made once, at the start of an episode."""
@@ -77,51 +77,51 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray
     onset = onset_rate(job["fail_slow_share"], job["fail_slow_mean_iterations"])
     clock["fail_slow_next"] = geometric(uniform(key, FAIL_SLOW, 0), onset) - 1
     clock["recovery_next"] = ranks + geometric(uniform(key, RECOVERY, 0), 1.0 / job["fail_slow_mean_iterations"]) - 1
-    reset_exposed(job, clock, group)
-    clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["exposed_count"] = 0, 0, 0, 0
+    reset_post_work(job, clock, group)
+    clock["iteration"], clock["stall_count"], clock["fail_slow_count"], clock["post_work_count"] = 0, 0, 0, 0
     clock["recovery_count"] = 0
     clock["link_s"] = 0.0
     for g in range(groups):
-        group[FIXED_EXPOSED_S, g] = 0.0
-    first_exposed = int(uniform(key, EXPOSED, _START) * groups)
-    for i in range(min(job["exposed_groups"], groups)):
-        group[FIXED_EXPOSED_S, (first_exposed + i) % groups] = job["exposed_s"]
+        group[FIXED_POST_WORK_S, g] = 0.0
+    first_post_work = int(uniform(key, POST_WORK, _START) * groups)
+    for i in range(min(job["post_work_groups"], groups)):
+        group[FIXED_POST_WORK_S, (first_post_work + i) % groups] = job["post_work_s"]
 
 
-def reset_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
-    """Draw which groups start inside an exposed-work episode, and when the next one begins."""
+def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Draw which groups start inside an post-collective work episode, and when the next one begins."""
     key, groups = clock["key"], group.shape[1]
-    share = running_share(job["exposed_share"], job["exposed_mean_iterations"])
-    start_key = key_of(key, EXPOSED, _START)
+    share = running_share(job["post_work_share"], job["post_work_mean_iterations"])
+    start_key = key_of(key, POST_WORK, _START)
     for g in range(groups):
-        u = uniform(start_key, EXPOSED, g)
+        u = uniform(start_key, POST_WORK, g)
         active = u < share
-        length = geometric(max(u / share, 1e-300), 1.0 / job["exposed_mean_iterations"]) if active else 0
-        group[EXPOSED_UNTIL, g] = float(length)
-        group[EXPOSED_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
-    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
-    clock["exposed_next"] = geometric(uniform(key, EXPOSED, 0), onset) - 1
+        length = geometric(max(u / share, 1e-300), 1.0 / job["post_work_mean_iterations"]) if active else 0
+        group[POST_WORK_UNTIL, g] = float(length)
+        group[POST_WORK_NOW_S, g] = episode_s(job, uniform(start_key, COMMON, g))
+    onset = onset_rate(job["post_work_share"], job["post_work_mean_iterations"])
+    clock["post_work_next"] = geometric(uniform(key, POST_WORK, 0), onset) - 1
 
 
 def episode_s(job: Any, u: float) -> float:
-    """Exposed work of one episode from a uniform ``u``: uniform around its mean, seconds."""
-    return float(job["exposed_episode_s"] * (1.0 + job["exposed_spread"] * (2.0 * u - 1.0)))
+    """PostCollectiveWork work of one episode from a uniform ``u``: uniform around its mean, seconds."""
+    return float(job["post_work_episode_s"] * (1.0 + job["post_work_spread"] * (2.0 * u - 1.0)))
 
 
-def start_exposed(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
-    """Start the exposed-work episodes that begin in this iteration; a group already in one keeps it."""
+def start_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+    """Start the post-collective work episodes that begin in this iteration; a group already in one keeps it."""
     groups, t = group.shape[1], clock["iteration"]
-    onset = onset_rate(job["exposed_share"], job["exposed_mean_iterations"])
-    while clock["exposed_next"] < (t + 1) * groups:
-        g = clock["exposed_next"] - t * groups
-        n = clock["exposed_count"] + 1
-        clock["exposed_count"] = n
-        episode_key = key_of(clock["key"], EXPOSED, n)
-        if group[EXPOSED_UNTIL, g] <= t:
-            length = geometric(uniform(episode_key, EXPOSED, 1), 1.0 / job["exposed_mean_iterations"])
-            group[EXPOSED_UNTIL, g] = float(t + length)
-            group[EXPOSED_NOW_S, g] = episode_s(job, uniform(episode_key, EXPOSED, 2))
-        clock["exposed_next"] += geometric(uniform(episode_key, EXPOSED, 3), onset)
+    onset = onset_rate(job["post_work_share"], job["post_work_mean_iterations"])
+    while clock["post_work_next"] < (t + 1) * groups:
+        g = clock["post_work_next"] - t * groups
+        n = clock["post_work_count"] + 1
+        clock["post_work_count"] = n
+        episode_key = key_of(clock["key"], POST_WORK, n)
+        if group[POST_WORK_UNTIL, g] <= t:
+            length = geometric(uniform(episode_key, POST_WORK, 1), 1.0 / job["post_work_mean_iterations"])
+            group[POST_WORK_UNTIL, g] = float(t + length)
+            group[POST_WORK_NOW_S, g] = episode_s(job, uniform(episode_key, POST_WORK, 2))
+        clock["post_work_next"] += geometric(uniform(episode_key, POST_WORK, 3), onset)
 
 
 def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> None:

@@ -15,11 +15,20 @@ from numpy.typing import NDArray
 from paceenv.sim.engine.recording import Operation, operations
 from paceenv.sim.engine.simulator import JobBatch, Recording
 
-PHASES = ("delay", "compute", "wait for peers", "collective", "exposed work", "barrier wait", "restart", "checkpoint")
+PHASES = (
+    "delay",
+    "compute",
+    "wait for peers",
+    "collective",
+    "post-collective work",
+    "barrier wait",
+    "restart",
+    "checkpoint",
+)
 _OF_OP = {
     "pace": "delay",
     "compute": "compute",
-    "optimizer": "exposed work",
+    "optimizer": "post-collective work",
     "barrier": "barrier wait",
     "restart": "restart",
     "checkpoint": "checkpoint",

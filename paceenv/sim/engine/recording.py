@@ -38,7 +38,7 @@ class Operation:
 def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Operation]:
     """What the ranks of one environment did in a recording of it, in the order of a step.
 
-    That is pace, compute, the payload collective, optimizer (work exposed after it), barrier (in jobs that have one),
+    That is pace, compute, the payload collective, optimizer (work after it), barrier (in jobs that have one),
     restart, checkpoint; what a step does not have lasts no time in it.
     """
     e, job, per_group = environment, batch.jobs[environment], batch.ranks // batch.groups
@@ -68,7 +68,7 @@ class RecordingWriter:
     """Writes consecutive recordings of one environment of an engine to a trace file; whole or not at all.
 
     Times run from the start of the first recording, in seconds. An iteration's operations are, in their order: pace,
-    compute, the payload collective, optimizer (work exposed after it), barrier, checkpoint or restart. What takes no
+    compute, the payload collective, optimizer (work after it), barrier, checkpoint or restart. What takes no
     time or is not there has no row.
     """
 

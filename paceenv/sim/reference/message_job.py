@@ -26,9 +26,9 @@ from paceenv.sim.reference.setup import Links, Setup
 class _Step:
     """One iteration on its way: what is drawn for it, and its stamps as they come, absolute seconds."""
 
-    def __init__(self, compute_R: NDArray[np.float64], exposed_G: NDArray[np.float64]) -> None:
-        ranks, groups = len(compute_R), len(exposed_G)
-        self.compute_R, self.exposed_G = compute_R, exposed_G
+    def __init__(self, compute_R: NDArray[np.float64], post_work_G: NDArray[np.float64]) -> None:
+        ranks, groups = len(compute_R), len(post_work_G)
+        self.compute_R, self.post_work_G = compute_R, post_work_G
         self.delay_R, self.entry_R = np.full(ranks, math.nan), np.full(ranks, math.nan)
         self.finish_G, self.ready_G = np.full(groups, math.nan), np.full(groups, math.nan)
         self.collectives: list[Collective] = []
@@ -49,7 +49,9 @@ class Reference:
         keys_E = episode_keys([seed])
         self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
         self.batch: JobBatch = derive(cluster, keys_E)
-        self._drawn_as = self.batch.jobs[0]  # noise and exposed work are drawn from this record, as in the fast engine
+        self._drawn_as = self.batch.jobs[
+            0
+        ]  # noise and post-collective work are drawn from this record, as in the fast engine
         self._imbalance = draws.gamma_table(float(self.batch.skewness_E[0]))
         self.network = Network()
         self.links, schedule = Links(self.setup, seed), self.setup.schedule()
@@ -127,7 +129,7 @@ class Reference:
         """Iteration ``t``; drawn when its first rank gets there."""
         if t == len(self._steps):
             with np.errstate(over="ignore"):  # the hashes want integers that wrap
-                step = _Step(self._draw_compute(), self._draw_exposed())
+                step = _Step(self._draw_compute(), self._draw_post_work())
             self._clocks["iteration"] += 1
             for g, wiring in enumerate(self._wirings):
                 loss = partial(self._timeout_s, t) if self._can_lose else None
@@ -166,10 +168,10 @@ class Reference:
         self._start(r)
 
     def _finish(self, t: int, g: int) -> None:
-        """Group ``g``'s collective is over: work exposed after it begins."""
+        """Group ``g``'s collective is over: work after it begins."""
         step = self._steps[t]
         step.finish_G[g] = self.network.now_s
-        step.ready_G[g] = step.finish_G[g] + step.exposed_G[g]
+        step.ready_G[g] = step.finish_G[g] + step.post_work_G[g]
         self.network.at(step.ready_G[g], partial(self._ready, t))
 
     def _ready(self, t: int) -> None:
@@ -223,12 +225,12 @@ class Reference:
         noise.draw_compute(self._drawn_as, self._clocks[0], self._noise, *tables, compute_R, scratch_R, bits_R)
         return compute_R
 
-    def _draw_exposed(self) -> NDArray[np.float64]:
-        if self._drawn_as["exposed_share"] > 0.0:
-            noise.start_exposed(self._drawn_as, self._clocks[0], self._group)
-        in_episode_G = self._group[layout.EXPOSED_UNTIL] > self._clocks["iteration"][0]
-        episode_G = np.where(in_episode_G, self._group[layout.EXPOSED_NOW_S], 0.0)
-        return np.asarray(self._group[layout.FIXED_EXPOSED_S] + episode_G)
+    def _draw_post_work(self) -> NDArray[np.float64]:
+        if self._drawn_as["post_work_share"] > 0.0:
+            noise.start_post_work(self._drawn_as, self._clocks[0], self._group)
+        in_episode_G = self._group[layout.POST_WORK_UNTIL] > self._clocks["iteration"][0]
+        episode_G = np.where(in_episode_G, self._group[layout.POST_WORK_NOW_S], 0.0)
+        return np.asarray(self._group[layout.FIXED_POST_WORK_S] + episode_G)
 
     def _timeout_s(self, t: int, sender: int, receiver: int, nth: int) -> float:
         """Timeout of a message that starts as the ``nth`` on its receiver's port: lost segments at its window's end."""

@@ -116,7 +116,7 @@ class Setup:
     def of(cls, cluster: Cluster) -> Setup:
         """The setup of a cluster config whose quantities are numbers, or follow the number of nodes."""
         _refuse_what_is_unknown(cluster)
-        job, fabric, every = cluster.job, cluster.fabric, cluster.synchronization.every
+        job, fabric, every = cluster.job, cluster.fabric, cluster.synchronization.sync_period
 
         def value(quantity: Quantity | None) -> float:
             return number(quantity, job.nodes)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.trainers.evaluation.suites import Mechanism
 from paceenv.trainers.sweep.score import Setting
 from paceenv.trainers.sweep.sweep_config import GridOf
+from paceenv.ui.config_files import Mechanism
 
 
 def singles(mechanisms: Sequence[Mechanism], grid: Callable[[Mechanism], GridOf]) -> list[Setting]:
