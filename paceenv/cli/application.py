@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from importlib.metadata import EntryPoint, entry_points
+from typing import TextIO
 
 from paceenv import __version__
 from paceenv.core.errors import InputError
@@ -58,12 +59,19 @@ def main() -> None:
     sys.exit(code)
 
 
-def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     """A renamed option or key is one line; any other warning is printed as Python prints it."""
     if issubclass(category, RenamedWarning):
         print(f"paceenv: warning: {message}", file=sys.stderr)
     else:
-        print(warnings.formatwarning(message, category, filename, lineno), end="", file=sys.stderr)
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
 def run(arguments: list[str]) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.intervals import Interval
+
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
     """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled."""
@@ -32,8 +34,8 @@ def bootstrap_interval(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-) -> tuple[float, float, float]:
-    """Estimate and percentile bootstrap interval ``(value, low, high)`` of a statistic over the first axis.
+) -> Interval:
+    """Estimate and percentile bootstrap interval of a statistic over the first axis.
 
     ``samples_N`` is ``(N,)`` or ``(N, D)``, its rows the independent units (seeds); ``statistic`` maps
     ``(..., N, D)`` or ``(..., N)`` over the unit axis and defaults to the mean. Pairing is kept by resampling rows.
@@ -43,14 +45,14 @@ def bootstrap_interval(
     compute = statistic or (lambda x: np.asarray(x.mean(axis=-1)))
     values = float(compute(samples))
     if units < 2:
-        return values, float("nan"), float("nan")
+        return Interval(values)
     picks = np.random.default_rng(seed).integers(0, units, (resamples, units))
     spread = compute(samples[picks])
     low, high = np.percentile(spread, [50 * (1 - level), 50 * (1 + level)])
-    return values, float(low), float(high)
+    return Interval(values, float(low), float(high))
 
 
-def paired_gain(step_s_E: NDArray[np.float64], reference_s_E: NDArray[np.float64]) -> tuple[float, float, float]:
+def paired_gain(step_s_E: NDArray[np.float64], reference_s_E: NDArray[np.float64]) -> Interval:
     """Throughput gain over a reference with its 95 % interval: mean over seeds of reference step / step, minus 1.
 
     Both are mean step times ``(E,)`` in seconds, paired by seed.
