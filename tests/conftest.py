@@ -33,10 +33,11 @@ EVERY_NOISE: dict[str, Any] = {
 }
 """Engine parameters with every kind of noise on."""
 
-settings.register_profile(  # no timing is asserted in a test
-    "paceenv", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("paceenv")
+for _profile, _examples in {"quick": 20, "thorough": 200}.items():  # chosen with --hypothesis-profile
+    settings.register_profile(  # no timing is asserted in a test
+        _profile, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("quick")
 
 
 def build_simulator(
@@ -74,10 +75,10 @@ def simulator() -> Callable[..., Simulator]:
     return build_simulator
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(scope="module")  # while its driver runs, no test can run an event loop of its own
+def browser() -> Iterator[Browser]:
     """A browser to look at pages with."""
-    with chromium(tmp_path_factory.mktemp("browser")) as running:
+    with chromium() as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
@@ -82,7 +82,6 @@ def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_c
     assert "worker 2" in diagnose(trace).causes[0].advice
 
 
-@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1 << 20),
     stages=st.integers(1, 4),
@@ -191,7 +190,6 @@ def test_a_tenant_of_another_period_is_one() -> None:
 
 
 @given(first=st.floats(-0.6, 0.6), second=st.floats(-0.6, 0.3), seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
 def test_memory_is_what_an_autoregression_explains(first: float, second: float, seed: int) -> None:
     """In closed form from its partial autocorrelations; nothing of white noise or of a constant."""
     noise_T = np.random.default_rng(seed).standard_normal(20_000)

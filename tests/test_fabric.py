@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -104,7 +104,6 @@ def test_two_groups_with_jitter_in_closed_form(simulator: Make) -> None:
     assert (alone == 0.08).any(), "both cases occur"
 
 
-@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.floats(0, 10), min_size=1, max_size=12),
     work_s=st.floats(1e-3, 5),
@@ -272,7 +271,6 @@ tenants_strategy = st.lists(
 )
 
 
-@settings(max_examples=80)
 @given(
     groups=st.integers(1, 6),
     work_s=st.floats(0.01, 0.5),
@@ -306,7 +304,6 @@ def test_engine_agrees_with_the_event_driven_reference(
         start_s += rec.step_ET[0, t]
 
 
-@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.one_of(st.floats(0, 3), st.sampled_from([0.0, 1.0])), min_size=1, max_size=10),
     work_s=st.floats(1e-6, 2),
@@ -317,7 +314,6 @@ def test_any_arrivals_agree_with_the_reference(arrivals: list[float], work_s: fl
     np.testing.assert_allclose(finish(arrivals, work_s, work_s / cap), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60)
 @given(flows=tenants_strategy, own=st.integers(0, 4), own_cap=st.floats(0.01, 1.0))
 def test_water_level_is_the_max_min_share(flows: list[dict[str, float]], own: int, own_cap: float) -> None:
     assume(flows or own)

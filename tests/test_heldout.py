@@ -90,6 +90,7 @@ def as_cluster(fit: NoiseFit) -> Cluster:
     return noise_cluster(fit, load_cluster("null-jitter"), "stage")
 
 
+@pytest.mark.slow
 def test_intervals_hold_what_is_held_out_as_often_as_they_say() -> None:
     """An interval over runs of the fitted cluster alone, as if its parameters were known, holds it too seldom."""
     rng, inside = np.random.default_rng(0), []

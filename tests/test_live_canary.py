@@ -126,6 +126,7 @@ def _judge(
     return comparison
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0.0, 0.9, 0.99])
 def test_false_alarms_are_no_more_frequent_than_alpha(memory: float) -> None:
     """Looks at 4, 8 and 16 pairs and at the end, noise with a memory shorter, alike and longer than a block."""

@@ -23,6 +23,15 @@ from paceenv.live.agent import Agent
 from paceenv.live.observe.stamps import DeviceStamps
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _old_objects_stay() -> Iterator[None]:
+    """What was there before is not looked at whenever :func:`group` collects garbage, which it does a hundred times."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)

@@ -63,7 +63,7 @@ def odd_traces(draw: st.DrawFn) -> Trace:
 
 
 @given(odd_traces())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_no_shape_of_a_trace_crashes_calibration(trace: Trace) -> None:
     """Any other error than a refusal, and any warning, fails."""
     with contextlib.suppress(InputError):

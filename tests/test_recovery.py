@@ -7,6 +7,8 @@ import pytest
 
 from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, tables
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1, "exposed episodes": 2}
 CHANCE = 0.02
 """How far the share of so few may be off for no reason."""

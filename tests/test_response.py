@@ -42,6 +42,7 @@ def within(effect: Effect, truth: float) -> bool:
     return effect.lo <= truth <= effect.hi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [drifting(0.0), drifting(0.9), stalling], ids=["white", "drift", "stalls"])
 def test_intervals_cover_the_truth_as_often_as_they_say(noise: Noise) -> None:
     traces = 80
@@ -55,6 +56,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(noise: Noise) -> None:
     assert np.mean([within(r.after, 0.0) for r in found]) >= least
 
 
+@pytest.mark.slow
 def test_nothing_is_said_to_help_that_does_not() -> None:
     texts = [measure_response(linear_job((0.2, 0.0, 0.3, 0.0), seed=s, iterations=500)).text for s in range(80)]
     assert sum("shorten" in text for text in texts) <= 0.05 * 80 + 2.5 * np.sqrt(0.05 * 80)

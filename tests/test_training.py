@@ -175,6 +175,7 @@ ppo: {total_timesteps: 1152, n_steps: 8, batch_size: 64, n_epochs: 1}
 """
 
 
+@pytest.mark.slow
 def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> None:
     """Clusters of two shapes, a constraint, selection with early stopping, and the better of two seeds kept."""
     (tmp_path / "selected.yaml").write_text(SELECTED)

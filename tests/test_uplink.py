@@ -35,6 +35,7 @@ def everywhere() -> NDArray[np.bool_]:
     return np.ones(STEPS, np.bool_)
 
 
+@pytest.mark.slow
 def test_error_bars_hold_the_truth() -> None:
     held, widths = [], []
     for seed in range(40):

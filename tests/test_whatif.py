@@ -328,6 +328,7 @@ def test_ends_add_up() -> None:
     assert plain.wider([], by_factors=True) is plain
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_one_finds_the_truth_in_the_interval() -> None:
     found = benchmark.judge("groups on one uplink", 0)
     assert [f.question for f in found] == ["64 nodes", "oversubscription 1", "64 nodes, paced"]

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent
+HELPERS = Path(__file__).parent
 DEADLINE_S = 180.0
 """For a job that hangs, on a machine with other work; no test waits for it otherwise."""
 GLOO_TIMEOUT_S = 30.0
@@ -51,7 +51,7 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(TESTS / "live_forkserver.py")],
+            [sys.executable, str(HELPERS / "live_forkserver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | _SETTINGS,
