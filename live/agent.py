@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from paceenv.core.errors import out_of_range
-from paceenv.live import launcher_config
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.options import make_options
+from paceenv.live.options import LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
 from paceenv.policies.base import Policy
 
@@ -123,7 +122,7 @@ def attach(
     if agent is not None:
         agent._loop.voice.say("is attached already; the second call of attach changes nothing")
         return agent
-    settings = dict(launcher_config.SETTINGS)
+    settings = dict(LAUNCHER_SETTINGS)
     if settings:
         policy = settings.pop("policy")
         chosen = make_options(settings)

@@ -17,14 +17,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from paceenv.live import launcher_config
+from paceenv.live.options import LAUNCHER_SETTINGS
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 def attach_later(**arguments: Any) -> None:
     """Have ``live.attach(**arguments)`` called with the first optimizer; these arguments go before the script's own."""
-    launcher_config.SETTINGS.update(arguments)
+    LAUNCHER_SETTINGS.update(arguments)
     atexit.register(_explain_absence, os.getpid())
     loaded = sys.modules.get(_OPTIMIZER_MODULE)
     if loaded is not None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.record.compare_ranks import side_by_side
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot, number, text
@@ -102,7 +102,7 @@ def dashboard(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; import it into Grafana.")],
 ) -> None:
     """Write the Grafana dashboard for the agents' Prometheus endpoints."""
-    write_whole(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
+    atomic_write(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
     output.say(f"wrote {out}")
 
 

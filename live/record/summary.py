@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Final
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.observe.locality import format_list
 from paceenv.live.record.compare_ranks import side_by_side
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
@@ -57,7 +57,7 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
             break
         time.sleep(0.25)
     page = summarise(side_by_side([own, *others]))
-    write_whole(place / SUMMARY, page.encode())
+    atomic_write(place / SUMMARY, page.encode())
     return page
 
 

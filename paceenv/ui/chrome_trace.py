@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceenv.core.files import open_whole
+from paceenv.core.files import open_atomic
 
 LANE = 1_000_000
 """Threads of one rank are this far apart: rank, rank + LANE, ... for operations that overlap."""
@@ -41,7 +41,7 @@ class ChromeTraceWriter:
         self._busy_until_ns: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def __enter__(self) -> ChromeTraceWriter:
-        self._file: IO[bytes] = self._stack.enter_context(open_whole(self._path))
+        self._file: IO[bytes] = self._stack.enter_context(open_atomic(self._path))
         if self._path.suffix == ".gz":  # no name and no date inside: the same events give the same bytes
             self._file = self._stack.enter_context(gzip.GzipFile("", "wb", 6, self._file, 0))  # type: ignore[arg-type]
         self._write('{"traceEvents":[\n')

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.resources
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import YAML_SUFFIXES, atomic_write
+from paceenv.core.files import find as find
+from paceenv.core.files import names as names
+from paceenv.core.files import packaged as packaged
+from paceenv.core.files import read_yaml as read_yaml
 from paceenv.core.renames import mechanism_name, new_name
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,8 +28,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Mechanism = Annotated[Literal["slack", "phase_shift", "stagger"], BeforeValidator(mechanism_name)]
 AnyMechanism = Annotated[Literal["slack", "phase_shift", "paper", "stagger"], BeforeValidator(mechanism_name)]
 """The paper's rule included."""
-RENAMED_FILES = {"suites": {"slide": "phase-shift"}}
-"""New names of packaged configs by kind and old name."""
 
 
 class Config(BaseModel):
@@ -48,52 +49,10 @@ class Config(BaseModel):
         return data
 
 
-def packaged(kind: str) -> Path:
-    """The folder ``configs/<kind>`` that ships with paceenv."""
-    return Path(str(importlib.resources.files("paceenv.configs"))) / kind
-
-
-def names(kind: str) -> list[str]:
-    """Names of the configs of a kind ("clusters", "suites", "train", ...)."""
-    return sorted(p.stem for p in packaged(kind).glob("*.yaml"))
-
-
-def find(kind: str, name: str | os.PathLike[str]) -> Path:
-    """The file of a config given as a path or as a name in ``configs/<kind>``."""
-    path = Path(name)
-    if path.suffix in {".yaml", ".yml"} or os.sep in str(name):
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-        return path
-    name = new_name(str(name), RENAMED_FILES.get(kind, {}), f"configs/{kind}")
-    candidate = packaged(kind) / f"{name}.yaml"
-    if candidate.is_file():
-        return candidate
-    known = names(kind)
-    close = difflib.get_close_matches(str(name), known, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
-
-
-def beside(path: Path, name: str) -> str:
-    """A config that the file ``path`` names: the one beside that file, if there is one; else the name as it is."""
-    near = path.parent / name
-    return str(near) if Path(name).suffix in {".yaml", ".yml"} and near.is_file() else name
-
-
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A YAML mapping from a file; data only (``safe_load``)."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return data
+def resolve_sibling(path: Path, name: str) -> str:
+    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged."""
+    sibling = path.parent / name
+    return str(sibling) if Path(name).suffix in YAML_SUFFIXES and sibling.is_file() else name
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
@@ -189,8 +148,8 @@ def _position(node: list[Any], part: str, where: str) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all (:func:`paceenv.core.files.write_whole`)."""
-    write_whole(path, text.encode())
+    """Write a text file completely or not at all (:func:`paceenv.core.files.atomic_write`)."""
+    atomic_write(path, text.encode())
 
 
 def to_yaml(data: dict[str, Any]) -> str:

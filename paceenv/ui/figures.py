@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 matplotlib.use("Agg")
 COLOURS = {
@@ -88,7 +88,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all; what kind of file it is follows from the suffix."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
-    write_whole(path, content.getvalue())
+    atomic_write(path, content.getvalue())
 
 
 def svg(figure: Figure, title: str) -> str:

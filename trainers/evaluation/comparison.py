@@ -59,7 +59,7 @@ def digest(cluster: Cluster) -> str:
 
 def is_contest(text: str) -> bool:
     """Whether an argument that may be a policy is the file of a contest."""
-    return Path(text).suffix in {".yaml", ".yml"}
+    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
 
 
 def load_contest(path: str | os.PathLike[str]) -> Contest:

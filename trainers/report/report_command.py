@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose_cells
 from paceenv.diagnosis.operation_matrix import read_cells
@@ -68,7 +68,7 @@ def report(
     _foretell(found, names)
     if chrome_trace is not None:
         found.viewer, found.viewer_steps = chrome_trace, write_steps(cells, kinds, chrome_trace)
-    write_whole(out, found.html(out.parent).encode())
+    atomic_write(out, found.html(out.parent).encode())
     if json_ is not None:
         output.write_json(found.as_json(), json_)
     if json_ != "-":
