@@ -27,7 +27,7 @@ from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Answer
 from paceenv.policies.whatif.baseline import Basis, of_trace
 from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.simulated import MIN_SEEDS, check, drawn, predict
+from paceenv.policies.whatif.simulated import LEAST_SEEDS, check, drawn, predict
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop.predict import one_more
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
@@ -112,7 +112,7 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
         changes.append(Change(nodes=nodes))
     if not changes:
         return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
-    seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
+    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
         fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
     )
