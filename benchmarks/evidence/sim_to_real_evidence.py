@@ -29,7 +29,7 @@ from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "sim-to-real.md"
-LEAST_INSIDE_SHARE = 7 / 9
+MIN_INSIDE_SHARE = 7 / 9
 """Of the scenarios, those whose prediction has to lie in the measured interval."""
 WANTED = {"unequal-slack": -0.15, "incast-shallow": -0.40, "two-jobs": -0.06}
 """The change of mean step time that the chosen policy has to reach, for the other job on the uplink as well."""
@@ -113,9 +113,9 @@ def targets(reports: Reports, failed: Sequence[str] = ()) -> list[Target]:
         Target("sign of each canary's effect", "right", *_all_but(wrong, 2 * scenarios)),
         Target(
             "prediction inside the measured interval",
-            f"at least 7 of 9, so {math.ceil(LEAST_INSIDE_SHARE * scenarios - 1e-9)} of {scenarios}",
+            f"at least 7 of 9, so {math.ceil(MIN_INSIDE_SHARE * scenarios - 1e-9)} of {scenarios}",
             f"{len(inside)} of {scenarios}",
-            len(inside) >= LEAST_INSIDE_SHARE * scenarios,
+            len(inside) >= MIN_INSIDE_SHARE * scenarios,
         ),
     ]
     for name, wanted in WANTED.items():
@@ -216,7 +216,7 @@ def _said(name: str, report: Mapping[str, Any]) -> list[str]:
         f"- chosen: {report['chosen']['policy']}; {report['chosen']['why']}",
         *(f"- {n}" for n in report["notes"]),
     ]
-    lines += [f"- the trace cannot tell {', '.join(vague)}"] if vague else []
+    lines += [f"- the trace does not identify {', '.join(vague)}"] if vague else []
     missed = [] if fit["mean_within"] and fit["cv_within"] else ["the simulated job without pacing"]
     missed += [label(canary["policy"]) for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
     if missed:

@@ -26,8 +26,8 @@ from benchmarks.evidence._processors import Processors, stolen
 from benchmarks.evidence.simulated_causes import HEALTHY
 from paceenv.core.trace import read_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_cells
-from paceenv.diagnosis.operation_matrix import Cells, read_cells
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.ui import config_files, output
@@ -157,7 +157,7 @@ class Found:
         return told | {"verdict": self.diagnosis.verdict}
 
 
-def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[Cells, float]:
+def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[OperationMatrix, float]:
     """Run a scenario with the agent watching its job; the trace it wrote, and the share of processor time stolen.
 
     Iterations from which a hypervisor took processor time away say nothing of the job: it makes LONGER times as many,
@@ -181,19 +181,19 @@ def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1
     share, first, path = min(found)
     trace = read_trace(path)
     counts = (trace.column("iteration") >= first) & (trace.column("iteration") < first + iterations)
-    return read_cells(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks())), share
+    return read_matrix(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks())), share
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
     """Every case, held against the same job without what was put there."""
     for case in cases:
         sound, share = observed(case.load(sound=True), iterations, folder, runs=SOUND_RUNS)
-        cells = sound
+        matrix = sound
         if case.put:
-            cells, share = observed(case.load(), iterations, folder)
-        mean_s = float(cells.step_s_T.mean())
+            matrix, share = observed(case.load(), iterations, folder)
+        mean_s = float(matrix.step_s_T.mean())
         put = 1.0 - float(sound.step_s_T.mean()) / mean_s
-        yield Found(case, diagnose_cells(cells), float(cells.step_s_T.std()) / mean_s, put, share)
+        yield Found(case, diagnose_matrix(matrix), float(matrix.step_s_T.std()) / mean_s, put, share)
 
 
 def _row(one: Found) -> tuple[str, ...]:

@@ -19,11 +19,11 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
-LEAST_UNPACED: Final = 16
+MIN_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
 
 
-class Draft:
+class ClusterBuilder:
     """What is known so far. ``probed`` are the stamps that links are fitted to, ``base`` what the operator knows.
 
     ``measured`` is of the trace's steps without pacing, or of all where too few are.
@@ -32,7 +32,7 @@ class Draft:
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
         self.stamps, self.probed, self.base = stamps, probed, base
         step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
+        self.measured = of_trace(step_T if len(step_T) >= MIN_UNPACED else stamps.step_T)
         self.parameters: list[Parameter] = []
         self.correlations: dict[str, dict[str, float]] = {}
         self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
@@ -47,16 +47,16 @@ class Draft:
     def steady_T(self) -> NDArray[np.bool_]:
         """Which iterations count as what the job does by itself: those without pacing, or all where too few are."""
         unpaced_T = self.stamps.unpaced_T
-        return unpaced_T if unpaced_T.sum() >= LEAST_UNPACED else np.ones_like(unpaced_T)
+        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
 
     def add(self, *parameters: Parameter) -> None:
         self.parameters += parameters
 
-    def exactly(self, key: str, value: float, evidence: str) -> None:
+    def add_exact(self, key: str, value: float, evidence: str) -> None:
         """Add what has no error."""
         self.add(Parameter(key, float(value), 0.0, float(value), float(value), evidence))
 
-    def together(self, one: str, other: str, correlation: float) -> None:
+    def add_correlation(self, one: str, other: str, correlation: float) -> None:
         """Record that the errors of two parameters hang together."""
         if correlation:
             self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")

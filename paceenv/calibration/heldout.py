@@ -16,13 +16,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import LEAST_UNPACED
+from paceenv.calibration.cluster_builder import MIN_UNPACED
 from paceenv.calibration.fits.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
-from paceenv.calibration.structure import LEAST_ITERATIONS, JobStamps
+from paceenv.calibration.structure import MIN_ITERATIONS, JobStamps
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -31,7 +31,7 @@ FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""
 DRAWS, RUNS = 16, 12
 """Clusters drawn from the errors of the fit, and simulated runs of each."""
-_MOST_CELLS = 1e8
+_MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
@@ -118,11 +118,11 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)
     first, rest = stamps.part(np.arange(T) < cut), stamps.part((np.arange(T) >= cut) & stamps.unpaced_T)
-    least = round(LEAST_ITERATIONS / FITTED_SHARE)
-    if cut < LEAST_ITERATIONS or len(rest.step_T) < MIN_STEPS:
+    least = round(MIN_ITERATIONS / FITTED_SHARE)
+    if cut < MIN_ITERATIONS or len(rest.step_T) < MIN_STEPS:
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
-    if first.unpaced_T.sum() < LEAST_UNPACED:
-        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {LEAST_UNPACED}"
+    if first.unpaced_T.sum() < MIN_UNPACED:
+        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
     fit = calibrate_stamps(first, probed, base, "held-out check")
     drawn = drawn_clusters(fit.cluster, draws=DRAWS)
     measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
@@ -190,7 +190,7 @@ def _check(
     drawn: Sequence[Cluster],
     simulated: Callable[[Cluster, list[int]], list[dict[str, float]]],
 ) -> HeldOutCheck:
-    runs = int(np.clip(_MOST_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
+    runs = int(np.clip(_MAX_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
     found = [one for d, cluster in enumerate(drawn) for one in simulated(cluster, [*range(d * runs, (d + 1) * runs)])]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():

@@ -28,7 +28,7 @@ CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
 SHORT_RUNS, USUAL_RUNS = 2, 64
 """Runs of every candidate, all on the same noise, and of the fitted cluster, which tell how lucky those few are."""
-TRIES, LEAST_SHARE = 1000, 0.05
+TRIES, MIN_SHARE = 1000, 0.05
 """Draws before the fitted values are taken; the share of a value that no draw falls below."""
 NEGLIGIBLE: Final = 1e-4
 """A relative error below the digits of a record is none: the value is known."""
@@ -155,7 +155,7 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
         parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
         for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
     )
-    return max(low, LEAST_SHARE * abs(parameter.value)), high
+    return max(low, MIN_SHARE * abs(parameter.value)), high
 
 
 def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from paceenv.calibration.measurements import job_of
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
-LEAST_ITERATIONS: Final = 16
+MIN_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096
 """A collective of at most this size beside a larger one only synchronises."""
 POST_COLLECTIVE_OP: Final = "optimizer"
@@ -128,7 +128,7 @@ class _Rank:
 def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
     """The stamps of one job of a trace; ``job`` must be named where the trace holds several.
 
-    Raises InputError if it has no collective, fewer than LEAST_ITERATIONS complete iterations alike, or process groups
+    Raises InputError if it has no collective, fewer than MIN_ITERATIONS complete iterations alike, or process groups
     of unequal size.
     """
     name, rows = _rows_of(trace, job)
@@ -224,8 +224,8 @@ def _stamps(
     ended = set.intersection(*(set(ranks[r].end_s) for r in order))
     kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
     use = np.array(sorted(t for t in kept if t - 1 in ended and (only is None or t in only)), np.int64)
-    if len(use) < LEAST_ITERATIONS:
-        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}")
+    if len(use) < MIN_ITERATIONS:
+        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {MIN_ITERATIONS}")
 
     def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
         return np.array([[value[t + shift] for value in values] for t in use.tolist()])
@@ -237,7 +237,7 @@ def _stamps(
     entry_TR = matrix([r.entry_s for r in chosen]) - begin_T[:, None]
     waits_T = (entry_TR > delay_TR).all(axis=1)
     if not waits_T.all():  # a rank got out of the barrier much later than another: nothing to say about that iteration
-        if waits_T.sum() < max(LEAST_ITERATIONS, len(use) / 2):
+        if waits_T.sum() < max(MIN_ITERATIONS, len(use) / 2):
             raise InputError(
                 f"trace of {name}: in {int((~waits_T).sum())} of {len(use)} iterations a rank began its payload before "
                 "others ended the iteration before; allowed: a job whose ranks wait for each other"

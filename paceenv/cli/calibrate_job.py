@@ -8,7 +8,7 @@ from typing import Any
 
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
-from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.structure import read_job
 from paceenv.core.trace import read_metadata, read_trace
 from paceenv.importers import detect_format
@@ -48,7 +48,7 @@ def to_json(fit: JobFit) -> dict[str, Any]:
     """A fit as plain data: the cluster, every parameter, and how well the cluster does what the job did."""
     return {
         "cluster": fit.cluster.model_dump(exclude_defaults=True),
-        "parameters": [{"key": p.key, "told": p.told} | p.to_record() for p in fit.parameters],
+        "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
         "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
         "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
         "held_out_steps": fit.cluster.calibration["held_out_steps"],
@@ -82,20 +82,16 @@ def print_check(check: HeldOutCheck | str) -> None:
 
 def _print(fit: JobFit) -> None:
     source = fit.cluster.calibration["source"]
-    told = [p for p in fit.parameters if p.told]
+    identified = [p for p in fit.parameters if p.is_identified]
     output.print_table(
         f"{fit.cluster.name}: fitted to {source}",
         ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
-        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in told],
+        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in identified],
         f"mean step {fit.measured.mean_s:.4g} s, simulated {fit.simulated.mean_s:.4g} s ({fit.mean_error:+.1%}); "
         f"CV {fit.measured.cv:.3f}, simulated {fit.simulated.cv:.3f}",
     )
-    rows = [
-        (p.key, _number(p.value), _bounds(p), p.evidence.removeprefix(CANNOT_TELL))
-        for p in fit.parameters
-        if not p.told
-    ]
-    output.print_table("Cannot tell from this trace", ("parameter", "value used", "bounds", "why"), rows)
+    rows = [(p.key, _number(p.value), _bounds(p), p.reason) for p in fit.parameters if not p.is_identified]
+    output.print_table("Cannot be identified from this trace", ("parameter", "value used", "bounds", "why"), rows)
 
 
 def _off(line: Line) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 
 from paceenv.ui.output import are_numbers
 
-MOST_ROWS: Final = 40
+MAX_ROWS: Final = 40
 """Rows of a table that is shown under a picture; the file to download has all of them."""
 _FROM_THIS_FILE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WITH_SCRIPTS: Final = (
@@ -86,10 +86,10 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     content = base64.b64encode(text.getvalue().encode()).decode()
-    left = f"; the first {MOST_ROWS} of {len(rows)} rows" if len(rows) > MOST_ROWS else ""
+    left = f"; the first {MAX_ROWS} of {len(rows)} rows" if len(rows) > MAX_ROWS else ""
     to_save = f'<a download="{html.escape(name)}.csv" href="data:text/csv;charset=utf-8;base64,{content}">as CSV</a>'
     summary = f"<summary>the numbers: {html.escape(name.replace('-', ' '))}</summary>"
-    shown = table(columns, rows[:MOST_ROWS])
+    shown = table(columns, rows[:MAX_ROWS])
     return f'<details>{summary}<p class="note">{to_save}{left}</p>{shown}</details>'
 
 

@@ -1,4 +1,4 @@
-"""The cluster behind a trace, and what it foretells: the job at other sizes, and under pacing policies.
+"""The cluster behind a trace, and what it predicts: the job at other sizes, and under pacing policies.
 
 Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
 ``paceenv whatif --nodes``. Of a policy the mean effect matters, not what a single run would show: its interval is the
@@ -38,12 +38,12 @@ Interval = tuple[float, float, float]
 SEEDS: Final = 4
 SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """How many times as many nodes as the traced job has."""
-MOST_RANKS: Final = 4096
+MAX_RANKS: Final = 4096
 SIZE_ITERATIONS, POLICY_ITERATIONS = 300, 800
 MANY_RANKS: Final = 256
 """From here on a run is long enough to do with one seed a cluster."""
 GOOD_MEAN: Final = 0.1
-"""A fitted cluster whose mean step is further off than this share foretells little."""
+"""A fitted cluster whose mean step is further off than this share predicts little."""
 _FIRST_SEED = 5_000_000
 
 
@@ -64,7 +64,7 @@ class Fitted:
     @property
     def tenants(self) -> bool | None:
         """Whether another job is on the same links; None where one is diagnosed that the cluster does not have."""
-        if any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters):
+        if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
             return True
         return None if TENANT in self.causes else False
 
@@ -98,11 +98,11 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
-    """The job at other node counts, as ``paceenv whatif --nodes`` foretells it, or why it cannot be foretold."""
+    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted."""
     today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
     changes, refused = [], ""
     for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):
-        if not 1 < nodes * ranks_per_node <= MOST_RANKS:
+        if not 1 < nodes * ranks_per_node <= MAX_RANKS:
             continue
         try:
             check(fitted.basis, [Change(nodes=nodes)])
@@ -111,7 +111,7 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
             continue
         changes.append(Change(nodes=nodes))
     if not changes:
-        return refused or f"{today} nodes, and no size to compare with of at most {MOST_RANKS} ranks"
+        return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
     seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
         fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
@@ -165,7 +165,7 @@ class Paced:
 def compare(
     fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Paced] | str:
-    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be foretold."""
+    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be predicted."""
     rows, clusters = [], fitted.clusters
     try:
         fitted.basis.check([Change(pacing=policy) for policy in policies])

@@ -12,7 +12,7 @@ from paceenv.ui import figures, html_page
 
 @dataclass(frozen=True)
 class Numbers:
-    """A table behind a picture, all cells as text; ``name`` is that of the file to download."""
+    """A table behind a picture, all matrix as text; ``name`` is that of the file to download."""
 
     name: str
     columns: Sequence[str]

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.fits.episodes import Episodes, find_episodes
 from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise
-from paceenv.calibration.fits.two_state_fit import two_levels
+from paceenv.calibration.fits.two_state_fit import fit_two_states
 from paceenv.calibration.measurements import NoiseMeasurements, measure_stage
 from paceenv.calibration.structure import JobStamps
 
-FAIL_SLOW_LEAST: Final = 0.1
+MIN_FAIL_SLOW: Final = 0.1
 """An episode makes a rank slower by at least this share."""
 
 Array = NDArray[np.float64]
@@ -38,7 +38,7 @@ class ComputeFit:
 def fit_compute(stamps: JobStamps) -> ComputeFit:
     """Fit the compute of a job."""
     compute_s_TR = stamps.compute_TR
-    on_TR = np.stack([two_levels(x, FAIL_SLOW_LEAST * float(np.median(x))) for x in compute_s_TR.T], axis=1)
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_s_TR.T], axis=1)
     episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
     if episodes is not None:
         compute_s_TR = compute_s_TR.copy()

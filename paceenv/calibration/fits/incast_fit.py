@@ -20,9 +20,9 @@ from scipy import optimize, stats
 from paceenv.calibration.link_replay import receive
 from paceenv.calibration.structure import JobStamps
 
-LEAST_TIMEOUT_S: Final = 0.1
+MIN_TIMEOUT_S: Final = 0.1
 """Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
-LEAST_COLLAPSED: Final = 3
+MIN_COLLAPSED: Final = 3
 """Steps that it takes to tell a timeout, and its spread, from a stall."""
 _SEEDS = 16
 _FINEST = 1e-3
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class CollapseFit:
+class IncastFit:
     """``message_s`` with its standard error; ``share`` of steps that collapsed and its 95 % interval.
 
     ``timeout_s`` is None where no step collapsed, ``timeout_se`` its standard error. ``fit`` is how many opening
@@ -50,7 +50,7 @@ class CollapseFit:
     collapsed_T: NDArray[np.bool_]
 
 
-def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> CollapseFit:
+def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit:
     """Message, timeout and buffer of a gather or an all-to-all; ``latency_s`` comes on top of every payload.
 
     Where every step collapses durations have one mode, and only ``known_message_s`` can tell that from a slow link.
@@ -59,8 +59,8 @@ def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float 
     lasts_T = (finish_TG - stamps.arrival_TG).max(axis=1)
     collapsed_T = _upper_mode(lasts_T)
     if known_message_s is not None:
-        late_T = (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > LEAST_TIMEOUT_S
-        if late_T.sum() >= LEAST_COLLAPSED:  # fewer are stalls of a machine
+        late_T = (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > MIN_TIMEOUT_S
+        if late_T.sum() >= MIN_COLLAPSED:  # fewer are stalls of a machine
             collapsed_T |= late_T
     message_s, message_se = known_message_s or 0.0, math.inf
     if not collapsed_T.all():
@@ -77,7 +77,7 @@ def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float 
         # a few steps may all hide nothing where others do: replays know how much that differs from step to step
         timeout_se = max(float(excess_T[collapsed_T].std(ddof=1)), spread_s) / math.sqrt(k)
         timeout_s += hidden_s
-    return CollapseFit(
+    return IncastFit(
         message_s,
         message_se,
         k / n,
@@ -105,8 +105,8 @@ def _upper_mode(lasts_T: Array) -> NDArray[np.bool_]:
             break
         centre = np.array([lasts_T[~upper_T].mean(), lasts_T[upper_T].mean()])
     spread = lasts_T[~upper_T].std() if not upper_T.all() else np.inf
-    apart = centre[1] - centre[0] >= LEAST_TIMEOUT_S and centre[1] - centre[0] > 3.0 * spread
-    return upper_T if apart and upper_T.sum() >= LEAST_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
+    apart = centre[1] - centre[0] >= MIN_TIMEOUT_S and centre[1] - centre[0] > 3.0 * spread
+    return upper_T if apart and upper_T.sum() >= MIN_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
 
 
 def _message(stamps: JobStamps, finish_TG: Array, use_T: NDArray[np.bool_]) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.structure import JobStamps
 from paceenv.core.probing import HOLD_ITERATIONS
 
-MOST_RELATIVE_SE: Final = 0.2
+MAX_RELATIVE_SE: Final = 0.2
 """A number known no better counts as unknown."""
 SURE: Final = 4.0
 """Standard errors that the cap must lie away from either end to be told: where nothing but the uplink limits a group,
@@ -228,7 +228,7 @@ class _Model:
         work_most_s = work_s + 2.0 * work_se
         may_be_unlimited = cap - SURE * cap_se < 1.0 / self.groups
         may_be_uncapped = cap + SURE * cap_se > 1.0 - _STEP
-        if not cap_se < MOST_RELATIVE_SE * cap:
+        if not cap_se < MAX_RELATIVE_SE * cap:
             why = "all groups transfer at the same time, and starts vary too little to tell a group's own cap"
             return _Errors(np.inf, np.inf if cap - 2.0 * cap_se < 1.0 / self.groups else work_se, why)
         if may_be_unlimited and may_be_uncapped:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.fits.episodes import Episodes, find_episodes
-from paceenv.calibration.fits.two_state_fit import two_levels
+from paceenv.calibration.fits.two_state_fit import fit_two_states
 from paceenv.calibration.structure import JobStamps
 
 USUAL_SPREAD: Final = 0.5
 """How far single episodes lie from their mean where nothing is known of it, as in ``episode_spread``."""
 PRIOR_EPISODES: Final = 2
-LEAST: Final = 0.02
+MIN_WORK_SHARE: Final = 0.02
 """Work of less than this share of a step is not told from the overhead that every group has."""
 
 Array = NDArray[np.float64]
@@ -49,8 +49,8 @@ def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
     """What lies between the end of a group's payload and the end of the step."""
     rest_TG = stamps.ready_TG - stamps.finish_TG
     after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
-    least_s = LEAST * float(np.median(stamps.step_T))
-    on_TG = np.stack([two_levels(x, least_s) for x in rest_TG.T], axis=1)
+    least_s = MIN_WORK_SHARE * float(np.median(stamps.step_T))
+    on_TG = np.stack([fit_two_states(x, least_s) for x in rest_TG.T], axis=1)
     usual_G = np.array([np.median(rest_TG[~on_TG[:, g], g]) for g in range(stamps.groups)])
     common_s = float(usual_G.min())
     always = tuple(int(g) for g in np.flatnonzero(usual_G - common_s > least_s))

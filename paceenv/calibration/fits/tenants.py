@@ -27,12 +27,12 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 
-LEAST_SPREAD: Final = 0.04
+MIN_SPREAD: Final = 0.04
 """Durations that vary by less, relative to their mean, are steady."""
-LEAST_OF_STEP: Final = 0.01
+MIN_OF_STEP: Final = 0.01
 """Nor does it matter what varies by less of a step than this."""
 SIGNIFICANCE: Final = 1e-3
-LEAST_EXPLAINED: Final = 0.2
+MIN_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
 _TRUST = 0.03
 """How far off the modelled duration may be, standard deviation relative to the mean."""
@@ -41,7 +41,7 @@ _EFFECTIVE_ITERATIONS = 25.0
 of a particle filter is noisy (a coarsened posterior, Miller and Dunson, JASA 2019)."""
 _LIKE_US = (0.3, 0.2)
 """Prior: the other job is like ours, by these standard deviations of the ratio's logarithm and of the share."""
-_MOST_ITERATIONS = 200
+_MAX_ITERATIONS = 200
 _SCAN_ITERATIONS, _SCAN_PARTICLES, _SCAN_KEPT = 120, 64, 40
 _PARTICLES, _POPULATION, _JUDGED = 96, 64, 16
 _LAST_POPULATION = 160
@@ -98,7 +98,7 @@ def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool,
     ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
     p = float(stats.chi2.sf(ljung_box, len(lags)))
     said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
-    return spread > LEAST_SPREAD and spread * mean_s > LEAST_OF_STEP * step_s and p < SIGNIFICANCE, said
+    return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
 def fit_tenant(
@@ -121,11 +121,11 @@ def fit_tenant(
     advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
     spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
     seeds = range(seed, seed + _PAUSE_SEEDS)
-    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MOST_ITERATIONS))
+    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MAX_ITERATIONS))
 
     def follow(
         theta: Array,
-        iterations: int = _MOST_ITERATIONS,
+        iterations: int = _MAX_ITERATIONS,
         particles: int = _PARTICLES,
         first_seed: int = seed,
         **more: float,
@@ -173,8 +173,8 @@ def fit_tenant(
     natural = np.array([_natural(theta) for theta in sample])
     estimates = [_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at))]
     best = follow(at)
-    unexplained = lasts_T[-_MOST_ITERATIONS:] - best.expected_T
-    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MOST_ITERATIONS:].var())
+    unexplained = lasts_T[-_MAX_ITERATIONS:] - best.expected_T
+    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MAX_ITERATIONS:].var())
     turn = np.mean(np.exp(2j * np.pi * best.phase_N))
     phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
     phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 SMOOTH: Final = 5
 """Iterations of the running median that makes single outliers vanish; shorter episodes are noise."""
-LEAST_ITERATIONS: Final = 3
+MIN_ITERATIONS: Final = 3
 """On either level, for it to count as one."""
 _SEPARATION = 5.0
 
 Array = NDArray[np.float64]
 
 
-def two_levels(x_T: Array, least_jump: float) -> NDArray[np.bool_]:
+def fit_two_states(x_T: Array, least_jump: float) -> NDArray[np.bool_]:
     """When a series is on the higher of two levels, ``(T,)``; nowhere if it does not stay on two that differ.
 
     The levels differ by ``least_jump`` or more, and by several times what the series does on either.
@@ -32,7 +32,7 @@ def two_levels(x_T: Array, least_jump: float) -> NDArray[np.bool_]:
             break
         on_T, low, high = now_T, float(np.median(smooth_T[~now_T])), float(np.median(smooth_T[now_T]))
     spread = max(_deviation(x_T[on_T]), _deviation(x_T[~on_T]))
-    enough = min(on_T.sum(), (~on_T).sum()) >= LEAST_ITERATIONS
+    enough = min(on_T.sum(), (~on_T).sum()) >= MIN_ITERATIONS
     return on_T if enough and high - low > _SEPARATION * spread else np.zeros(len(x_T), np.bool_)
 
 
