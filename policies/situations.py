@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.signals import SIGNALS
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
@@ -54,13 +54,13 @@ PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 """First seeds: far from those of evaluation, searches and training."""
 
 
-def features(memory: Memory, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+def features(memory: ObservationEMA, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
     """What a rank compares situations by, ``(B, F)``: its last view, and what it remembers with it."""
     return np.concatenate([signals_BO, memory.update(signals_BO)], axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
-class Bank:
+class RolloutBank:
     """Remembered views and projections.
 
     ``features_NF`` are what ranks saw; ``gain_NC`` is what each candidate then brought (:func:`project`),
@@ -106,7 +106,7 @@ def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[n
     return np.asarray(throughput_SC - throughput_SC[:, :1])
 
 
-def worth_comparing(gain_SC: NDArray[np.float64], most: int = MOST_CANDIDATES) -> list[int]:
+def select_candidates(gain_SC: NDArray[np.float64], most: int = MOST_CANDIDATES) -> list[int]:
     """The candidates that add most to the gain if the best were always known; one after the other, off first."""
     chosen, best_S = [0], gain_SC[:, 0]
     while len(chosen) <= most:
@@ -126,7 +126,7 @@ def drive(
     E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
     J = min(R, WATCHED_RANKS)
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
-    memory, phase_E = Memory(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
+    memory, phase_E = ObservationEMA(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
     rate_E, choice_E = rng.choice(CHANGE_RATES, E), np.zeros(E, np.int64)
     seen, gains = [], []
     for t in range(EPISODE_INTERVALS):
@@ -142,14 +142,14 @@ def drive(
     return np.concatenate(seen), np.concatenate(gains)
 
 
-def build(cluster: Cluster, episodes: int, threads: int = 1) -> Bank:
+def build(cluster: Cluster, episodes: int, threads: int = 1) -> RolloutBank:
     """The bank of a cluster, always the same one for the same arguments; of off alone where nothing else ever helps."""
     every = spread_of_settings(cluster)
     pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads)
     pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
-    chosen = worth_comparing(project(pilot, np.arange(PILOT_EPISODES), every))
+    chosen = select_candidates(project(pilot, np.arange(PILOT_EPISODES), every))
     if len(chosen) == 1:
-        return Bank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
+        return RolloutBank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
     simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads)
     features_NF, gain_NC = drive(simulator, every[chosen], np.random.default_rng(BANK_SEED))
-    return Bank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))
+    return RolloutBank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))

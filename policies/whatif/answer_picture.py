@@ -7,8 +7,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from paceenv.core.intervals import Interval
 from paceenv.policies.whatif.answer import Answer, Case
-from paceenv.policies.whatif.estimate import Estimate
 from paceenv.ui import figures
 
 _TODAY = "#555555"
@@ -40,7 +40,7 @@ def draw(answer: Answer, path: Path) -> None:
 
 
 def _over_nodes(panel: Axes, answer: Answer, of: str) -> None:
-    today: Estimate = getattr(answer.today, of)
+    today: Interval = getattr(answer.today, of)
     _mark(panel, [answer.today.nodes], [today], _TODAY, f"today, {answer.today.policy}", "s")
     for policy in dict.fromkeys(row.case.policy for row in answer.changed):
         cases = sorted((r.case for r in answer.changed if r.case.policy == policy), key=lambda case: case.nodes)
@@ -52,7 +52,7 @@ def _over_nodes(panel: Axes, answer: Answer, of: str) -> None:
     panel.minorticks_off()
 
 
-def _mark(panel: Axes, x: list[int], found: list[Estimate], colour: str, label: str, style: str) -> None:
+def _mark(panel: Axes, x: list[int], found: list[Interval], colour: str, label: str, style: str) -> None:
     below = [0.0 if math.isnan(e.low) else e.value - e.low for e in found]
     above = [0.0 if math.isnan(e.high) else e.high - e.value for e in found]
     panel.errorbar(x, [e.value for e in found], [below, above], fmt=style, ms=4, color=colour, capsize=3, label=label)
@@ -61,7 +61,7 @@ def _mark(panel: Axes, x: list[int], found: list[Estimate], colour: str, label: 
 def _in_rows(panel: Axes, answer: Answer, of: str) -> None:
     rows: list[tuple[str, Case]] = [("today", answer.today), *((r.change.label, r.case) for r in answer.changed)]
     for y, (_, case) in enumerate(rows):
-        estimate: Estimate = getattr(case, of)
+        estimate: Interval = getattr(case, of)
         colour = _TODAY if y == 0 else figures.colour(case.policy)
         low, high = estimate.low, estimate.high
         if not math.isnan(low):

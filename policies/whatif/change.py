@@ -12,7 +12,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.sim.cluster import Cluster
 
 WHERE: Final = "whatif"
-MOST_ROWS: Final = 64
+MAX_ROWS: Final = 64
 SLOW: Final = "slow"
 """The slow ranks of a config, which draws anew in every run which ranks those are."""
 _Value = TypeVar("_Value")
@@ -87,7 +87,7 @@ def combinations(
 ) -> list[Change]:
     """Every combination of what the options name, each a list with commas between (of ranks ``0+3`` is both together).
 
-    Raises InputError for what is no such list, for nothing to change, and for more than MOST_ROWS combinations.
+    Raises InputError for what is no such list, for nothing to change, and for more than MAX_ROWS combinations.
     """
     if spread and removed is None:
         raise InputError("--spread: nobody's work to spread; allowed: with --remove-rank")
@@ -106,8 +106,8 @@ def combinations(
     if rows == [Change()]:
         options = "--nodes, --oversubscription, --remove-rank, --replace-rank, --pacing, --set"
         raise InputError(f"nothing to change; allowed: at least one of {options}")
-    if len(rows) > MOST_ROWS:
-        raise out_of_range("combinations", len(rows), f"at most {MOST_ROWS}", WHERE)
+    if len(rows) > MAX_ROWS:
+        raise out_of_range("combinations", len(rows), f"at most {MAX_ROWS}", WHERE)
     for row in rows:
         if row.removed and (row.removed == row.replaced or set(row.removed) & set(row.replaced)):
             raise InputError(f"{row.label}: the same rank taken out and replaced; allowed: one of the two")

@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from paceenv.core import signals
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.trainers.training.constraint import NullConstraint
 
 
@@ -43,7 +43,7 @@ class NativeVecEnv(VecEnv):
     ) -> None:
         self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
         rows, first = sum(env.num_envs for env in envs), envs[0]
-        self._memory = Memory(memory_intervals) if memory_intervals else None
+        self._memory = ObservationEMA(memory_intervals) if memory_intervals else None
         space = first.single_observation_space
         if memory_intervals:
             space = Box(-1.0, 1.0, ((space.shape or (0,))[0] + signals.SIGNALS,), np.float32)

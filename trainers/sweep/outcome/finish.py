@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceenv.trainers.evaluation.comparison import load_contest
+from paceenv.trainers.evaluation.comparison import load_comparison
 from paceenv.trainers.sweep.ledger import Ledger
 from paceenv.trainers.sweep.outcome.sweep_results import Results
-from paceenv.trainers.sweep.outcome.winner import CONTEST, ROBUSTNESS, judge_again, robust_json, write_winner
+from paceenv.trainers.sweep.outcome.winner import ROBUSTNESS, WINNER, judge_again, robust_json, write_winner
 from paceenv.trainers.sweep.trial import PpoTask, StaticTask
 from paceenv.ui import output
 
@@ -27,9 +27,9 @@ def finish(ledger: Ledger, task: StaticTask | PpoTask) -> dict[str, Any]:
     if not write_winner(ledger, results, task):
         return said
     if results.config.robustness is not None:
-        contest = load_contest(ledger.folder / CONTEST)
+        comparison = load_comparison(ledger.folder / WINNER)
         output.say("the winner again, on fresh seeds")
-        said["robustness"] = robust_json(judge_again(results, contest, results.config.robustness))
+        said["robustness"] = robust_json(judge_again(results, comparison, results.config.robustness))
         output.write_json(said["robustness"], str(ledger.folder / ROBUSTNESS))
     _draw(results, ledger.folder)
     return said
