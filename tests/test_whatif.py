@@ -117,6 +117,14 @@ def test_combinations_are_rows() -> None:
     assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3 and 4 replaced, static:slack=0.1/0.2"
 
 
+def test_variants_are_rows_beside_those_without() -> None:
+    rows = combinations("8,16", None, None, None, [], ["a.b=1"], ["c.d=[2,3],e.f=4", "g.h=5"], spread=False)
+    extra = (), ("c.d=[2,3]", "e.f=4"), ("g.h=5",)
+    assert rows == [Change(nodes=n, settings=("a.b=1", *more)) for more in extra for n in (8, 16)]
+    (row,) = combinations(None, None, None, None, [], [], ["c.d=2"], spread=False)
+    assert row == Change(settings=("c.d=2",)), "today's job is in every answer"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -53,6 +53,13 @@ def whatif(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change any other value of the cluster: fabric.nic_gbps=400")
     ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Predict every row a second time with these values changed as well. Repeatable: a variant each.",
+        ),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(help="Of a trace: take what it does not tell from this cluster config.")
     ] = None,
@@ -61,7 +68,8 @@ def whatif(
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw step time and throughput of every row to this file (png, svg, pdf).")
+        Path | None,
+        typer.Option(help="Draw all rows to this file (png, svg, pdf); with several --nodes as scaling curves."),
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -81,7 +89,9 @@ def whatif(
     paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
     --remove-rank 0 --pacing learned --json -
     """
-    changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [], spread=spread)
+    changes = combinations(
+        nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [], variant or [], spread=spread
+    )
     if plot is not None:
         figures.check_path(plot)
     answer = _answer(source, changes, base, job, seeds, seed, iterations)
