@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,8 +83,8 @@ def _whatif_command(
     iterations: int,
     seeds: int,
     seed: int,
-    settings: Sequence[str],
-    variants: Sequence[str],
+    settings: list[str],
+    variants: list[str],
     plot: Path | None,
     json_: str | None,
 ) -> str:

@@ -27,8 +27,7 @@ from paceenv.trainers.sweep.outcome.winner import constant_policy
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.searches.asha import AshaSearch
 from paceenv.trainers.sweep.searches.pbt import PbtSearch
-from paceenv.trainers.sweep.searches.search import Search, Trial, Work
-from paceenv.trainers.sweep.searches.search_space import changed
+from paceenv.trainers.sweep.searches.search import Search, Trial, Work, changed
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig, load_sweep_config
 from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here

@@ -25,6 +25,7 @@ from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Row
 from paceenv.policies.whatif.baseline import of_trace
 from paceenv.policies.whatif.change import SLOW, Change, apply
+from paceenv.policies.whatif.estimate import as_json
 from paceenv.policies.whatif.simulated import predict
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
@@ -64,7 +65,7 @@ class Found:
         return {
             "kind": self.kind,
             "question": self.question,
-            "predicted": self.row.case.step_s.as_dict(),
+            "predicted": as_json(self.row.case.step_s),
             "true_step_s": float(self.step_s_E.mean()),
             "runs_inside": inside(self.row.case.step_s, self.step_s_E),
         }

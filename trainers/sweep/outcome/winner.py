@@ -62,7 +62,7 @@ def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -
     return [_write_comparison(folder, Comparison(policies=[best.label], **common)), folder / POLICY]
 
 
-def judge_again(results: Results, comparison: Comparison, robustness: Robustness) -> SuiteResult:
+def evaluate_again(results: Results, comparison: Comparison, robustness: Robustness) -> SuiteResult:
     """The winner, or the winners of each cluster, on other clusters where that can be, and on fresh seeds."""
     fresh = {key: getattr(robustness, key) for key in ("seeds", "first_seed", "iterations")}
     if comparison.tuned:  # each is for its own cluster
