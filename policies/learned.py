@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import Policy
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
@@ -57,7 +57,10 @@ class Learned(Policy):
             if not (0.0 <= low <= preference <= high and preference < math.inf):
                 raise out_of_range("preference", preference, f"{low:g} to {high:g}", where)
             self.preference_range = preference_range or (preference, preference)
-        self.memory_intervals, self._memory = memory_intervals, Memory(memory_intervals) if memory_intervals else None
+        self.memory_intervals, self._memory = (
+            memory_intervals,
+            ObservationEMA(memory_intervals) if memory_intervals else None,
+        )
         inputs, views = self.layers[0][0].shape[-1], signals.SIGNALS * (2 if memory_intervals else 1)
         if inputs != views + (preference is not None):
             allowed = f"a number with {views + 1} inputs, None with {views}"

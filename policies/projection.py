@@ -23,7 +23,7 @@ from scipy.spatial import cKDTree
 from paceenv.core.errors import out_of_range
 from paceenv.policies import situations
 from paceenv.policies.base import Policy
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.sim.cluster import Cluster
 
 NEIGHBOURS = 50
@@ -72,7 +72,7 @@ class Projection(Policy):
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     def reset(self, rows: int) -> None:
-        self._memory = Memory(situations.LONG_MEMORY_INTERVALS)
+        self._memory = ObservationEMA(situations.LONG_MEMORY_INTERVALS)
         self._choice_B = np.zeros(rows, np.int64)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:

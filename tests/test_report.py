@@ -242,7 +242,7 @@ def test_other_sizes_are_those_of_what_if(fitted_to: Callable[..., Fitted]) -> N
     small, large = found.changed[0].case.step_s, found.changed[-1].case.step_s
     assert large.value > 1.15 * small.value, "the more ranks, the later the last one"
     assert large.high > 1.05 * large.value, "rounds of messages may take longer than is assumed"
-    again = predict(fitted.basis, [Change(nodes=128)], seeds=32, first_seed=0, iterations=300)
+    again = predict(fitted.baseline, [Change(nodes=128)], seeds=32, first_seed=0, iterations=300)
     assert again.changed[0].case.step_s == large
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks._common import machine
 from paceenv.core import metrics
-from paceenv.trainers.evaluation.evaluate import Comparison, evaluate
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import ALL, Case, Suite, load_suite
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.static_search import StaticSearch, search_static
@@ -86,11 +86,11 @@ def front(found: StaticSearch) -> list[str]:
     return [spelled(found.settings[s]) for s in kept[:8]]
 
 
-def points(comparison: Comparison, policies: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def points(result: SuiteResult, policies: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean gain and mean CV over the cases ``(policies, seeds)``."""
-    cases = comparison.suite.cases
-    gain_PE = np.array([np.mean([comparison.gain_E(p, c) for c in cases], axis=0) for p in policies])
-    cv_PE = np.array([np.mean([comparison.outcomes[p, c.name].cv_E for c in cases], axis=0) for p in policies])
+    cases = result.suite.cases
+    gain_PE = np.array([np.mean([result.gain_E(p, c) for c in cases], axis=0) for p in policies])
+    cv_PE = np.array([np.mean([result.outcomes[p, c.name].cv_E for c in cases], axis=0) for p in policies])
     return gain_PE, cv_PE
 
 
@@ -145,7 +145,7 @@ def pareto(out: Path) -> list[str]:
     ]
 
 
-def _draw_pareto(found: Comparison, learned: list[str], statics: list[str], out: Path) -> None:
+def _draw_pareto(found: SuiteResult, learned: list[str], statics: list[str], out: Path) -> None:
     figure, panel = figures.axes(
         "Held-out clusters: one policy and its preference, against static settings",
         "mean coefficient of variation of step time",

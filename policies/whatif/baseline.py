@@ -17,14 +17,15 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.calibration.structure import read_job
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.policies.whatif.change import SLOW, Change
-from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_steps
+from paceenv.policies.whatif.estimate import cv, mean, of_steps
 from paceenv.policies.whatif.scenarios import (
     GROWTH,
     POST_WORK_S,
+    Scenario,
     Unknown,
-    World,
     unknown_growth,
     unknown_limit,
     unknown_rounds,
@@ -43,13 +44,13 @@ _RANK: Final = re.compile(r"\brank (\d+)")
 class Measured:
     """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
 
-    step_s: Estimate
-    cv: Estimate
+    step_s: Interval
+    cv: Interval
     steps: int
 
 
 @dataclass(frozen=True)
-class Basis:
+class Baseline:
     """A job as it is today.
 
     ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
@@ -103,9 +104,9 @@ class Basis:
         fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
         return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
 
-    def world(self, change: Change) -> World:
+    def scenario(self, change: Change) -> Scenario:
         """What predictions take of what is open."""
-        return World(
+        return Scenario(
             growth=GROWTH[1] if self._has_growth(change) else 0.0,
             link_factor=1.0 if self._is_bounded(change) else None,
         )
@@ -196,7 +197,7 @@ class Basis:
         return lines
 
 
-def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
+def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
     measured = cluster.calibration.get("measured", {})
@@ -205,12 +206,12 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
             "intervals hold the differences between runs only: the config's calibration record is not one of a job's "
             "trace, whose errors could be drawn from",
         )  # fmt: skip
-        return Basis(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
+        return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     parameters = tuple(parameters_of(cluster))
     return _calibrated(name, cluster, parameters, _recorded(measured))
 
 
-def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Basis:
+def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
     """The job of a trace, calibrated. Raises InputError where no cluster can be fitted to it."""
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
@@ -224,9 +225,9 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
     steps = len(step_s_T)
     measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
-    basis = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
-    cluster = basis.cluster if base is not None else basis.cluster.changed(["job.samples_per_node=1"], source)
-    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
+    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
+    cluster = baseline.cluster if base is not None else baseline.cluster.changed(["job.samples_per_node=1"], source)
+    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
 
 
 def is_config(sources: Sequence[str]) -> bool:
@@ -243,7 +244,7 @@ def _calibrated(
     parameters: tuple[Parameter, ...],
     measured: Measured,
     ranks: tuple[int, ...] | None = None,
-) -> Basis:
+) -> Baseline:
     by_key, notes = {p.key: p for p in parameters}, []
     uplink = by_key.get("fabric.uplink_gbps")
     if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
@@ -256,7 +257,7 @@ def _calibrated(
         notes.append(
             "fail-slow episodes may hit any rank: those of a rank that is taken out or replaced go on elsewhere"
         )
-    return Basis(
+    return Baseline(
         source,
         cluster,
         slow,
@@ -271,8 +272,8 @@ def _calibrated(
 def _recorded(measured: Mapping[str, float]) -> Measured:
     """What a calibration record says of the steps; without an error where it has none."""
     mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
-    step_s = Estimate(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
-    return Measured(step_s, Estimate(measured["step_cv"]), _USUAL_STEPS)
+    step_s = Interval(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
+    return Measured(step_s, Interval(measured["step_cv"]), _USUAL_STEPS)
 
 
 def _is_guess(parameter: Parameter) -> bool:

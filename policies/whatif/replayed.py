@@ -10,7 +10,7 @@ from paceenv.core.errors import InputError
 from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.policies.whatif.answer import Answer, Case, Differences, Row
 from paceenv.policies.whatif.change import SLOW, Change
-from paceenv.policies.whatif.estimate import LEAST_STEPS, Array, Estimate, cv, mean, of_steps
+from paceenv.policies.whatif.estimate import MIN_STEPS, Array, cv, mean, of_steps
 
 
 def predict(scenario: RankScenario, source: str, changes: Sequence[Change], seed: int) -> Answer:
@@ -18,8 +18,8 @@ def predict(scenario: RankScenario, source: str, changes: Sequence[Change], seed
     today_s_T = scenario.matrix.step_s_T
     rows = [_row(scenario, change, today_s_T, seed) for change in changes]
     open_ = ["energy: a trace has no power figures"]
-    if scenario.matrix.steps < LEAST_STEPS:
-        open_.append(f"intervals: {scenario.matrix.steps} steps are too few, at least {LEAST_STEPS} are needed")
+    if scenario.matrix.steps < MIN_STEPS:
+        open_.append(f"intervals: {scenario.matrix.steps} steps are too few, at least {MIN_STEPS} are needed")
     explained = float((scenario.replayed_s_T / today_s_T).mean())
     return Answer(
         source=source,
@@ -62,7 +62,7 @@ def _case(scenario: RankScenario, step_s_T: Array, replicas: int, work: float) -
     """``work`` batches of a data-parallel rank are done in a step."""
     mean_s, T = mean(step_s_T), len(step_s_T)
     ranks = int(np.unique(scenario.matrix.rank_N).size * replicas / scenario.replicas)
-    throughput: Estimate = of_steps(lambda w: work / mean_s(w), T)
+    throughput = of_steps(lambda w: work / mean_s(w), T)
     return Case(ranks, ranks, "as traced", of_steps(mean_s, T), throughput, of_steps(cv(step_s_T), T, positive=True))
 
 

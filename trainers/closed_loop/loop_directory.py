@@ -17,7 +17,7 @@ RECORD, DONE = "loop.json", "done.json"
 Found = dict[str, Any]
 
 
-class LoopFolder:
+class LoopDirectory:
     """Stages in order, each in a folder of its own.
 
     Parameters

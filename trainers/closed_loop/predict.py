@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.student_t import upper_quantile
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import LoopPlan
@@ -32,7 +33,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Blocks, Effect, log_ratios
+from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Effect, PairedBlocks, log_ratios, step_summary
 
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
 _ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
@@ -51,16 +52,6 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         effects = {"always": self.always.as_dict(), "blocks": self.blocks.as_dict()}
         return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
-
-
-@dataclass(frozen=True)
-class Passive:
-    """The job without pacing, simulated: mean step with its 95 % interval over single runs, in seconds, and CV."""
-
-    mean_s: float
-    low_s: float
-    high_s: float
-    cv: float
 
 
 def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
@@ -90,15 +81,15 @@ class Predictor:
         self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
 
     @property
-    def passive(self) -> Passive:
-        """The job without pacing."""
+    def passive(self) -> dict[str, float]:
+        """The job without pacing: mean step in seconds with its 95 % interval over single runs, and CV."""
         step_s_NT = np.concatenate(self._passive)[:, self._from :]
         mean_s_N = step_s_NT.mean(axis=1)
-        return Passive(*one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
+        return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str, schedule: Schedule) -> Prediction:
         """One policy, by name or file, always on and in a canary with the given ``schedule``."""
-        in_blocks = Blocks.of(schedule, len(self._always_T))
+        in_blocks = PairedBlocks.of(schedule, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)
@@ -107,7 +98,7 @@ class Predictor:
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
             blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
-        always, blocks = (_as_effect(np.ravel(found)) for found in (always_D, blocks_D))
+        always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (np.ravel(always_D), np.ravel(blocks_D)))
         return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
 
     def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
@@ -150,15 +141,11 @@ def run_in_blocks(
     return step_s_ET, mean_delay_s
 
 
-def _as_effect(log_ratio_N: Array) -> Effect:
-    return Effect.of_logs(*one_more(log_ratio_N), len(log_ratio_N))
-
-
-def one_more(value_N: Array) -> tuple[float, float, float]:
-    """Mean of a sample, and between which values one more would lie with a probability of 95 %."""
+def one_more(value_N: Array) -> Interval:
+    """The mean of a sample; one more value lies between the ends with a probability of 95 %."""
     n, mean = len(value_N), float(value_N.mean())
     if n < 2:
-        return mean, math.nan, math.nan
+        return Interval(mean)
     spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
     half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
-    return mean, mean - half, mean + half
+    return Interval(mean, mean - half, mean + half)

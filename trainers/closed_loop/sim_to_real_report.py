@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import paceenv
+from paceenv.core.intervals import Interval
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.trainers.closed_loop import loop_plots
@@ -76,11 +77,11 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
     """Change from the observed run to a canary's blocks of one kind: two runs, so wider than what is paired."""
-    change, spread = math.nan, math.nan
-    if steps["mean_s"] is not None:
-        change = math.log(steps["mean_s"] / observed["mean_s"])
-        spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
-    return Effect.of_logs(change, change - spread, change + spread, 1)
+    if steps["mean_s"] is None:
+        return Effect.of_logs(Interval(math.nan), 1)
+    change = math.log(steps["mean_s"] / observed["mean_s"])
+    spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
+    return Effect.of_logs(Interval(change, change - spread, change + spread), 1)
 
 
 def compare(predicted: Effect, measured: Effect) -> Found:

@@ -56,7 +56,7 @@ class Score:
 
 
 @dataclass
-class Comparison:
+class SuiteResult:
     """All policies on all cases of a suite; outcomes by (policy, name of the case)."""
 
     suite: Suite
@@ -114,14 +114,14 @@ def evaluate(
     clusters: Mapping[str, Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
     tuned: Mapping[str, str] | None = None,
-) -> Comparison:
+) -> SuiteResult:
     """Run every policy, and passive, on every case of a suite.
 
     ``clusters`` replaces configs by the name of their case. ``tuned`` names for each case the policy that
     :data:`TUNED` stands for there.
     """
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
-    result, done = Comparison(suite, names), 0
+    result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
         cluster = (clusters or {}).get(case.name) or case.load()
         result.ranks[case.name] = cluster.ranks

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceenv.calibration.fits.scaling_table import Comparison as Published
-from paceenv.trainers.evaluation.evaluate import Comparison
+from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
@@ -39,11 +39,11 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
     figure.savefig(path)
 
 
-def step_distributions(comparison: Comparison, cluster: str, path: Path) -> None:
+def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
     """Cumulative distribution of step times over the ideal step on one cluster, a curve a policy."""
     figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
-    for policy in comparison.policies:
-        ratio = np.sort(comparison.outcomes[policy, cluster].step_ratio.ravel())
+    for policy in result.policies:
+        ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
         panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
     panel.legend(fontsize=8)
     figure.savefig(path)
@@ -84,13 +84,13 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
     figure.savefig(path)
 
 
-def pareto(comparison: Comparison, path: Path) -> None:
+def pareto(result: SuiteResult, path: Path) -> None:
     """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
     figure, panel = axes(
-        f"Suite {comparison.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
+        f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
     )
-    for policy in comparison.policies:
-        score = comparison.total(policy)
+    for policy in result.policies:
+        score = result.total(policy)
         below, above = 100 * (score.gain - score.gain_ci95[0]), 100 * (score.gain_ci95[1] - score.gain)
         panel.errorbar(
             score.cv, 100 * score.gain, [[max(below, 0.0)], [max(above, 0.0)]], fmt="o", color=colour(policy), capsize=3

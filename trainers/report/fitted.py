@@ -25,9 +25,9 @@ from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Answer
-from paceenv.policies.whatif.baseline import Basis, of_trace
+from paceenv.policies.whatif.baseline import Baseline, of_trace
 from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.simulated import LEAST_SEEDS, check, drawn, predict
+from paceenv.policies.whatif.simulated import MIN_SEEDS, check, drawn, predict
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop.predict import one_more
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
@@ -51,15 +51,15 @@ _FIRST_SEED = 5_000_000
 class Fitted:
     """The cluster fitted to a trace, and others that may be the real one as well; which ``causes`` were diagnosed."""
 
-    basis: Basis
+    baseline: Baseline
     clusters: Sequence[Cluster]
     causes: frozenset[str] = frozenset()
 
     @property
     def fit(self) -> JobFit:
         """The calibration."""
-        assert self.basis.fit is not None
-        return self.basis.fit
+        assert self.baseline.fit is not None
+        return self.baseline.fit
 
     @property
     def tenants(self) -> bool | None:
@@ -91,10 +91,10 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
-        basis = of_trace(trace, source, None, job)
+        baseline = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    return Fitted(basis, drawn(basis, 0), causes)
+    return Fitted(baseline, drawn(baseline, 0), causes)
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
@@ -105,16 +105,16 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
         if not 1 < nodes * ranks_per_node <= MAX_RANKS:
             continue
         try:
-            check(fitted.basis, [Change(nodes=nodes)])
+            check(fitted.baseline, [Change(nodes=nodes)])
         except InputError as error:  # what hangs on a guess, groups that do not divide, more slow ranks than ranks
             refused = str(error)
             continue
         changes.append(Change(nodes=nodes))
     if not changes:
         return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
-    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
+    seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
-        fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
+        fitted.baseline, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
     )
 
 
@@ -168,7 +168,7 @@ def compare(
     """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be predicted."""
     rows, clusters = [], fitted.clusters
     try:
-        fitted.basis.check([Change(pacing=policy) for policy in policies])
+        fitted.baseline.check([Change(pacing=policy) for policy in policies])
     except InputError as error:
         return str(error)
     passive = [_run("passive", cluster, POLICY_ITERATIONS) for cluster in clusters]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.score import Problem, Setting, spelled
-from paceenv.trainers.sweep.searches.grid import joint, singles
+from paceenv.trainers.sweep.searches.search import joint, singles
 from paceenv.trainers.sweep.sweep_config import Grid
 
 SEEDS_SHARE = 4

@@ -27,12 +27,11 @@ from paceenv.core.errors import InputError
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.training.batches import make_parts
+from paceenv.trainers.training.batches import make_groups
 from paceenv.trainers.training.checkpoint import load_checkpoint, save_checkpoint
-from paceenv.trainers.training.constraint import NullConstraint
-from paceenv.trainers.training.selection import JUDGED, Validation
+from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
 from paceenv.trainers.training.train_config import TrainConfig
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
 
 RANGE_QUANTILES = (0.001, 0.999)
 """What the calibrated range of a signal covers of the views met at the end of training."""
@@ -133,17 +132,17 @@ class Run:
     ) -> None:
         torch.set_num_threads(1)
         self.config, self.folder = config, folder
-        self.parts, passive = make_parts(config.environment, clusters), []
+        self.groups, passive = make_groups(config.environment, clusters), []
         if config.environment.paired or config.constraint is not None:
-            passive = make_parts(config.environment, clusters)
+            passive = make_groups(config.environment, clusters)
         self.constraint = None
         if config.constraint is not None:
-            names, flags = [n for p in self.parts for n in p.names], [f for p in self.parts for f in p.is_null]
+            names, flags = [n for g in self.groups for n in g.names], [f for g in self.groups for f in g.is_null]
             self.constraint = NullConstraint(config.constraint, names, flags)
         self.envs = NativeVecEnv(
-            [part.env for part in self.parts],
+            [group.env for group in self.groups],
             _first_episode(config.seed),
-            [part.env for part in passive],
+            [group.env for group in passive],
             self.constraint,
             paired=config.environment.paired,
             memory_intervals=config.environment.memory_intervals,
@@ -192,7 +191,7 @@ class Run:
 
     def _look(self, validation: Validation) -> None:
         policy = self._policy()
-        found = validation.judge(policy)
+        found = validation.evaluate(policy)
         self.curve.rows[-1].update(found)
         for name, value in found.items():
             self.model.logger.record(f"validation/{name}", value)
@@ -231,7 +230,7 @@ class Run:
         }
         if looks:
             best = max(looks, key=lambda row: row["score"])  # the first of equals, as in _look
-            record["validation"] = {name: round(best[name], 4) for name in JUDGED}
+            record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
         return Trained(
             PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
             self.curve.rows,

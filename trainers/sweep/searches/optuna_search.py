@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.trainers.sweep.score import Setting
 from paceenv.trainers.sweep.searches.search import Result, Trial, settings_of, spread_out, values
-from paceenv.trainers.sweep.sweep_config import MOST_THRESHOLD, SIGNIFICANT, Optuna, Static
+from paceenv.trainers.sweep.sweep_config import MAX_STATIC_THRESHOLD, SIGNIFICANT, Optuna, Static
 
 _RANGE = optuna.distributions.FloatDistribution(-1.0, 1.0)
 
@@ -95,7 +95,7 @@ class _Study:
         for mechanism in self._static.mechanisms:
             threshold, window = (_rounded(value) for value in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                found.append((mechanism, min(threshold, MOST_THRESHOLD), window))
+                found.append((mechanism, min(threshold, MAX_STATIC_THRESHOLD), window))
         return tuple(found)
 
     def _tell(self, n: int) -> None:

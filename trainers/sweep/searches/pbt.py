@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paceenv.trainers.sweep.searches.search import Result, Trial
-from paceenv.trainers.sweep.searches.search_space import Values, changed, draw
+from paceenv.trainers.sweep.searches.search import Result, Trial, Values, changed, draw
 from paceenv.trainers.sweep.sweep_config import Pbt, Range
 
 
