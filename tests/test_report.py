@@ -72,6 +72,7 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     assert verdict[1:] in seen.text
     for line in (*answer["assumes"], *answer["left_open"]):
         assert line in seen.text
+    assert result["diagnosis"]["causes"]
     for cause in result["diagnosis"]["causes"]:
         assert cause["evidence"] in seen.text
         assert cause["advice"] in seen.text

@@ -147,6 +147,7 @@ def test_the_simulator_s_contention_is_found(seed: int, tmp_path: Path) -> None:
     assert critical.step.verdict == "lengthens"
     assert sum(unit.step.verdict == "shortens" for unit in response.units) >= 2
     assert "shortens the step" in response.text
+    assert len(response.collectives) == len(response.units)
     for one in response.collectives:
         assert one.others.verdict == "shortens"  # they share the uplink
 

@@ -233,7 +233,7 @@ def test_a_population_learns_in_rounds_and_a_sweep_that_was_cut_short_ends_the_s
 
 def test_nothing_else_imports_ray() -> None:
     rooms = (
-        "trainers.evaluation.evaluate_command",
+        "trainers.evaluate_command",
         "trainers.sweep.static_search",
         "trainers.sweep.sweep_run",
         "live",

@@ -79,6 +79,7 @@ def test_all_throughputs_and_their_order(rows: dict[str, Prediction]) -> None:
 
 
 def test_the_engine_takes_the_steps_that_the_description_predicts(rows: dict[str, Prediction]) -> None:
+    assert rows
     for p in rows.values():
         some = NANO.changed([f"{key}={value}" for key, value in p.row.set.items()])
         ideal_s = derive(some, episode_keys([0])).jobs["ideal_step_s"]

@@ -192,6 +192,7 @@ def test_a_prediction_is_what_rollouts_say() -> None:
 def test_nothing_changes_where_nothing_is_changed() -> None:
     """On the same noise, to the last bit."""
     answer = predict(of_config("null-jitter"), [Change(nodes=8), Change(settings=("job.nodes=8",))], **QUICK)
+    assert len(answer.changed) == 2
     for row in answer.changed:
         assert row.against_today.step == row.against_today.throughput
         assert (row.against_today.step.low, row.against_today.step.high) == (0.0, 0.0)
