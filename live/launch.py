@@ -56,8 +56,8 @@ def _parameter(option: Option) -> Parameter:
     means = option.meaning
     text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
     text += f" Default: {means.unset}." if means.unset else ""
-    annotation = Annotated[option.type, typer.Option(help=text, show_default=not means.unset)]
-    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=annotation)
+    default = typer.Option(option.default, help=text, show_default=not means.unset)
+    return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
 
 
 @application.command(help=HELP, context_settings={"allow_interspersed_args": False})

@@ -27,7 +27,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive, Static, passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.agent_reports import agents_say
+from paceenv.trainers.closed_loop.agent_reports import summarize_agents
 from paceenv.trainers.closed_loop.closed_loop import (
     STAGES,
     ClosedLoop,
@@ -276,10 +276,10 @@ def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
 def test_blocks_after_a_rollback_do_not_count() -> None:
     paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
     stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
-    assert agents_say([paced, paced], 2)["paced_pairs"] is None
-    silent = agents_say([paced], 2)
+    assert summarize_agents([paced, paced], 2)["paced_pairs"] is None
+    silent = summarize_agents([paced], 2)
     assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents said nothing"])
-    found = agents_say([paced, stopped], 2)
+    found = summarize_agents([paced, stopped], 2)
     assert found["paced_pairs"] == 4
     assert found["stopped"] == ["rolled back"]
     assert found["verdicts"] == {"helps": 1, "hurts": 1}

@@ -12,7 +12,7 @@ from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.trainers.closed_loop.paired_blocks import Array
 
 
-def agents_say(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
+def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
     """What the ranks' agents said themselves, what limited them, and for how many pairs all of them paced.
 
     ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the look at which it did;

@@ -28,7 +28,7 @@ from paceenv.policies.names import STATIC_DEFAULTS
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.agent_reports import agents_say, baseline_s
+from paceenv.trainers.closed_loop.agent_reports import baseline_s, summarize_agents
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopFolder
 from paceenv.trainers.closed_loop.paired_blocks import (
     Array,
@@ -188,7 +188,7 @@ class ClosedLoop:
         plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
         result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
         mine = result.jobs[plan.job]
-        agents = agents_say(mine.snapshots, self.scenario.job(plan.job).ranks)
+        agents = summarize_agents(mine.snapshots, self.scenario.job(plan.job).ranks)
         return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
 
     def _report(self, place: Path) -> Found:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import CLIP_MEDIANS, Schedule
 
 Array = NDArray[np.float64]
@@ -157,5 +157,5 @@ def _student(sample_N: Array) -> tuple[float, float]:
     n = len(sample_N)
     if n < 2:
         return (float(sample_N[0]) if n else math.nan), math.nan
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
     return float(sample_N.mean()), half
