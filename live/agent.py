@@ -74,7 +74,7 @@ class Agent:
 
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
-        self._loop.let_go("in a forked child")
+        self._loop.detach("in a forked child")
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
@@ -120,7 +120,7 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
-        agent._loop.voice.say("is attached already; the second call of attach changes nothing")
+        agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
     settings = dict(LAUNCHER_SETTINGS)
     if settings:

@@ -17,7 +17,7 @@ from typing import Final
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
 from paceenv.live.observe.locality import format_list
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.compare_ranks import compare_ranks
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, PARTS, Snapshot, entry, number, text
 
@@ -56,7 +56,7 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
         if complete or time.monotonic() >= until_s:
             break
         time.sleep(0.25)
-    page = summarise(side_by_side([own, *others]))
+    page = summarise(compare_ranks([own, *others]))
     atomic_write(place / SUMMARY, page.encode())
     return page
 

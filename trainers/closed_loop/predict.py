@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
@@ -147,5 +147,5 @@ def one_more(value_N: Array) -> Interval:
     if n < 2:
         return Interval(mean)
     spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
     return Interval(mean, mean - half, mean + half)
