@@ -23,6 +23,7 @@ from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, Stage
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
 from paceenv.calibration.structure import MIN_ITERATIONS, JobStamps
+from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -44,7 +45,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Line:
-    """One quantity: its value on held-out steps, the mean over simulated runs, and their central 95 %.
+    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
 
     ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
     """
@@ -52,9 +53,7 @@ class Line:
     quantity: str
     unit: str
     held_out: float
-    simulated: float
-    low: float
-    high: float
+    simulated: Interval
     tolerance: float
 
     @property
@@ -65,7 +64,7 @@ class Line:
     @property
     def error(self) -> float:
         """Relative, or for the CV absolute; 0 where both are 0."""
-        difference = self.simulated - self.held_out
+        difference = self.simulated.value - self.held_out
         if self.is_absolute or not difference:
             return difference
         return difference / self.held_out if self.held_out else math.inf
@@ -73,7 +72,7 @@ class Line:
     @property
     def verdict(self) -> str:
         """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
-        if self.low <= self.held_out <= self.high:
+        if self.held_out in self.simulated:
             return "agrees"
         return "close" if abs(self.error) <= self.tolerance else "off"
 
@@ -93,10 +92,10 @@ class HeldOutCheck:
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
-        numbers = ("held_out", "simulated", "low", "high")
+        names = ("held_out", "simulated", "low", "high")
         lines = [
             {"quantity": line.quantity, "unit": line.unit}
-            | {name: float(f"{getattr(line, name):.4g}") for name in numbers}
+            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
             | {"verdict": line.verdict}
             for line in self.lines
         ]
@@ -198,8 +197,8 @@ def _check(
         low, high = np.quantile(values, [0.025, 0.975]).tolist()
         unit = "" if quantity.startswith(("CV", "E[")) else "s"
         rounding = ROUNDING * (step_s if unit else 1.0)
-        interval = low - rounding, high + rounding
-        lines.append(Line(quantity, unit, value, float(values.mean()), *interval, _tolerance(quantity)))
+        interval = Interval(float(values.mean()), low - rounding, high + rounding)
+        lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
     return HeldOutCheck(fitted, held_out, tuple(lines))
 
 

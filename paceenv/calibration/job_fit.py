@@ -135,15 +135,12 @@ def _noise(builder: ClusterBuilder, compute: ComputeFit) -> None:
         builder.add(estimated("noise.slow_factor", found.slow_factor, said))
     episodes = compute.episodes
     if episodes is not None:
-        noise |= {"fail_slow_share": min(episodes.share, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
-        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations, 1.0)
+        noise |= {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
+        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations.value, 1.0)
         ranks = [builder.stamps.order_R[r] for r in np.flatnonzero(episodes.on_TN.any(axis=0))]
         said = f"{episodes.count} episodes on {', '.join(f'rank {r}' for r in ranks)}"
-        builder.add(bounded("noise.fail_slow_share", episodes.share, episodes.share_interval, said))
-        length = bounded(
-            "noise.fail_slow_mean_iterations", episodes.mean_iterations, episodes.mean_iterations_interval, said
-        )
-        builder.add(length)
+        builder.add(bounded("noise.fail_slow_share", episodes.share, said))
+        builder.add(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
         builder.add(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
     builder.data["noise"] = noise
 
@@ -162,10 +159,12 @@ def _post_work(builder: ClusterBuilder, found: PostCollectiveFit) -> None:
         builder.add(identified("post_collective_work.work_s", found.work_s, found.work_se, said))
     if found.episodes is not None:
         episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
-        work |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
+        work |= {
+            "share": min(episodes.share.value, 0.99),
+            "mean_iterations": max(episodes.mean_iterations.value, 1.0),
+        }
         work |= {"episode_s": found.episode_s, "episode_spread": found.spread}
-        builder.add(bounded("post_collective_work.share", episodes.share, episodes.share_interval, said))
-        lengths = episodes.mean_iterations_interval
-        builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, lengths, said))
+        builder.add(bounded("post_collective_work.share", episodes.share, said))
+        builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said))
         builder.add(identified("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
     builder.data["post_collective_work"] = work

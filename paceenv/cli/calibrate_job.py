@@ -67,9 +67,8 @@ def print_check(check: HeldOutCheck | str) -> None:
         output.say(f"not held against unseen steps: {check}")
         return
     rows = [
-        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), _off(line), line.verdict)
-        for line in check.lines
-        for numbers in [(line.held_out, line.simulated, line.low, line.high)]
+        (f"{x.quantity}{x.unit and f', {x.unit}'}", *map(_number, (x.held_out, *x.simulated)), _off(x), x.verdict)
+        for x in check.lines
     ]
     output.print_table(
         f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",

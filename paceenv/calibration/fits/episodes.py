@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from paceenv.core.intervals import Interval
+
 Array = NDArray[np.float64]
 
 
@@ -22,10 +24,8 @@ class Episodes:
 
     on_TN: NDArray[np.bool_]
     count: int
-    share: float
-    share_interval: tuple[float, float]
-    mean_iterations: float
-    mean_iterations_interval: tuple[float, float]
+    share: Interval
+    mean_iterations: Interval
 
 
 def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
@@ -42,10 +42,8 @@ def find_episodes(on_TN: NDArray[np.bool_]) -> Episodes | None:
     return Episodes(
         on_TN,
         count,
-        share,
-        (low / (1.0 + low), min(high / (1.0 + high), 0.99)),
-        cells / ended,  # maximum likelihood with episodes that still run
-        (cells / most, cells / fewest),
+        Interval(share, low / (1.0 + low), min(high / (1.0 + high), 0.99)),
+        Interval(cells / ended, cells / most, cells / fewest),  # maximum likelihood with episodes that still run
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.calibration.link_replay import Filtered, filter_tenant
 from paceenv.calibration.structure import JobStamps
 from paceenv.sim.cluster import Cluster
@@ -69,17 +70,17 @@ Make = Callable[[float, float, float], Cluster]
 
 @dataclass(frozen=True)
 class TenantFit:
-    """Value, standard deviation, 95 % interval of period ratio, share, own time alone, pauses; phase at the end.
+    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error; phase at the end.
 
     ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
     share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
     ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
     """
 
-    period_ratio: tuple[float, float, float, float]
-    comm_share: tuple[float, float, float, float]
-    alone_s: tuple[float, float, float, float]
-    pause_rate: tuple[float, float, float, float]
+    period_ratio: Estimate
+    comm_share: Estimate
+    alone_s: Estimate
+    pause_rate: Estimate
     explained: float
     phase: float
     phase_sd: float
@@ -142,7 +143,7 @@ def fit_tenant(
             **more,
         )
 
-    def pauses(theta: Array) -> tuple[float, float, float, float]:
+    def pauses(theta: Array) -> Estimate:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
         found = [
             np.mean([follow(theta, particles=_PAUSE_PARTICLES, first_seed=s, jumps=r).log_likelihood for s in seeds])
@@ -151,7 +152,7 @@ def fit_tenant(
         weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
         mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
-        return mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean)
+        return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
 
     def cost(theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -218,7 +219,7 @@ def _weights(costs: Array) -> Array:
     return normalised
 
 
-def _estimate(at: float, sample: Array) -> tuple[float, float, float, float]:
+def _estimate(at: float, sample: Array) -> Estimate:
     """A value with the posterior's standard deviation and central 95 %."""
     low, high = np.quantile(sample, [0.025, 0.975])
-    return at, float(sample.std()), float(min(low, at)), float(max(high, at))
+    return Estimate(at, float(sample.std()), float(min(low, at)), float(max(high, at)))
