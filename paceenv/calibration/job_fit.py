@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.fits.compute_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.network_fit import fit_network
+from paceenv.calibration.fits.noise_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.post_collective_fit import PostCollectiveFit, fit_post_collective
 from paceenv.calibration.parameters import Parameter, bounded, estimated, identified, not_identifiable
 from paceenv.calibration.step_statistics import Steps, simulate

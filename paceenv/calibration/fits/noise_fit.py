@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.calibration.measurements import (
     QUANTILES,
     WIDTHS,
@@ -32,7 +33,9 @@ from paceenv.calibration.measurements import (
     NoiseMeasurements,
     StageMeasurements,
     measure_noise,
+    measure_stage,
 )
+from paceenv.calibration.structure import JobStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.importers import load_trace
@@ -46,6 +49,8 @@ USUAL_PERSISTENT_CV: Final = 0.015
 8 % of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
 PRIOR_WORKERS: Final = 2
 """In errors, what is usual counts as so many more workers: three that are alike may be so by chance."""
+MIN_FAIL_SLOW: Final = 0.1
+"""An episode makes a rank slower by at least this share."""
 _TAIL = 1e-12
 _GRID = 1001
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -225,6 +230,39 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
         held_out=_held_out(m, skewed, target_se),
         distance=float(np.max(np.abs(model.cdf(1.0 + np.array(m.quantiles)) - QUANTILES))),
     )
+
+
+@dataclass(frozen=True)
+class ComputeFit:
+    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
+
+    noise: NoiseFit
+    episodes: Episodes | None
+    factor: float
+    factor_se: float
+
+
+def fit_compute(stamps: JobStamps) -> ComputeFit:
+    """Fit the compute of a job."""
+    compute_s_TR = stamps.compute_TR
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_s_TR.T], axis=1)
+    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
+    if episodes is not None:
+        compute_s_TR = compute_s_TR.copy()
+        ratios = []
+        for r in np.flatnonzero(on_TR.any(axis=0)):
+            slow, healthy = compute_s_TR[on_TR[:, r], r], compute_s_TR[~on_TR[:, r], r]
+            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
+            compute_s_TR[on_TR[:, r], r] /= ratios[-1][0]
+        factor = float(np.mean([ratio for ratio, _ in ratios]))
+        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
+        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
+    stage = measure_stage(compute_s_TR, step_T=stamps.iteration_T)
+    mean_s = float(stamps.step_T.mean())
+    source = f"{stamps.name} ({stamps.source})"
+    cv = float(stamps.step_T.std(ddof=1)) / mean_s
+    measured = NoiseMeasurements(source, len(compute_s_TR), mean_s, cv, (stage,))
+    return ComputeFit(fit_noise(measured), episodes, factor, factor_se)
 
 
 def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFit]:

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.fits.episodes import Episodes, find_episodes
-from paceenv.calibration.fits.two_state_fit import fit_two_states
+from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.calibration.structure import JobStamps
 
 USUAL_SPREAD: Final = 0.5
