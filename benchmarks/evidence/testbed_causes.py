@@ -158,10 +158,16 @@ class Found:
 
 
 def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[OperationMatrix, float]:
-    """Run a scenario with the agent watching its job; the trace it wrote, and the share of processor time stolen.
+    """Run a scenario with the agent watching its job; the matrix of its trace, and the share of processor time stolen.
 
-    Iterations from which a hypervisor took processor time away say nothing of the job: it makes LONGER times as many,
-    and of all ``runs`` the ``iterations`` in a row that lost least count, whatever shows in them.
+    A stretch that loses processor time to a hypervisor does not show the job. So the scenario makes LONGER times as
+    many iterations, and the stretch that lost least counts, whatever it shows.
+
+    Args:
+        scenario: what to run.
+        iterations: length of the stretch that counts.
+        folder: where runs are kept.
+        runs: number of runs to choose from.
     """
     agents = {scenario.loop.job: agent_options(scenario.loop, "observe")}
     made = LONGER * iterations + FIRST
@@ -185,7 +191,13 @@ def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
-    """Every case, held against the same job without what was put there."""
+    """Every case, compared with the same job without its causes.
+
+    Args:
+        cases: what to run.
+        iterations: iterations that count.
+        folder: where runs are kept.
+    """
     for case in cases:
         sound, share = observed(case.load(sound=True), iterations, folder, runs=SOUND_RUNS)
         matrix = sound

@@ -1,9 +1,8 @@
-"""How well a calibration predicts steps that it has not seen: a trace's first part is fitted, the rest held out.
+"""How well a calibration predicts unseen steps: it is fitted to a trace's first part, and the rest is held out.
 
-One cut, not every second step: what drifts or lasts for a while must not be known from its neighbours. The cluster
-fitted to the first part is drawn anew from its errors for every few simulated runs as long as the held-out part, so
-that the interval over runs holds both what the fit does not know and what differs from run to run. Axes: T iterations,
-R ranks, G process groups, E simulated runs.
+There is one cut, because a drift or an episode must not be known from neighbouring steps. For every few simulated runs,
+as long as the held-out part, a cluster is drawn from the errors of the fit. So the interval over runs has both the
+errors of the fit and the differences between runs. Axes: T iterations, R ranks, G process groups, E simulated runs.
 """
 
 from __future__ import annotations
@@ -109,10 +108,14 @@ class HeldOutCheck:
 
 
 def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
-    """Fit a job's first steps and hold the rest against the fitted cluster; or in words why that cannot be.
+    """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
-    ``probed`` and ``base`` as in :func:`paceenv.calibration.job_fit.calibrate_stamps`. Only steps without pacing are
-    held out, as the fitted cluster is simulated without.
+    Only steps without pacing are held out, as the fitted cluster is simulated without.
+
+    Args:
+        stamps: the job's stamps.
+        probed: stamps of a probe, to which links are fitted; ``stamps`` if None.
+        base: what the operator knows of the cluster.
     """
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)
@@ -135,9 +138,13 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
 
 
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
-    """Fit the compute of a stage's first steps and hold the rest against it; or in words why that cannot be.
+    """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 
-    ``make`` gives the cluster of a fit. Of a stage only compute is known, so that the step is the slowest worker's.
+    Only compute is known of a stage, so its step is that of the slowest worker.
+
+    Args:
+        times: compute times of the stage.
+        make: gives the cluster of a fit.
     """
     steps, workers = times.compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)

@@ -1,8 +1,8 @@
 """A cluster config from the trace of a job: structure, compute, post-collective work, network; with evidence.
 
-Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys
-of a cluster: what ranks do by themselves here, what they share in :mod:`paceenv.calibration.fits.network_fit`. The
-cluster is then simulated and held against the trace.
+Every part is fitted by its own module from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys of a
+cluster: the work of single ranks here, the shared network in :mod:`paceenv.calibration.fits.network_fit`. The cluster
+is then simulated and compared with the trace.
 """
 
 from __future__ import annotations
@@ -59,16 +59,32 @@ def calibrate_job(
 ) -> JobFit:
     """Fit a cluster config to a trace.
 
-    ``base`` is what is known of the cluster: its numbers stand where the trace tells none. ``probe`` is a second trace
-    of the same job with small random delays, from which the links are fitted. ``job`` names one of several in a trace.
-    Raises InputError if the trace does not hold a job that can be described.
+    Args:
+        trace: the trace of a job.
+        base: known cluster, whose numbers stand where the trace identifies none.
+        name: name of the new config.
+        probe: a second trace of the same job with small random delays, to which links are fitted.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: the trace holds no job that can be described.
     """
     stamps = read_job(trace, job=job)
     return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
 
 
 def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
-    """As :func:`calibrate_job`, from the stamps of a trace and, if there is one, of its probe."""
+    """As :func:`calibrate_job`, from stamps.
+
+    Args:
+        stamps: the job's stamps.
+        probed: stamps of a probe of the same job, if any.
+        base: known cluster, if any.
+        name: name of the new config.
+
+    Raises:
+        InputError: the probe is of another job, or ``base`` describes a workload or a torus.
+    """
     probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")

@@ -25,9 +25,16 @@ def is_job(path: Path) -> bool:
 
 
 def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
-    """Fit a cluster to the trace in ``path``, write it to ``out`` and say what was found; the cluster.
+    """Fit a cluster to a trace, write it and print the result; the cluster.
 
-    A second fit, to the first steps only, is held against the others.
+    A second fit, to the first steps only, is compared with the others.
+
+    Args:
+        path: the trace.
+        out: the cluster config to write.
+        base: name or file of the known cluster, if any.
+        probe: a second trace of the same job with random delays, if any.
+        json_: file for the result as JSON, or ``-`` for standard output.
     """
     known = None if base is None else load_cluster(base)
     stamps, probed = read_job(read_trace(path)), None if probe is None else read_job(read_trace(probe))

@@ -85,7 +85,14 @@ class Fitted:
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace that was diagnosed with ``causes``, or why there is none."""
+    """The cluster of a trace, or why there is none.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        job: which job, where the trace holds several.
+        causes: the diagnosed causes.
+    """
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
@@ -164,7 +171,13 @@ class Paced:
 def compare(
     fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Paced] | str:
-    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be predicted."""
+    """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
+
+    Args:
+        fitted: the clusters.
+        policies: names or files of policies.
+        on_done: called with the number of policies done.
+    """
     rows, clusters = [], fitted.clusters
     try:
         fitted.basis.check([Change(pacing=policy) for policy in policies])

@@ -1,8 +1,8 @@
-"""Incast from a trace: how long a message takes at a port, and what lost windows cost: timeout, share of steps, buffer.
+"""Incast from a trace: the time of a message at a port, and the losses: timeout, share of steps, buffer.
 
-A payload that collapses ends a retransmission timeout later than one that does not, so its durations have two modes
-that far apart. The lower mode gives the time of a message, the distance the timeout. The share of collapsed steps is
-what the engine's incast, replayed under the trace's own arrivals, must show: that gives the buffer, in opening windows.
+A payload that collapses ends a retransmission timeout later than the others, so durations have two modes that far
+apart. The lower mode gives the time of a message, the distance the timeout. The engine's incast, replayed under the
+trace's own arrivals, must show the same share of collapsed steps: that gives the buffer, in opening windows.
 
 Axes: T iterations, R ranks.
 """
@@ -24,7 +24,7 @@ from paceenv.core.intervals import Interval
 MIN_TIMEOUT_S: Final = 0.1
 """Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
 MIN_COLLAPSED: Final = 3
-"""Steps that it takes to tell a timeout, and its spread, from a stall."""
+"""With fewer collapsed steps a timeout looks like a stall."""
 _SEEDS = 16
 _FINEST = 1e-3
 
@@ -33,10 +33,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class IncastFit:
-    """``message_s`` with its standard error; ``share`` of steps that collapsed.
+    """The time of a message, collapsed steps, timeout and buffer; times are seconds, ``_se`` standard errors.
 
-    ``timeout_s`` is None where no step collapsed, ``timeout_se`` its standard error. ``fit`` is how many opening
-    windows the buffer holds: None where every step or none collapses, ``fit_interval`` its 95 % interval, unbounded
+    ``share`` is that of collapsed steps. ``timeout_s`` is None where no step collapsed. ``fit`` is how many opening
+    windows the buffer holds, None where all steps or none collapse; ``fit_interval`` is its 95 % interval, unbounded
     where none did.
     """
 
@@ -51,9 +51,13 @@ class IncastFit:
 
 
 def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit:
-    """Message, timeout and buffer of a gather or an all-to-all; ``latency_s`` comes on top of every payload.
+    """Fit message, timeout and buffer of a gather or an all-to-all.
 
-    Where every step collapses durations have one mode, and only ``known_message_s`` can tell that from a slow link.
+    Args:
+        stamps: the job's stamps.
+        latency_s: time on top of every payload, seconds.
+        known_message_s: time of a message, if known, seconds. Where every step collapses, durations have one mode, and
+            only this separates incast from a slow link.
     """
     finish_TG = stamps.finish_TG - latency_s
     lasts_T = (finish_TG - stamps.arrival_TG).max(axis=1)

@@ -1,8 +1,8 @@
 """The network in a calibrated cluster: links that groups share, a tenant on them, or incast; with evidence for each.
 
-Which of the fits (:mod:`paceenv.calibration.fits.links`, ``tenants``, ``collapse``) applies, and the keys of a cluster
-that follow. A key that the trace cannot tell keeps the value of ``base``, or an assumption that limits nothing, and
-says so.
+Chooses among the fits (:mod:`paceenv.calibration.fits.links`, ``tenants``, ``incast_fit``) and makes keys of a cluster
+from them. A key that the trace does not identify keeps the value of ``base``, or an assumption that limits nothing, and
+its evidence says so.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 
 AMPLE: Final = 10.0
-"""What is not seen to limit anything is assumed to be this many times as fast as what is."""
+"""A link that shows no limit is assumed to be this many times as fast as the one that limits."""
 MIN_JITTER: Final = 0.003
-"""A tenant's own, where ours is less: what a computer has."""
+"""A tenant's own jitter, where ours is less: that of any computer."""
 MIN_PHASE_SD: Final = 0.15
 MAX_TRANSFER_CV: Final = 1.0
 """What a cluster config allows."""
@@ -43,7 +43,7 @@ def fit_network(builder: ClusterBuilder) -> None:
 
 
 def _round(builder: ClusterBuilder) -> None:
-    """What a round of messages is assumed to take, and between which ends it may lie."""
+    """The assumed time of a round of messages, and its bounds."""
     latency_us = builder.cluster().fabric.latency_us
     assert isinstance(latency_us, float)
     why = "at one size a round of messages is a part of the payload's time"
@@ -101,12 +101,12 @@ def _nic(builder: ClusterBuilder, links: LinkFit, unit_alone_s: float, known: fl
         relative = links.alone_se / links.alone_s
         builder.add(identified("fabric.nic_gbps", fabric["nic_gbps"], fabric["nic_gbps"] * relative, how))
         return
-    why = links.why_not or "starts vary too little to tell a group's own cap from the uplink's share"
+    why = links.why_not or "starts vary too little to separate a group's own cap from the uplink's share"
     least = None if links.alone_most_s is None else unit_alone_s / links.alone_most_s
     if known is not None and least is not None and known < least:
         known = None
     fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
-    source = "from base" if known is not None else "the best fit, for want of anything better"
+    source = "from base" if known is not None else "the best fit"
     builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least))
 
 

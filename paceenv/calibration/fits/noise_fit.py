@@ -1,4 +1,4 @@
-"""Fits the simulator's compute noise to measurements, and says how well it predicts steps it has not seen.
+"""Fits the simulator's compute noise to measurements, and tests it on unseen steps.
 
 The model, per worker r and iteration t (the engine's, without its rare events):
 
@@ -43,12 +43,12 @@ from paceenv.importers import load_trace
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
 SIGNIFICANT: Final = 3.0
-"""Standard errors from which on a positive skewness counts."""
+"""A positive skewness counts if it is at least so many standard errors."""
 USUAL_PERSISTENT_CV: Final = 0.015
-"""What healthy workers differ by for good: between the 0.2 to 0.4 % of the packaged production jobs that tell and the
-8 % of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
+"""Usual persistent difference of healthy workers: between the 0.2 to 0.4 % of the packaged production jobs and the 8 %
+of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
 PRIOR_WORKERS: Final = 2
-"""In errors, what is usual counts as so many more workers: three that are alike may be so by chance."""
+"""The usual difference counts as so many more workers in errors: three workers may be alike by chance."""
 MIN_FAIL_SLOW: Final = 0.1
 """An episode makes a rank slower by at least this share."""
 _TAIL = 1e-12
@@ -291,7 +291,7 @@ def trace_in(path: str | Path) -> Trace | None:
 
 
 def _targets(moments: Moments) -> Array:
-    """What the idiosyncratic part is fitted to: its CV, its skewness, and E[max]/mean by width."""
+    """The targets of the fit of the idiosyncratic part: its CV, its skewness, and E[max]/mean by width."""
     return np.array([math.sqrt(moments.idiosyncratic_var), moments.idiosyncratic_skewness, *moments.max_over_mean])
 
 

@@ -1,11 +1,11 @@
-"""A tenant on the uplink, seen in how long our payload takes: how often it comes, how long it stays, where it is now.
+"""A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
 
-Whether there is one: what the links leave unexplained of the durations moves by more than a few per cent and is no
-white noise. Which one: the engine's tenant, followed through the recorded arrivals by a particle filter
-(:func:`paceenv.calibration.link_replay.filter_tenant`), gives a likelihood of its period and share and of our own time
-alone; population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the same
-beat survive side by side. The prior says that the other job is like ours, within wide bounds: it decides only between
-such periods.
+There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
+noise. The engine's tenant is then followed through the recorded arrivals by a particle filter
+(:func:`paceenv.calibration.link_replay.filter_tenant`), which gives a likelihood of its period and share and of our own
+time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the
+same beat survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only
+between such periods.
 
 Axes: T iterations, G process groups, N particles.
 """
@@ -88,9 +88,12 @@ class TenantFit:
 
 
 def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
-    """Whether durations show a tenant that matters, and the numbers that say so.
+    """Whether durations show a tenant that matters, and the numbers behind it in words.
 
-    ``residual_T`` is what the links do not explain of the durations, whose mean is ``mean_s``; ``step_s`` is the step.
+    Args:
+        residual_T: durations minus what the links explain, seconds.
+        mean_s: mean duration, seconds.
+        step_s: mean step, seconds.
     """
     spread, n = float(residual_T.std()) / mean_s, len(residual_T)
     away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
@@ -110,13 +113,18 @@ def fit_tenant(
     misfit: Callable[[Cluster], float],
     seed: int = 0,
 ) -> TenantFit:
-    """The tenant that explains how long our payloads took.
+    """The tenant that explains the durations of our payloads.
 
-    The value is where the posterior is dense and the cluster has little ``misfit`` (in units of its tolerance), as two
-    jobs lock into each other by small differences of their periods.
+    Two jobs lock into each other by small differences of their periods. So the value is where the posterior is dense
+    and the cluster has little misfit.
 
-    ``make`` gives the cluster for a period ratio, a share and our own time alone in seconds, ``alone_s`` the guess for
-    the last, ``latency_s`` what comes on top of every payload.
+    Args:
+        make: gives the cluster for a period ratio, a share, and our own time alone in seconds.
+        stamps: the job's stamps.
+        alone_s: first guess of our own time alone, seconds.
+        latency_s: time on top of every payload, seconds.
+        misfit: misfit of a cluster's steps, in units of its tolerance.
+        seed: seed of the filter and of the draws.
     """
     lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
     advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
