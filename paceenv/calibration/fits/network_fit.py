@@ -33,7 +33,7 @@ _UNIT: Final = {"nic_gbps": 1.0, "uplink_gbps": 1.0}
 
 
 def fit_network(builder: ClusterBuilder) -> None:
-    """Fit what carries the payload and take it into the builder; its compute and post-collective work must be there."""
+    """Fit the network and add it to the builder, which must have compute and post-collective work already."""
     if builder.stamps.collective == "all_reduce":
         _links(builder)
     else:
