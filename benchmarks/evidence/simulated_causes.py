@@ -330,7 +330,7 @@ def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str
     lines += markdown_table(("", ""), [(key, _spelled(value)) for key, value in result.items()])
     lines += [
         "",
-        "Rows: the largest cause; columns: the first one named, or none. Jobs with one cause and with two.",
+        "Rows: the largest true cause. Columns: the first cause named, or none. Jobs have one cause or two.",
         "",
     ]
     counts = Counter((v.truth, v.named) for v in [*with_cause, *without])
@@ -345,7 +345,11 @@ def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str
         ("lost time, share of the step", "jobs", "top cause right", "share within 10 points"), strengths
     )
     missed = [v for v in with_cause if not v.top_right or v.error > WITHIN]
-    lines += ["", "Every job whose top cause or its share was missed:", ""]
+    lines += [
+        "",
+        f"Every job with a wrong top cause, or with its share off by more than {WITHIN * 100:.0f} points:",
+        "",
+    ]
     table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
     lines += markdown_table(("job", "lost", "true", "found"), table)
     return "\n".join(lines) + "\n"

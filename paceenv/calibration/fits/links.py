@@ -33,8 +33,8 @@ MAX_RELATIVE_SE: Final = 0.2
 """A number known no better counts as unknown."""
 SURE: Final = 4.0
 """The cap is identified only if it lies so many standard errors from either end. Where only the uplink limits a group,
-or where groups do not feel each other, a rate has no upper bound, and an estimate may be off by any factor. The tails of
-a jackknife are heavy: of 91 jobs without a cap of their own three were 2.1 to 3.5 standard errors below 1."""
+or where groups do not feel each other, a rate has no upper bound, and an estimate may be off by any factor. The
+tails of a jackknife are heavy: of 91 jobs without a cap of their own three were 2.1 to 3.5 standard errors below 1."""
 _OUTLIER_MADS = 10.0
 _STEP = 1e-3
 _PROBED_S = 1e-4
