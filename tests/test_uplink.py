@@ -41,11 +41,11 @@ def test_error_bars_hold_the_truth() -> None:
     for seed in range(40):
         start_KT, lasts_KT = transfers(0.6, seed)
         fit = fit_uplink(start_KT, lasts_KT, everywhere())
-        low, high = fit.between(start_KT)
+        found = fit.mean_contention(start_KT)
         true = float((transfers(0.6, seed, noise=0.0)[1] / (WORK_S / 0.6)).mean())
         assert fit.contended
-        held.append(low <= true <= high)
-        widths.append(high - low)
+        held.append(true in found)
+        widths.append(found.high - found.low)
     assert 0.75 <= np.mean(held) <= 0.99
     assert np.mean(widths) < 0.2
 
@@ -79,7 +79,9 @@ def test_buckets_one_after_the_other_are_one_payload(cap: float) -> None:
     graph = build_graph(cells)
     classes = attribute_transfers(cells, graph, own_durations(cells, graph), 1.0).classes
     assert len(classes) == 5
-    assert [found.contention for found in classes] == pytest.approx([(lasts_KT * cap / WORK_S).mean()] * 5, rel=0.05)
+    assert [found.contention.value for found in classes] == pytest.approx(
+        [(lasts_KT * cap / WORK_S).mean()] * 5, rel=0.05
+    )
 
 
 def bucketed(start_KT: Array, lasts_KT: Array, *, buckets: int) -> Trace:

@@ -223,7 +223,13 @@ def _is_on(cluster: Cluster, switch: str) -> bool:
 
 
 def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
-    """The parameters of a fit beside those of the cluster that made its trace."""
+    """The parameters of a fit beside those of the cluster that made its trace.
+
+    Args:
+        mechanism: what the cluster has.
+        fit: the calibration.
+        cluster: the true cluster.
+    """
     found = []
     for p in fit.parameters:
         true = truth(cluster, p.key)

@@ -158,10 +158,16 @@ class Found:
 
 
 def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[OperationMatrix, float]:
-    """Run a scenario with the agent watching its job; the trace it wrote, and the share of processor time stolen.
+    """Run a scenario with the agent watching its job; the matrix of its trace, and the share of processor time stolen.
 
-    Iterations from which a hypervisor took processor time away say nothing of the job: it makes LONGER times as many,
-    and of all ``runs`` the ``iterations`` in a row that lost least count, whatever shows in them.
+    A stretch that loses processor time to a hypervisor does not show the job. So the scenario makes LONGER times as
+    many iterations, and the stretch that lost least counts, whatever it shows.
+
+    Args:
+        scenario: what to run.
+        iterations: length of the stretch that counts.
+        folder: where runs are kept.
+        runs: number of runs to choose from.
     """
     agents = {scenario.loop.job: agent_options(scenario.loop, "observe")}
     made = LONGER * iterations + FIRST
@@ -185,7 +191,13 @@ def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
-    """Every case, held against the same job without what was put there."""
+    """Every case, compared with the same job without its causes.
+
+    Args:
+        cases: what to run.
+        iterations: iterations that count.
+        folder: where runs are kept.
+    """
     for case in cases:
         sound, share = observed(case.load(sound=True), iterations, folder, runs=SOUND_RUNS)
         matrix = sound
@@ -206,21 +218,22 @@ def _row(one: Found) -> tuple[str, ...]:
 def section(found: list[Found], iterations: int) -> list[str]:
     """The part of the document that is measured here."""
     sick, sound = [one for one in found if one.case.causes], [one for one in found if not one.case.causes]
-    about = (
-        "`python -m benchmarks.evidence.testbed_causes`: torchrun jobs over real sockets between namespaces, "
-        f"{iterations} iterations each, whose traces the live agent wrote. Percentages are of the step; "
-        "what was put there costs "
-        "what the step is longer than that of the same job without it. Stolen is what a hypervisor took of the "
-        f"processors' time: each job ran {LONGER} times as long, those without causes {SOUND_RUNS} times, and the "
-        "stretch that lost least counts. The first cause named is one that was put "
-        f"there in {sum(one.right for one in sick)} of {len(sick)}, what it costs within 10 points in "
-        f"{sum(one.error <= WITHIN for one in sick)}; of {len(sound)} jobs without a cause "
-        f"{sum(not one.right for one in sound)} got one."
-    )
+    summary = [
+        ("first cause named is one that was put there", f"{sum(one.right for one in sick)} of {len(sick)}"),
+        (f"its cost within {100 * WITHIN:.0f} points", f"{sum(one.error <= WITHIN for one in sick)} of {len(sick)}"),
+        ("jobs without a cause that got one", f"{sum(not one.right for one in sound)} of {len(sound)}"),
+    ]
     lines = [
         MARK,
         "",
-        about,
+        "`python -m benchmarks.evidence.testbed_causes` runs torchrun jobs over real sockets between namespaces, "
+        f"{iterations} iterations each; the live agent writes their traces.",
+        "Percentages are of the step. The cost of what was put there is the difference to the step of the same job "
+        "without it.",
+        f"*Stolen* is the share of processor time that a hypervisor took: each job ran {LONGER} times as long, those "
+        f"without causes {SOUND_RUNS} times, and the stretch that lost least counts.",
+        "",
+        *markdown_table(("result", ""), summary),
         "",
         *markdown_table(("job", "step", "stolen", "put there", "named", ""), [_row(one) for one in found]),
     ]

@@ -1,7 +1,7 @@
-"""A cluster while it is calibrated: its data, the parameters with their evidence, and which errors hang together.
+"""A cluster while it is calibrated: its data, its parameters with their evidence, and correlated errors.
 
-What fits a part of a job puts it here, under the keys of a cluster config; :mod:`paceenv.calibration.job_fit` makes the
-config of it.
+Each fit adds its part of a job here, under the keys of a cluster config. :mod:`paceenv.calibration.job_fit` makes the
+config from it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MIN_UNPACED: Final = 16
 
 
 class ClusterBuilder:
-    """What is known so far. ``probed`` are the stamps that links are fitted to, ``base`` what the operator knows.
+    """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
 
-    ``measured`` is of the trace's steps without pacing, or of all where too few are.
+    ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
     """
 
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
@@ -45,7 +45,7 @@ class ClusterBuilder:
 
     @property
     def steady_T(self) -> NDArray[np.bool_]:
-        """Which iterations count as what the job does by itself: those without pacing, or all where too few are."""
+        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
         unpaced_T = self.stamps.unpaced_T
         return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
 
@@ -53,11 +53,23 @@ class ClusterBuilder:
         self.parameters += parameters
 
     def add_exact(self, key: str, value: float, evidence: str) -> None:
-        """Add what has no error."""
+        """Add a parameter that has no error.
+
+        Args:
+            key: key of a cluster config.
+            value: its exact value.
+            evidence: what it comes from.
+        """
         self.add(Parameter(key, float(value), 0.0, float(value), float(value), evidence))
 
     def add_correlation(self, one: str, other: str, correlation: float) -> None:
-        """Record that the errors of two parameters hang together."""
+        """Record that the errors of two parameters are correlated; 0 is not recorded.
+
+        Args:
+            one: key of the first parameter.
+            other: key of the second.
+            correlation: of their errors, -1 to 1.
+        """
         if correlation:
             self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
 

@@ -1,8 +1,8 @@
 """A cluster config from the trace of a job: structure, compute, post-collective work, network; with evidence.
 
-Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys
-of a cluster: what ranks do by themselves here, what they share in :mod:`paceenv.calibration.fits.network_fit`. The
-cluster is then simulated and held against the trace.
+Every part is fitted by its own module from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys of a
+cluster: the work of single ranks here, the shared network in :mod:`paceenv.calibration.fits.network_fit`. The cluster
+is then simulated and compared with the trace.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from paceenv.calibration.cluster_builder import ClusterBuilder
-from paceenv.calibration.fits.compute_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.network_fit import fit_network
+from paceenv.calibration.fits.noise_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.post_collective_fit import PostCollectiveFit, fit_post_collective
 from paceenv.calibration.parameters import Parameter, bounded, estimated, identified, not_identifiable
 from paceenv.calibration.step_statistics import Steps, simulate
@@ -59,16 +59,32 @@ def calibrate_job(
 ) -> JobFit:
     """Fit a cluster config to a trace.
 
-    ``base`` is what is known of the cluster: its numbers stand where the trace tells none. ``probe`` is a second trace
-    of the same job with small random delays, from which the links are fitted. ``job`` names one of several in a trace.
-    Raises InputError if the trace does not hold a job that can be described.
+    Args:
+        trace: the trace of a job.
+        base: known cluster, whose numbers stand where the trace identifies none.
+        name: name of the new config.
+        probe: a second trace of the same job with small random delays, to which links are fitted.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: the trace holds no job that can be described.
     """
     stamps = read_job(trace, job=job)
     return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
 
 
 def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
-    """As :func:`calibrate_job`, from the stamps of a trace and, if there is one, of its probe."""
+    """As :func:`calibrate_job`, from stamps.
+
+    Args:
+        stamps: the job's stamps.
+        probed: stamps of a probe of the same job, if any.
+        base: known cluster, if any.
+        name: name of the new config.
+
+    Raises:
+        InputError: the probe is of another job, or ``base`` describes a workload or a torus.
+    """
     probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
@@ -135,15 +151,12 @@ def _noise(builder: ClusterBuilder, compute: ComputeFit) -> None:
         builder.add(estimated("noise.slow_factor", found.slow_factor, said))
     episodes = compute.episodes
     if episodes is not None:
-        noise |= {"fail_slow_share": min(episodes.share, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
-        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations, 1.0)
+        noise |= {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
+        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations.value, 1.0)
         ranks = [builder.stamps.order_R[r] for r in np.flatnonzero(episodes.on_TN.any(axis=0))]
         said = f"{episodes.count} episodes on {', '.join(f'rank {r}' for r in ranks)}"
-        builder.add(bounded("noise.fail_slow_share", episodes.share, episodes.share_interval, said))
-        length = bounded(
-            "noise.fail_slow_mean_iterations", episodes.mean_iterations, episodes.mean_iterations_interval, said
-        )
-        builder.add(length)
+        builder.add(bounded("noise.fail_slow_share", episodes.share, said))
+        builder.add(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
         builder.add(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
     builder.data["noise"] = noise
 
@@ -162,10 +175,12 @@ def _post_work(builder: ClusterBuilder, found: PostCollectiveFit) -> None:
         builder.add(identified("post_collective_work.work_s", found.work_s, found.work_se, said))
     if found.episodes is not None:
         episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
-        work |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
+        work |= {
+            "share": min(episodes.share.value, 0.99),
+            "mean_iterations": max(episodes.mean_iterations.value, 1.0),
+        }
         work |= {"episode_s": found.episode_s, "episode_spread": found.spread}
-        builder.add(bounded("post_collective_work.share", episodes.share, episodes.share_interval, said))
-        lengths = episodes.mean_iterations_interval
-        builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, lengths, said))
+        builder.add(bounded("post_collective_work.share", episodes.share, said))
+        builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said))
         builder.add(identified("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
     builder.data["post_collective_work"] = work

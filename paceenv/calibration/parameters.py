@@ -10,6 +10,7 @@ from scipy import stats
 
 from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 
 _NOT_IDENTIFIED: Final = ("cannot be identified from this trace: ", "cannot tell from this trace: ")
 """How evidence begins where the trace does not identify a parameter; configs of earlier versions have the second."""
@@ -62,23 +63,51 @@ class Parameter:
 
 
 def identified(key: str, value: float, se: float, evidence: str) -> Parameter:
-    """A parameter with a normal interval, kept above 0."""
+    """A parameter with a normal 95 % interval, cut off at 0.
+
+    Args:
+        key: key of a cluster config.
+        value: the estimate.
+        se: its standard error.
+        evidence: what the estimate comes from.
+    """
     return Parameter(key, value, se, max(value - NORMAL_95 * se, 0.0), value + NORMAL_95 * se, evidence)
 
 
-def bounded(key: str, value: float, interval: tuple[float, float], evidence: str) -> Parameter:
-    """A parameter with an interval of its own; the standard error is what a normal one of that width has."""
-    low, high = interval
+def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
+    """A parameter with an interval of its own; its standard error is that of a normal interval of this width.
+
+    Args:
+        key: key of a cluster config.
+        interval: the estimate with its 95 % interval.
+        evidence: what the estimate comes from.
+    """
+    value, low, high = interval
     return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
 
 
 def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:
-    """A parameter from a fit of noise."""
+    """A parameter from a fit.
+
+    Args:
+        key: key of a cluster config.
+        estimate: value, standard error and 95 % interval.
+        evidence: what the estimate comes from.
+    """
     return Parameter(key, estimate.value, estimate.se, estimate.lo, estimate.hi, evidence)
 
 
 def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
-    """A parameter that the trace does not tell; ``source`` says where ``value`` comes from."""
+    """A parameter that the trace does not identify.
+
+    Args:
+        key: key of a cluster config.
+        value: what the fitted cluster has instead; None if the config lacks the key.
+        why: why the trace does not identify it.
+        source: where ``value`` comes from.
+        lo: lower bound that the trace gives, if any.
+        hi: upper bound that the trace gives, if any.
+    """
     return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED[0]}{why}; {source}")

@@ -1,23 +1,24 @@
-"""What a delay does to a job, from a trace of a run in mode ``probe``: a cause and not a correlation.
+"""The effect of a delay on a job, from a trace of a run in mode ``probe``: causal, not a correlation.
 
-Which unit (process group, or rank) was to be delayed in which hold of a few iterations was drawn by chance
-(:mod:`paceenv.core.probing`), so the draws have nothing to do with whatever else made a step long. They are the
-instruments in a regression over holds b,
+A random draw decides which unit (process group or rank) is delayed in which hold of a few iterations
+(:mod:`paceenv.core.probing`). So the draws are independent of any other cause of long steps, and serve as instruments
+in a regression over holds b,
 
-    step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b,
+    step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b.
 
-where ``delay_bu`` is what unit u really held back (not by chance alone: a busy machine oversleeps when steps are long
-anyway) and ``before_b`` are the mean steps of the two holds before, which take out what drifts. Errors are robust to
-unequal spread (HC2) but never below those of equal spread, and Student's t has the freedom of the delayed holds: they
-are few, and may by luck be calm ones. Noise that lasts for many holds needs no more than that: a draw knows nothing of
-any other, so draw times error is uncorrelated from hold to hold however much the errors are not.
+- ``delay_bu`` is the measured delay of unit u. It is not random alone: a busy machine oversleeps when steps are long.
+- ``before_b`` are the mean steps of the two holds before, which remove drift.
+- Errors are robust to unequal spread (HC2) but never below those of equal spread. Student's t has the freedom of the
+  delayed holds, which are few and may by luck be calm ones.
+- Noise that lasts for many holds needs no correction: draws are independent of each other, so draw times error is
+  uncorrelated from hold to hold.
 
-Holds with head starts (all units but one or so delayed alike) are left out: effects of delays that small add up, those
-of a whole job that comes later do not. They are there for calibration (:mod:`paceenv.calibration.fits.links`).
+Holds with head starts (all units but about one delayed alike) are left out. Effects of small delays add up; those of a
+whole job that comes later do not. Calibration uses these holds (:mod:`paceenv.calibration.fits.links`).
 
-A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
-delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
-by bit) is not in it. Legend: B holds, U units.
+A response is in seconds of step per second of delay. It holds around the job's undisturbed state and for delays as
+small as the probes. Effects after the next hold, such as a phase that moves against another job's, are not in it.
+Legend: B holds, U units.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from paceenv.core.trace import Trace
 
 Verdict = Literal["shortens", "lengthens", "no effect", "not identified"]
 NEGLIGIBLE: Final = 0.25
-"""A response whose whole interval is within this, ms per ms, is no effect."""
+"""There is no effect if the whole interval is within this, ms per ms."""
 ERROR_SHARE: Final = 0.05
 MIN_HOLDS: Final = 40
 MIN_DELAYED: Final = 8
-"""Holds in which a unit must have been delayed to say something of it."""
+"""Holds in which a unit must be delayed for an estimate."""
 HOLDS_PER_UNIT: Final = 4
 """With fewer, units are not estimated one by one."""
 
@@ -50,7 +51,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Effect:
-    """What one ms of delay does, ms per ms, with standard error and 95 % interval; None where nothing can be said.
+    """The effect of one ms of delay, ms per ms, with standard error and 95 % interval; None where not identified.
 
     ``freedom`` is of Student's t.
     """
@@ -66,7 +67,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class UnitResponse:
-    """What delaying one unit does to the step of the job. ``mean_delay_s`` is of the holds in which it was delayed."""
+    """The effect of delaying one unit on the step. ``mean_delay_s`` is over the holds in which it was delayed."""
 
     unit: str
     ranks: tuple[int, ...]
@@ -77,7 +78,7 @@ class UnitResponse:
 
 @dataclass(frozen=True)
 class CollectiveResponse:
-    """What delays do to a group's payload collectives: how long from its last member's entry to the last exit.
+    """The effect of delays on a group's payload collectives: the time from its last member's entry to the last exit.
 
     ``own`` is per ms by which a unit within the group comes later, ``others`` per ms by which one outside does, which
     is a head start for the group.

@@ -25,9 +25,16 @@ def is_job(path: Path) -> bool:
 
 
 def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
-    """Fit a cluster to the trace in ``path``, write it to ``out`` and say what was found; the cluster.
+    """Fit a cluster to a trace, write it and print the result; the cluster.
 
-    A second fit, to the first steps only, is held against the others.
+    A second fit, to the first steps only, is compared with the others.
+
+    Args:
+        path: the trace.
+        out: the cluster config to write.
+        base: name or file of the known cluster, if any.
+        probe: a second trace of the same job with random delays, if any.
+        json_: file for the result as JSON, or ``-`` for standard output.
     """
     known = None if base is None else load_cluster(base)
     stamps, probed = read_job(read_trace(path)), None if probe is None else read_job(read_trace(probe))
@@ -67,9 +74,8 @@ def print_check(check: HeldOutCheck | str) -> None:
         output.say(f"not held against unseen steps: {check}")
         return
     rows = [
-        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), _off(line), line.verdict)
-        for line in check.lines
-        for numbers in [(line.held_out, line.simulated, line.low, line.high)]
+        (f"{x.quantity}{x.unit and f', {x.unit}'}", *map(_number, (x.held_out, *x.simulated)), _off(x), x.verdict)
+        for x in check.lines
     ]
     output.print_table(
         f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",

@@ -225,11 +225,11 @@ def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) 
 
 
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
-    found = _worst(attribution, lambda k: k.contention)
+    found = _worst(attribution, lambda k: k.contention.value)
     if attribution.cost_s.get("contention", 0.0) >= attribution.cost_s.get("transfer", 0.0) and found is not None:
-        low, high = found.contention_between
+        times, low, high = found.contention
         evidence = (
-            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
+            f"{found.groups} groups run {found.op} side by side; each takes {times:.2f} times as long as "
             f"alone, as a shared uplink under their own starts explains (90 % likely: {low:.2f} to {high:.2f})"
         )
         advice = (

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.intervals import Interval
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
@@ -55,7 +56,7 @@ class TransferClass:
     """The findings about one class of collectives, of which ``groups`` run side by side.
 
     ``link_K`` are factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than
-    alone they take together, 90 % likely within ``contention_between``. ``contended`` is None where the trace does not
+    alone they take together, with a 90 % interval. ``contended`` is None where the trace does not
     identify that. ``predictability`` is how well the past predicts the next duration, ``inflated`` the mean over the
     best duration, less 1. ``timeout_s`` is how much longer collapsed steps take (0: none), ``collapsed`` their share.
     """
@@ -64,8 +65,7 @@ class TransferClass:
     groups: int
     link_K: Array
     ranks_K: tuple[tuple[int, ...], ...]
-    contention: float
-    contention_between: tuple[float, float]
+    contention: Interval
     contended: bool | None
     predictability: float
     inflated: float
@@ -208,13 +208,16 @@ def _matters(matrix: OperationMatrix, chain: list[list[Integers]], own_CKT: list
     return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
 
 
+_ALONE: Final = Interval(1.0, 1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class _Contended:
-    """What groups cost each other: whether they do, factors, likely bounds of their mean, fitted seconds."""
+    """What groups cost each other: whether they do, factors, their mean, fitted seconds."""
 
     contended: bool | None
     factor_KT: Array
-    between: tuple[float, float] = (1.0, 1.0)
+    mean: Interval = _ALONE
     uplink_s: tuple[float, float] | None = None
 
 
@@ -231,7 +234,7 @@ def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
     if not fit.contended:
         return _Contended(fit.contended, np.ones_like(left_KT))
-    return _Contended(True, fit.contention_KT(known_KT), fit.between(known_KT), (fit.alone_s, fit.work_s))
+    return _Contended(True, fit.contention_KT(known_KT), fit.mean_contention(known_KT), (fit.alone_s, fit.work_s))
 
 
 @dataclass(frozen=True)
@@ -284,8 +287,7 @@ class _Class:
             groups=len(self._ranks),
             link_K=self.link_K,
             ranks_K=self._ranks,
-            contention=float(self._contended.factor_KT.mean()),
-            contention_between=self._contended.between,
+            contention=self._contended.mean,
             contended=self._contended.contended,
             predictability=self._tenant.predictability,
             inflated=self._tenant.inflated,

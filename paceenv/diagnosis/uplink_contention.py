@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from paceenv.calibration.link_replay import share_uplink
+from paceenv.core.intervals import Interval
 
 MIN_EXPLAINED: Final = 0.05
 """Smallest share of the variance of durations that the shared uplink explains where there is contention."""
@@ -44,12 +45,12 @@ class UplinkFit:
         """How many times longer than alone each group takes when they start like this."""
         return contention(arrival_KT, self.alone_s, self.work_s)
 
-    def between(self, arrival_KT: Array) -> tuple[float, float]:
-        """The 90 % interval of the mean of ``contention_KT``."""
+    def mean_contention(self, arrival_KT: Array) -> Interval:
+        """The mean of ``contention_KT`` with a 90 % interval."""
         cap, groups = self.work_s / self.alone_s, len(arrival_KT)
         ends = (np.clip(cap + sign * SURE * self.cap_se, 1.0 / groups, 1.0) for sign in (-1.0, 1.0))
         low, high = (float(contention(arrival_KT, self.work_s / float(end), self.work_s).mean()) for end in ends)
-        return low, high
+        return Interval(float(self.contention_KT(arrival_KT).mean()), low, high)
 
 
 def contention(arrival_KT: Array, alone_s: float, work_s: float) -> Array:

@@ -63,10 +63,16 @@ class Timeline:
 
 
 def merge_timelines(timelines: list[Timeline], name: str, source: str) -> Trace:
-    """One trace on the clock of the lowest rank.
+    """One trace of all ranks, on the clock of the lowest rank.
 
-    Raises InputError if two files are of one rank, if a rank shares no steps or too few collectives with the others, or
-    if nothing is left.
+    Args:
+        timelines: one per rank.
+        name: name of the job.
+        source: where the files come from, for the metadata.
+
+    Raises:
+        InputError: two files are of one rank, a rank shares no steps or too few collectives with the others, or nothing
+            is left.
     """
     by_rank: dict[int, Timeline] = {}
     for timeline in timelines:

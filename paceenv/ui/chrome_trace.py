@@ -55,7 +55,13 @@ class ChromeTraceWriter:
         self._stack.__exit__(kind, error, traceback)
 
     def process(self, pid: int, name: str, threads: Mapping[int, str]) -> None:
-        """Name a job and its ranks; ranks are shown in their order."""
+        """Name a job and its ranks; ranks are shown in their order.
+
+        Args:
+            pid: number of the job.
+            name: its name.
+            threads: names of the ranks by number.
+        """
         self._event({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
         self._event({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}})
         for tid, thread in threads.items():
@@ -81,7 +87,14 @@ class ChromeTraceWriter:
             self._event(event | ({"args": arguments} if arguments else {}), ts=start, dur=end - start)
 
     def counter(self, pid: int, name: str, at_s: ArrayLike, values: Mapping[str, ArrayLike]) -> None:
-        """Add a counter of a job: its ``values`` by series from each moment ``at_s`` on."""
+        """Add a counter of a job.
+
+        Args:
+            pid: number of the job.
+            name: name of the counter.
+            at_s: moments from which values hold, seconds.
+            values: values at these moments, by series.
+        """
         at_ns = np.rint(1e9 * np.asarray(at_s)).astype(np.int64)
         series = {key: np.broadcast_to(np.asarray(value, np.float64), at_ns.shape) for key, value in values.items()}
         for i, at in enumerate(at_ns):

@@ -56,7 +56,16 @@ def resolve_sibling(path: Path, name: str) -> str:
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
-    """``data`` as a config; the first thing wrong with it as an :class:`InputError` that names ``where``."""
+    """Data as a config.
+
+    Args:
+        model: class of the config.
+        data: its keys.
+        where: origin of the data, for messages.
+
+    Raises:
+        InputError: names ``where`` and the first thing wrong.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -64,7 +73,16 @@ def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
 
 
 def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
-    """The config of a kind by file or name."""
+    """Read a config.
+
+    Args:
+        model: class of the config.
+        kind: folder of the packaged configs, such as ``clusters``.
+        name: a file, or a name in that folder.
+
+    Raises:
+        InputError: there is no such file, or something in it is wrong.
+    """
     path = find(kind, name)
     return parse(model, read_yaml(path), str(path))
 
@@ -112,7 +130,16 @@ def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
-    """Apply one ``key.sub=value``, given with ``option``, to a config's data; list entries by number."""
+    """Apply one ``key.sub=value`` to a config's data; list entries go by number.
+
+    Args:
+        data: the config's data, changed in place.
+        assignment: the text ``key.sub=value``.
+        option: the option it was given with, for messages.
+
+    Raises:
+        InputError: the text is no assignment, or its key does not fit.
+    """
     key, separator, text = assignment.partition("=")
     if not separator or not key:
         raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")

@@ -73,7 +73,13 @@ def _plain(panel: Axes) -> Axes:
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one panel with its labels."""
+    """A figure of one panel.
+
+    Args:
+        title: its title.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     made, (only,) = figure()
     only.set(title=title, xlabel=x, ylabel=y)
     return made, only

@@ -47,7 +47,13 @@ code {{ font-size: .9em }}
 
 
 def page(title: str, parts: Iterable[str], *, scripts: bool = False) -> str:
-    """A whole page from pieces of HTML. Nothing in it can load from elsewhere; ``scripts`` allows its own to run."""
+    """A whole page. Nothing in it can load from elsewhere.
+
+    Args:
+        title: plain text.
+        parts: pieces of HTML, from the functions below.
+        scripts: whether its own scripts may run.
+    """
     policy = _WITH_SCRIPTS if scripts else _FROM_THIS_FILE
     return "\n".join([_HEAD.format(title=html.escape(title), policy=policy), *parts, "</body></html>\n"])
 
@@ -82,7 +88,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The numbers behind a picture: a table to open, and all of them to download as ``name``.csv."""
+    """The numbers behind a picture: a table to open, and all of them to download.
+
+    Args:
+        name: of the file to download, without ``.csv``.
+        columns: headers.
+        rows: cells as plain text.
+    """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     content = base64.b64encode(text.getvalue().encode()).decode()

@@ -46,7 +46,14 @@ def _finite(data: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table, columns of numbers to the right, between its title and a note; without rows only these."""
+    """Print a table between its title and a note; columns of numbers to the right.
+
+    Args:
+        title: printed first.
+        columns: headers.
+        rows: cells as plain text; without any only title and note are printed.
+        note: printed last.
+    """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:

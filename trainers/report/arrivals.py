@@ -121,7 +121,13 @@ def _shared(ranks: int, steps: int) -> str:
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
-    """Of ``ranks`` neighbours the latest, in the mean over ``steps`` neighbours; what is left over has its own cell."""
+    """Arrivals in bins: the latest of neighbouring ranks, in the mean over neighbouring steps; ``(B, C)``.
+
+    Args:
+        late_RT: lateness, seconds; not a number where a rank is missing.
+        ranks: ranks of a bin.
+        steps: steps of a bin; a rest has a bin of its own.
+    """
     R, T = late_RT.shape
     missing = np.isnan(late_RT)
     latest_BT = np.maximum.reduceat(np.where(missing, -np.inf, late_RT), np.arange(0, R, ranks), axis=0)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.job_fit import JobFit
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.policies.ranges import Outside
@@ -33,8 +34,6 @@ from paceenv.trainers.closed_loop.predict import one_more
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 
 Array = NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""A value and its 95 % interval."""
 SEEDS: Final = 4
 SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """How many times as many nodes as the traced job has."""
@@ -86,7 +85,14 @@ class Fitted:
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace that was diagnosed with ``causes``, or why there is none."""
+    """The cluster of a trace, or why there is none.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        job: which job, where the trace holds several.
+        causes: the diagnosed causes.
+    """
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
@@ -165,7 +171,13 @@ class Paced:
 def compare(
     fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Paced] | str:
-    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be predicted."""
+    """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
+
+    Args:
+        fitted: the clusters.
+        policies: names or files of policies.
+        on_done: called with the number of policies done.
+    """
     rows, clusters = [], fitted.clusters
     try:
         fitted.baseline.check([Change(pacing=policy) for policy in policies])
@@ -179,7 +191,7 @@ def compare(
         met = [one.outside for one in paced if one.outside is not None]
         outside = str(max(met, key=lambda found: found.share)) if met else ""
         delay = float(np.mean([one.delay_share for one in paced]))
-        rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
+        rows.append(Paced(policy, Interval(*one_more(gain_D)), cv, cv_passive, delay, outside))
         on_done(i + 1)
     return rows
 

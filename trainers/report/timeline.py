@@ -49,7 +49,13 @@ def shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integ
 
 
 def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
-    """What some ranks did in a usual step and in the worst one, on the same scale."""
+    """What some ranks did in a usual step and in the worst one, on the same scale.
+
+    Args:
+        matrix: the traced operations.
+        kinds: their spans by kind.
+        slowdown_of: slowdown by data-parallel rank, by which ranks are chosen.
+    """
     at_R, steps = shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
     unit = Unit.of(float(matrix.step_s_T[list(steps)].max()))
     height = 0.6 + 0.21 * len(at_R)
@@ -125,9 +131,15 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
 
 
 def write_steps(matrix: OperationMatrix, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
-    """Write steps laid end to end for a trace viewer, around the worst one where not all fit.
+    """Write steps end to end for a trace viewer, around the worst one where not all fit.
 
-    Returns the places of the first and the last one.
+    Args:
+        matrix: the traced operations.
+        kinds: their spans by kind.
+        path: the file to write.
+
+    Returns:
+        The places of the first and the last written step.
     """
     per_step = max(sum(len(kind.operation_n) for kind in kinds), 1)
     count = min(max(TRACE_EVENTS // per_step, 1), matrix.steps)

@@ -1,8 +1,8 @@
 """The network in a calibrated cluster: links that groups share, a tenant on them, or incast; with evidence for each.
 
-Which of the fits (:mod:`paceenv.calibration.fits.links`, ``tenants``, ``collapse``) applies, and the keys of a cluster
-that follow. A key that the trace cannot tell keeps the value of ``base``, or an assumption that limits nothing, and
-says so.
+Chooses among the fits (:mod:`paceenv.calibration.fits.links`, ``tenants``, ``incast_fit``) and makes keys of a cluster
+from them. A key that the trace does not identify keeps the value of ``base``, or an assumption that limits nothing, and
+its evidence says so.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import numpy as np
 from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.fits.incast_fit import IncastFit, fit_incast
 from paceenv.calibration.fits.links import LinkFit, fit_links, transfer_cv
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.calibration.fits.tenants import MIN_EXPLAINED, TenantFit, fit_tenant, is_disturbed
-from paceenv.calibration.parameters import ROUND_US, Parameter, bounded, identified, not_identifiable
+from paceenv.calibration.parameters import ROUND_US, bounded, estimated, identified, not_identifiable
 from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN, simulate
+from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 
 AMPLE: Final = 10.0
-"""What is not seen to limit anything is assumed to be this many times as fast as what is."""
+"""A link that shows no limit is assumed to be this many times as fast as the one that limits."""
 MIN_JITTER: Final = 0.003
-"""A tenant's own, where ours is less: what a computer has."""
+"""A tenant's own jitter, where ours is less: that of any computer."""
 MIN_PHASE_SD: Final = 0.15
 MAX_TRANSFER_CV: Final = 1.0
 """What a cluster config allows."""
@@ -31,7 +33,7 @@ _UNIT: Final = {"nic_gbps": 1.0, "uplink_gbps": 1.0}
 
 
 def fit_network(builder: ClusterBuilder) -> None:
-    """Fit what carries the payload and take it into the builder; its compute and post-collective work must be there."""
+    """Fit the network and add it to the builder, which must have compute and post-collective work already."""
     if builder.stamps.collective == "all_reduce":
         _links(builder)
     else:
@@ -41,7 +43,7 @@ def fit_network(builder: ClusterBuilder) -> None:
 
 
 def _round(builder: ClusterBuilder) -> None:
-    """What a round of messages is assumed to take, and between which ends it may lie."""
+    """The assumed time of a round of messages, and its bounds."""
     latency_us = builder.cluster().fabric.latency_us
     assert isinstance(latency_us, float)
     why = "at one size a round of messages is a part of the payload's time"
@@ -99,12 +101,12 @@ def _nic(builder: ClusterBuilder, links: LinkFit, unit_alone_s: float, known: fl
         relative = links.alone_se / links.alone_s
         builder.add(identified("fabric.nic_gbps", fabric["nic_gbps"], fabric["nic_gbps"] * relative, how))
         return
-    why = links.why_not or "starts vary too little to tell a group's own cap from the uplink's share"
+    why = links.why_not or "starts vary too little to separate a group's own cap from the uplink's share"
     least = None if links.alone_most_s is None else unit_alone_s / links.alone_most_s
     if known is not None and least is not None and known < least:
         known = None
     fabric["nic_gbps"] = known if known is not None else unit_alone_s / links.alone_s
-    source = "from base" if known is not None else "the best fit, for want of anything better"
+    source = "from base" if known is not None else "the best fit"
     builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, source, lo=least))
 
 
@@ -158,8 +160,8 @@ def _tenant(
     found = fit_tenant(make, stamps, alone_s, latency_s, misfit)
     if found.explained < MIN_EXPLAINED:
         return False
-    best = make(found.period_ratio[0], found.comm_share[0], found.alone_s[0])
-    builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate[0]} for t in best.tenants]
+    best = make(found.period_ratio.value, found.comm_share.value, found.alone_s.value)
+    builder.data["tenants"] = [t.model_dump() | {"pause_rate": found.pause_rate.value} for t in best.tenants]
     fabric |= {"nic_gbps": best.fabric.nic_gbps, "uplink_gbps": best.fabric.uplink_gbps}
     builder.parameters = [p for p in builder.parameters if p.key != "fabric.nic_gbps"]
     _add_tenant(builder, found, unit_work_s * groups)
@@ -172,13 +174,15 @@ def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) 
         f"particle filter through the trace's own arrivals, which expects {found.explained:.0%} of the durations' "
         "variance one iteration ahead; of the posterior what comes nearest to mean and CV of the step"
     )
-    value, sd, low, high = found.alone_s
-    scaled = (unit_whole_s / value, unit_whole_s / value * sd / value, unit_whole_s / high, unit_whole_s / low)
-    builder.add(Parameter("fabric.uplink_gbps", *scaled, f"payload without the tenant takes {value:.4g} s: {said}"))
+    alone = found.alone_s
+    rate = unit_whole_s / alone.value
+    scaled = Estimate(rate, rate * alone.se / alone.value, unit_whole_s / alone.hi, unit_whole_s / alone.lo)
+    evidence = f"payload without the tenant takes {alone.value:.4g} s: {said}"
+    builder.add(estimated("fabric.uplink_gbps", scaled, evidence))
     why = "with a tenant on the uplink, whether a group's own links limit it as well"
     builder.add(not_identifiable("fabric.nic_gbps", fabric["nic_gbps"], why, "assumed not to limit beyond the uplink"))
-    builder.add(Parameter("tenants.0.period_ratio", *found.period_ratio, said))
-    builder.add(Parameter("tenants.0.comm_share", *found.comm_share, said))
+    builder.add(estimated("tenants.0.period_ratio", found.period_ratio, said))
+    builder.add(estimated("tenants.0.comm_share", found.comm_share, said))
     (_, ratio_share, ratio_alone), (*_, share_alone), _ = found.correlation.tolist()
     builder.add_correlation("tenants.0.period_ratio", "tenants.0.comm_share", ratio_share)
     builder.add_correlation(
@@ -188,7 +192,7 @@ def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) 
     why = "a tenant that takes less of the uplink for longer slows us alike"
     builder.add(not_identifiable("tenants.0.rate_share", 1.0, why, "assumed to take what it gets"))
     said = "chance a period, by how often the filter loses sight of it"
-    builder.add(Parameter("tenants.0.pause_rate", *found.pause_rate, said))
+    builder.add(estimated("tenants.0.pause_rate", found.pause_rate, said))
     key, why = "tenants.0.phase", "the filter leaves open where it is in its period"
     if found.phase_sd < MIN_PHASE_SD:
         builder.add(
@@ -212,7 +216,7 @@ def _incast(builder: ClusterBuilder) -> None:
         nic,
         builder.known("fabric", "uplink_gbps") or AMPLE * stamps.ranks * nic,
     )
-    if found.share < 1.0:
+    if found.share.value < 1.0:
         said = "messages through a port, one after the other, in steps that do not collapse"
         builder.add(identified("fabric.nic_gbps", nic, nic * found.message_se / found.message_s, said))
     else:
@@ -230,7 +234,7 @@ def _buffer(builder: ClusterBuilder, found: IncastFit) -> None:
     fabric = builder.data["fabric"]
     burst_kb = float(fabric.setdefault("burst_kb", 14.48))
     low, high = (edge * burst_kb for edge in found.fit_interval)
-    share = f"{found.share:.1%} of steps collapse [{found.share_interval[0]:.1%}, {found.share_interval[1]:.1%}]"
+    share = f"{found.share.value:.1%} of steps collapse [{found.share.low:.1%}, {found.share.high:.1%}]"
     if found.timeout_s is None:
         why = f"no step took a timeout longer than the others: either none collapses, or all do; {share}"
         known = builder.known("fabric", "buffer_kb")
@@ -252,7 +256,7 @@ def _buffer(builder: ClusterBuilder, found: IncastFit) -> None:
         return
     fabric["buffer_kb"] = found.fit * burst_kb
     said = f"opening windows of {burst_kb:g} kB that fit if {share}, under the trace's own arrivals"
-    builder.add(bounded("fabric.buffer_kb", fabric["buffer_kb"], (low, high), said))
+    builder.add(bounded("fabric.buffer_kb", Interval(fabric["buffer_kb"], low, high), said))
 
 
 def _how(links: LinkFit) -> str:
