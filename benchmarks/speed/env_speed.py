@@ -25,7 +25,13 @@ TOGETHER, STAGGERED = "a whole episode, all rows ending together", "a whole epis
 
 
 def batch(rows: int, *, ends: bool, stagger: bool = False) -> PacingVectorEnv:
-    """A vector environment in the middle of its work, with or without episodes that end."""
+    """A vector environment that has just been reset.
+
+    Args:
+        rows: environments of the batch.
+        ends: whether its episodes end.
+        stagger: whether they end in different steps.
+    """
     env = PacingVectorEnv(rows, CLUSTER, episode_intervals=EPISODE_INTERVALS if ends else 10**9)
     env.reset(seed=0)
     if stagger:

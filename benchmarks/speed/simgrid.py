@@ -43,10 +43,17 @@ NAMES: dict[Network, str] = {
 
 
 def described(config: Cluster, network: Network, before: Simulator, recording: Recording) -> dict[str, Any]:
-    """What SimGrid is told of environment 0: compute times and work as recorded, tenants as they stood before.
+    """The description of environment 0 for SimGrid: compute times and work as recorded, tenants as they stood before.
 
-    ``flow`` takes times and shares from the engine's parameter record; a ring takes sizes and bandwidths from the
-    config, where every hop of a ring must leave its leaf switch or none.
+    Args:
+        config: its cluster.
+        network: ``flow`` takes times and shares from the engine's parameter record; a ring takes sizes and bandwidths
+            from the config.
+        before: the simulator before the recording.
+        recording: the recorded iterations.
+
+    Raises:
+        ValueError: for a ring in which some hops leave their leaf switch and others do not.
     """
     job = before.batch.jobs[0]
     told = {
@@ -147,9 +154,15 @@ def barrier(nodes: int, noise: Noise) -> Cluster:
 def shared(
     groups: int, members: int, *, cv: float = 0.1, post_work_s: float = 0.0, tenants: Sequence[Tenant] = ()
 ) -> Cluster:
-    """Groups whose rings leave the leaf switch at every hop: a group alone is held by its ports, two by the uplink.
+    """Groups whose rings leave the leaf switch at every hop: ports limit a lone group, the uplink limits two.
 
-    With ``cv`` 0.1 arrivals are as far apart as a transfer is long, so that groups come and go while others transfer.
+    Args:
+        groups: process groups of the job.
+        members: ranks of each.
+        cv: variation of compute; with 0.1 arrivals are as far apart as a transfer is long, so groups come and go while
+            others transfer.
+        post_work_s: post-collective work of the first group, in seconds.
+        tenants: other jobs on the uplink.
     """
     return Cluster(
         name="shared",

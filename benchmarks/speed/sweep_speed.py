@@ -144,7 +144,16 @@ def run(candidates: int = CANDIDATES, turns: int = TURNS) -> Report:
 def targets(
     candidates: int, plain: Array, trials: Array, around: Array, of_grid: float, of_optuna: dict[str, list[float]]
 ) -> list[Target]:
-    """What was promised; times in seconds by turn."""
+    """Measured numbers beside what was promised.
+
+    Args:
+        candidates: settings tried in a turn.
+        plain: seconds of the plain loop, by turn.
+        trials: seconds of the trials on Ray, by turn.
+        around: seconds of Ray's start and end, by turn.
+        of_grid: hypervolume of the grid's front.
+        of_optuna: hypervolumes of Optuna's fronts by sampler, one per seed.
+    """
     rate = candidates / float(np.median(trials)) * 60.0
     overhead, whole = (float(np.median(t / plain - 1.0)) for t in (trials, trials + around))
     fixed_s, most = float(np.median(around)), f"< {MAX_OVERHEAD:.0%}"

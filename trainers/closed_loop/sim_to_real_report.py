@@ -116,7 +116,13 @@ def _does(change: float) -> str:
 
 
 def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing a canary's numbers."""
+    """What a reader must know before believing a canary's numbers.
+
+    Args:
+        name: name of the canary, for the text.
+        canary: its part of the report.
+        scenario: with the plan of its loop.
+    """
     agents, found = canary["agents"], []
     if agents["paced_pairs"] is not None:
         why, more = (agents["stopped"] or ["no reason given"])[0], len(agents["stopped"]) - 1
@@ -141,7 +147,13 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
 
 
 def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) -> None:
-    """Write the report and its pictures; ``runs`` are ends of steps ``(T, R)`` and schedule by canary."""
+    """Write the report and its pictures.
+
+    Args:
+        report: from :func:`build`.
+        runs: for each canary the ends of its steps ``(T, R)`` and its schedule.
+        out: the run directory.
+    """
     loop_plots.effects(report, out / "effects.png")
     loop_plots.calibration(report, out / "calibration.png")
     titles = {stage: f"{name}: {label(report['canaries'][stage]['policy'])}" for stage, name in CANARIES.items()}
