@@ -39,7 +39,7 @@ def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -
         out: directory for everything it makes.
         timesteps: decisions of the training; None: as configured.
         seed: of the training.
-        traces: directory of the production traces; None: the packaged measurements of them.
+        traces: directory of the production traces; None: SHARED_TRACES if it is there, else the packaged measurements.
     """
     started = time.monotonic()
     healthy, imbalanced = (_calibrate(name, traces) for name in (HEALTHY, IMBALANCED))

@@ -146,8 +146,8 @@ def run() -> Report:
     decisions_data, decisions_table = decisions()
     text = (
         f"Cluster `{CLUSTER}`: 8 ranks, {INTERVAL_ITERATIONS} iterations a control interval, {EPISODE_INTERVALS} "
-        "intervals an episode. *In turn* is what training does: some rows end in every step, so that drawing new "
-        "clusters is paid in every step, too."
+        "intervals an episode. *In turn* is the case of training: some rows end in every step. Drawing new clusters "
+        "then costs time in every step."
     )
     return Report("Environment", text, overhead_data | decisions_data, (overhead_table, decisions_table), (target,))
 

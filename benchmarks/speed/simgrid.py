@@ -251,11 +251,11 @@ def run() -> Report:
     ]
     text = (
         f"The same jobs in SimGrid {version()}, unpaced, with the engine's own compute times, post-collective work and "
-        "other jobs. *One flow* is the engine's model in other hands: any error is one of arithmetic. *Messages* is a "
-        "ring of 2 (n - 1) rounds through every rank's port, with latencies between the rounds. Where it need not wait "
-        "until all its ranks are there, early ones have sent some of their messages by then: the error is the price of "
-        "simulating phases, and grows with the size of a group and with how far apart its ranks arrive. *Worst* is the "
-        "largest difference of one step, relative to the mean step."
+        "other jobs. *One flow* is the engine's model in another program, so any error is one of arithmetic. "
+        "*Messages* is a ring of 2 (n - 1) rounds through every rank's port, with latencies between the rounds. In "
+        "*messages once all are there* the ring waits for its last rank. In *messages* early ranks have sent some of "
+        "theirs by then. This error is the price of simulating phases. It grows with the size of a group and with the "
+        "spread of its arrivals. *Worst* is the largest difference of one step, relative to the mean step."
     )
     data = {
         "error": [

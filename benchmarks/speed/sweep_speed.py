@@ -120,9 +120,9 @@ def run(candidates: int = CANDIDATES, turns: int = TURNS) -> Report:
     of_grid, of_optuna = fronts()
     text = (
         f"{candidates} candidates x {SEEDS} seeds x {ITERATIONS} iterations on {RANKS} ranks, {PER_TRIAL} to a trial, "
-        f"{turns} turns; wall-clock time on {len(os.sched_getaffinity(0))} cores. Fronts on suite {FRONT_SUITE}, three "
-        f"mechanisms, {FRONT_BUDGET} settings each: the area between a front and the corner of no gain and passive's "
-        "CV, gain in percent."
+        f"{turns} turns; wall-clock time on {len(os.sched_getaffinity(0))} cores.\nFronts are on suite {FRONT_SUITE}, "
+        f"with three mechanisms and {FRONT_BUDGET} settings each.\nHypervolume is the area between a front and the "
+        "corner of no gain and passive's CV, gain in percent."
     )
     plain, trials = (np.array(seconds[name]) for name in ("plain", "trials"))
     around = np.array(seconds["start"]) + np.array(seconds["end"])
