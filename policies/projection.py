@@ -42,11 +42,13 @@ _TINY = 1e-9
 class Projection(Policy):
     """The policy for one cluster; building it simulates a few million iterations.
 
-    Parameters
-    ----------
-    cluster : the calibrated cluster it will run on
-    episodes : simulated episodes to remember; by default as many as a few seconds allow at this number of ranks
-    threads : how many threads simulate; the policy does not depend on it
+    Args:
+        cluster: the calibrated cluster it will run on.
+        episodes: simulated episodes to remember; None: as many as a few seconds allow at this number of ranks.
+        threads: threads that simulate; the policy does not depend on it.
+
+    Raises:
+        InputError: for less than one episode.
     """
 
     name = "projection"

@@ -61,10 +61,13 @@ def features(memory: ObservationEMA, signals_BO: NDArray[np.float32]) -> NDArray
 
 @dataclass(frozen=True)
 class RolloutBank:
-    """Remembered views and projections.
+    """Views of simulated situations with the gain of every candidate setting from there.
 
-    ``features_NF`` are what ranks saw; ``gain_NC`` is what each candidate then brought (:func:`project`),
-    ``settings_CM2`` are the candidates and ``watched`` is J: views of one situation share its gains.
+    Attributes:
+        features_NF: what ranks saw.
+        gain_NC: gain of each candidate over off (:func:`project`).
+        settings_CM2: the candidates; the first is off.
+        watched: J, the ranks watched in each situation; their views share its gains.
     """
 
     features_NF: NDArray[np.float64]
@@ -91,9 +94,14 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
 
 
 def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each candidate, held over the horizon from now on, gains in the environments ``at``, ``(len(at), C)``.
+    """The gain of every candidate over the first one, ``(len(at), C)``, if it is held over the horizon from now on.
 
-    In throughput over that of the first candidate, as a share of the ideal; all candidates meet the same noise.
+    Gains are of throughput, as a share of the ideal; all candidates meet the same noise.
+
+    Args:
+        simulator: its state is forked, not changed.
+        at: environments to start from.
+        settings_CM2: candidates; the first is off.
     """
     C, horizon = len(settings_CM2), HORIZON_INTERVALS * INTERVAL_ITERATIONS
     parts = 1 + len(at) * C * simulator.batch.ranks // MAX_FORKED_RANKS
@@ -122,7 +130,16 @@ def select_candidates(gain_SC: NDArray[np.float64], most: int = MAX_CANDIDATES) 
 def drive(
     simulator: Simulator, settings_CM2: NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Run episodes under varied settings; features ``(N, F)`` and gains ``(N, C)`` at their snapshots."""
+    """Run episodes under varied settings and collect snapshots.
+
+    Args:
+        simulator: at the start of its episodes.
+        settings_CM2: candidates that drive the episodes and are compared.
+        rng: draws ranks, settings and times of snapshots.
+
+    Returns:
+        Features ``(N, F)`` and gains ``(N, C)`` of the snapshots.
+    """
     E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
     J = min(R, WATCHED_RANKS)
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
@@ -143,7 +160,15 @@ def drive(
 
 
 def build(cluster: Cluster, episodes: int, threads: int = 1) -> RolloutBank:
-    """The bank of a cluster, always the same one for the same arguments; of off alone where nothing else ever helps."""
+    """The bank of a cluster; the same arguments always give the same bank.
+
+    It holds only "off" where no other setting helps.
+
+    Args:
+        cluster: the calibrated cluster.
+        episodes: simulated episodes.
+        threads: threads of the engine; the bank does not depend on it.
+    """
     every = spread_of_settings(cluster)
     pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads)
     pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)

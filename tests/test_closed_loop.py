@@ -258,7 +258,7 @@ def test_agreement_is_said_in_words(
     assert said in found["verdict"]
 
 
-def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
+def test_an_effect_that_outlasts_its_blocks_is_noted() -> None:
     observed = {"mean_s": 0.45, "low_s": 0.44, "high_s": 0.46}
     shorter = {"mean_s": 0.42, "low_s": 0.417, "high_s": 0.423}
     found = sim_to_real_report.against(shorter, observed)
@@ -274,7 +274,7 @@ def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
         said = sim_to_real_report.notes(
             "ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario()
         )
-        assert [("outlives its blocks" in note) for note in said] == [True] * noted
+        assert [("outlasts its blocks" in note) for note in said] == [True] * noted
 
 
 def test_blocks_after_a_rollback_do_not_count() -> None:

@@ -33,7 +33,14 @@ NOISY_JITTER_CV = 0.03
 
 
 def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -> SuiteResult:
-    """Run all stages and leave everything in ``out``; the result of the main suite is returned."""
+    """Run all stages of the demo; returns the result of the main suite.
+
+    Args:
+        out: directory for everything it makes.
+        timesteps: decisions of the training; None: as configured.
+        seed: of the training.
+        traces: directory of the production traces; None: SHARED_TRACES if it is there, else the packaged measurements.
+    """
     started = time.monotonic()
     healthy, imbalanced = (_calibrate(name, traces) for name in (HEALTHY, IMBALANCED))
     config = load_train_config("demo")

@@ -32,7 +32,7 @@ from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "whatif.md"
-MARK = "## Held against the truth"
+MARK = "## Results: random clusters"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 NODES = 16
 TRACED = 400
@@ -251,11 +251,11 @@ def document(found: list[Found], refused: list[str], count: int) -> str:
     """
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     text = (
-        f"Up to {count} random clusters of each kind, of each a trace of {TRACED} iterations at {NODES} nodes, and the "
-        f"questions below. *Runs inside*: of {SEEDS} single runs of the changed true cluster, {ITERATIONS} iterations "
-        "each, the share whose mean step lies in the 95 % interval; likewise the mean of all of them, the change "
-        f"against today, and the CV. {len(refused)} jobs were refused, as their trace does not tell what the answer "
-        "hangs on."
+        f"Up to {count} random clusters of each kind are traced for {TRACED} iterations at {NODES} nodes and asked the "
+        f"questions below.\n*Runs inside* is the share of {SEEDS} single runs of the changed true cluster, "
+        f"{ITERATIONS} iterations each, whose mean step lies in the 95 % interval.\nThe next columns give the same for "
+        f"the mean of all runs, the change against today, and the CV.\n{len(refused)} jobs were refused because their "
+        "trace does not identify what the answer depends on."
     )
     return "\n".join([head.rstrip(), "", MARK, "", text, "", *markdown_table(COLUMNS, table(found)), ""])
 

@@ -73,8 +73,8 @@ def run() -> Report:
         for name in (DECIDE_ONE, DECIDE_EVERY)
     ]
     text = (
-        f"One rank, one row, a network of {HIDDEN}x{HIDDEN}; a decision is the network and the decoding of its action. "
-        "The guard checks the view against the calibrated range and what the policy returned and how long it took."
+        f"One rank, one row, a network of {HIDDEN}x{HIDDEN}. A decision is the network and the decoding of its action. "
+        "The guard checks the view against the calibrated range, the policy's answer, and the time it took."
     )
     rows = [(name, f"{value:.1f}", PER[name]) for name, value in us.items()]
     table = Table("CPU microseconds on one rank", ("", "us", "how often"), rows)

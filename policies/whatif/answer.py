@@ -76,9 +76,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Answer:
-    """``basis`` is ``simulator`` or ``replay``, ``method`` says it in words; ``unit`` is what throughput counts.
+    """The answer to a what-if question.
 
-    ``left_open`` is what intervals hold besides: between which ends, and what measurement would tell it.
+    Attributes:
+        source: name of the config or trace.
+        basis: ``simulator`` or ``replay``.
+        method: the same in words.
+        unit: what throughput counts.
+        today: the job as it is.
+        changed: the changed jobs.
+        assumes: what the numbers take for granted.
+        cannot_tell: what they leave open outside of the intervals.
+        left_open: what the intervals hold besides: between which ends, and which measurement would identify it.
+        measured_step_s: mean step of the trace.
+        measured_cv: coefficient of variation of the trace's steps.
     """
 
     source: str

@@ -1,6 +1,6 @@
-"""What a job is predicted from: the cluster config it was given by, or the one that its trace was calibrated to.
+"""What a job is predicted from: its cluster config, or the one that its trace was calibrated to.
 
-What a calibration could not tell stays a guess, and a question that hangs on a guess is refused.
+A parameter that the calibration could not identify stays a guess. A question that depends on a guess is refused.
 """
 
 from __future__ import annotations
@@ -53,10 +53,17 @@ class Measured:
 class Baseline:
     """A job as it is today.
 
-    ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
-    may have. ``parameters`` are those of a calibration from a trace, none where the cluster has another origin.
-    ``measured`` is None where nothing was measured; ``knows_leaves`` says whether a calibration was told where nodes
-    sit; ``fit`` is that of a trace.
+    Attributes:
+        source: its name, for messages.
+        cluster: the cluster it is simulated on.
+        slow: ranks known to be slow; None where every run draws which ones are.
+        ranks: numbers of the ranks.
+        parameters: those of a calibration from a trace; empty where the cluster has another origin.
+        measured: steps of the trace; None where nothing was measured.
+        knows_leaves: whether the calibration knew on which leaf each node is.
+        is_trace: whether it comes from a trace.
+        fit: the fit of a trace.
+        notes: assumptions, in words.
     """
 
     source: str
@@ -212,7 +219,17 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
 
 
 def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
-    """The job of a trace, calibrated. Raises InputError where no cluster can be fitted to it."""
+    """The job of a trace, calibrated.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        base: cluster config that gives what the trace does not identify; None: nothing is known beforehand.
+        job: which job of a trace with several.
+
+    Raises:
+        InputError: where no cluster can be fitted to the trace.
+    """
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(

@@ -166,10 +166,18 @@ def _ranks(text: str) -> Ranks:
 
 
 def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
-    """The changed cluster. ``slow`` are the ranks known to be slow, None where every run draws which ones are.
+    """The changed cluster.
 
-    A job of one process group keeps one; of several they keep their size and become more. Every rank keeps its batch,
-    unless work is spread. Raises InputError for what the cluster cannot be.
+    A job of one process group keeps one. Several groups keep their size and become more. Every rank keeps its batch,
+    unless work is spread.
+
+    Args:
+        change: the change.
+        cluster: the cluster today.
+        slow: ranks known to be slow; None where every run draws which ones are.
+
+    Raises:
+        InputError: for a cluster that cannot exist.
     """
     job, where = cluster.job, f"{cluster.name}, {change.label}"
     slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")

@@ -48,9 +48,12 @@ def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where an interval comes from: standard deviations, of one run and of the calibration, relative to the mean.
+    """Where an interval comes from.
 
-    ``unknown`` are the two ends of what the trace leaves open, by name: by how much they move the mean, relative to it.
+    Attributes:
+        runs: standard deviation from run to run, relative to the mean.
+        calibration: standard deviation from the errors of the calibration, relative to the mean.
+        unknown: for each quantity that the trace leaves open, how far its two ends move the mean, relative to it.
     """
 
     runs: float
@@ -76,9 +79,9 @@ class Spread:
 
 
 def of_runs(value_DS: Array) -> Interval:
-    """What one more run of one more drawn cluster would give: values of S runs of each of D clusters.
+    """What one more run of one more drawn cluster would give: ``value_DS`` are S runs of each of D clusters.
 
-    Numbers above 0 vary by factors, so that their interval is one of logarithms.
+    Positive numbers vary by factors, so their interval is one of logarithms.
     """
     value = float(value_DS.mean())
     if value_DS.size < 2:
@@ -111,11 +114,15 @@ def _variances(x_DS: Array) -> tuple[float, float]:
 
 
 def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Interval:
-    """A statistic of so many steps, with the interval for its value over many more such steps.
+    """A statistic of a trace's steps, with the interval for its value over many more such steps.
 
-    ``statistic`` takes ``(..., T)`` weights summing to 1 and returns ``(...)``; it is that of :func:`mean`, of
-    :func:`cv`, or made of them; one that is ``positive`` has no end below 0. Delete-one-block jackknife over
-    consecutive steps, so that memory from step to step counts.
+    Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
+
+    Args:
+        statistic: takes weights ``(..., T)`` that sum to 1 and returns ``(...)``; :func:`mean`, :func:`cv`, or made of
+            them.
+        steps: T; with fewer than MIN_STEPS there is no interval.
+        positive: whether the interval has no end below 0.
     """
     value = float(statistic(np.full(steps, 1.0 / steps)))
     if steps < MIN_STEPS:

@@ -14,7 +14,17 @@ from paceenv.policies.whatif.estimate import MIN_STEPS, Array, cv, mean, of_step
 
 
 def predict(scenario: RankScenario, source: str, changes: Sequence[Change], seed: int) -> Answer:
-    """Today's steps as measured, and every change's. Raises InputError for what the trace cannot answer."""
+    """Today's steps as measured, and the steps after every change, from the trace's own operations.
+
+    Args:
+        scenario: the job's replay.
+        source: name of the trace, for messages.
+        changes: rows of the answer; only ranks may change.
+        seed: of the steps that replaced ranks are given.
+
+    Raises:
+        InputError: for a question that the trace cannot answer.
+    """
     today_s_T = scenario.matrix.step_s_T
     rows = [_row(scenario, change, today_s_T, seed) for change in changes]
     open_ = ["energy: a trace has no power figures"]

@@ -1,7 +1,7 @@
-"""What a trace of one size leaves open and a changed job may hang on: predicted at its usual value and at both ends.
+"""What a trace of one size leaves open and a changed job may depend on, predicted at its usual value and at both ends.
 
-How long a round of messages takes is part of the payload's time; whether work after a group's collective grows
-with the job, and whether a lone group is limited by its own NICs or by what is above them, no single size shows.
+A trace of one size does not show how long a round of messages takes, whether post-collective work grows with the job,
+and whether its own NICs or the tier above them limit a lone group.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ POST_WORK_S: Final = ("work_s", "episode_s")
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way the job may be. ``round_us`` is None where it is as calibrated; ``growth`` is an exponent over nodes.
+    """One set of values for what the trace leaves open.
 
-    ``link_factor`` is how many times as fast the lone group's links are on leaves of the asked oversubscription, None
-    where the cluster itself tells.
+    Attributes:
+        round_us: time of a round of messages; None: as calibrated.
+        growth: exponent of post-collective work over nodes.
+        link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
+            where the cluster itself says so.
     """
 
     round_us: float | None = None
@@ -43,7 +46,16 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something left open, a key of the cluster: between which ends it may be, and what would tell it."""
+    """Something that the trace leaves open.
+
+    Attributes:
+        name: for tables.
+        key: key of the cluster config.
+        between: its two ends, in words.
+        told_by: the measurement that would identify it.
+        low: makes the scenario at its low end.
+        high: makes the scenario at its high end.
+    """
 
     name: str
     key: str
@@ -54,7 +66,17 @@ class Unknown:
 
 
 def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:
-    """The changed cluster, if the scenario is like this. Raises InputError for what the cluster cannot be."""
+    """The changed cluster in a scenario.
+
+    Args:
+        change: the change.
+        cluster: the cluster today.
+        slow: ranks known to be slow; None where every run draws which ones are.
+        scenario: values for what the trace leaves open.
+
+    Raises:
+        InputError: for a cluster that cannot exist.
+    """
     if scenario.round_us is not None:
         cluster = with_rounds(cluster, scenario.round_us)
     if scenario.growth and change.nodes is not None:

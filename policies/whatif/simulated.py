@@ -76,9 +76,19 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Answer:
-    """The job as it is, and every change. ``clusters`` are those of :func:`drawn`, if they are there already.
+    """Simulate the job as it is and after every change.
 
-    Raises InputError for what cannot be, before anything is simulated.
+    Args:
+        baseline: the job today.
+        changes: rows of the answer.
+        seeds: runs of each row, shared out over the drawn clusters; at least MIN_SEEDS of each.
+        first_seed: the first seed.
+        iterations: length of a run.
+        clusters: the result of :func:`drawn` if it is known already.
+        on_done: called with the share that is done.
+
+    Raises:
+        InputError: for an impossible change, before anything is simulated.
     """
     check(baseline, changes)
     known = drawn(baseline, first_seed) if clusters is None else clusters
@@ -184,8 +194,8 @@ def _row(change: Change, baseline: Baseline, runs: Mapping[Change, _Runs], ends:
 def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     """Clusters that may be the real one, or the one that is known.
 
-    The mean step of the trace tells that of the cluster no better than one run tells another: which persistent
-    differences between ranks a run has is drawn, and all its steps share it.
+    A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
+    mean step of the cluster no better than one run gives that of another.
     """
     if not baseline.parameters or baseline.measured is None:
         return [baseline.cluster]

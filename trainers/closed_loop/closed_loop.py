@@ -87,14 +87,14 @@ class LoopOptions(Config):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """One loop in one folder.
+    """One loop in one run directory.
 
-    Parameters
-    ----------
-    scenario : with the plan of its loop
-    out : the loop's folder
-    options : seeds and sizes
-    run, calibrate : the testbed and the calibration
+    Args:
+        scenario: with the plan of its loop.
+        out: the run directory.
+        options: seeds and sizes.
+        run: the testbed.
+        calibrate: the calibration.
     """
 
     scenario: Scenario
@@ -298,7 +298,14 @@ def choose(predicted: Sequence[Found], scenario: Scenario) -> Found:
 
 
 def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None) -> Found:
-    """Effect on mean step time in the first ``pairs`` of blocks (None: all), on the job and on those beside it."""
+    """The measured effect on mean step time, of the job itself and of the jobs beside it.
+
+    Args:
+        result: the real run.
+        job: name of the job with the agent.
+        schedule: which iterations were paced.
+        pairs: how many pairs of blocks count; None for all.
+    """
     end_s_T, step_s_T = job_steps(result.jobs[job].steps_s_TR)
     blocks = PairedBlocks.of(schedule, len(step_s_T)).first(pairs)
     beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
@@ -308,10 +315,10 @@ def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None)
 
 
 def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
-    """What the ranks' agents said themselves, what limited them, and for how many pairs all of them paced.
+    """What the ranks' agents reported, what limited them, and for how many pairs all of them paced.
 
-    ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the look at which it did;
-    blocks after that compare nothing, nor does any where one of the ``ranks`` said nothing at all.
+    ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the evaluation that caused
+    it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no block compares anything.
     """
     stopped = [s for s in snapshots if text(s, "state") != "canary"]
     silent = ranks - len(snapshots)

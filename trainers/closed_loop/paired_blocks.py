@@ -31,10 +31,13 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Effect:
-    """Relative change of mean step time, below 0 where steps got shorter, with its 95 % interval.
+    """A-B effect: relative change of mean step time with its 95 % interval; below 0 steps are shorter with pacing.
 
-    ``units`` is how many pairs of blocks, or simulated clusters, it rests on; with fewer than two there is no interval
-    and the ends are not-a-number.
+    Attributes:
+        change: the estimate.
+        low: lower end; not-a-number with fewer than two units.
+        high: upper end, likewise.
+        units: pairs of blocks, or simulated clusters, that it rests on.
     """
 
     change: float
@@ -63,7 +66,13 @@ class Effect:
 
 @dataclass(frozen=True)
 class PairedBlocks:
-    """What a schedule makes of T iterations: paced or not, of which pair (-1: none), counted for it or not."""
+    """The blocks of an A-B test (without and with pacing) over T iterations.
+
+    Attributes:
+        on_T: whether an iteration is paced.
+        pair_T: the pair that it belongs to; -1: none.
+        counted_T: whether it counts for its pair.
+    """
 
     on_T: NDArray[np.bool_]
     pair_T: NDArray[np.int64]
@@ -113,11 +122,13 @@ def _log_ratio(off_EN: Array, on_EN: Array) -> Array:
 
 
 def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks) -> Array:
-    """The same of another job's steps ``(P,)``: those that lie whole within the counted parts of our blocks.
+    """The same for another job's steps, ``(P,)``: those that lie wholly within the counted parts of our blocks.
 
-    ``end_s_T`` are ends of our steps, one more than iterations of ``blocks``, whose iteration ``i`` lies between ends
-    ``i`` and ``i + 1``; ``other_end_s_U`` those of the other job, on the same clock. Pairs with too few steps are left
-    out.
+    Args:
+        end_s_T: ends of our steps, one more than iterations of ``blocks``; iteration ``i`` lies between ends ``i`` and
+            ``i + 1``.
+        other_end_s_U: ends of the other job's steps, on the same clock.
+        blocks: our blocks. Pairs with fewer than MIN_STEPS of the other job's steps are left out.
     """
     found = []
     for off, on in blocks.counted():

@@ -55,7 +55,13 @@ class Prediction:
 
 
 def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
-    """``cluster`` whose pacing is capped as the guard of a live rank with a baseline step of ``baseline_s`` will."""
+    """The cluster with pacing capped as the guard of a live rank caps it.
+
+    Args:
+        cluster: the cluster.
+        plan: of the loop: mechanism and caps.
+        baseline_s: baseline step of the rank, in seconds.
+    """
     ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
     cap = min(plan.cap_s, plan.cap_share * baseline_s) / ideal_s
     return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
@@ -64,12 +70,11 @@ def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
 class Predictor:
     """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
 
-    Parameters
-    ----------
-    clusters : drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`)
-    plan : of the loop: blocks, intervals, the mechanism
-    seeds : episodes a cluster
-    first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
+    Args:
+        clusters: drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`).
+        plan: of the loop: blocks, intervals, the mechanism.
+        seeds: episodes a cluster.
+        first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
     """
 
     def __init__(self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int) -> None:
@@ -114,10 +119,19 @@ class Predictor:
 def run_in_blocks(
     policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int, interval_iterations: int
 ) -> tuple[Array, float]:
-    """Step times ``(E, T)`` of a policy that may act in iterations ``on_T`` only, and the mean delay when it last did.
+    """Run a policy that may act in some iterations only.
 
-    ``on_T`` changes at ``quiet_first`` and at whole intervals after it. While it is off, delays are 0 and what the
-    policy and the rules judge themselves by stands still; then they go on where they were interrupted.
+    While it may not, delays are 0, and the state of the policy and of the rules stands still; then they go on.
+
+    Args:
+        policy: it is reset before the run.
+        simulator: at the start of its episodes.
+        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals after it only.
+        quiet_first: iterations before the first control interval.
+        interval_iterations: iterations of a control interval.
+
+    Returns:
+        Step times ``(E, T)`` and the mean delay in seconds when the policy last acted.
     """
     iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0

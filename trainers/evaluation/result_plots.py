@@ -40,7 +40,13 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
 
 
 def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
-    """Cumulative distribution of step times over the ideal step on one cluster, a curve a policy."""
+    """Draw the cumulative distribution of step times over the ideal step, one curve per policy.
+
+    Args:
+        result: policies on a suite.
+        cluster: name of the case.
+        path: the file.
+    """
     figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
     for policy in result.policies:
         ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
@@ -50,10 +56,13 @@ def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
 
 
 def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
-    """Mean reward by decisions taken, a line a seed; below it, where there are any, gap closed and cost on nulls.
+    """Draw mean reward over decisions, one line per seed; beside it gap closed and cost on null clusters, where known.
 
-    ``paired`` says what the reward is. Gap closed is on validation clusters, of the policy as it would be released; the
-    cost is what the exploring one pays on the null clusters it trains on.
+    Args:
+        curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
+            it would be released. ``null_cost`` is the exploring policy's on the null clusters of the training.
+        path: the file.
+        paired: whether the reward is the difference to the same episodes without pacing.
     """
     judged = any("gap_closed" in row for row in curves[0])
     costly = any("null_cost" in row for row in curves[0])

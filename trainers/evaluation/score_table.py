@@ -88,7 +88,13 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
 
 
 def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
-    """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
+    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone.
+
+    Args:
+        result: policies on a suite, both of these among them.
+        policy: the policy.
+        static: the best single static setting.
+    """
     total, beats = result.total(policy), result.total(policy, against=static)
     name = label(policy)
     sentences = [f"{name} {_judge(total)} against no pacing: {interval(total)}."]

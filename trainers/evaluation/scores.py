@@ -83,7 +83,13 @@ def _section(result: SuiteResult, static: str) -> list[str]:
 
 
 def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
-    """What the table says of a policy, in sentences: against static, against tuned settings, on nulls."""
+    """What the table says of a policy, in sentences: against static, against tuned settings, on nulls.
+
+    Args:
+        result: policies on a split, with the tuned settings.
+        policy: the policy.
+        static: the best single static setting.
+    """
     positive = [case for case in result.suite.cases if not case.null_case]
     nulls = [case for case in result.suite.cases if case.null_case]
     against = result.total(policy, against=static)

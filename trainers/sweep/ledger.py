@@ -23,9 +23,12 @@ Row = dict[str, Any]
 
 
 class Ledger:
-    """The ledger of a folder.
+    """The ledger of a run directory.
 
-    ``header`` says what the sweep is, ``rows`` are the trials that have ended, by their number.
+    Args:
+        folder: the directory.
+        header: config, inputs and versions of the sweep.
+        rows: trials that have ended, by their number.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any], rows: Mapping[int, Row]) -> None:

@@ -22,9 +22,13 @@ class EnvGroup:
 
 
 def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[EnvGroup]:
-    """A batch for each shape, rows in proportion to the weights of its clusters and at least one for each of them.
+    """One batch for each shape of cluster (ranks and process groups).
 
-    ``clusters`` replaces configs by name (a fresh calibration, say).
+    Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster.
+
+    Args:
+        config: environment of the training.
+        clusters: replaces configs by name, for example by a fresh calibration.
     """
     given = clusters or {}
     shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}

@@ -25,7 +25,13 @@ FORMAT = "paceenv.checkpoint/1"
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: PPO, progress: dict[str, Any]) -> None:
-    """Write the model's state and ``progress`` (plain data; arrays of it under ``arrays``) whole or not at all."""
+    """Write a checkpoint whole or not at all.
+
+    Args:
+        path: the file.
+        model: its weights and optimizer are saved.
+        progress: plain data; arrays stand under ``arrays``.
+    """
     tensors = {f"policy.{name}": value.numpy() for name, value in model.policy.state_dict().items()}
     for place, state in model.policy.optimizer.state_dict()["state"].items():
         tensors |= {f"adam.{place}.{name}": np.asarray(value) for name, value in state.items()}

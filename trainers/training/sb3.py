@@ -100,12 +100,15 @@ def train(
 ) -> Trained:
     """Train PPO on a config; the same config and seed give the same policy on one machine.
 
-    Parameters
-    ----------
-    clusters : replaces configs by name (a fresh calibration, say)
-    on_progress : called with the decisions taken so far
-    folder : where checkpoints and TensorBoard's event files go; without one there are none
-    resume : go on from the folder's checkpoint, if there is one
+    Args:
+        config: of the training.
+        clusters: replaces configs by name, for example by a fresh calibration.
+        on_progress: called with the decisions taken so far.
+        folder: where checkpoints and TensorBoard's event files go; None: there are none.
+        resume: go on from the folder's checkpoint, if there is one.
+
+    Raises:
+        InputError: for a checkpoint of another config.
     """
     run = Run(config, clusters, on_progress, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
@@ -116,10 +119,16 @@ def train(
 
 
 class Run:
-    """The state of a training run between its segments; parameters as in :func:`train`.
+    """The state of a training run between its segments.
 
-    ``validation`` is that of the config's selection, if it was made already: it takes seconds, for all runs the same.
     ``best`` is the policy with the best validation score so far, ``best_score``.
+
+    Args:
+        config: of the training.
+        clusters: as in :func:`train`.
+        on_progress: as in :func:`train`.
+        folder: as in :func:`train`.
+        validation: of the config's selection, if it exists already; making it takes seconds.
     """
 
     def __init__(

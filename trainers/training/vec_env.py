@@ -59,18 +59,20 @@ class NullConstraint:
 
 
 class NativeVecEnv(VecEnv):
-    """Steps every batch by one call of the engine; the rows of all of them, in order, are the rows of this one.
+    """Batches of environments as one: its rows are the rows of all batches in order, and a step is one call per batch.
 
-    With ``passive`` batches of the same episodes the reward is the difference to what would have happened without any
-    pacing, on the same noise. That takes the same number from every action's reward, so it changes no preference, but
-    it removes what cluster and noise contribute, which is several times what pacing does (``paired``). A ``constraint``
-    needs them in any case; its clusters are those of all batches in order.
-
-    With ``memory_intervals`` an observation is the environment's, with the memory that the policy will keep for itself
-    (``paceenv.policies.observation_average``) after the signals.
-
-    Episodes are long and of one length, so all rows would end in the same step and Stable-Baselines3 would ask its
+    Episodes are long and of one length, so all rows would end in the same step, and Stable-Baselines3 would ask its
     critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
+
+    Args:
+        envs: the batches.
+        seed: row ``n`` gets ``seed + n``.
+        passive: batches of the same episodes, run without pacing; needed for ``paired`` and ``constraint``.
+        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order.
+        paired: whether the reward is the difference to the passive episodes, on the same noise. That changes no
+            preference among actions, and removes the noise of cluster and network, several times the effect of pacing.
+        memory_intervals: appends to the signals the averages that the policy will keep
+            (``paceenv.policies.observation_average``); 0: none.
     """
 
     def __init__(
@@ -178,6 +180,7 @@ class NativeVecEnv(VecEnv):
         return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Not supported: the rows of a native batch share their attributes."""
         raise NotImplementedError("the rows of a native batch share their attributes")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:

@@ -36,7 +36,13 @@ def constant_policy(setting: Setting, name: str = "static") -> Learned:
 
 
 def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -> list[Path]:
-    """Write the winner's files into the sweep's folder; returns them, none where every trial failed."""
+    """Write the winner's files into the run directory; returns them, an empty list where every trial failed.
+
+    Args:
+        ledger: of the sweep.
+        results: of the same ledger.
+        task: what its trials share.
+    """
     folder = ledger.folder
     winners = {cluster: best for cluster in results.clusters if (best := results.best(cluster)) is not None}
     if not winners:
@@ -63,7 +69,13 @@ def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -
 
 
 def evaluate_again(results: Results, comparison: Comparison, robustness: Robustness) -> SuiteResult:
-    """The winner, or the winners of each cluster, on other clusters where that can be, and on fresh seeds."""
+    """Evaluate the winner, or the winner of each cluster, on fresh seeds and, where possible, on other clusters.
+
+    Args:
+        results: of the sweep.
+        comparison: the winner's file.
+        robustness: clusters, seeds and iterations.
+    """
     fresh = {key: getattr(robustness, key) for key in ("seeds", "first_seed", "iterations")}
     if comparison.tuned:  # each is for its own cluster
         suite: Suite = comparison.chosen().model_copy(update=fresh)

@@ -23,9 +23,16 @@ _RANGE = optuna.distributions.FloatDistribution(-1.0, 1.0)
 
 
 class OptunaSearch:
-    """Batches of settings from Optuna, in the normalised actions that a learned policy has, too.
+    """Batches of settings from Optuna, in the normalised actions that a learned policy also has.
 
     Trial ``n * U + u`` is the ``n``-th batch of study ``u`` of ``U``: one for all clusters, or one for each.
+
+    Args:
+        static: mechanisms, objectives, scope, settings per trial.
+        search: sampler and number of candidates.
+        clusters: names of the clusters.
+        weight_C: their weights.
+        seed: of the first study; each further one takes the next.
     """
 
     def __init__(

@@ -52,7 +52,13 @@ class Search(Protocol):
 
 
 def spread_out(settings: Sequence[Setting], clusters: Sequence[str], at_once: int) -> list[Work]:
-    """Settings as the work of trials, ``at_once`` settings in each."""
+    """Settings as the work of trials.
+
+    Args:
+        settings: the settings.
+        clusters: names of the clusters that each is tried on.
+        at_once: settings in one trial.
+    """
     return [
         {
             "kind": "static",
@@ -69,9 +75,14 @@ def settings_of(work: Work) -> list[Setting]:
 
 
 def values(result: Result, objective: Objective, weight_C: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An objective by setting ``(S,)``: the weighted mean over clusters, more is better.
+    """An objective by setting ``(S,)``: the weighted mean over clusters; more is better.
 
     Energy leaves out clusters without power figures.
+
+    Args:
+        result: of a trial.
+        objective: its name.
+        weight_C: weights of the trial's clusters.
     """
     value_SC = np.array(result[QUANTITIES[objective]], dtype=np.float64)
     share_SC = np.where(np.isnan(value_SC), 0.0, weight_C)
@@ -94,7 +105,14 @@ def _draw(one: Range, random: np.random.Generator) -> Any:
 
 
 def changed(values: Values, ranges: Mapping[str, Range], pbt: Pbt, random: np.random.Generator) -> Values:
-    """``values`` of another member, each changed a little within its range, or drawn anew (Jaderberg et al. 2017)."""
+    """Another member's hyperparameters, each changed a little within its range, or drawn anew (Jaderberg et al. 2017).
+
+    Args:
+        values: of the other member.
+        ranges: where hyperparameters are drawn from.
+        pbt: probability of a new draw, factors of change.
+        random: source of the draws.
+    """
     found = {}
     for key, one in ranges.items():
         if random.random() < pbt.resample:
@@ -114,7 +132,13 @@ def singles(mechanisms: Sequence[Mechanism], grid: Callable[[Mechanism], GridOf]
 
 
 def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: int) -> list[Setting]:
-    """The ``combine`` best of each mechanism's own ``settings``, by ``value_S``, with those of other mechanisms."""
+    """The best settings of each mechanism together with those of other mechanisms.
+
+    Args:
+        settings: settings of one mechanism each.
+        value_S: their values; more is better.
+        combine: how many of each mechanism are taken.
+    """
     order = np.argsort(-value_S, kind="stable")
     mechanisms = dict.fromkeys(setting[0][0] for setting in settings)
     top = [[settings[s] for s in order if settings[s][0][0] == m][:combine] for m in mechanisms]
@@ -126,7 +150,14 @@ def joint(settings: Sequence[Setting], value_S: NDArray[np.float64], combine: in
 
 
 class GridSearch:
-    """Every mechanism alone on its grid; when all of that is known, the best settings of each with the others'."""
+    """Every mechanism alone on its grid; then the best settings of each together with the others'.
+
+    Args:
+        static: mechanisms, objectives, settings per trial.
+        grid: thresholds and windows.
+        clusters: names of the clusters.
+        weight_C: their weights.
+    """
 
     def __init__(self, static: Static, grid: Grid, clusters: Sequence[str], weight_C: NDArray[np.float64]) -> None:
         self._static, self._grid, self._clusters, self._weight_C = static, grid, clusters, weight_C
