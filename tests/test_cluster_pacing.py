@@ -23,7 +23,7 @@ from paceenv.policies import names
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.evaluation.comparison import is_contest
+from paceenv.trainers.evaluation.comparison import is_comparison
 from paceenv.ui import config_files
 
 RATIOS = st.floats(0.0, 1.0)
@@ -98,7 +98,7 @@ def test_a_policy_from_a_file_carries_its_numbers_in_its_name(tmp_path: Path) ->
     assert found.source == f"static:{file}"
     assert found.policy.name == "static:mechanism=phase_shift,threshold=0.01,window=0.15"
     np.testing.assert_array_equal(settings_of(find_policy(found.policy.name).policy), settings_of(found.policy))
-    assert not is_contest(f"static:{file}")
+    assert not is_comparison(f"static:{file}")
 
 
 @pytest.mark.parametrize(
