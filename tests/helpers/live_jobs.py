@@ -54,7 +54,7 @@ class ForkServer:
             [sys.executable, str(HELPERS / "live_forkserver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _SETTINGS,
+            env=os.environ | _SETTINGS | {"PYTHONPATH": os.pathsep.join([str(HELPERS.parent), *sys.path])},
         )
         self._pending = b""
         self._started: list[int] = []
