@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +39,18 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Made by `python -m benchmarks --write`; `make bench` prints the same tables, and each benchmark also runs alone, as
-`python -m benchmarks.speed.{names} --json -`. Times are CPU seconds of one process on one core;
-contestants take turns, and every number is the median of the turns. Compare ratios: they come from the same run, and
-absolute values change with the machine and with what else it does.
+With these tables you can judge the speed of simulator, training and live agent, and compare another machine.
+
+| task | command |
+| --- | --- |
+| print the same tables | `make bench` |
+| run one benchmark | `python -m benchmarks.speed.{names} --json -` |
+| rebuild this page | `python -m benchmarks --write` |
+
+Times are CPU seconds of one process on one core.
+Contestants take turns, and every number is the median of the turns.
+Compare ratios: they come from the same run.
+Absolute values change with the machine and with its other work.
 """
 
 
@@ -59,7 +67,7 @@ def document(reports: Sequence[Report]) -> str:
     rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**", t.because) for t in targets]
     lines += markdown_table(("what", "target", "measured", "", "remark"), rows)
     for report in reports:
-        lines += ["", f"## {report.title}", "", textwrap.fill(report.text, 120, break_on_hyphens=False)]
+        lines += ["", f"## {report.title}", "", re.sub(r"(?<=[.:]) (?=[A-Z*`])", "\n", report.text)]
         for table in report.tables:
             lines += [
                 "",

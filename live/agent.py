@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from paceenv.core.errors import out_of_range
-from paceenv.live import launcher_config
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.options import make_options
+from paceenv.live.options import LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
 from paceenv.policies.base import Policy
 
@@ -75,7 +74,7 @@ class Agent:
 
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
-        self._loop.let_go("in a forked child")
+        self._loop.detach("in a forked child")
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
@@ -121,9 +120,9 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
-        agent._loop.voice.say("is attached already; the second call of attach changes nothing")
+        agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
-    settings = dict(launcher_config.SETTINGS)
+    settings = dict(LAUNCHER_SETTINGS)
     if settings:
         policy = settings.pop("policy")
         chosen = make_options(settings)

@@ -17,14 +17,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from paceenv.live import launcher_config
+from paceenv.live.options import LAUNCHER_SETTINGS
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 def attach_later(**arguments: Any) -> None:
     """Have ``live.attach(**arguments)`` called with the first optimizer; these arguments go before the script's own."""
-    launcher_config.SETTINGS.update(arguments)
+    LAUNCHER_SETTINGS.update(arguments)
     atexit.register(_explain_absence, os.getpid())
     loaded = sys.modules.get(_OPTIMIZER_MODULE)
     if loaded is not None:
@@ -84,9 +84,9 @@ def attach_now() -> None:
         if attached() is None:
             attach()
     except Exception as error:
-        from paceenv.live.log_once import Voice
+        from paceenv.live.log_once import Messages
 
-        Voice().say(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
+        Messages().log_once(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
 
 
 def _explain_absence(process: int) -> None:
@@ -97,6 +97,6 @@ def _explain_absence(process: int) -> None:
         and os.getpid() == process
         and os.environ.get("RANK", "0") == "0"
     ):
-        from paceenv.live.log_once import Voice
+        from paceenv.live.log_once import Messages
 
-        Voice().say("the script made no optimizer of torch.optim, so there was nothing to watch")
+        Messages().log_once("the script made no optimizer of torch.optim, so there was nothing to watch")

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.core.files import atomic_write
+from paceenv.live.record.compare_ranks import compare_ranks
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.record.summary import count, duration, percent, summarise
@@ -48,7 +48,7 @@ def status(
     run = RunFolder(folder)
     while True:
         chosen = run.chosen(attempt)
-        snapshots = side_by_side(run.statuses(chosen))
+        snapshots = compare_ranks(run.statuses(chosen))
         if not snapshots and not watch:
             raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
         if json_ is not None:
@@ -69,7 +69,7 @@ def summary(folder: Folder, attempt: Attempt = None) -> None:
     """One page: where the step went, who waits for whom, what pacing did, what the agent said."""
     run = RunFolder(folder)
     chosen = run.chosen(attempt)
-    snapshots = side_by_side(run.statuses(chosen))
+    snapshots = compare_ranks(run.statuses(chosen))
     if not snapshots:
         raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
     sys.stdout.write(summarise(snapshots))
@@ -102,7 +102,7 @@ def dashboard(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; import it into Grafana.")],
 ) -> None:
     """Write the Grafana dashboard for the agents' Prometheus endpoints."""
-    write_whole(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
+    atomic_write(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
     output.say(f"wrote {out}")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from paceenv.live.decide.actuator import Delay
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.log_once import Voice
+from paceenv.live.log_once import Messages
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.checkpoints import Checkpoints
 from paceenv.live.observe.collective_calls import Collectives
@@ -35,7 +35,7 @@ BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
 processor's caches from the second one on."""
 HOPELESS_ITERATIONS = 200
 """With none of so many iterations measured, the agent says why."""
-MOST_PENDING = 8
+MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; more than that are given up."""
 
 
@@ -63,20 +63,20 @@ class Loop:
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
-        self.options, self.policy, self.voice, self._clock = options, policy, Voice(), clock
+        self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, 0
         self.backend, self.device = "", "cpu"
         self.history, self.iterations, self.irregular = History(), 0, 0
-        self.control = Control(options, policy, self.voice.say, clock)
+        self.control = Control(options, policy, self.messages.log_once, clock)
         self.listeners: list[Callable[[Iteration], None]] = []
         """Told every iteration, on the training thread."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
-        self._stop_reason = self._calm_reason = ""
+        self._stop_reason = self._downgrade_reason = ""
         self._begun = self._ended = False
         self._stamps: Stamps = HostStamps(clock)
-        self._log = Log(self._stamps, self.fail, self.voice.say)
+        self._log = Log(self._stamps, self.fail, self.messages.log_once)
         self._optimizer = OptimizerTick(self.tick, optimizer)
         self._sources: tuple[Source, ...] = (
             self._optimizer,
@@ -110,9 +110,9 @@ class Loop:
         except Exception as error:  # a PyTorch that lacks what we watch
             self.fail(error)
         if self.policy.fault and self.options.mode != "probe":  # which asks no policy
-            self.control.fall_back(self.policy.fault)
+            self.control.downgrade(self.policy.fault)
 
-    def let_go(self, reason: str) -> None:
+    def detach(self, reason: str) -> None:
         """Let go of the job, at any moment: nothing is seen or delayed any more; what was measured stays."""
         if not self._off_reason:
             self._off_reason = reason
@@ -136,9 +136,9 @@ class Loop:
         """Have the loop let go at the next tick; may be called from any thread."""
         self._stop_reason = reason
 
-    def calm(self, reason: str) -> None:
+    def downgrade(self, reason: str) -> None:
         """Have the loop only observe from the next tick on; may be called from any thread."""
-        self._calm_reason = reason
+        self._downgrade_reason = reason
 
     def tick(self) -> None:
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
@@ -147,16 +147,16 @@ class Loop:
         begin_s, slept_s, begun = self._clock(), 0.0, self._begun
         try:
             if self._stop_reason:
-                self.let_go(self._stop_reason)
-                self.voice.say(self._off_reason)
+                self.detach(self._stop_reason)
+                self.messages.log_once(self._off_reason)
                 return
-            if self._calm_reason:
-                self.control.fall_back(self._calm_reason)
+            if self._downgrade_reason:
+                self.control.downgrade(self._downgrade_reason)
             if self._stamps.capturing():  # a whole step as a CUDA graph: not even a look at an event is allowed
                 return
             self._advance()
             begun_delay_s = self._clock()
-            self._delay = self.control.hold_back(self.iterations) if self._begun else None
+            self._delay = self.control.apply_delay(self.iterations) if self._begun else None
             slept_s = self._clock() - begun_delay_s if self._delay is not None else 0.0
         except Exception as error:
             self.fail(error)
@@ -177,8 +177,8 @@ class Loop:
             where = where.tb_next
         at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
         reason = f"switched off by an error of its own: {type(error).__name__}: {error}{at}"
-        self.let_go(reason)
-        self.voice.say(f"{reason}; the job goes on without it")
+        self.detach(reason)
+        self.messages.log_once(f"{reason}; the job goes on without it")
 
     def finish(self) -> None:
         """Let go at the end of the job: a comparison under way gets its last look, PyTorch is as before."""
@@ -194,7 +194,7 @@ class Loop:
                 try:
                     source.remove()
                 except Exception as error:
-                    self.voice.say(f"could not be removed completely: {error}")
+                    self.messages.log_once(f"could not be removed completely: {error}")
 
     @property
     def dropped_stamps(self) -> int:
@@ -233,7 +233,7 @@ class Loop:
         self._operations = 0
         while self._pending and self._readable(self._pending[0]):
             self._take_in(self._pending.popleft())
-        while len(self._pending) > MOST_PENDING:
+        while len(self._pending) > MAX_PENDING:
             self._give_up(self._pending.popleft())
 
     def _begin(self) -> None:
@@ -255,7 +255,7 @@ class Loop:
             if "nccl" in self.backend and torch.cuda.is_available() and self._optimizer.on_device is not False:
                 self.device = f"cuda:{torch.cuda.current_device()}"
                 self._stamps = self._log.stamps = cuda_stamps()
-        self.voice.rank = self.rank
+        self.messages.rank = self.rank
         self.control.begin(self._stamps, self.device, self.rank, self.world_size)
         self.on_begin()
 
@@ -299,11 +299,11 @@ class Loop:
         paced: tuple[float, float],
     ) -> None:
         shape = self._shape
-        regular = not raw.mark and shape.learn(operations, end_s - start_s)
+        regular = not raw.mark and shape.observe(operations, end_s - start_s)
         comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
         iteration = Iteration(raw.iteration, start_s, end_s, *paced, operations, comm_s, barrier_s, regular, raw.mark)
         if regular:
-            self.control.learn(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
+            self.control.observe(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
             wait_s = self.control.pacer.wait_s if self.control.pacer is not None else 0.0
             self.history.add(iteration.step_s, comm_s, barrier_s, iteration.delay_s, wait_s)
         else:
@@ -319,7 +319,7 @@ class Loop:
             why = "no collective was seen in them, or not in every one"
         else:
             why = "no two of them in a row are alike"
-        self.voice.say(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
+        self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
 
     def _give_up(self, raw: _Raw) -> None:
         """An iteration that cannot be read, or in which nothing was seen: the next one has no start."""

@@ -13,20 +13,20 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.loop import Loop
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.compare_ranks import compare_ranks
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 
-STATUS_S, PAGE_S, LOOK_S = 2.0, 600.0, 0.5
+STATUS_S, PAGE_S, KILL_FILE_S = 2.0, 600.0, 0.5
 """How often status and page are written, and the kill file looked for, seconds."""
 FILES_PER_S = 50.0
 """Status files a second that all ranks of a job together may write; a tenth as many segments of traces."""
 SEGMENT_S = 30.0
-MOST_BLIND_LOOKS = 20
+MAX_FAILED_CHECKS = 20
 """A kill file that cannot be looked for so often in a row is taken for a wish to delay nothing."""
-MOST_PORT = 65535
+MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
 """How long the end of a job may wait for the last files; and the page for the other ranks' last words."""
 
@@ -39,9 +39,11 @@ class Output:
         self._locality: dict[str, Any] = {}
         self._recorder: Any = None
         self._metrics: Any = None
-        self._housekeeping = Housekeeping(loop.voice.say)
-        self._watch = Housekeeping(loop.voice.say)  # its own thread: a file system that hangs must not hold it up
-        self._blind_looks = 0
+        self._housekeeping = Housekeeping(loop.messages.log_once)
+        self._watch = Housekeeping(
+            loop.messages.log_once
+        )  # its own thread: a file system that hangs must not hold it up
+        self._failed_checks = 0
         self._closed, self._page = False, ""
         loop.on_begin = self._begin
 
@@ -51,7 +53,7 @@ class Output:
         if out is not None:
             with contextlib.suppress(InputError, OSError):
                 others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
-                return side_by_side([own, *others])[0]
+                return compare_ranks([own, *others])[0]
         return own
 
     def close(self) -> None:
@@ -104,7 +106,7 @@ class Output:
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
             "trace": self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0},
-            "events": list(loop.voice.events),
+            "events": list(loop.messages.events),
         }
 
     def _begin(self) -> None:
@@ -125,11 +127,11 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch.add("the look at the kill file", LOOK_S, self._look_for_kill_file)
+            self._watch.add("the check of the kill file", KILL_FILE_S, self._check_kill_file)
             self._watch.start()
         keep.start()
         if loop.rank == 0:
-            loop.voice.say(self._greeting(), level=20)
+            loop.messages.log_once(self._greeting(), level=20)
 
     def _record(self, out: Path) -> None:
         from paceenv.live.record.recorder import TraceRecorder, rank_metadata
@@ -148,7 +150,7 @@ class Output:
             metadata,
             rank=loop.rank,
             attempt=loop.attempt,
-            problem=loop.voice.say,
+            problem=loop.messages.log_once,
             segment_s=max(SEGMENT_S, 10.0 * loop.world_size / FILES_PER_S),
         )
         loop.listeners.append(self._recorder.append)
@@ -158,10 +160,12 @@ class Output:
         from paceenv.live.record.prometheus import MetricsServer
 
         port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-        if port > MOST_PORT:
-            self._loop.voice.say(f"no metrics: port {port} of this local rank; allowed: up to {MOST_PORT}")
+        if port > MAX_PORT:
+            self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
             return
-        server = MetricsServer(self.snapshot, port, host=self._options.metrics_host, problem=self._loop.voice.say)
+        server = MetricsServer(
+            self.snapshot, port, host=self._options.metrics_host, problem=self._loop.messages.log_once
+        )
         self._metrics = server
         self._housekeeping.once("the metrics", server.start)
 
@@ -172,18 +176,18 @@ class Output:
         page = write_summary(out, self.snapshot() | {"final": final}, PATIENCE_S if final else 0.0)
         self._page = page if final else ""
 
-    def _look_for_kill_file(self, final: bool) -> None:
+    def _check_kill_file(self, final: bool) -> None:
         file = self._options.kill_file
         if final or file is None:
             return
         try:
             found = file.exists()
-            self._blind_looks = 0
+            self._failed_checks = 0
         except OSError as error:
             found = False
-            self._blind_looks += 1
-            if self._blind_looks == MOST_BLIND_LOOKS:
-                self._loop.calm(f"the kill file {file} cannot be looked for: {error.strerror}")
+            self._failed_checks += 1
+            if self._failed_checks == MAX_FAILED_CHECKS:
+                self._loop.downgrade(f"the kill file {file} cannot be looked for: {error.strerror}")
         if found:
             self._loop.stop(f"stopped by the kill file {file}")
 

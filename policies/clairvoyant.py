@@ -38,10 +38,17 @@ def candidates(mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger")) 
 
 
 class Clairvoyant:
-    """Plans one interval at a time by trying each candidate for ``horizon`` intervals on the noise that will come.
+    """Plans one interval at a time: tries every candidate on the noise that will come and takes the best.
 
-    Best is what rewards best (``paceenv.core.metrics.reward``), with ``preference`` as the weight of variation: 0
-    bounds throughput, more bounds what less variation can cost.
+    The best candidate has the highest reward (``paceenv.core.metrics.reward``).
+
+    Args:
+        settings_CM2: candidates ``(C, M, 2)``: threshold and window of each mechanism; None for :func:`candidates`.
+        horizon: control intervals for which each candidate is tried.
+        preference: weight of variation in the reward, at least 0. With 0 the plan bounds throughput.
+
+    Raises:
+        InputError: for a preference out of range.
     """
 
     name = "clairvoyant"

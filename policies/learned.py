@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import Policy
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
@@ -22,19 +22,22 @@ _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
 class Learned(Policy):
     """A multilayer perceptron over one rank's signals; the action is decoded by the project's one codec.
 
-    Where its view has been outside the calibrated range for ``ranges.OUTSIDE_INTERVALS`` a rank is passive, and for
-    ``ranges.HOLD_INTERVALS`` after; :meth:`outside` says how often that was.
+    A rank is passive where its view has been outside the calibrated range for ``ranges.OUTSIDE_INTERVALS``, and for
+    ``ranges.HOLD_INTERVALS`` after; :meth:`outside` says how often.
 
-    Parameters ---------- layers : (weight ``(out, in)``, bias ``(out,)``) in order, tanh between them, the last one
-    linear: the deterministic action of an actor, clipped to [-1, 1] by the codec. The first takes the signals, with a
-    memory their means, and with a ``preference`` one number more. mechanisms : those whose threshold and window the
-    action sets, in its order name : what messages call it preference : the weight of variation against throughput that
-    it is to follow; None for a network without that input preference_range : the weights it was trained for, lowest and
-    highest; None: this one only calibrated_range : for each signal the interval ``[low, high]`` met in training;
-    signals not named are not compared memory_intervals : over how many control intervals it remembers its views
-    (``paceenv.policies.observation_average``); 0: not at all
+    Args:
+        layers: weight ``(out, in)`` and bias ``(out,)`` in order, tanh between them, the last one linear. Inputs are
+            the signals, then their means if there is a memory, then one number if there is a preference.
+        mechanisms: those whose threshold and window the action sets, in its order.
+        name: for messages.
+        preference: weight of variation against throughput that it follows; None for a network without that input.
+        preference_range: lowest and highest weight of its training; None: this one only.
+        calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
+        memory_intervals: control intervals over which it averages its views
+            (``paceenv.policies.observation_average``); 0: none.
 
-    Raises InputError where preference, its range, memory and the width of the network do not go together.
+    Raises:
+        InputError: where preference, its range, memory and width of the network do not fit together.
     """
 
     def __init__(
@@ -57,7 +60,10 @@ class Learned(Policy):
             if not (0.0 <= low <= preference <= high and preference < math.inf):
                 raise out_of_range("preference", preference, f"{low:g} to {high:g}", where)
             self.preference_range = preference_range or (preference, preference)
-        self.memory_intervals, self._memory = memory_intervals, Memory(memory_intervals) if memory_intervals else None
+        self.memory_intervals, self._memory = (
+            memory_intervals,
+            ObservationEMA(memory_intervals) if memory_intervals else None,
+        )
         inputs, views = self.layers[0][0].shape[-1], signals.SIGNALS * (2 if memory_intervals else 1)
         if inputs != views + (preference is not None):
             allowed = f"a number with {views + 1} inputs, None with {views}"

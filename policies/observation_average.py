@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from paceenv.core import signals
 
 
-class Memory:
+class ObservationEMA:
     """Exponential means of views, one a row, over about ``intervals`` control intervals; the first view starts them.
 
     One view does not tell a co-tenant of our own period from one that drifts past, or contention that comes from one

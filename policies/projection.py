@@ -23,7 +23,7 @@ from scipy.spatial import cKDTree
 from paceenv.core.errors import out_of_range
 from paceenv.policies import situations
 from paceenv.policies.base import Policy
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.sim.cluster import Cluster
 
 NEIGHBOURS = 50
@@ -42,11 +42,13 @@ _TINY = 1e-9
 class Projection(Policy):
     """The policy for one cluster; building it simulates a few million iterations.
 
-    Parameters
-    ----------
-    cluster : the calibrated cluster it will run on
-    episodes : simulated episodes to remember; by default as many as a few seconds allow at this number of ranks
-    threads : how many threads simulate; the policy does not depend on it
+    Args:
+        cluster: the calibrated cluster it will run on.
+        episodes: simulated episodes to remember; None: as many as a few seconds allow at this number of ranks.
+        threads: threads that simulate; the policy does not depend on it.
+
+    Raises:
+        InputError: for less than one episode.
     """
 
     name = "projection"
@@ -72,7 +74,7 @@ class Projection(Policy):
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     def reset(self, rows: int) -> None:
-        self._memory = Memory(situations.LONG_MEMORY_INTERVALS)
+        self._memory = ObservationEMA(situations.LONG_MEMORY_INTERVALS)
         self._choice_B = np.zeros(rows, np.int64)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -30,13 +30,13 @@ Pacing itself moves the signals, so a rank that paced again at once could be out
 class RangeWatch:
     """Counts for each rank the control intervals in a row in which its view was outside the calibrated range.
 
-    Parameters
-    ----------
-    calibrated_range : for each signal the interval ``[low, high]`` met in training; of signals not named only what is
-        not a number is outside
-    where : where the range comes from, for the error
+    Args:
+        calibrated_range: for each signal the interval ``[low, high]`` met in training. Other signals are outside only
+            if they are not a number.
+        where: origin of the range, for the error.
 
-    Raises InputError for what is no signal.
+    Raises:
+        InputError: for an unknown signal.
     """
 
     def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:

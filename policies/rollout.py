@@ -57,14 +57,27 @@ class Rollout:
 
 
 def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
-    """A simulator of one episode per seed; the same seeds give every policy the same clusters and noise."""
+    """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise.
+
+    Args:
+        clusters: one cluster, or a mix that episodes draw from.
+        seeds: seeds ``(E,)``.
+        threads: threads of the engine; results do not depend on it.
+    """
     keys = episode_keys(list(seeds))
     mix = clusters if isinstance(clusters, ClusterMix) else ClusterMix([clusters])
     return Simulator(mix.derive(keys), keys, threads)
 
 
 def start_engine(engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Runner:
-    """As :func:`start`, on either engine; the reference runs its seeds one after the other, on one thread."""
+    """As :func:`start`, on either engine.
+
+    Args:
+        engine: ``fast``, or ``reference``, which simulates every message.
+        cluster: the cluster.
+        seeds: seeds ``(E,)``.
+        threads: threads of the fast engine; the reference runs its seeds one after the other.
+    """
     return start(cluster, seeds, threads) if engine == "fast" else References(cluster, seeds.tolist())
 
 
@@ -78,10 +91,20 @@ def run(
     on_recording: Callable[[Recording], None] | None = None,
     on_settings: Callable[[NDArray[np.float64]], None] = lambda settings_ESM2: None,
 ) -> Rollout:
-    """Run ``policy`` for ``iterations``, the first interval without pacing, deciding anew every interval.
+    """Run a policy that decides anew every control interval; the first interval is without pacing.
 
-    ``on_interval`` is called with the iterations done, for progress bars; ``on_recording`` with every stamp;
-    ``on_settings`` with each decision ``(E, 1 or R, M, 2)`` before it acts, when the engine still shows what it saw.
+    Args:
+        policy: it is reset before the run.
+        simulator: the engine with its episodes.
+        iterations: length of the run.
+        interval_iterations: iterations of a control interval.
+        on_interval: called with the iterations done, for progress bars.
+        on_recording: called with every interval's time stamps; None records nothing, which is faster.
+        on_settings: called with each decision ``(E, 1 or R, M, 2)`` before it acts, while the engine still shows the
+            views that it rests on.
+
+    Raises:
+        InputError: for the clairvoyant policy on the reference engine.
     """
     if isinstance(policy, Clairvoyant) and not isinstance(simulator, Simulator):
         raise InputError("policy = clairvoyant; allowed in the reference engine, which cannot look ahead: any other")

@@ -1,8 +1,9 @@
-"""``paceenv simulate``: run one job under one policy and print what a person or a machine wants to know."""
+"""``paceenv simulate``: run one job at one size under one policy and print its statistics."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,6 @@ import typer
 
 from paceenv.core import metrics
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.policies import scaling
 from paceenv.policies.base import Policy
 from paceenv.policies.rollout import Engine, run, start_engine
 from paceenv.policies.select import POLICY_HELP, select_policy
@@ -21,17 +21,14 @@ from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.sim.reference import Setup, check_size
-from paceenv.ui import figures, output
+from paceenv.ui import output
 
 MAX_RANK_ITERATIONS = 10**11
 
 
 def simulate(
     cluster: Annotated[str, typer.Argument(help="A cluster config: a file, or a name in configs/clusters.")],
-    nodes: Annotated[
-        str | None,
-        typer.Option(help="Nodes of the job, instead of the config's; several (4,8,16) give a scaling curve."),
-    ] = None,
+    nodes: Annotated[str | None, typer.Option(metavar="N", help="Nodes of the job, instead of the config's.")] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help=POLICY_HELP)] = "passive",
     threshold: Annotated[float | None, typer.Option(help="Threshold of the static policy.")] = None,
     window: Annotated[
@@ -41,111 +38,68 @@ def simulate(
     seeds: Annotated[int, typer.Option(min=1, help="How many runs with different noise.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     engine: Annotated[
-        Engine, typer.Option(help="reference: every message by itself, slow, to check the fast one by.")
+        Engine, typer.Option(help="reference: simulates every message, slowly, to check the fast engine.")
     ] = "fast",
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(help="Also draw the curve with this changed: fabric.nic_gbps=10 (several, with commas between)."),
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the scaling curve, without and with pacing, to this file (png, svg, pdf).")
-    ] = None,
+    what_if: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
+    plot: Annotated[Path | None, typer.Option(hidden=True)] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first seed's run as a trace (Parquet).")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Run a job on a simulated cluster and print its step-time statistics, or its scaling curve.
+    """Run a job on a simulated cluster and print its step-time statistics.
 
     The same seeds give every policy the same noise, so two runs with different policies can be compared directly.
-    Several --nodes, a --what-if or a --plot give a curve: each size without pacing and with the policy (static, unless
-    --policy names another).
+    For several sizes, changed configs and scaling curves see paceenv whatif.
 
     Examples: paceenv simulate null-jitter -- paceenv simulate when-scaling-fails --nodes 32 --policy static --json -
-    -- paceenv simulate when-scaling-fails --nodes 4,8,16,32,64 --plot scaling.png
     """
     options = [f"{k}={v!r}" for k, v in (("threshold", threshold), ("window", window)) if v is not None]
     if options and policy.partition(":")[0] != "static":
         raise InputError(f"--threshold and --window belong to the static policy; the policy is {policy}")
     if options:
         policy = f"{policy}{',' if ':' in policy else ':'}{','.join(options)}"
-    config, sizes = load_cluster(cluster).changed(set_ or [], cluster), _sizes(nodes)
-    is_curve = len(sizes) > 1 or plot is not None or bool(what_if)
-    if is_curve and trace is not None:
-        raise InputError("--trace: is of one run; allowed: one number of nodes, without --plot and --what-if")
-    sized = [config.with_nodes(n) for n in sizes] or [config]
-    work = iterations * seeds * max(one.job.ranks for one in sized)
-    if work > MAX_RANK_ITERATIONS:
-        asked = f"{iterations} x {seeds} seeds x {max(one.job.ranks for one in sized)} ranks"
+    if plot is not None or what_if or (nodes is not None and "," in nodes):
+        command = _whatif_command(
+            cluster, nodes, policy, iterations, seeds, seed, set_ or [], what_if or [], plot, json_
+        )
+        raise InputError(f"simulate runs one job at one size; for several sizes, variants and pictures: {command}")
+    config = load_cluster(cluster).changed(set_ or [], cluster)
+    if nodes is not None:
+        if not nodes.isdecimal() or int(nodes) < 1:
+            raise out_of_range("--nodes", nodes, "a number of at least 1", "simulate")
+        config = config.with_nodes(int(nodes))
+    if iterations * seeds * config.job.ranks > MAX_RANK_ITERATIONS:
+        asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", "simulate")
-    run_seeds = range(seed, seed + seeds)
     if engine == "reference":
-        for one in sized:
-            check_size(Setup.of(drawn(one, episode_keys([seed])[0])), iterations, seeds)
-    if is_curve:
-        paced = "static" if policy == "passive" else policy
-        _curve(config, sizes or [config.job.nodes], paced, what_if or [], run_seeds, iterations, engine, plot, json_)
-    else:
-        _one(sized[0], policy, run_seeds, iterations, engine, trace, json_)
+        check_size(Setup.of(drawn(config, episode_keys([seed])[0])), iterations, seeds)
+    _one(config, policy, range(seed, seed + seeds), iterations, engine, trace, json_)
 
 
-def _sizes(nodes: str | None) -> list[int]:
-    found = [] if nodes is None else [part.strip() for part in nodes.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in found):
-        raise out_of_range("--nodes", nodes, "a number of at least 1, or several with commas between", "simulate")
-    return sorted({int(part) for part in found})
-
-
-def _curve(
-    config: Cluster,
-    sizes: list[int],
+def _whatif_command(
+    cluster: str,
+    nodes: str | None,
     policy: str,
-    what_ifs: list[str],
-    seeds: range,
     iterations: int,
-    engine: Engine,
+    seeds: int,
+    seed: int,
+    settings: list[str],
+    variants: list[str],
     plot: Path | None,
     json_: str | None,
-) -> None:
-    if plot is not None:
-        figures.check_path(plot)
-    total = 2 * len(sizes) * (1 + len(what_ifs))
-    with output.progress(f"{config.name}, {len(sizes)} sizes", total) as done:
-        points = scaling.curves(
-            config,
-            sizes,
-            ["passive", policy],
-            what_ifs,
-            seeds=seeds,
-            iterations=iterations,
-            threads=os.cpu_count() or 1,
-            engine=engine,
-            on_point=done,
-        )
-    if plot is not None:
-        scaling.draw(points, f"{config.name}: simulated, {len(seeds)} seeds x {iterations} iterations", plot)
-    if json_ is not None:
-        output.write_json([point.as_dict() for point in points], json_)
-    if json_ != "-":
-        rows = [
-            (
-                f"{p.nodes}",
-                p.what_if or "as configured",
-                p.policy,
-                f"{p.throughput_samples_per_s:.4g}",
-                f"{p.throughput_ci95[0]:.4g} to {p.throughput_ci95[1]:.4g}",
-                f"{p.cv:.3f}",
-                f"{p.step_time_s:.4g}",
-                f"{p.efficiency:.0%}",
-            )
-            for p in points
-        ]
-        columns = ("nodes", "what if", "policy", "samples/s", "95 % interval", "CV", "step, s", "compute / step")
-        output.print_table(f"{config.name}: scaling", columns, rows, f"drawn in {plot}" if plot else "")
-    outside = [p for p in points if p.outside is not None]
-    if outside:
-        worst = max(outside, key=lambda p: p.outside.share if p.outside else 0.0)
-        case = f"{worst.nodes} nodes{f', {worst.what_if}' if worst.what_if else ''}"
-        output.say(f"policy {worst.policy}: at {len(outside)} of {len(points)} points, most at {case}: {worst.outside}")
+) -> str:
+    """The ``paceenv whatif`` command that predicts the same, without and with the policy, on the same noise."""
+    words = ["paceenv", "whatif", cluster]
+    words += [
+        "--nodes",
+        nodes if nodes is not None else str(load_cluster(cluster).changed(settings, cluster).job.nodes),
+    ]
+    words += ["-p", "passive", "-p", "static" if policy == "passive" else policy]
+    words += [word for setting in settings for word in ("--set", setting)]
+    words += [word for variant in variants for word in ("--variant", variant)]
+    words += ["-i", str(max(iterations, 40)), "--seeds", str(max(seeds, 2)), *(["--seed", str(seed)] if seed else [])]
+    words += [*(["--plot", str(plot)] if plot else []), *(["--json", json_] if json_ else [])]
+    return shlex.join(words)
 
 
 def _one(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.signals import SIGNALS
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
@@ -31,9 +31,9 @@ SPREAD = {
 }
 TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 """Threshold and windows of slack and of phase_shift where both are on."""
-MOST_CANDIDATES = 6
+MAX_CANDIDATES = 6
 """Settings besides off that a bank compares."""
-LEAST_WORTH = 0.0005
+MIN_GAIN = 0.0005
 """What one more candidate must add to the gain, if the best were always known, to be compared at all."""
 LONG_MEMORY_INTERVALS = 12
 """Over how many intervals a rank's mean view reaches: it tells what lasts, as a tenant's period, from the moment."""
@@ -47,24 +47,27 @@ OFF_SHARE = 0.4
 """Share of that time without pacing."""
 WATCHED_RANKS = 2
 """Ranks whose views are remembered in each episode: early ones and critical ones see different things."""
-FEWEST_EPISODES, MOST_EPISODES, MOST_RANK_EPISODES = 64, 512, 512 * 64
-MOST_FORKED_RANKS = 2**20
+MIN_EPISODES, MAX_EPISODES, MAX_RANK_EPISODES = 64, 512, 512 * 64
+MAX_FORKED_RANKS = 2**20
 """Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
 PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 """First seeds: far from those of evaluation, searches and training."""
 
 
-def features(memory: Memory, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+def features(memory: ObservationEMA, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
     """What a rank compares situations by, ``(B, F)``: its last view, and what it remembers with it."""
     return np.concatenate([signals_BO, memory.update(signals_BO)], axis=1).astype(np.float64)
 
 
 @dataclass(frozen=True)
-class Bank:
-    """Remembered views and projections.
+class RolloutBank:
+    """Views of simulated situations with the gain of every candidate setting from there.
 
-    ``features_NF`` are what ranks saw; ``gain_NC`` is what each candidate then brought (:func:`project`),
-    ``settings_CM2`` are the candidates and ``watched`` is J: views of one situation share its gains.
+    Attributes:
+        features_NF: what ranks saw.
+        gain_NC: gain of each candidate over off (:func:`project`).
+        settings_CM2: the candidates; the first is off.
+        watched: J, the ranks watched in each situation; their views share its gains.
     """
 
     features_NF: NDArray[np.float64]
@@ -75,7 +78,7 @@ class Bank:
 
 def affordable_episodes(ranks: int) -> int:
     """How many episodes a few seconds allow for a job of ``ranks``."""
-    return min(max(MOST_RANK_EPISODES // ranks, FEWEST_EPISODES), MOST_EPISODES)
+    return min(max(MAX_RANK_EPISODES // ranks, MIN_EPISODES), MAX_EPISODES)
 
 
 def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
@@ -91,12 +94,17 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
 
 
 def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each candidate, held over the horizon from now on, gains in the environments ``at``, ``(len(at), C)``.
+    """The gain of every candidate over the first one, ``(len(at), C)``, if it is held over the horizon from now on.
 
-    In throughput over that of the first candidate, as a share of the ideal; all candidates meet the same noise.
+    Gains are of throughput, as a share of the ideal; all candidates meet the same noise.
+
+    Args:
+        simulator: its state is forked, not changed.
+        at: environments to start from.
+        settings_CM2: candidates; the first is off.
     """
     C, horizon = len(settings_CM2), HORIZON_INTERVALS * INTERVAL_ITERATIONS
-    parts = 1 + len(at) * C * simulator.batch.ranks // MOST_FORKED_RANKS
+    parts = 1 + len(at) * C * simulator.batch.ranks // MAX_FORKED_RANKS
     throughput = []
     for part in np.array_split(at, parts):
         future = simulator.fork(np.repeat(part, C))
@@ -106,13 +114,13 @@ def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[n
     return np.asarray(throughput_SC - throughput_SC[:, :1])
 
 
-def worth_comparing(gain_SC: NDArray[np.float64], most: int = MOST_CANDIDATES) -> list[int]:
+def select_candidates(gain_SC: NDArray[np.float64], most: int = MAX_CANDIDATES) -> list[int]:
     """The candidates that add most to the gain if the best were always known; one after the other, off first."""
     chosen, best_S = [0], gain_SC[:, 0]
     while len(chosen) <= most:
         value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)
         c = int(value_C.argmax())
-        if value_C[c] < best_S.mean() + LEAST_WORTH:
+        if value_C[c] < best_S.mean() + MIN_GAIN:
             break
         chosen.append(c)
         best_S = np.maximum(best_S, gain_SC[:, c])
@@ -122,11 +130,20 @@ def worth_comparing(gain_SC: NDArray[np.float64], most: int = MOST_CANDIDATES) -
 def drive(
     simulator: Simulator, settings_CM2: NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Run episodes under varied settings; features ``(N, F)`` and gains ``(N, C)`` at their snapshots."""
+    """Run episodes under varied settings and collect snapshots.
+
+    Args:
+        simulator: at the start of its episodes.
+        settings_CM2: candidates that drive the episodes and are compared.
+        rng: draws ranks, settings and times of snapshots.
+
+    Returns:
+        Features ``(N, F)`` and gains ``(N, C)`` of the snapshots.
+    """
     E, C, R = len(simulator.batch), len(settings_CM2), simulator.batch.ranks
     J = min(R, WATCHED_RANKS)
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
-    memory, phase_E = Memory(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
+    memory, phase_E = ObservationEMA(LONG_MEMORY_INTERVALS), rng.integers(0, EVERY_INTERVALS, E)
     rate_E, choice_E = rng.choice(CHANGE_RATES, E), np.zeros(E, np.int64)
     seen, gains = [], []
     for t in range(EPISODE_INTERVALS):
@@ -142,14 +159,22 @@ def drive(
     return np.concatenate(seen), np.concatenate(gains)
 
 
-def build(cluster: Cluster, episodes: int, threads: int = 1) -> Bank:
-    """The bank of a cluster, always the same one for the same arguments; of off alone where nothing else ever helps."""
+def build(cluster: Cluster, episodes: int, threads: int = 1) -> RolloutBank:
+    """The bank of a cluster; the same arguments always give the same bank.
+
+    It holds only "off" where no other setting helps.
+
+    Args:
+        cluster: the calibrated cluster.
+        episodes: simulated episodes.
+        threads: threads of the engine; the bank does not depend on it.
+    """
     every = spread_of_settings(cluster)
     pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads)
     pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
-    chosen = worth_comparing(project(pilot, np.arange(PILOT_EPISODES), every))
+    chosen = select_candidates(project(pilot, np.arange(PILOT_EPISODES), every))
     if len(chosen) == 1:
-        return Bank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
+        return RolloutBank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
     simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads)
     features_NF, gain_NC = drive(simulator, every[chosen], np.random.default_rng(BANK_SEED))
-    return Bank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))
+    return RolloutBank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))

@@ -27,7 +27,6 @@ from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive, Static, passive
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.agent_reports import agents_say
 from paceenv.trainers.closed_loop.closed_loop import (
     STAGES,
     ClosedLoop,
@@ -35,11 +34,12 @@ from paceenv.trainers.closed_loop.closed_loop import (
     choose,
     default_rule,
     known_cluster,
+    summarize_agents,
 )
-from paceenv.trainers.closed_loop.loop_directory import LoopFolder
+from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
-    Blocks,
     Effect,
+    PairedBlocks,
     effect,
     job_steps,
     log_ratios,
@@ -52,7 +52,7 @@ from paceenv.ui import config_files
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)
 SCHEDULE = Schedule(3, block_iterations=BLOCK, first_iteration=QUIET)
-BLOCKS = Blocks.of(SCHEDULE, ITERATIONS)
+BLOCKS = PairedBlocks.of(SCHEDULE, ITERATIONS)
 
 
 def _steps(seed: int, change: float) -> np.ndarray:
@@ -99,12 +99,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_pairs_that_are_cut_off_do_not_count() -> None:
-    assert len(Blocks.of(SCHEDULE, ITERATIONS - 1).counted()) == PAIRS - 1
-    assert len(Blocks.of(SCHEDULE, QUIET + 3 * BLOCK).counted()) == 0
+    assert len(PairedBlocks.of(SCHEDULE, ITERATIONS - 1).counted()) == PAIRS - 1
+    assert len(PairedBlocks.of(SCHEDULE, QUIET + 3 * BLOCK).counted()) == 0
     assert len(BLOCKS.first(3).counted()) == 3
     assert BLOCKS.first(0).counted() == []
-    assert Blocks.of(SCHEDULE, QUIET + 2 * BLOCK + 1).counted() == []  # ends before anything of its first pair counts
-    nothing = effect(log_ratios(np.ones((1, QUIET)), Blocks.of(SCHEDULE, QUIET))[0])
+    assert (
+        PairedBlocks.of(SCHEDULE, QUIET + 2 * BLOCK + 1).counted() == []
+    )  # ends before anything of its first pair counts
+    nothing = effect(log_ratios(np.ones((1, QUIET)), PairedBlocks.of(SCHEDULE, QUIET))[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
     assert math.isnan(Effect.of(json.loads(json.dumps(nothing.as_dict()).replace("NaN", "null"))).low)
@@ -216,7 +218,8 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     assert sharp.always.high < -0.1
     assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)
     assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
-    assert vague.passive.high_s - vague.passive.low_s > 3.0 * (same.passive.high_s - same.passive.low_s)
+    many, few = vague.passive, same.passive
+    assert many["high_s"] - many["low_s"] > 3.0 * (few["high_s"] - few["low_s"])
     nothing = same.predict("passive", schedule)
     assert nothing.always.change == 0.0
     assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what a canary of nothing reads
@@ -255,7 +258,7 @@ def test_agreement_is_said_in_words(
     assert said in found["verdict"]
 
 
-def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
+def test_an_effect_that_outlasts_its_blocks_is_noted() -> None:
     observed = {"mean_s": 0.45, "low_s": 0.44, "high_s": 0.46}
     shorter = {"mean_s": 0.42, "low_s": 0.417, "high_s": 0.423}
     found = sim_to_real_report.against(shorter, observed)
@@ -271,16 +274,16 @@ def test_an_effect_that_outlives_its_blocks_is_noted() -> None:
         said = sim_to_real_report.notes(
             "ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario()
         )
-        assert [("outlives its blocks" in note) for note in said] == [True] * noted
+        assert [("outlasts its blocks" in note) for note in said] == [True] * noted
 
 
 def test_blocks_after_a_rollback_do_not_count() -> None:
     paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
     stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
-    assert agents_say([paced, paced], 2)["paced_pairs"] is None
-    silent = agents_say([paced], 2)
+    assert summarize_agents([paced, paced], 2)["paced_pairs"] is None
+    silent = summarize_agents([paced], 2)
     assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents said nothing"])
-    found = agents_say([paced, stopped], 2)
+    found = summarize_agents([paced, stopped], 2)
     assert found["paced_pairs"] == 4
     assert found["stopped"] == ["rolled back"]
     assert found["verdicts"] == {"helps": 1, "hurts": 1}
@@ -318,7 +321,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert "not two-jobs" in missed[0].measured
     document = benchmark.document({"unequal-slack": report}, {"two-jobs": "the job failed"})
     assert str(Effect.of(ours["measured"])) in document
-    assert "the trace cannot tell fabric.buffer_kb" in document
+    assert "the trace does not identify fabric.buffer_kb" in document
     assert "- **two-jobs** has no report: the job failed" in document
 
 
@@ -358,7 +361,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_is_run_again_undoes_those_that_rest_on_it(tmp_path: Path) -> None:
-    folder = LoopFolder(tmp_path, STAGES, ())
+    folder = LoopDirectory(tmp_path, STAGES, ())
     (tmp_path / ".loop.json.x8w_1q").touch()  # of a loop that was killed over its first record
     folder.claim({"seed": 0})
     for stage in STAGES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -83,21 +84,23 @@ def test_simulate_on_either_engine_is_the_same_run(capsys: pytest.CaptureFixture
     assert rows[0] == rows[1]
 
 
-def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_simulate_names_the_whatif_command_that_answers_instead(tmp_path: Path) -> None:
     picture, what_if = tmp_path / "curve.png", "fabric.uplink_gbps=8000"
     arguments = ["when-scaling-fails", "--nodes", "16,4", "-i", "400", "--seeds", "3", "--what-if", what_if]
-    points = json.loads(_run(capsys, "simulate", *arguments, "--plot", str(picture), "--json", "-"))
+    with pytest.raises(InputError) as caught:
+        application.run(["simulate", *arguments, "--plot", str(picture)])
+    command = shlex.split(str(caught.value).partition("pictures: paceenv ")[2])
+    assert application.run([*command, "--json", str(tmp_path / "found.json")]) == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["changed"]
     assert picture.read_bytes().startswith(b"\x89PNG")
-    cases = [(p["what_if"], p["nodes"], p["policy"]) for p in points]
-    assert cases == [(w, n, p) for w in ("", what_if) for n in (4, 16) for p in ("passive", "static")]
-    step_s = {case: p["step_time_s"] for case, p in zip(cases, points, strict=True)}
-    assert step_s[what_if, 16, "passive"] < step_s["", 16, "passive"], "a faster uplink cannot lengthen the step"
-    for p in points:
-        low, high = p["throughput_ci95"]
-        assert low <= p["throughput_samples_per_s"] <= high
-        assert p["ideal_step_time_s"] <= p["step_time_s"]
+    cases = [(*row["change"]["settings"], row["nodes"], row["policy"]) for row in rows]
+    assert cases == [(*w, n, p) for w in ((), (what_if,)) for n in (16, 4) for p in ("passive", "static")]
+    step_s = {case: row["step_time_s"]["value"] for case, row in zip(cases, rows, strict=True)}
+    assert step_s[what_if, 16, "passive"] < step_s[16, "passive"], "a faster uplink cannot lengthen the step"
+    single = ["simulate", "when-scaling-fails", "--nodes", "16", "-i", "400", "--seeds", "3", "--set", what_if]
+    assert application.run([*single, "--json", str(tmp_path / "one.json")]) == 0
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert step_s[what_if, 16, "passive"] == pytest.approx(one["step_time_s"]["mean"], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +113,16 @@ def test_simulate_draws_a_scaling_curve_with_pacing_and_what_ifs(
         (["simulate", "null-jitter", "--set", "fabric.nic_gbps=-1"], "allowed: greater than 0"),
         (["simulate", "null-jitter", "--set", "noise"], "expected key=value"),
         (["simulate", "null-jitter", "--nodes", "0"], "--nodes = '0'"),
-        (["simulate", "null-jitter", "--nodes", "4,x"], "several with commas between"),
-        (["simulate", "null-jitter", "--plot", "curve.txt"], ".png"),
-        (["simulate", "null-jitter", "--plot", "no/such/curve.png"], "folder does not exist"),
-        (["simulate", "null-jitter", "--what-if", "noise.jiter_cv=1"], "did you mean jitter_cv"),
-        (["simulate", "null-jitter", "--what-if", "noise"], "--what-if noise: expected key=value"),
-        (["simulate", "null-jitter", "--what-if", ""], "--what-if : expected key=value"),
-        (["simulate", "tpu-v4-torus", "--what-if", "job.nodes=2,fabric.torus.dims=[2,2]"], "the 2 nodes (2 x 2 = 4)"),
-        (["simulate", "null-jitter", "--nodes", "4,8", "--trace", "run.parquet"], "of one run"),
+        (["simulate", "null-jitter", "--nodes", "x"], "allowed: a number of at least 1"),
+        (["simulate", "null-jitter", "--nodes", "4,8"], "paceenv whatif null-jitter --nodes 4,8 -p passive -p static"),
+        (["simulate", "null-jitter", "--plot", "curve.png"], "paceenv whatif null-jitter --nodes 8 "),
+        (["simulate", "null-jitter", "--nodes", "4", "--what-if", "job.period=1"], "--variant job.period=1"),
+        (["whatif", "null-jitter", "--nodes", "4", "--plot", "curve.txt"], ".png"),
+        (["whatif", "null-jitter", "--nodes", "4", "--plot", "no/such/curve.png"], "folder does not exist"),
+        (["whatif", "null-jitter", "--variant", "noise.jiter_cv=1"], "did you mean jitter_cv"),
+        (["whatif", "null-jitter", "--variant", "noise"], "--variant noise: expected key=value"),
+        (["whatif", "null-jitter", "--variant", ""], "--variant : expected key=value"),
+        (["whatif", "tpu-v4-torus", "--variant", "job.nodes=2,fabric.torus.dims=[2,2]"], "the 2 nodes (2 x 2 = 4)"),
         (["simulate", "null-jitter", "--iterations", "-3"], "--help"),
         (["simulate", "null-jitter", "--policy", "pasive"], "did you mean passive"),
         (["simulate", "null-jitter", "--policy", "static:window=7"], "allowed: 0 to 1"),

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.trainers.training.constraint import NullConstraint
 from paceenv.trainers.training.train_config import Constraint
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
 
 
 def test_a_multiplier_grows_while_its_null_costs_too_much_and_falls_after() -> None:

@@ -28,7 +28,7 @@ from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.importers import load_traces, sniff
-from paceenv.importers.json_events import MOST_EVENT, EventFile
+from paceenv.importers.json_events import MAX_EVENT, EventFile
 from paceenv.importers.kineto import Event, import_kineto, op_name
 from paceenv.importers.plain_pickle import read_plain_pickle
 
@@ -210,13 +210,13 @@ def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("w") as file:
         file.write('{"traceEvents": [{"ph": "X"}, {"name": "')
-        for _ in range(3 * MOST_EVENT >> 16):
+        for _ in range(3 * MAX_EVENT >> 16):
             file.write("x" * (1 << 16))
         file.write('"}]}')
     with EventFile(path) as events:
         assert [event["ph"] for event in events] == ["X"]
         assert events.damage.startswith("damaged after event 1")
-        assert len(events._buffer) < 2 * MOST_EVENT, "no more is held than one event may have"
+        assert len(events._buffer) < 2 * MAX_EVENT, "no more is held than one event may have"
 
 
 def _read(path: Path, *, at_once: bool) -> tuple[Any, str]:

@@ -89,7 +89,7 @@ def missed(fit: JobFit, cluster: Cluster, keys: list[str]) -> list[str]:
     found, wrong = by_key(fit), []
     for key in keys:
         p, true = found[key], truth(cluster, key)
-        assert p.told, p.evidence
+        assert p.is_identified, p.evidence
         assert p.lo is not None
         assert p.hi is not None
         assert p.value is not None
@@ -286,7 +286,7 @@ def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
     cluster = load_cluster("all-to-all-shallow")
     trace = with_bytes(simulated(cluster), cluster)
     blind, known = calibrate_job(trace), calibrate_job(trace, base=cluster)
-    assert not by_key(blind)["fabric.buffer_kb"].told
+    assert not by_key(blind)["fabric.buffer_kb"].is_identified
     assert blind.cluster.fabric.buffer_kb is None
     assert by_key(known)["fabric.timeout_ms"].value == pytest.approx(200.0, rel=0.01)
     assert known.cluster.fabric.buffer_kb == 32.0
@@ -324,20 +324,20 @@ def test_no_tenant_is_no_tenant(simulated: Any) -> None:
     cluster = _without_tenants(load_cluster("sockets-two-jobs"))
     fit = calibrate_job(noisy(simulated(cluster), 2e-3))
     assert fit.cluster.tenants == []
-    assert not by_key(fit)["tenants"].told
+    assert not by_key(fit)["tenants"].is_identified
 
 
 def test_what_a_trace_cannot_tell_keeps_the_base_and_says_why(simulated: Any) -> None:
     cluster = load_cluster("sockets-null-jitter")
     fit = calibrate_job(simulated(cluster), base=cluster, name="mine")
     uplink, payload = by_key(fit)["fabric.uplink_gbps"], by_key(fit)["job.gradient_bytes"]
-    assert not uplink.told
+    assert not uplink.is_identified
     assert "one process group" in uplink.evidence
     assert uplink.evidence.endswith("from base")
     assert fit.cluster.fabric.uplink_gbps == cluster.fabric.uplink_gbps
-    assert not payload.told
+    assert not payload.is_identified
     assert payload.value == cluster.job.gradient_bytes
-    assert set(fit.cluster.calibration["cannot_tell"]) == {p.key for p in fit.parameters if not p.told}
+    assert set(fit.cluster.calibration["cannot_tell"]) == {p.key for p in fit.parameters if not p.is_identified}
     assert fit.cluster.name == "mine"
 
 

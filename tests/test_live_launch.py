@@ -10,7 +10,6 @@ import sys
 import textwrap
 import zipfile
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import pytest
 from live_jobs import results, run_ranks, run_torchrun
 from live_train import train
 
-from paceenv.live.options import Options
+from paceenv.core.errors import InputError
+from paceenv.live.options import OPTIONS, Option, Options, options_table
 from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
@@ -149,8 +149,25 @@ def test_help_teaches(tmp_path: Path) -> None:
     ended = python("-m", "paceenv.live", "--help", folder=tmp_path)
     assert ended.returncode == 0
     assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in ended.stdout
-    for option in fields(Options):
-        assert f"--{option.name.replace('_', '-')} " in ended.stdout
+    words = " ".join(ended.stdout.split())
+    for option in OPTIONS:
+        assert f"--{option.name.replace('_', '-')} " in words
+        assert option.meaning.help in words
+        assert option.meaning.allowed in words
+
+
+def test_the_docs_list_the_options_as_they_are() -> None:
+    assert options_table() in (TESTS.parent / "docs" / "live.md").read_text()
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.meaning.allowed], ids=lambda option: option.name)
+def test_an_option_is_checked_as_it_is_described(option: Option) -> None:
+    means = option.meaning
+    for value in (option.default, *means.choices):
+        option.check(value)
+    for value in ("no such choice", means.low - 1, means.high + 1):
+        with pytest.raises(InputError, match=f"^live: {option.name} = .*; allowed: .*{means.allowed}"):
+            Options(**{option.name: value})
 
 
 PROBE = """

@@ -168,7 +168,7 @@ def test_a_backward_pass_that_fails_is_forgotten_at_the_next_tick(agent: Agent) 
 
 
 def test_collectives_without_ticks_are_bounded_and_said(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceenv.live.observe.timing_source.MOST_OPERATIONS", 10)
+    monkeypatch.setattr("paceenv.live.observe.timing_source.MAX_OPERATIONS", 10)
     for _ in range(25):
         distributed.all_reduce(torch.ones(1))
     assert len(agent._loop._log.operations) <= 10

@@ -12,7 +12,7 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation.suites import load_suite
-from paceenv.trainers.training.batches import make_parts
+from paceenv.trainers.training.batches import make_groups
 from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import config_files
 
@@ -83,9 +83,9 @@ def test_training_takes_what_is_written_as_it_is(tmp_path: Path, monkeypatch: py
     splits = [case.split for case in load_suite(folder / "suite.yaml").cases]
     assert {split: splits.count(split) for split in splits} == {"train": 12, "validation": 2, "held-out": 2}
     environment = load_train_config(folder / "train.yaml").environment.model_copy(update={"environments": 64})
-    (part,) = make_parts(environment, None)
-    part.env.reset(seed=0)
-    rates = {float(work_s) for work_s in part.env._batch.simulator.batch.jobs["uplink_work_s"]}
+    (group,) = make_groups(environment, None)
+    group.env.reset(seed=0)
+    rates = {float(work_s) for work_s in group.env._batch.simulator.batch.jobs["uplink_work_s"]}
     assert len(rates) == 12
     assert max(rates) / min(rates) > 1.05
     assert load_cluster(written[0]).calibration == {"source": "drawn from the errors of a fit to test"}

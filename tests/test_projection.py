@@ -14,7 +14,7 @@ from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies import situations
 from paceenv.policies.clairvoyant import Clairvoyant
-from paceenv.policies.observation_average import Memory
+from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.projection import Projection
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
@@ -110,13 +110,13 @@ def test_a_projection_is_what_holding_the_candidate_brings() -> None:
 
 def test_only_candidates_that_add_something_are_compared() -> None:
     gain_SC = np.array([[0.0, 0.1, 0.09, -0.3, 0.0], [0.0, 0.1, 0.09, 0.2, 0.0]])
-    assert situations.worth_comparing(gain_SC) == [0, 1, 3]
-    assert situations.worth_comparing(gain_SC, most=1) == [0, 1]
-    assert situations.worth_comparing(-np.abs(gain_SC)) == [0]
+    assert situations.select_candidates(gain_SC) == [0, 1, 3]
+    assert situations.select_candidates(gain_SC, most=1) == [0, 1]
+    assert situations.select_candidates(-np.abs(gain_SC)) == [0]
 
 
 def test_situations_are_compared_by_the_view_and_a_mean_that_forgets() -> None:
-    memory, view = Memory(situations.LONG_MEMORY_INTERVALS), np.full((1, 12), 0.5, np.float32)
+    memory, view = ObservationEMA(situations.LONG_MEMORY_INTERVALS), np.full((1, 12), 0.5, np.float32)
     np.testing.assert_array_equal(situations.features(memory, view), np.full((1, 24), 0.5))
     weight = np.float32(1.0 / situations.LONG_MEMORY_INTERVALS)
     now, remembered = np.split(situations.features(memory, -view)[0], 2)

@@ -24,7 +24,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cases: list[Case]) -> Non
     low, high = ASKED[0] - CHANCE, ASKED[1] + CHANCE
     assert low <= coverage(found) <= high
     # an interval half as wide, or twice, would not pass
-    z = np.array([abs(one.z) for one in found if one.told])
+    z = np.array([abs(one.z) for one in found if one.is_identified])
     assert np.mean(z < 0.5 * 1.645) < low
     assert np.mean(z < 2.0 * 1.645) > high
 

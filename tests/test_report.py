@@ -20,7 +20,7 @@ from paceenv.core.trace import TraceMetadata, read_trace, write_trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.diagnosis.operation_matrix import Cells, read_cells
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.policies.rollout import start
 from paceenv.policies.whatif.answer import Answer
 from paceenv.policies.whatif.change import Change
@@ -39,9 +39,9 @@ EVIL = "<script>alert(1)</script>"
 EVIL_OP = "<img src=x onerror=alert(2)> $\\frac{1}{0}$"
 
 
-def slow_rank_3(steps: int = 20) -> Cells:
+def slow_rank_3(steps: int = 20) -> OperationMatrix:
     """Three ranks that compute for one second, a fourth for two."""
-    return read_cells(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (steps, 1))))
+    return read_matrix(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (steps, 1))))
 
 
 def simulate(cluster: str, path: Path, iterations: int, *options: str) -> Path:
@@ -141,7 +141,7 @@ def test_who_waits_and_who_is_late_in_closed_form() -> None:
     time_s = {}
     for kind in spans(cells, graph):
         length_n = (kind.end_nT - kind.start_nT).mean(axis=1)
-        time_s[kind.name] = np.bincount(cells.rank_N[kind.node_n], length_n, 4)
+        time_s[kind.name] = np.bincount(cells.rank_N[kind.operation_n], length_n, 4)
     np.testing.assert_allclose(time_s["compute"], [1.0, 1.0, 1.0, 2.0])
     np.testing.assert_allclose(time_s[WAIT], [1.0, 1.0, 1.0, 0.0], atol=1e-9)
     np.testing.assert_allclose(time_s["collective"], 0.5)
@@ -169,7 +169,7 @@ def test_cells_of_the_heat_map() -> None:
 
 
 def test_a_job_of_1000_ranks_and_10000_steps_stays_small() -> None:
-    few = read_cells(job_of(1.0 + 0.1 * np.random.default_rng(0).random((4, 1000))))
+    few = read_matrix(job_of(1.0 + 0.1 * np.random.default_rng(0).random((4, 1000))))
     steps = 10_000
     cells = dataclasses.replace(
         few, iteration_T=np.arange(steps), step_s_T=np.ones(steps), start_NT=np.empty((2000, 0)), end_NT=few.end_NT
@@ -201,7 +201,7 @@ def test_the_usual_step_is_usual_and_the_worst_the_worst() -> None:
     compute_TR = np.tile([1.0, 1.0, 1.0], (21, 1))
     compute_TR[:, 0] += np.linspace(0.0, 0.2, 21)
     compute_TR[4, 0] = 5.0
-    assert usual_and_worst(read_cells(job_of(compute_TR))) == (11, 4)
+    assert usual_and_worst(read_matrix(job_of(compute_TR))) == (11, 4)
 
 
 def test_labels_are_never_formulas() -> None:
@@ -243,7 +243,7 @@ def test_other_sizes_are_those_of_what_if(fitted_to: Callable[..., Fitted]) -> N
     small, large = found.changed[0].case.step_s, found.changed[-1].case.step_s
     assert large.value > 1.15 * small.value, "the more ranks, the later the last one"
     assert large.high > 1.05 * large.value, "rounds of messages may take longer than is assumed"
-    again = predict(fitted.basis, [Change(nodes=128)], seeds=32, first_seed=0, iterations=300)
+    again = predict(fitted.baseline, [Change(nodes=128)], seeds=32, first_seed=0, iterations=300)
     assert again.changed[0].case.step_s == large
 
 

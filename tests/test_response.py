@@ -183,7 +183,7 @@ def test_ranks_by_themselves_respond_as_without_chance(tmp_path: Path) -> None:
 def _text(trace: Trace) -> str:
     response = measure_response(trace)
     assert response.overall.value is None
-    assert {effect.verdict for effect in (response.overall, response.after)} == {"cannot tell"}
+    assert {effect.verdict for effect in (response.overall, response.after)} == {"not identified"}
     return response.text
 
 
@@ -194,13 +194,15 @@ def _of_two_jobs(trace: Trace) -> Trace:
 
 
 def test_what_a_trace_cannot_tell_it_says() -> None:
-    assert "cannot tell from this trace: it is not of a run in mode probe" in _text(linear_job(TRUTH, with_plan=False))
+    assert "cannot be identified from this trace: it is not of a run in mode probe" in _text(
+        linear_job(TRUTH, with_plan=False)
+    )
     assert "no probe was taken" in _text(linear_job(TRUTH, plan=Plan(0, 0.01, 10**6)))
     assert "several jobs" in _text(_of_two_jobs(linear_job(TRUTH)))
     assert "at least 40 are needed" in _text(linear_job(TRUTH, iterations=200))
     one = linear_job((0.0, 0.0), iterations=400)
     noisy = measure_response(linear_job((0.0, 0.0), iterations=400, noise=lambda r, n: 0.3 * r.normal(size=n)))
-    assert "cannot tell from this trace: " in noisy.text
+    assert "cannot be identified from this trace: " in noisy.text
     assert "iterations instead of" in noisy.text
     many = measure_response(linear_job((0.0,) * 30, iterations=400))
     assert all("at least 4 for each" in unit.step.text for unit in many.units)

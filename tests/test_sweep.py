@@ -17,7 +17,7 @@ from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
-from paceenv.trainers.evaluation.comparison import load_contest
+from paceenv.trainers.evaluation.comparison import load_comparison
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.trainers.sweep.ledger import NAME, Ledger
 from paceenv.trainers.sweep.outcome.finish import finish
@@ -27,8 +27,7 @@ from paceenv.trainers.sweep.outcome.winner import constant_policy
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.searches.asha import AshaSearch
 from paceenv.trainers.sweep.searches.pbt import PbtSearch
-from paceenv.trainers.sweep.searches.search import Search, Trial, Work
-from paceenv.trainers.sweep.searches.search_space import changed
+from paceenv.trainers.sweep.searches.search import Search, Trial, Work, changed
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig, load_sweep_config
 from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here
@@ -272,8 +271,8 @@ def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path)
     assert "<script src" not in page, "the page needs no network"
     assert best.label in page
     assert list((out / "tensorboard" / "all").iterdir())
-    contest = load_contest(out / "winner.yaml")
-    assert contest.policies == [best.label]
+    comparison = load_comparison(out / "winner.yaml")
+    assert comparison.policies == [best.label]
     assert rule(best.label) is not None
     assert load_policy(out / "policy.safetensors").provenance["candidate"] == best.label
     assert said["robustness"]["totals"][0]["policy"] == best.label
@@ -306,7 +305,7 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
     sweep = _begun(_config(suite, scope="each", optuna=OPTUNA, objectives=["throughput"]), tmp_path / "out")
     run_here(sweep)
     finish(sweep.ledger, sweep.task)
-    tuned = load_contest(tmp_path / "out" / "winner.yaml").tuned
+    tuned = load_comparison(tmp_path / "out" / "winner.yaml").tuned
     assert set(tuned) == {"two-jobs", "incast-shallow"}
     results = Results.of(sweep.ledger)
     for cluster, policy in tuned.items():

@@ -23,8 +23,7 @@ from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 from paceenv.validation import described
-from paceenv.validation.described import DescribedTarget
-from paceenv.validation.measured_throughput import checks
+from paceenv.validation.described import DescribedTarget, throughput_checks
 
 NANO = load_cluster("nano-cluster")
 TARGET = config_files.load(ThroughputTarget, "targets", "nano-cluster")
@@ -194,7 +193,7 @@ def test_a_setting_that_cannot_run_names_the_row() -> None:
 
 
 def test_validate_holds_every_published_number(rows: dict[str, Prediction]) -> None:
-    found = list(checks(TARGET))
+    found = list(throughput_checks(TARGET))
     assert len(found) == 2 * 9 + 2 * 6  # throughput and scaling; rate and volume where there is a network
     assert [c.row for c in found if c.kind == "fitted" and c.quantity == "tokens per s"] == [
         r.name for r in TARGET.rows if r.fit

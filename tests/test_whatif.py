@@ -18,17 +18,18 @@ from paceenv.calibration.job_fit import calibrate_job
 from paceenv.calibration.parameters import ROUND_US
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.operation_matrix import read_cells
-from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.diagnosis.sources import read_sources
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
-from paceenv.policies.whatif.baseline import Basis, of_config, of_trace
-from paceenv.policies.whatif.change import MOST_ROWS, SLOW, Change, apply, combinations
-from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_runs, of_steps, spread
+from paceenv.policies.whatif.baseline import Baseline, of_config, of_trace
+from paceenv.policies.whatif.change import MAX_ROWS, SLOW, Change, apply, combinations
+from paceenv.policies.whatif.estimate import cv, mean, of_runs, of_steps, spread, widened
 from paceenv.policies.whatif.scenarios import longest_round_us, with_rounds
 from paceenv.policies.whatif.simulated import predict
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -36,8 +37,8 @@ from paceenv.sim.cluster import Cluster, load_cluster
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
 
 
-def scenario_of(compute_s_TR: NDArray[np.float64]) -> Scenario:
-    return Scenario(read_cells(job_of(compute_s_TR)))
+def scenario_of(compute_s_TR: NDArray[np.float64]) -> RankScenario:
+    return RankScenario(read_matrix(job_of(compute_s_TR)))
 
 
 def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> float:
@@ -50,7 +51,7 @@ def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> floa
 # --- a trace's own operations --------------------------------------------------------------------------------------
 def test_ranks_replaced_and_taken_out_in_closed_form() -> None:
     scenario = scenario_of(np.tile([1.0, 1.2, 1.0, 2.0], (20, 1)))
-    assert scenario.cells.step_s_T.mean() == pytest.approx(2.5)
+    assert scenario.matrix.step_s_T.mean() == pytest.approx(2.5)
     assert scenario.steps(removed=[3]).mean() == pytest.approx(1.2 + 0.5)
     assert scenario.steps(removed=[3, 1]).mean() == pytest.approx(1.0 + 0.5)
     assert scenario.steps(removed=[3], spread=True).mean() == pytest.approx(1.2 * 4 / 3 + 0.5)
@@ -66,7 +67,7 @@ def test_a_replaced_rank_varies_as_its_peers_and_with_what_all_share() -> None:
     healthy_TR = common_T1 * (1.0 + 0.1 * rng.standard_normal((4000, 4)))
     sick_TR = healthy_TR * [2.0, 1.0, 1.0, 1.0]
     found = scenario_of(sick_TR).steps(replaced=[0])
-    truth = scenario_of(healthy_TR).cells.step_s_T
+    truth = scenario_of(healthy_TR).matrix.step_s_T
     assert found.mean() == pytest.approx(truth.mean(), rel=0.01), "a rank at the mean of its peers would be 2 % less"
     assert found.std() == pytest.approx(truth.std(), rel=0.05)
 
@@ -75,7 +76,7 @@ def test_time_that_no_operation_explains_stays() -> None:
     trace = job_of(np.tile([1.0, 2.0, 1.0], (20, 1)))
     late_s = trace.column("start_s") + np.where(trace.isin("op", "compute"), 0.25, 0.0)
     table = trace.table.set_column(trace.table.schema.get_field_index("start_s"), "start_s", [late_s])
-    scenario = Scenario(read_cells(Trace(table, trace.metadata)))
+    scenario = RankScenario(read_matrix(Trace(table, trace.metadata)))
     assert scenario.replayed_s_T == pytest.approx(2.25)
     assert scenario.steps(removed=[1])[1:] == pytest.approx(1.5), "the quarter second before it computes is not its own"
 
@@ -96,7 +97,7 @@ def test_what_a_trace_cannot_answer(asked: dict[str, list[int]], said: str) -> N
 @needs_traces
 def test_replacing_the_slow_worker_of_a_production_trace_gives_back_what_it_costs() -> None:
     cells, _ = read_sources([STRAGGLER_DIR / "trace-AR.parquet"])
-    scenario, diagnosis = Scenario(cells), diagnose_cells(cells)
+    scenario, diagnosis = RankScenario(cells), diagnose_matrix(cells)
     saved_s = cells.step_s_T.mean() - scenario.steps(replaced=[0]).mean()
     (slow,) = [cause for cause in diagnosis.causes if cause.cause == names.SLOW_RANK]
     # one against an ideal that has the slow worker in its mean, one shared with other causes (Shapley): neither is the
@@ -116,6 +117,14 @@ def test_combinations_are_rows() -> None:
     assert rows[-1].label == "16 nodes, oversubscription 1, ranks 3 and 4 replaced, static:slack=0.1/0.2"
 
 
+def test_variants_are_rows_beside_those_without() -> None:
+    rows = combinations("8,16", None, None, None, [], ["a.b=1"], ["c.d=[2,3],e.f=4", "g.h=5"], spread=False)
+    extra = (), ("c.d=[2,3]", "e.f=4"), ("g.h=5",)
+    assert rows == [Change(nodes=n, settings=("a.b=1", *more)) for more in extra for n in (8, 16)]
+    (row,) = combinations(None, None, None, None, [], [], ["c.d=2"], spread=False)
+    assert row == Change(settings=("c.d=2",)), "today's job is in every answer"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -128,7 +137,7 @@ def test_combinations_are_rows() -> None:
         ({"removed": "x"}, "allowed: ranks, one row each"),
         ({"removed": "2", "replaced": "2"}, "the same rank taken out and replaced"),
         ({"nodes": "8", "spread": True}, "allowed: with --remove-rank"),
-        ({"nodes": ",".join(map(str, range(1, MOST_ROWS + 2)))}, f"at most {MOST_ROWS}"),
+        ({"nodes": ",".join(map(str, range(1, MAX_ROWS + 2)))}, f"at most {MAX_ROWS}"),
     ],
 )
 def test_options_that_are_none(options: dict[str, Any], said: str) -> None:
@@ -191,20 +200,20 @@ def test_nothing_changes_where_nothing_is_changed() -> None:
 
 def test_energy_where_the_cluster_has_power() -> None:
     power = ["power.compute_w=400", "power.wait_w=200"]
-    basis = of_config("null-jitter", power)
-    answer = predict(basis, [Change(settings=("power.wait_w=0",))], **QUICK)
+    baseline = of_config("null-jitter", power)
+    answer = predict(baseline, [Change(settings=("power.wait_w=0",))], **QUICK)
     (row,) = answer.changed
     assert answer.today.energy_j is not None
     assert answer.today.energy_j.value > 400 * 0.2 * 8 / (256 * 8)
     assert row.against_today.energy is not None
     assert row.against_today.energy.high < 0.0
     assert row.against_today.step.value == 0.0
-    assert not any("energy" in line for line in basis.cannot_tell([]))
+    assert not any("energy" in line for line in baseline.cannot_tell([]))
 
 
 # --- from a trace --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def one_group() -> tuple[Cluster, Basis]:
+def one_group() -> tuple[Cluster, Baseline]:
     """A job whose nodes share nothing, and what its trace tells."""
     cluster = load_cluster("null-jitter").changed(
         ["fabric.oversubscription=1", "fabric.uplink_gbps=null", "noise.slow_ranks=1", "noise.slow_factor=1.5"]
@@ -212,13 +221,13 @@ def one_group() -> tuple[Cluster, Basis]:
     return cluster, of_trace(recorded(cluster, 3, 300), "one group", None, None)
 
 
-def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: tuple[Cluster, Basis]) -> None:
-    truth, basis = one_group
-    assert basis.slow is not None
-    (slow,) = basis.slow
+def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: tuple[Cluster, Baseline]) -> None:
+    truth, baseline = one_group
+    assert baseline.slow is not None
+    (slow,) = baseline.slow
     like = (slow + 1) % 8
     changes = [Change(nodes=32), Change(removed=(slow,)), Change(removed=(like,)), Change(replaced=(slow,))]
-    answer = predict(basis, changes, seeds=32, first_seed=0, iterations=400)
+    answer = predict(baseline, changes, seeds=32, first_seed=0, iterations=400)
     for row, changed in zip(answer.changed, (["job.nodes=32"], ["job.nodes=7", "noise.slow_ranks=0"]), strict=False):
         true_s = mean_step_s(truth.changed(changed), seeds=16, first_seed=900, iterations=400)
         assert row.case.step_s.value == pytest.approx(true_s, rel=0.02)
@@ -233,18 +242,18 @@ def test_a_trace_predicts_more_nodes_and_a_job_without_its_slow_rank(one_group: 
     assert answer.today.throughput.value == pytest.approx(8 / answer.today.step_s.value, rel=0.01)
 
 
-def test_one_group_does_not_limit_itself_on_an_uplink_nobody_saw(one_group: tuple[Cluster, Basis]) -> None:
+def test_one_group_does_not_limit_itself_on_an_uplink_nobody_saw(one_group: tuple[Cluster, Baseline]) -> None:
     """Whatever the calibration assumes of it: the collective of 256 nodes is hardly longer than that of 8."""
-    truth, basis = one_group
-    found = mean_step_s(apply(Change(nodes=256), basis.cluster, basis.slow), seeds=2)
+    truth, baseline = one_group
+    found = mean_step_s(apply(Change(nodes=256), baseline.cluster, baseline.slow), seeds=2)
     assert found == pytest.approx(mean_step_s(truth.with_nodes(256), seeds=2), rel=0.02)
 
 
-def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Basis]) -> None:
-    _, basis = one_group
+def test_questions_that_hang_on_a_guess_are_refused(one_group: tuple[Cluster, Baseline]) -> None:
+    _, baseline = one_group
     with pytest.raises(InputError, match="one group has no rank 9; allowed: 0 to 7"):
-        basis.check([Change(replaced=(9,))])
-    basis.check([Change(nodes=64, pacing="static")])
+        baseline.check([Change(replaced=(9,))])
+    baseline.check([Change(nodes=64, pacing="static")])
     still = load_cluster("equal-slack").changed(["noise.jitter_cv=0"])  # no start varies: nobody sees who shares what
     groups = of_trace(recorded(still, 0, 40), "groups", None, None)
     for change in (Change(nodes=16), Change(pacing="static"), Change(oversubscription=1.0)):
@@ -263,7 +272,7 @@ def test_a_gather_of_more_senders_is_refused_while_nobody_saw_its_buffer() -> No
     of_trace(trace, "gather", "incast-deep", None).check([Change(nodes=64)])
 
 
-def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, Basis]) -> None:
+def test_a_lone_group_has_ends_of_an_oversubscription(one_group: tuple[Cluster, Baseline]) -> None:
     """Its payload takes between no time and so many times today's: the first if only the uplink limits it now."""
     truth, _ = one_group
     payload_s = truth.changed(["job.gradient_bytes=4e9"])
@@ -301,8 +310,8 @@ def test_rounds_of_another_length_leave_the_job_as_it_was_traced(name: str) -> N
 def test_what_one_size_leaves_open_is_in_the_interval() -> None:
     """Rounds as long as they come and post-collective work that grows with the job: the truth is inside."""
     cluster = load_cluster("unequal-slack")
-    basis = of_trace(recorded(cluster, 0, 200), "groups", None, None)
-    answer = predict(basis, [Change(nodes=32), Change(oversubscription=1.0)], **QUICK)
+    baseline = of_trace(recorded(cluster, 0, 200), "groups", None, None)
+    answer = predict(baseline, [Change(nodes=32), Change(oversubscription=1.0)], **QUICK)
     more, same_size = answer.changed
     work_s = cluster.post_collective_work.work_s
     assert isinstance(work_s, float)
@@ -321,12 +330,12 @@ def test_what_one_size_leaves_open_is_in_the_interval() -> None:
 
 
 def test_ends_add_up() -> None:
-    plain = Estimate(2.0, 1.9, 2.2)
-    found = plain.wider([(-0.3, 0.4), (0.0, 0.3)], by_factors=False)
+    plain = Interval(2.0, 1.9, 2.2)
+    found = widened(plain, [(-0.3, 0.4), (0.0, 0.3)], by_factors=False)
     assert (found.low, found.high) == pytest.approx((1.9 - 0.3, 2.2 + 0.4 + 0.3))
-    by_factors = plain.wider([(math.log(0.5), 0.0)], by_factors=True)
+    by_factors = widened(plain, [(math.log(0.5), 0.0)], by_factors=True)
     assert (by_factors.low, by_factors.high) == pytest.approx((0.95, 2.2))
-    assert plain.wider([], by_factors=True) is plain
+    assert widened(plain, [], by_factors=True) is plain
 
 
 @pytest.mark.slow

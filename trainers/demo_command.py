@@ -17,7 +17,7 @@ from paceenv.cli.calibrate_command import noise_cluster
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation import result_plots, score_table
-from paceenv.trainers.evaluation.evaluate import Comparison, evaluate
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import sb3
@@ -32,8 +32,15 @@ SCALING = "when-scaling-fails"
 NOISY_JITTER_CV = 0.03
 
 
-def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -> Comparison:
-    """Run all stages and leave everything in ``out``; the comparison of the main suite is returned."""
+def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -> SuiteResult:
+    """Run all stages of the demo; returns the result of the main suite.
+
+    Args:
+        out: directory for everything it makes.
+        timesteps: decisions of the training; None: as configured.
+        seed: of the training.
+        traces: directory of the production traces; None: SHARED_TRACES if it is there, else the packaged measurements.
+    """
     started = time.monotonic()
     healthy, imbalanced = (_calibrate(name, traces) for name in (HEALTHY, IMBALANCED))
     config = load_train_config("demo")
@@ -49,14 +56,14 @@ def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -
             out / "clusters" / f"{cluster.name}.yaml", config_files.to_yaml(cluster.model_dump(exclude_defaults=True))
         )
     policy = _train(config, clusters, out)
-    comparison, static = _compare(suite, clusters, policy)
+    result, static = _compare(suite, clusters, policy)
     nulls = _compare_nulls(plain, policy, static)
-    text = _tables(out, comparison, nulls, static, policy)
-    _pictures(out, comparison)
+    text = _tables(out, result, nulls, static, policy)
+    _pictures(out, result)
     _record(out, config, suite, healthy, imbalanced, time.monotonic() - started)
     print(text)
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
-    return comparison
+    return result
 
 
 def _calibrate(name: str, traces: Path | None) -> NoiseFit:
@@ -102,7 +109,7 @@ def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path
     return path
 
 
-def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[Comparison, str]:
+def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[SuiteResult, str]:
     with output.progress("best static setting", 1) as done:
         static = search_static(suite, clusters, on_done=done).best()
     names = [static, "paper", "adaptive", str(policy), "clairvoyant"]
@@ -110,7 +117,7 @@ def _compare(suite: Suite, clusters: dict[str, Cluster], policy: Path) -> tuple[
         return evaluate(names, suite, clusters, on_done=done), static
 
 
-def _compare_nulls(plain: Cluster, policy: Path, static: str) -> Comparison:
+def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
     """Where pacing has nothing to exploit: plain barrier jobs, one with the measured imbalance."""
     cases = [Case(cluster=name, null_case=True) for name in ("null-jitter", plain.name)]
     suite = Suite(
@@ -122,24 +129,24 @@ def _compare_nulls(plain: Cluster, policy: Path, static: str) -> Comparison:
     return evaluate([static, "paper", "adaptive", str(policy)], suite, {plain.name: plain})
 
 
-def _tables(out: Path, comparison: Comparison, nulls: Comparison, static: str, policy: Path) -> str:
-    said = score_table.verdicts(comparison, str(policy), static)
+def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, policy: Path) -> str:
+    said = score_table.verdicts(result, str(policy), static)
     null_said = score_table.verdicts(nulls, str(policy), static)
-    text = "\n".join(["# Demo", "", score_table.markdown(comparison, said), score_table.markdown(nulls, null_said)])
+    text = "\n".join(["# Demo", "", score_table.markdown(result, said), score_table.markdown(nulls, null_said)])
     config_files.write_text(out / "scores.md", text)
     config_files.write_text(
         out / "scores.json",
         json.dumps(
-            {"scores": score_table.as_json(comparison) + score_table.as_json(nulls), "verdicts": said + null_said},
+            {"scores": score_table.as_json(result) + score_table.as_json(nulls), "verdicts": said + null_said},
             indent=2,
         ),
     )
     return text
 
 
-def _pictures(out: Path, comparison: Comparison) -> None:
-    result_plots.step_distributions(comparison, comparison.suite.cases[0].name, out / "step-times.png")
-    result_plots.pareto(comparison, out / "pareto.png")
+def _pictures(out: Path, result: SuiteResult) -> None:
+    result_plots.step_distributions(result, result.suite.cases[0].name, out / "step-times.png")
+    result_plots.pareto(result, out / "pareto.png")
     target = config_files.load(ScalingTarget, "targets", SCALING)
     rows = list(compare_scaling(target, load_cluster(target.cluster), seeds=8, iterations=5000))
     result_plots.scaling_curve(rows, out / "scaling.png")

@@ -10,7 +10,7 @@ import typer
 from paceenv.core.errors import InputError
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import score_table
-from paceenv.trainers.evaluation.comparison import Contest, is_contest, load_contest
+from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.suites import Split, load_suite
 from paceenv.trainers.sweep.static_search import search_static
@@ -43,24 +43,24 @@ def evaluate(
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     """
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
-    contest, names = _contest(policies)
-    chosen = contest.chosen() if contest and not suite else load_suite(suite or "demo")
+    comparison, names = _comparison(policies)
+    chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
     chosen = chosen.model_copy(update=update)
     chosen = chosen.only([split]) if split else chosen
-    tuned = contest.tuned_for(chosen) if contest else {}
+    tuned = comparison.tuned_for(chosen) if comparison else {}
     for i, name in enumerate(names):
         if name == "best-static":
             with output.progress("best static setting", 1) as done:
                 names[i] = search_static(chosen, on_done=done).best()
     runs = len(chosen.cases) * (len(set(names)) + 1 + bool(tuned))
     with output.progress(f"evaluate on {chosen.name}", runs) as done:
-        comparison = compare(names, chosen, on_done=done, tuned=tuned)
-    for line in comparison.outside():
+        result = compare(names, chosen, on_done=done, tuned=tuned)
+    for line in result.outside():
         output.say(line)
     if json_ is not None:
-        output.write_json(score_table.as_json(comparison), json_)
+        output.write_json(score_table.as_json(result), json_)
     if json_ != "-":
-        rows = [score_table.cells(score) for score in score_table.scores(comparison)]
+        rows = [score_table.cells(score) for score in score_table.scores(result)]
         note = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
         output.print_table(f"Suite {chosen.name}", score_table.HEADER, rows, note)
 
@@ -74,10 +74,10 @@ def scores(
     rebuild(prepare_folder(out))
 
 
-def _contest(arguments: list[str]) -> tuple[Contest | None, list[str]]:
-    """The one contest among the arguments, if there is one, and all policies that they name."""
-    contests = [load_contest(name) for name in arguments if is_contest(name)]
-    if len(contests) > 1:
+def _comparison(arguments: list[str]) -> tuple[Comparison | None, list[str]]:
+    """The one comparison among the arguments, if there is one, and all policies that they name."""
+    comparisons = [load_comparison(name) for name in arguments if is_comparison(name)]
+    if len(comparisons) > 1:
         raise InputError("POLICY: several .yaml files; allowed: one, with other policies beside it")
-    inside = contests[0].policies if contests else []
-    return contests[0] if contests else None, [*inside, *(name for name in arguments if not is_contest(name))]
+    inside = comparisons[0].policies if comparisons else []
+    return comparisons[0] if comparisons else None, [*inside, *(name for name in arguments if not is_comparison(name))]

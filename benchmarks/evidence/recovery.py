@@ -161,7 +161,8 @@ TENANTS_IN = 4
 class Recovered:
     """One parameter of one calibration beside the value the trace was made with; ``inside`` by level of LEVELS.
 
-    ``z`` is the error over what the interval gives for a standard error on the side of the true value, NaN untold.
+    ``z`` is the error over what the interval gives for a standard error on the side of the true value; NaN if not
+    identified.
     """
 
     mechanism: str
@@ -170,7 +171,7 @@ class Recovered:
     value: float
     z: float
     inside: tuple[bool, ...]
-    told: bool
+    is_identified: bool
 
     @property
     def error(self) -> float:
@@ -222,7 +223,13 @@ def _is_on(cluster: Cluster, switch: str) -> bool:
 
 
 def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
-    """The parameters of a fit beside those of the cluster that made its trace."""
+    """The parameters of a fit beside those of the cluster that made its trace.
+
+    Args:
+        mechanism: what the cluster has.
+        fit: the calibration.
+        cluster: the true cluster.
+    """
     found = []
     for p in fit.parameters:
         true = truth(cluster, p.key)
@@ -230,15 +237,15 @@ def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
             true = None  # what is not there has no true value: see ``Case.seen``
         if not true or p.value is None or p.se == 0.0 or (p.se or math.inf) < ROUNDING * abs(true):
             continue
-        edges = [p.interval(level) for level in LEVELS] if p.told else []
+        edges = [p.interval(level) for level in LEVELS] if p.is_identified else []
         inside = tuple(low <= true <= high for low, high in edges)
-        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.told))
+        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.is_identified))
     return found
 
 
 def _away(parameter: Parameter, true: float) -> float:
-    """How far a value is off by its own interval, in standard errors of a normal with that edge; NaN untold."""
-    if not parameter.told or parameter.value is None:
+    """The error in standard errors of a normal with the interval's edge on that side; NaN if not identified."""
+    if not parameter.is_identified or parameter.value is None:
         return math.nan
     error = parameter.value - true
     edge = parameter.interval(SIGMA)[0 if error > 0.0 else 1]
@@ -284,8 +291,8 @@ def main(
 
 
 def coverage(found: Sequence[Recovered], level: int = 0) -> float:
-    """The share of told parameters inside their interval of a level of LEVELS."""
-    return float(np.mean([one.inside[level] for one in found if one.told]))
+    """The share of identified parameters inside their interval of a level of LEVELS."""
+    return float(np.mean([one.inside[level] for one in found if one.is_identified]))
 
 
 Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
@@ -294,11 +301,11 @@ Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 def tables(cases: Sequence[Case]) -> list[Named]:
     """By parameter, by mechanism, and what was seen of what was there; each with its title and columns."""
     everything = [one for case in cases for one in case.parameters]
-    keys = sorted({one.key for one in everything if one.told})
+    keys = sorted({one.key for one in everything if one.is_identified})
     rows = [_row(key, [one for one in everything if one.key == key]) for key in keys]
     columns = (
         "parameter",
-        "told",
+        "identified",
         "inside 90 %",
         "inside 95 %",
         "median error",
@@ -334,18 +341,18 @@ def _seen(cases: Sequence[Case]) -> Named:
 
 
 def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
-    told = [one for one in found if one.told]
-    errors = np.array([one.error for one in told])
-    z = np.array([one.z for one in told])
-    inside, n = sum(one.inside[0] for one in told), len(told)
+    identified = [one for one in found if one.is_identified]
+    errors = np.array([one.error for one in identified])
+    z = np.array([one.z for one in identified])
+    inside, n = sum(one.inside[0] for one in identified), len(identified)
     # a count that chance alone may make of a share within what was asked for is not called off
     low, high = stats.binom.ppf(0.025, n, ASKED[0]), stats.binom.ppf(0.975, n, ASKED[1])
     spread = float(np.diff(np.quantile(errors, [0.25, 0.75]))[0]) / 1.349  # of the bulk, as a standard deviation
     return (
         key,
         f"{n} of {len(found)}",
-        _share(told, 0),
-        _share(told, 1),
+        _share(identified, 0),
+        _share(identified, 1),
         f"{np.median(errors):+.2%}",
         f"{spread:.2%}",
         f"{np.sqrt(np.mean(z**2)):.2f}",

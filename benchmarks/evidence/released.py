@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks._common import machine
 from paceenv.core import metrics
-from paceenv.trainers.evaluation.evaluate import Comparison, evaluate
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import ALL, Case, Suite, load_suite
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.static_search import StaticSearch, search_static
@@ -86,11 +86,11 @@ def front(found: StaticSearch) -> list[str]:
     return [spelled(found.settings[s]) for s in kept[:8]]
 
 
-def points(comparison: Comparison, policies: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def points(result: SuiteResult, policies: list[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean gain and mean CV over the cases ``(policies, seeds)``."""
-    cases = comparison.suite.cases
-    gain_PE = np.array([np.mean([comparison.gain_E(p, c) for c in cases], axis=0) for p in policies])
-    cv_PE = np.array([np.mean([comparison.outcomes[p, c.name].cv_E for c in cases], axis=0) for p in policies])
+    cases = result.suite.cases
+    gain_PE = np.array([np.mean([result.gain_E(p, c) for c in cases], axis=0) for p in policies])
+    cv_PE = np.array([np.mean([result.outcomes[p, c.name].cv_E for c in cases], axis=0) for p in policies])
     return gain_PE, cv_PE
 
 
@@ -132,12 +132,18 @@ def pareto(out: Path) -> list[str]:
         "## The Pareto front",
         "",
         f"Mean gain and mean CV over the {len(cases)} held-out positives of at most 64 ranks, {suite.seeds} seeds of "
-        f"{suite.iterations} iterations; passive has a CV of {worst_cv.mean():.4f}. The static front is what no other "
-        "setting of the sweep beats in both, chosen on other seeds. Hypervolume is the area between a front and the "
-        "corner of no gain and passive's CV.",
+        f"{suite.iterations} iterations.\nPassive has a CV of {worst_cv.mean():.4f}.\nThe static front holds the "
+        "settings of a sweep that no other setting beats in both; it was chosen on other seeds.\nHypervolume is the "
+        "area between a front and the corner of no gain and passive's CV.",
         "",
-        f"Hypervolume of the policy over its preferences: {1e4 * ours:.2f} (gain in % times CV in %); of static "
-        f"settings: {1e4 * theirs:.2f}; ratio {ours / max(theirs, 1e-12):.2f} [{low:.2f}, {high:.2f}].",
+        *markdown_table(
+            ("front", "hypervolume (gain in % times CV in %)"),
+            [
+                ("policy over its preferences", f"{1e4 * ours:.2f}"),
+                ("static settings", f"{1e4 * theirs:.2f}"),
+                ("ratio", f"{ours / max(theirs, 1e-12):.2f} [{low:.2f}, {high:.2f}]"),
+            ],
+        ),
         "",
         "![Pareto front](released-policy-pareto.png)",
         "",
@@ -145,7 +151,7 @@ def pareto(out: Path) -> list[str]:
     ]
 
 
-def _draw_pareto(found: Comparison, learned: list[str], statics: list[str], out: Path) -> None:
+def _draw_pareto(found: SuiteResult, learned: list[str], statics: list[str], out: Path) -> None:
     figure, panel = figures.axes(
         "Held-out clusters: one policy and its preference, against static settings",
         "mean coefficient of variation of step time",
@@ -176,7 +182,7 @@ def far() -> list[str]:
     return [
         "## Far from what it was trained on",
         "",
-        "Trained at 4 to 64 ranks. Outside of its calibrated range a rank says so and is passive.",
+        "The policy was trained at 4 to 64 ranks.\nA rank outside its calibrated range reports that and is passive.",
         "",
         *markdown_table(("cluster", "throughput against passive", "passive because out of range"), rows),
     ]
@@ -202,8 +208,8 @@ def published() -> list[str]:
         "## The published scenario",
         "",
         f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV "
-        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations. What the bound does not reach, for "
-        "throughput with preference 0 and for variation with preference 1, the calibrated physics does not allow.",
+        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe calibrated physics does not allow "
+        "more than the bound reaches: throughput with preference 0, variation with preference 1.",
         "",
         *markdown_table(("nodes", "wanted", "CV of passive", *policies), rows),
     ]
@@ -225,8 +231,9 @@ def of_seeds(folder: Path) -> list[str]:
     return [
         "## Training",
         "",
-        f"`paceenv train released --seeds {len(rows)}`: validation score {band}. The best of them is released. CPU "
-        f"minutes include every look at the validation clusters; {config['environment']['environments']} rows.",
+        f"`paceenv train released --seeds {len(rows)}`: validation score {band}.\nThe best seed is released.\nCPU "
+        "minutes include every evaluation on the validation clusters; "
+        f"{config['environment']['environments']} rows.",
         "",
         "![Learning curves](released-policy-learning.png)",
         "",
@@ -253,7 +260,7 @@ def ablations(folder: Path) -> list[str]:
     return [
         "## Ablations of the training",
         "",
-        f"One seed of {ABLATION_TIMESTEPS:,} decisions each, on the validation clusters with fresh seeds. Seeds alone "
+        f"One seed of {ABLATION_TIMESTEPS:,} decisions each, on the validation clusters with fresh seeds.\nSeeds alone "
         "differ by a few points (see above), so small differences mean nothing.",
         "",
         *markdown_table(("training", "gap closed", "gain on positives", "worst null"), rows),
@@ -286,8 +293,8 @@ def slack_quantile() -> list[str]:
     return [
         "## Low quantile or mean of slack",
         "",
-        "The static slack rule, threshold 0.02, window 0.3: throughput against passive with the delay taken from the "
-        "low quantile of a rank's slack, as it is, and from its mean.",
+        "The static slack rule takes its delay from the low quantile of a rank's slack.\nHere it is compared with the "
+        "same rule on the mean of slack: threshold 0.02, window 0.3, throughput against passive.",
         "",
         *markdown_table(("cluster", "low quantile", "mean"), rows),
     ]
@@ -295,7 +302,9 @@ def slack_quantile() -> list[str]:
 
 HEAD = """# The released policy
 
-Made by `python -m benchmarks.evidence.released --write`. The score table is SCORES.md, the model card policy-card.md.
+Here you find the training of the released policy and results beyond the score table, [SCORES.md](../SCORES.md).
+Its properties and limitations are in the [model card](policy-card.md).
+`python -m benchmarks.evidence.released --write` makes this page.
 """
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,46 +34,64 @@ WANTED = {"unequal-slack": -0.15, "incast-shallow": -0.40, "two-jobs": -0.06}
 """The change of mean step time that the chosen policy has to reach, for the other job on the uplink as well."""
 EXPLAINED: dict[str, str] = {
     "fail-slow": (
-        "The paper's rule: every block of the real job has one whole episode in it, by design; the simulation "
-        "draws episodes at random, so that its blocks differ by what lies in them, and its interval is wide. "
-        "Always on it is predicted at +2.5 %."
+        "The paper's rule: every block of the real job holds one whole episode, by design. "
+        "The simulation draws episodes at random, so its blocks differ by their episodes, and its interval is wide. "
+        "Always on, the rule is predicted at +2.5 %."
     ),
     "incast-shallow": (
-        "Two loops on a quiet machine measured -50.1 % and -46.9 %, both were predicted at -53 %. Of the steps in "
-        "a stagger 4.5 % still ran into a timeout, where the calibrated buffer lets hardly any: a sender that "
-        "meets only two or three others loses the end of its window more often than the model's cubic law says. "
+        "Two loops on a quiet machine measured -50.1 % and -46.9 %; both were predicted at -53 %. "
+        "With stagger 4.5 % of the steps still ran into a timeout, where the calibrated buffer allows hardly any. "
+        "A sender that meets only two or three others loses the end of its window more often than the "
+        "model's cubic law predicts. "
         "The job itself also differs from run to run (265 ms observed, 252 ms in the canary's blocks without "
         "pacing)."
     ),
     "nano-cluster": (
-        "The paper's rule: the guard held half of its delays to the rank's own slack (336 cut, 299 taken as "
-        "asked), which predictions do not know yet, so it cost less than predicted."
+        "The paper's rule: the guard cut half of its delays to the rank's own slack (336 cut, 299 taken as asked). "
+        "Predictions do not include that yet, so the rule cost less than predicted."
     ),
     "slow-rank": (
-        "The default rule was predicted with a normal factor on the payload's 20 ms, which vary by 29 %: its low "
-        "tail makes slack where there is none. The factor is lognormal since, with the measured quantiles; the "
-        "numbers here are those of the run. Of the paper's delays the guard held half to the rank's own slack, "
-        "which predictions do not know yet."
+        "The default rule was predicted with a normal factor on the payload's 20 ms, which vary by 29 %. "
+        "Its low tail makes slack where there is none. "
+        "The factor is lognormal since, with the measured quantiles; the numbers here are those of the run. "
+        "The guard cut half of the paper's delays to the rank's own slack, which predictions do not include yet."
     ),
     "two-jobs": (
-        "The fitted tenant pauses in a tenth of its periods, where the other job pauses in a twentieth, and takes "
-        "47 % of its period, where it is 45: contention comes and goes more often in the simulation. The observed "
-        "run was also calmer than both canaries, whose blocks without pacing have a CV of 0.105 and 0.110."
+        "The fitted tenant pauses in a tenth of its periods and takes 47 % of its period. "
+        "The other job pauses in a twentieth and takes 45 %, so contention comes and goes more often in the "
+        "simulation. "
+        "The observed run was also calmer than both canaries, whose blocks without pacing have a CV of 0.105 "
+        "and 0.110."
     ),
 }
-"""Why a scenario missed, by its name; what has no reason here is said to have none."""
+"""Why a scenario missed, by its name."""
 
 HEAD = """# From simulation to real sockets
 
-Made by `python -m benchmarks.evidence.sim_to_real_evidence --write`: `paceenv testbed loop` on every scenario of
-`configs/testbed`, real torchrun jobs on gloo over real TCP between network namespaces. Each loop observes the job,
-calibrates a cluster from its trace, predicts by simulation what every policy would do, and measures two on the real job
-in paired blocks: the one it chose (or, where none is predicted to help, the mechanism's default rule) and the paper's.
-Changes are of mean step time, below 0 where steps got shorter; intervals are 95 %, those of measurements from paired
-blocks of the job's own stamps, those of predictions what 95 % of canaries would read given the errors of the
-calibration. A static rule is named by its mechanism, threshold / window. The machine was quiet: beside other work on
-the same cores a canary of unequal slack lost a third of its effect (-14.7 % [-19.2, -9.9]), as ranks that are held up
-have less slack.
+Here you find how well predictions from simulation hold on real jobs.
+`python -m benchmarks.evidence.sim_to_real_evidence --write` makes this page.
+It runs `paceenv testbed loop` on every scenario of `configs/testbed`.
+The jobs are real torchrun jobs on gloo, over real TCP between network namespaces ([testbed](testbed.md)).
+
+Each loop
+
+1. observes the job,
+2. calibrates a cluster from its trace,
+3. predicts by simulation the effect of every policy,
+4. measures two policies on the real job in paired blocks: the chosen one and the paper's rule.
+
+Where no policy is predicted to help, the loop measures the mechanism's default rule instead of a chosen one.
+
+| number | meaning |
+| --- | --- |
+| change | of mean step time; below 0 steps got shorter |
+| measured, with 95 % interval | from paired blocks of the job's own time stamps |
+| predicted, with 95 % interval | the reading of 95 % of canaries, given the errors of the calibration |
+| a static rule | its mechanism, threshold / window |
+
+The machine was quiet.
+Beside other work on the same cores a canary of unequal slack lost a third of its effect: -14.7 % [-19.2, -9.9].
+Ranks that are held up have less slack.
 """
 
 Reports = Mapping[str, Mapping[str, Any]]
@@ -175,7 +192,7 @@ def document(reports: Reports, failed: Mapping[str, str]) -> str:
     lines += markdown_table(("scenario", "policy", "always on", "in blocks", "CV"), predicted)
     lines += ["", "## Scenarios", ""]
     for name, report in reports.items():
-        lines += [f"### {name}", "", _filled(report["description"]), "", *_said(name, report), ""]
+        lines += [f"### {name}", "", _by_sentences(report["description"]), "", *_said(name, report), ""]
     lines += [f"- **{name}** has no report: {why}" for name, why in failed.items()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip() + "\n")
 
@@ -208,7 +225,7 @@ def _effect(name: str, canary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _said(name: str, report: Mapping[str, Any]) -> list[str]:
-    """A scenario's verdicts, what could not be told, and why it missed."""
+    """A scenario's verdicts, parameters that were not identified, and why it missed."""
     canaries, fit = report["canaries"], report["fit"]
     vague = [p["key"] for p in report["calibration"] if p["se"] is None]
     lines = [f"- {report['verdict']}", f"- the paper's rule: {canaries['canary-paper']['verdict']}"]
@@ -216,16 +233,16 @@ def _said(name: str, report: Mapping[str, Any]) -> list[str]:
         f"- chosen: {report['chosen']['policy']}; {report['chosen']['why']}",
         *(f"- {n}" for n in report["notes"]),
     ]
-    lines += [f"- the trace cannot tell {', '.join(vague)}"] if vague else []
+    lines += [f"- not identified by the trace: {', '.join(vague)}"] if vague else []
     missed = [] if fit["mean_within"] and fit["cv_within"] else ["the simulated job without pacing"]
     missed += [label(canary["policy"]) for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
     if missed:
         lines.append(f"- **missed**: {'; '.join(missed)}. {EXPLAINED.get(name, 'Not explained yet.')}")
-    return [textwrap.fill(line, 160, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return [_by_sentences(line, "  ") for line in lines]
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 160, break_on_hyphens=False)
+def _by_sentences(text: str, indent: str = "") -> str:
+    return re.sub(r"(?<=\.) (?=[A-Z])", f"\n{indent}", " ".join(text.split()))
 
 
 def main(

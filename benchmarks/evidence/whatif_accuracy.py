@@ -19,19 +19,20 @@ from numpy.typing import NDArray
 
 from benchmarks._common import recorded
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.intervals import Interval
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Row
 from paceenv.policies.whatif.baseline import of_trace
 from paceenv.policies.whatif.change import SLOW, Change, apply
-from paceenv.policies.whatif.estimate import Estimate
+from paceenv.policies.whatif.estimate import as_json
 from paceenv.policies.whatif.simulated import predict
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "whatif.md"
-MARK = "## Held against the truth"
+MARK = "## Results: random clusters"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 NODES = 16
 TRACED = 400
@@ -64,7 +65,7 @@ class Found:
         return {
             "kind": self.kind,
             "question": self.question,
-            "predicted": self.row.case.step_s.as_dict(),
+            "predicted": as_json(self.row.case.step_s),
             "true_step_s": float(self.step_s_E.mean()),
             "runs_inside": inside(self.row.case.step_s, self.step_s_E),
         }
@@ -147,7 +148,7 @@ KINDS: dict[str, tuple[Callable[[Rng], Cluster], dict[str, Change]]] = {
 """Clusters at random, and what is asked of each."""
 
 
-def inside(estimate: Estimate, value_E: NDArray[np.float64]) -> float:
+def inside(estimate: Interval, value_E: NDArray[np.float64]) -> float:
     """Share of values in the interval."""
     return float(((value_E >= estimate.low) & (value_E <= estimate.high)).mean())
 
@@ -157,9 +158,9 @@ def judge(kind: str, seed: int) -> list[Found]:
     rng = np.random.default_rng([seed, *kind.encode()])
     make, questions = KINDS[kind]
     truth = make(rng)
-    basis = of_trace(recorded(truth, seed, TRACED), f"{kind} {seed}", None, None)
-    asked = {q: c for q, c in questions.items() if c.removed != SLOW or (truth.noise.slow_ranks and basis.slow)}
-    answer = predict(basis, list(asked.values()), seeds=SEEDS, first_seed=0, iterations=ITERATIONS)
+    baseline = of_trace(recorded(truth, seed, TRACED), f"{kind} {seed}", None, None)
+    asked = {q: c for q, c in questions.items() if c.removed != SLOW or (truth.noise.slow_ranks and baseline.slow)}
+    answer = predict(baseline, list(asked.values()), seeds=SEEDS, first_seed=0, iterations=ITERATIONS)
     today_s_E = _runs(truth, "passive")[0]
     found = []
     for (question, change), row in zip(asked.items(), answer.changed, strict=True):
@@ -241,14 +242,20 @@ def main(
 
 
 def document(found: list[Found], refused: list[str], count: int) -> str:
-    """``docs/whatif.md``: what stands above MARK stays, the table below is made anew."""
+    """``docs/whatif.md``: the text above MARK stays, the table below is new.
+
+    Args:
+        found: predictions beside the truth.
+        refused: jobs without an answer, and why.
+        count: clusters of each kind.
+    """
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     text = (
-        f"Up to {count} random clusters of each kind, of each a trace of {TRACED} iterations at {NODES} nodes, and the "
-        f"questions below. *Runs inside*: of {SEEDS} single runs of the changed true cluster, {ITERATIONS} iterations "
-        "each, the share whose mean step lies in the 95 % interval; likewise the mean of all of them, the change "
-        f"against today, and the CV. {len(refused)} jobs were refused, as their trace does not tell what the answer "
-        "hangs on."
+        f"Up to {count} random clusters of each kind are traced for {TRACED} iterations at {NODES} nodes and asked the "
+        f"questions below.\n*Runs inside* is the share of {SEEDS} single runs of the changed true cluster, "
+        f"{ITERATIONS} iterations each, whose mean step lies in the 95 % interval.\nThe next columns give the same for "
+        f"the mean of all runs, the change against today, and the CV.\n{len(refused)} jobs were refused because their "
+        "trace does not identify what the answer depends on."
     )
     return "\n".join([head.rstrip(), "", MARK, "", text, "", *markdown_table(COLUMNS, table(found)), ""])
 

@@ -104,9 +104,9 @@ def run() -> Report:
         for job, times in by_job.items()
     ]
     text = (
-        "One rank of one, gloo, so that nothing waits: CPU time of the training thread, median of the differences "
-        f"within a turn. A collective that Python starts adds some {per_collective_us:.1f} us more. The step drives "
-        "the code out of the processor's caches each time, which makes it a few times slower than it is alone."
+        "A job of one rank on gloo, so nothing waits. CPU time of the training thread, median of the differences "
+        f"within a turn. A collective that Python starts adds some {per_collective_us:.1f} us more. The training step "
+        "evicts the code from the processor's caches each time, so it is a few times slower than alone."
     )
     table = Table("microseconds of the training thread per iteration", ("job", NONE, *(f"+ {m}" for m in MODES)), rows)
     target = Target(

@@ -1,8 +1,11 @@
-"""What else simulates a barrier job, for ``benchmarks.speed.engine_speed``: NumPy, plain Python events, SimPy and
-SimGrid.
+"""Other simulators of a barrier job, for ``benchmarks.speed.engine_speed``: NumPy, Python events, SimPy, SimGrid.
 
-Each function makes a call that runs ``iterations`` of ``ranks`` that compute, normally distributed, and then take
-``after_s`` together; it returns the mean step in seconds.
+Each function makes a call that simulates the job once and returns the mean step in seconds.
+
+Args (the same for all):
+    ranks: how many compute, each for a normally distributed time, and then wait for the last.
+    iterations: length of the job.
+    after_s: time that all take together after the last has arrived, in seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ COMPUTE_S, JITTER_CV = 0.2, 0.05
 
 
 def numpy_per_step(ranks: int, iterations: int, after_s: float) -> Callable[[], float]:
+    """One NumPy call per step."""
     draw = np.random.default_rng(0)
 
     def run() -> float:
@@ -33,6 +37,7 @@ def numpy_per_step(ranks: int, iterations: int, after_s: float) -> Callable[[], 
 
 
 def numpy_bulk(ranks: int, iterations: int, after_s: float) -> Callable[[], float]:
+    """All steps in one NumPy call."""
     draw = np.random.default_rng(0)
 
     def run() -> float:

@@ -21,9 +21,9 @@ RANKS, ITERATIONS, BATCH = 1000, 6000, 500
 EVENTS = 1_000_000
 ROWS_TARGET = 1e6
 _DIAGNOSE = """
-from paceenv.diagnosis.diagnose import diagnose_cells
+from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.sources import read_sources
-diagnose_cells(read_sources([Path(sys.argv[1])])[0])
+diagnose_matrix(read_sources([Path(sys.argv[1])])[0])
 """
 _IMPORT = """
 from paceenv.importers.kineto import import_kineto
@@ -111,8 +111,8 @@ def run() -> Report:
         Target("events of a profile per CPU second", "at least 1 M", figure(rates[1]), rates[1] >= ROWS_TARGET),
     ]
     text = (
-        f"A trace of {RANKS} ranks and {figure(rows)} rows is diagnosed in a process of its own, its start included: "
-        "of a long trace blocks of consecutive steps are looked at, so memory does not grow with its length. "
+        f"A trace of {RANKS} ranks and {figure(rows)} rows is diagnosed in a process of its own, its start included. "
+        "The diagnosis samples blocks of consecutive steps of a long trace, so memory does not grow with its length. "
         f"A profile of {figure(EVENTS)} events is JSON, decoded some thousands of events at a time, and is only read."
     )
     table = Table(

@@ -25,7 +25,13 @@ TOGETHER, STAGGERED = "a whole episode, all rows ending together", "a whole epis
 
 
 def batch(rows: int, *, ends: bool, stagger: bool = False) -> PacingVectorEnv:
-    """A vector environment in the middle of its work, with or without episodes that end."""
+    """A vector environment that has just been reset.
+
+    Args:
+        rows: environments of the batch.
+        ends: whether its episodes end.
+        stagger: whether they end in different steps.
+    """
     env = PacingVectorEnv(rows, CLUSTER, episode_intervals=EPISODE_INTERVALS if ends else 10**9)
     env.reset(seed=0)
     if stagger:
@@ -140,8 +146,8 @@ def run() -> Report:
     decisions_data, decisions_table = decisions()
     text = (
         f"Cluster `{CLUSTER}`: 8 ranks, {INTERVAL_ITERATIONS} iterations a control interval, {EPISODE_INTERVALS} "
-        "intervals an episode. *In turn* is what training does: some rows end in every step, so that drawing new "
-        "clusters is paid in every step, too."
+        "intervals an episode. *In turn* is the case of training: some rows end in every step. Drawing new clusters "
+        "then costs time in every step."
     )
     return Report("Environment", text, overhead_data | decisions_data, (overhead_table, decisions_table), (target,))
 

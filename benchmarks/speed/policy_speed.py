@@ -90,8 +90,8 @@ def run() -> Report:
         "a whole iteration of a live rank", f"below {TARGET_US:g} us", f"{us[PACER]:.0f} us", us[PACER] < TARGET_US
     )
     text = (
-        f"One rank, one row, a network of {HIDDEN}x{HIDDEN}. Of a step of 0.2 s, a whole iteration of a live rank is "
-        f"{us[PACER] / 0.2e6:.3%}, on the processor and not on the accelerator."
+        f"One rank, one row, a network of {HIDDEN}x{HIDDEN}. A whole iteration of a live rank takes "
+        f"{us[PACER] / 0.2e6:.3%} of a step of 0.2 s, on the processor and not on the accelerator."
     )
     table = Table("CPU microseconds on one rank", ("", "us", "how often"), rows)
     return Report("A live rank", text, data, (table,), (target,))

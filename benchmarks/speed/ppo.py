@@ -79,8 +79,8 @@ def run() -> Report:
     text = (
         f"Both train the same network (64x64) on the same environment, `paceenv/Pacing-v0` on `{CLUSTER}` with 8 "
         f"ranks, with one torch thread. Native: n_steps {N_STEPS}, batch {BATCH}, {EPOCHS} epochs. SB3's defaults: "
-        "n_steps 2048, batch 64, 10 epochs. Frames per second say nothing of frames to a score: the defaults go over "
-        f"every frame ten times in small batches, these settings {EPOCHS} times in large ones."
+        "n_steps 2048, batch 64, 10 epochs. Frames per second do not show how many frames a score takes. The defaults "
+        f"use every frame ten times in small batches, these settings {EPOCHS} times in large ones."
     )
     return Report("PPO training", text, data, (table,), (target,))
 

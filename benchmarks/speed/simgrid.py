@@ -43,10 +43,17 @@ NAMES: dict[Network, str] = {
 
 
 def described(config: Cluster, network: Network, before: Simulator, recording: Recording) -> dict[str, Any]:
-    """What SimGrid is told of environment 0: compute times and work as recorded, tenants as they stood before.
+    """The description of environment 0 for SimGrid: compute times and work as recorded, tenants as they stood before.
 
-    ``flow`` takes times and shares from the engine's parameter record; a ring takes sizes and bandwidths from the
-    config, where every hop of a ring must leave its leaf switch or none.
+    Args:
+        config: its cluster.
+        network: ``flow`` takes times and shares from the engine's parameter record; a ring takes sizes and bandwidths
+            from the config.
+        before: the simulator before the recording.
+        recording: the recorded iterations.
+
+    Raises:
+        ValueError: for a ring in which some hops leave their leaf switch and others do not.
     """
     job = before.batch.jobs[0]
     told = {
@@ -147,9 +154,15 @@ def barrier(nodes: int, noise: Noise) -> Cluster:
 def shared(
     groups: int, members: int, *, cv: float = 0.1, post_work_s: float = 0.0, tenants: Sequence[Tenant] = ()
 ) -> Cluster:
-    """Groups whose rings leave the leaf switch at every hop: a group alone is held by its ports, two by the uplink.
+    """Groups whose rings leave the leaf switch at every hop: ports limit a lone group, the uplink limits two.
 
-    With ``cv`` 0.1 arrivals are as far apart as a transfer is long, so that groups come and go while others transfer.
+    Args:
+        groups: process groups of the job.
+        members: ranks of each.
+        cv: variation of compute; with 0.1 arrivals are as far apart as a transfer is long, so groups come and go while
+            others transfer.
+        post_work_s: post-collective work of the first group, in seconds.
+        tenants: other jobs on the uplink.
     """
     return Cluster(
         name="shared",
@@ -238,11 +251,11 @@ def run() -> Report:
     ]
     text = (
         f"The same jobs in SimGrid {version()}, unpaced, with the engine's own compute times, post-collective work and "
-        "other jobs. *One flow* is the engine's model in other hands: any error is one of arithmetic. *Messages* is a "
-        "ring of 2 (n - 1) rounds through every rank's port, with latencies between the rounds. Where it need not wait "
-        "until all its ranks are there, early ones have sent some of their messages by then: the error is the price of "
-        "simulating phases, and grows with the size of a group and with how far apart its ranks arrive. *Worst* is the "
-        "largest difference of one step, relative to the mean step."
+        "other jobs. *One flow* is the engine's model in another program, so any error is one of arithmetic. "
+        "*Messages* is a ring of 2 (n - 1) rounds through every rank's port, with latencies between the rounds. In "
+        "*messages once all are there* the ring waits for its last rank. In *messages* early ranks have sent some of "
+        "theirs by then. This error is the price of simulating phases. It grows with the size of a group and with the "
+        "spread of its arrivals. *Worst* is the largest difference of one step, relative to the mean step."
     )
     data = {
         "error": [

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from paceenv.core.errors import out_of_range
 from paceenv.live.observe.stamps import Stamps
 
-LEAST_S = 1e-4
+MIN_DELAY_S = 1e-4
 """Below this a delay is left out: an operating system oversleeps by about as much."""
 EFFECTIVE_SHARE = 0.5
 """A delay of which less than this share arrived had no effect."""
@@ -25,7 +25,7 @@ WATCHED_DELAYS, HOPELESS_SHARE = 20, 0.8
 """With this share of the last so many delays without effect, delaying is a waste of host time."""
 FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
 """Delays that are asked for and not taken before the next try; doubles from one try to the next."""
-FIRST_RATE_HZ, LEAST_RATE_HZ, MOST_RATE_HZ = 1e9, 0.2e9, 3e9
+FIRST_RATE_HZ, MIN_RATE_HZ, MAX_RATE_HZ = 1e9, 0.2e9, 3e9
 """A device clock that is not known yet is taken for a slow one: too short a delay is the harmless side."""
 RATE_SMOOTHING = 0.5
 
@@ -90,7 +90,7 @@ class HostActuator:
 
     def delay(self, seconds: float) -> Delay | None:
         """Sleep; None, and no sleep, if it is too short to be worth it, during a pause, or if it cannot be measured."""
-        if not seconds >= LEAST_S:
+        if not seconds >= MIN_DELAY_S:
             return None
         if self._pause_left > 0:
             self._pause_left -= 1
@@ -107,10 +107,10 @@ class HostActuator:
         """Seconds between the two stamps; 0 without a second one, as too little slack is the harmless side."""
         effective_s = _between(self._stamps, delay)
         if effective_s is not None and delay.after is not None:
-            self._judge(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
+            self._note_effect(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
         return effective_s
 
-    def _judge(self, vain: bool) -> None:
+    def _note_effect(self, vain: bool) -> None:
         self.ineffective += vain
         self._vain.append(vain)
         if len(self._vain) < WATCHED_DELAYS:
@@ -164,7 +164,7 @@ class DeviceActuator:
 
     def delay(self, seconds: float) -> Delay | None:
         """Launch a spin; None, and no spin, if it is too short to be worth it or cannot be measured."""
-        if not seconds >= LEAST_S or self._capturing():
+        if not seconds >= MIN_DELAY_S or self._capturing():
             return None
         before = self._stamps.record()
         if before is None:
@@ -177,7 +177,7 @@ class DeviceActuator:
         """Seconds between the two stamps; 0 without a second one."""
         effective_s = _between(self._stamps, delay)
         if effective_s:
-            seen_hz = min(max(delay.cycles / effective_s, LEAST_RATE_HZ), MOST_RATE_HZ)
+            seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)
             self._rate_hz += RATE_SMOOTHING * (seen_hz - self._rate_hz)
         return effective_s
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceenv.core.errors import out_of_range
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 
 BLOCK_ITERATIONS = 60
 SETTLE_SHARE = 1 / 3
 """Share of a block that is not counted: a delay approaches its end by a tenth an iteration, so 20 iterations do."""
 ACTIVE_HOLDOUT_EVERY = 10
 """In mode active one block in ten is off, so that pacing stays under test: on for 90 % of the time."""
-ALPHA, FIRST_LOOK_PAIRS = 0.05, 4
+ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
 CLIP_MEDIANS = 4.0
 """A step longer than this many medians of its pair counts as this many."""
 NEGLIGIBLE_DELAY_SHARE = 1e-3
@@ -146,7 +146,7 @@ class _Block:
 class PairedComparison:
     """Judges pacing by the pairs of a schedule, as the job goes, on the step time that all ranks have in common.
 
-    **The interval** is Student's t over the pairs' log ratios. It is looked at after 4, 8, 16, 32, ... pairs, look
+    **The interval** is Student's t over the pairs' log ratios. It is evaluated at after 4, 8, 16, 32, ... pairs, look
     ``k`` with an error share of ``alpha / 2 ** k``, so that all looks together err in at most ``alpha`` of the jobs;
     between looks the last one stands.
 
@@ -176,7 +176,7 @@ class PairedComparison:
         for name, value, allowed, fits in (
             ("alpha", alpha, "above 0, below 1", 0.0 < alpha < 1.0),
             ("min_gain", min_gain, "0 to 1", 0.0 <= min_gain <= 1.0),
-            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_look(memory_pairs)),
+            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_evaluation(memory_pairs)),
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
@@ -184,7 +184,7 @@ class PairedComparison:
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
         self._forget()
-        self.verdict = self._judged(self._share(1))
+        self.verdict = self._evaluate(self._share(1))
         """The last look's verdict."""
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0) -> bool:
@@ -193,30 +193,30 @@ class PairedComparison:
         Iterations come in order; those that are left out are missing in their block, nothing else. A step time that is
         no positive number is left out too.
         """
-        slot, looked = self._schedule.slot(iteration), False
+        slot, evaluated = self._schedule.slot(iteration), False
         if slot.pair != self._pair:
-            looked = self._close()
+            evaluated = self._close()
             self._pair, self._blocks = slot.pair, (_Block(), _Block())
         if slot.counted and 0.0 < step_s < math.inf:
             block = self._blocks[slot.on]
             block.steps_s.append(step_s)
             block.delay_s += delay_s
-        return looked
+        return evaluated
 
     def final(self) -> Verdict:
         """A last look, at the end of the job, with the error share of the look that would have come next."""
         self._close()
         self._pair = -1
         if self._pairs != self.verdict.pairs:
-            self._settle(self._judged(self._share(self._looks + 1)))
+            self._settle(self._evaluate(self._share(self._evaluations + 1)))
         return self.verdict
 
     def _forget(self) -> None:
-        self._pairs, self._mean, self._squares, self._looks = 0, 0.0, 0.0, 0
+        self._pairs, self._mean, self._squares, self._evaluations = 0, 0.0, 0.0, 0
         self._delays_s = self._paced_s = 0.0
 
-    def _share(self, look: int) -> float:
-        return self._alpha / 2.0**look
+    def _share(self, evaluation: int) -> float:
+        return self._alpha / 2.0**evaluation
 
     def _close(self) -> bool:
         """Fold the pair that just ended into the comparison and look at it if it is time."""
@@ -232,10 +232,10 @@ class PairedComparison:
         self._squares += moved * (ratio - self._mean)
         self._delays_s += on.delay_s
         self._paced_s += sum(on.steps_s)
-        if self._pairs != FIRST_LOOK_PAIRS << self._looks:
+        if self._pairs != FIRST_EVALUATION_PAIRS << self._evaluations:
             return False
-        self._looks += 1
-        self._settle(self._judged(self._share(self._looks)))
+        self._evaluations += 1
+        self._settle(self._evaluate(self._share(self._evaluations)))
         if self._pairs == self._memory_pairs:
             self._forget()
             self._earlier = True
@@ -246,13 +246,13 @@ class PairedComparison:
         if not (self._earlier and new.kind == "insufficient evidence" and new.pairs < self.verdict.pairs):
             self.verdict = new
 
-    def _judged(self, error_share: float) -> Verdict:
+    def _evaluate(self, error_share: float) -> Verdict:
         n = self._pairs
-        if n < FIRST_LOOK_PAIRS:  # no look yet, so no error share is spent
-            waits = f"insufficient evidence: {n} of at least {FIRST_LOOK_PAIRS} pairs of blocks"
+        if n < FIRST_EVALUATION_PAIRS:  # no look yet, so no error share is spent
+            waits = f"insufficient evidence: {n} of at least {FIRST_EVALUATION_PAIRS} pairs of blocks"
             return Verdict("insufficient evidence", None, None, None, n, waits)
         deviation = math.sqrt(self._squares / (n - 1) / n)
-        half = upper_quantile(0.5 * error_share, n - 1) * deviation
+        half = student_t_quantile(0.5 * error_share, n - 1) * deviation
         gain, low, high = (-math.expm1(x) for x in (self._mean, self._mean + half, self._mean - half))
         undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
         kind: Kind = "insufficient evidence"
@@ -266,9 +266,11 @@ class PairedComparison:
         return Verdict(kind, gain, low, high, n, _sentence(kind, gain, low, high, n, undelayed))
 
 
-def _is_look(pairs: int | None) -> bool:
+def _is_evaluation(pairs: int | None) -> bool:
     """Whether there is a look at so many pairs."""
-    return pairs is None or (pairs >= FIRST_LOOK_PAIRS and pairs % FIRST_LOOK_PAIRS == 0 and pairs.bit_count() == 1)
+    return pairs is None or (
+        pairs >= FIRST_EVALUATION_PAIRS and pairs % FIRST_EVALUATION_PAIRS == 0 and pairs.bit_count() == 1
+    )
 
 
 def _sentence(kind: Kind, gain: float, low: float, high: float, pairs: int, undelayed: bool) -> str:

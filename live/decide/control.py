@@ -44,7 +44,7 @@ class Control:
 
     def __init__(self, options: Options, policy: NamedPolicy, say: Callable[[str], None], clock: Clock) -> None:
         self.mode, self.reason = options.mode, ""
-        self._options, self._policy, self._say, self._clock = options, policy, say, clock
+        self._options, self._policy, self._log_once, self._clock = options, policy, say, clock
         self.pacer: RankPacer | None = None
         self._actuator: Actuator | None = None
         self._decided_s = 0.0
@@ -96,22 +96,22 @@ class Control:
         if self._options.actuator == "device" and device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s)
         else:
-            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._say)
+            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
 
-    def fall_back(self, reason: str) -> None:
+    def downgrade(self, reason: str) -> None:
         """Go on observing only, and say why."""
         if self.mode == "observe":
             return
         self.mode, self.reason, self._decided_s = "observe", reason, 0.0
         if self.pacer is not None:
             self.pacer.follow(passive())
-        self._say(f"observes from now on and delays nothing: {reason}")
+        self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def finish(self) -> None:
         """The job ends: a comparison under way gets its last look."""
         self._comparison.final()
 
-    def learn(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
+    def observe(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration; ``member`` of ``members`` is this rank's place in its process group."""
         try:
             if self.pacer is None:
@@ -127,23 +127,23 @@ class Control:
                 standing=not self._may_pace(iteration.iteration),
             )
         except (PolicyFault, OutOfRange) as error:
-            self.fall_back(str(error))
+            self.downgrade(str(error))
         if self.mode == "probe" and self.probe is not None and self.pacer is not None:
             self._decided_s = self.probe.bound_s(self.pacer.step_baseline_s)
             too_costly = self.probe.add(iteration.iteration, iteration.step_s)
             if too_costly:
-                self.fall_back(too_costly)
+                self.downgrade(too_costly)
         if self.mode in ("canary", "active") and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
-            looked = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
-            if looked and self._comparison.verdict.kind == "hurts":
-                self.fall_back(f"rolled back, as pacing {self._comparison.verdict.text}")
+            evaluated = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
+            if evaluated and self._comparison.verdict.kind == "hurts":
+                self.downgrade(f"rolled back, as pacing {self._comparison.verdict.text}")
 
     def skip(self) -> None:
         """An iteration could not be measured, or is unlike the others: nothing is delayed until one is again."""
         self._decided_s = 0.0
 
-    def hold_back(self, iteration: int) -> Delay | None:
+    def apply_delay(self, iteration: int) -> Delay | None:
         """Take the delay before ``iteration``, if there is to be one."""
         asked_s = self._decided_s
         if self.mode == "probe" and self.probe is not None:

@@ -19,7 +19,7 @@ from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import RangeWatch
 
-MOST_WINDOW, MOST_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
+MAX_WINDOW, MAX_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
 """What a sane policy stays within, ratios; hand-written ones may go beyond the codec's ends, but not by much."""
 BURST_SHARE = 1 / 12
 """Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute sees more than one."""
@@ -192,8 +192,8 @@ class GuardedPolicy(Policy):
                 f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
             )
         for what, index, most in (
-            ("window", pacing.WINDOW, MOST_WINDOW),
-            ("threshold", pacing.THRESHOLD, MOST_THRESHOLD),
+            ("window", pacing.WINDOW, MAX_WINDOW),
+            ("threshold", pacing.THRESHOLD, MAX_THRESHOLD),
         ):
             values = settings[..., index]
             wrong = values[~((values >= 0.0) & (values <= most))]

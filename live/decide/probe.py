@@ -15,12 +15,12 @@ from typing import Any, Final
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
 from paceenv.live.decide.canary import CLIP_MEDIANS
 
-LOOK_HOLDS, KEPT_HOLDS = 60, 600
-"""What probing costs is looked at after so many holds, over the last so many."""
-MOST_COST_SHARE: Final = 0.02
+EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
+"""What probing costs is evaluated at after so many holds, over the last so many."""
+MAX_COST_SHARE: Final = 0.02
 """Probing ends when it makes the mean step longer by more than this ..."""
 SURE_ERRORS: Final = 3.0
-"""... and by more than so many standard errors: it is looked at again and again, and noise must not end it."""
+"""... and by more than so many standard errors: it is evaluated at again and again, and noise must not end it."""
 
 
 class Probe:
@@ -39,7 +39,7 @@ class Probe:
         self._bound_s = 0.0
         self._hold, self._steps_s = -1, list[float]()
         self._holds = deque[tuple[bool, float]](maxlen=KEPT_HOLDS)
-        self._since_look = 0
+        self._since_evaluation = 0
         self.cost_share: float | None = None
         """By how much of the step probing makes it longer on average, at the last look; None before the first."""
 
@@ -62,10 +62,10 @@ class Probe:
         if hold != self._hold:
             if self._steps_s:
                 self._holds.append((self.plan.rests(HOLD_ITERATIONS * self._hold), _clipped_mean(self._steps_s)))
-                self._since_look += 1
+                self._since_evaluation += 1
             self._hold, self._steps_s = hold, []
-            if self._since_look >= LOOK_HOLDS:
-                self._since_look, reason = 0, self._judged()
+            if self._since_evaluation >= EVALUATION_HOLDS:
+                self._since_evaluation, reason = 0, self._evaluate()
         if iteration >= self.plan.first_iteration and 0.0 < step_s < math.inf:
             self._steps_s.append(step_s)
         return reason
@@ -74,7 +74,7 @@ class Probe:
         """What can be told: unit, longest probe and cost."""
         return {"unit": self._unit, "bound_s": self._bound_s, "cost_share": self.cost_share}
 
-    def _judged(self) -> str:
+    def _evaluate(self) -> str:
         rest, probed = ([mean_s for rests, mean_s in self._holds if rests == which] for which in (True, False))
         if min(len(rest), len(probed)) < 2:
             return ""
@@ -82,9 +82,9 @@ class Probe:
         cost = share * (fmean(probed) / rest_s - 1.0)
         error = share * math.sqrt(variance(rest) / len(rest) + variance(probed) / len(probed)) / rest_s
         self.cost_share = cost
-        if cost <= max(MOST_COST_SHARE, SURE_ERRORS * error):
+        if cost <= max(MAX_COST_SHARE, SURE_ERRORS * error):
             return ""
-        return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MOST_COST_SHARE:g} %"
+        return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MAX_COST_SHARE:g} %"
 
 
 def _clipped_mean(steps_s: list[float]) -> float:

@@ -44,7 +44,7 @@ OPS = {
     "recv_anysource": "recv",
 }
 """Methods of a process group, and what the trace calls them. Those that this PyTorch does not have are passed over."""
-_MOST_PENDING = 1024
+_MAX_PENDING = 1024
 
 
 class Collectives:
@@ -113,7 +113,7 @@ class Collectives:
         """What ``work`` is, until somebody waits for it; a hook that returns its future never does."""
         before = self._pending.pop(id(work), None)
         forgotten = [before] if before is not None else []
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             forgotten += self._pending.values()
             self._pending = {}
         self._log.release(*(entry for *_, entry in forgotten))

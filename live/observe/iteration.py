@@ -94,7 +94,7 @@ class Shape:
         """Whether the shape has been learned."""
         return self._usual is not None
 
-    def learn(self, operations: Sequence[Operation], step_s: float) -> bool:
+    def observe(self, operations: Sequence[Operation], step_s: float) -> bool:
         """Take in an iteration; returns whether it is a regular one."""
         now = signature(operations)
         if self._usual is None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from paceenv.live.observe.stamps import Stamps
 
-MOST_OPERATIONS = 20_000
+MAX_OPERATIONS = 20_000
 """Operations kept between two ticks."""
 
 
@@ -48,7 +48,7 @@ class Log:
     def __init__(
         self, stamps: Stamps, fail: Callable[[BaseException], None], say: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.stamps, self.fail, self._say = stamps, fail, say
+        self.stamps, self.fail, self._log_once = stamps, fail, say
         self.operations: list[Observed] = []
         self._marks: list[tuple[int, str]] = []
         """What is unlike the usual, and how many operations had been seen before it."""
@@ -59,10 +59,12 @@ class Log:
     def add(self, op: str, group: int, size_bytes: int, entry: Any) -> None:
         """An operation ends now."""
         self.operations.append(Observed(op, group, size_bytes, entry, self.stamps.record()))
-        if len(self.operations) > MOST_OPERATIONS:
+        if len(self.operations) > MAX_OPERATIONS:
             self.release(*(stamp for o in self.operations for stamp in (o.entry, o.exit)))
             self.operations.clear()
-            self._say(f"{MOST_OPERATIONS} collectives without an optimizer's step: call agent.tick() in each iteration")
+            self._log_once(
+                f"{MAX_OPERATIONS} collectives without an optimizer's step: call agent.tick() in each iteration"
+            )
 
     def release(self, *stamps: Any) -> None:
         """Give back stamps that nobody will read."""

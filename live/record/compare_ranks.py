@@ -18,7 +18,7 @@ from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, Snapshot, number
 EVIDENCE: Final = "all ranks side by side, on average"
 
 
-def side_by_side(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+def compare_ranks(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """The snapshots, each with its ``arrival`` from the comparison with the ranks of its process group.
 
     As it is, where a rank of the group or its times are missing. Ranks are compared over the iterations that each kept,

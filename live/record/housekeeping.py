@@ -24,7 +24,7 @@ from dataclasses import dataclass
 _KEPT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 """Raised by the thread's own instructions, so that a fault handler must see them there."""
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """In a row until it is said; a network file system may be away for a moment."""
 LONGEST_PAUSE = 64
 """Periods between two tries of a task that fails."""
@@ -162,10 +162,10 @@ class Housekeeping:
             task.failures = 0
         except Exception as error:
             task.failures += 1
-            if task.failures == MOST_FAILURES or (final and task.failures < MOST_FAILURES):
+            if task.failures == MAX_FAILURES or (final and task.failures < MAX_FAILURES):
                 self._say(f"{task.name} failed: {describe(error)}")
         # counted from the end, so that a process that was stopped for a while does not catch up
-        pause = min(2 ** max(task.failures - MOST_FAILURES, 0), LONGEST_PAUSE)
+        pause = min(2 ** max(task.failures - MAX_FAILURES, 0), LONGEST_PAUSE)
         task.due_s = time.monotonic() + pause * task.period_s
 
     def _say(self, text: str) -> None:

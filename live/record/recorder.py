@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.core.trace import COMPUTE_OPS, PACE_OP, TraceMetadata, trace_bytes
 from paceenv.live.observe.iteration import Iteration
 from paceenv.live.record import run_folder as run_folder
@@ -196,7 +196,7 @@ class TraceRecorder:
             columns = {name: table[name].combine_chunks() for name in _COLUMNS}
             rows = {"job": str(self._metadata.job["name"]), "rank": self._rank} | columns
             content = trace_bytes(rows, self._metadata, str(path))
-        write_whole(path, content)
+        atomic_write(path, content)
         self._rows += self._pending_rows
         self._segments += 1
         self._pending, self._pending_rows, self._pending_iterations = [], 0, 0

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite
 
 STATUS, TRACE, SUMMARY = "status", "trace", "summary.txt"
@@ -53,7 +53,7 @@ def remove_leftovers(folder: Path, attempt: int, rank: int, *, unfinished_only: 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
     """Write a rank's snapshot, whole or not at all; numbers that are not finite become null. Raises InputError."""
     path = status_path(folder, int(snapshot["attempt"]), int(snapshot["rank"]))
-    write_whole(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
+    atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
 
 
 class RunFolder:

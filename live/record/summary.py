@@ -15,9 +15,9 @@ from statistics import fmean, median
 from typing import Final
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.observe.locality import format_list
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.compare_ranks import compare_ranks
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, PARTS, Snapshot, entry, number, text
 
@@ -56,8 +56,8 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
         if complete or time.monotonic() >= until_s:
             break
         time.sleep(0.25)
-    page = summarise(side_by_side([own, *others]))
-    write_whole(place / SUMMARY, page.encode())
+    page = summarise(compare_ranks([own, *others]))
+    atomic_write(place / SUMMARY, page.encode())
     return page
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.namespaces import host_name
 from paceenv.live.testbed.testbed_scenario import Scenario
@@ -38,7 +38,7 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     request = {"network": scenario.network.model_dump(), "jobs": []}
-    write_whole(_file(scenario.name, "request"), json.dumps(request).encode())
+    atomic_write(_file(scenario.name, "request"), json.dumps(request).encode())
     process = private_namespaces.start(
         _file(scenario.name, "request"), outlives_us=True, log=_file(scenario.name, "log")
     )
@@ -46,7 +46,7 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
         took_s = next(event["seconds"] for event in private_namespaces.events(process) if event["event"] == "up")
         pid = _first_child(process.pid)
         found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
-        write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
+        atomic_write(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     except BaseException as error:
         private_namespaces.stop(process)
         if isinstance(error, StopIteration):

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder
@@ -109,7 +109,7 @@ def run_scenario(
         "deadline_s": deadline_s,
         "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
     }
-    write_whole(folder / "request.json", json.dumps(request, indent=1).encode())
+    atomic_write(folder / "request.json", json.dumps(request, indent=1).encode())
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, host = failed
@@ -124,7 +124,7 @@ def run_scenario(
         name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
         for name, job in jobs.items()
     }
-    write_whole(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
+    atomic_write(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
     return RunResult(folder, jobs)
 
 
@@ -142,7 +142,7 @@ def _prepare(
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }
-    write_whole(place / "job.json", json.dumps(spec, indent=1).encode())
+    atomic_write(place / "job.json", json.dumps(spec, indent=1).encode())
     command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
     if agent is not None:
         command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *agent, *command]

@@ -1,4 +1,4 @@
-"""What a trace says about compute noise, reduced to a few numbers that can be stored where the trace cannot.
+"""Compute noise of a trace, reduced to a few numbers that can be stored where the trace cannot.
 
 Reads :mod:`paceenv.core.trace`; :mod:`paceenv.calibration.fits.noise_fit` fits the simulator's noise to the result,
 whether it comes from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
@@ -205,9 +205,15 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
 def measure_stage(
     compute_s_TR: Array, *, stage: int = 0, step_T: NDArray[np.integer] | None = None
 ) -> StageMeasurements:
-    """Measure one stage from its compute times ``(T, R)``, seconds; ``step_T`` are step numbers, consecutive if None.
+    """Measure one pipeline stage.
 
-    Raises InputError for fewer than MIN_STEPS steps, fewer than two healthy workers or times that are not positive.
+    Args:
+        compute_s_TR: compute times of the workers, seconds.
+        stage: number of the stage.
+        step_T: step numbers; consecutive if None.
+
+    Raises:
+        InputError: fewer than MIN_STEPS steps, fewer than two healthy workers, or times that are not positive.
     """
     steps, workers = compute_s_TR.shape
     if steps < MIN_STEPS or workers < 2:

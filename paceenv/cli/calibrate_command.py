@@ -169,7 +169,13 @@ def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, 
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
-    """``base`` with the measured compute time and noise, one node per measured worker."""
+    """``base`` with the measured compute time and noise, one node per measured worker.
+
+    Args:
+        fit: the noise of one stage.
+        base: the cluster to change.
+        name: name of the new config.
+    """
     found, data = fit.to_config(), base.model_dump()
     data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
     data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}

@@ -12,7 +12,7 @@ from paceenv.calibration.fits.throughput_fit import ThroughputTarget
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
-from paceenv.validation import closed_forms, described, measured_throughput, simulated_runs
+from paceenv.validation import closed_forms, described, simulated_runs
 from paceenv.validation.checks import Check, Expected, Kind
 from paceenv.validation.closed_forms import ClosedFormTarget
 from paceenv.validation.described import DescribedTarget
@@ -72,7 +72,7 @@ def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list
         case "closed_form":
             return list(closed_forms.checks(config_files.parse(ClosedFormTarget, data, str(path))))
         case "throughput":
-            return list(measured_throughput.checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
+            return list(described.throughput_checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
         case "described":
             return list(described.checks(config_files.parse(DescribedTarget, data, str(path))))
         case _:

@@ -25,6 +25,7 @@ Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,8 @@ SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
 NEGLIGIBLE_S = 1e-6
 """A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
+CLUSTER_DEFAULT: Final = ("slack", 0.0, 0.1)
+"""(mechanism, threshold, window) where section ``pacing`` of a cluster config leaves them out."""
 MAX_THRESHOLD = (0.25, 1.0, 0.25, 2.0)
 """Upper end of each mechanism's threshold, as a ratio (see the table above)."""
 MAX_WINDOW = 0.6

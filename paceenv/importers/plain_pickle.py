@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-MOST_BYTES, MOST_OPERATIONS = 1 << 26, 1 << 23
+MAX_BYTES, MAX_OPERATIONS = 1 << 26, 1 << 23
 """Of a file, unpacked; an operation may be one byte and make a container."""
 _KEYS: Final = (str, int)
 _MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -51,8 +51,8 @@ class _Machine:
     def run(self, content: bytes) -> tuple[Any, str]:
         """As :func:`read_plain_pickle`; raises whatever damage makes ``pickletools`` or an operation raise."""
         for number, (opcode, argument, at) in enumerate(pickletools.genops(io.BytesIO(content))):
-            if number >= MOST_OPERATIONS:
-                return self.left(), f"more than {MOST_OPERATIONS} operations"
+            if number >= MAX_OPERATIONS:
+                return self.left(), f"more than {MAX_OPERATIONS} operations"
             if opcode.name == "STOP":
                 return self.pop(), ""
             step = _STEPS.get(opcode.name)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 matplotlib.use("Agg")
 COLOURS = {
@@ -73,7 +73,13 @@ def _plain(panel: Axes) -> Axes:
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one panel with its labels."""
+    """A figure of one panel.
+
+    Args:
+        title: its title.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     made, (only,) = figure()
     only.set(title=title, xlabel=x, ylabel=y)
     return made, only
@@ -88,7 +94,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure whole or not at all; what kind of file it is follows from the suffix."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
-    write_whole(path, content.getvalue())
+    atomic_write(path, content.getvalue())
 
 
 def svg(figure: Figure, title: str) -> str:

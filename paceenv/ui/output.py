@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 _LONGEST_NUMBER = 40
@@ -32,7 +32,7 @@ def write_json(data: Any, where: str) -> None:
         return
     if Path(where).is_dir():
         raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
-    write_whole(where, text.encode())
+    atomic_write(where, text.encode())
 
 
 def _finite(data: Any) -> Any:
@@ -46,7 +46,14 @@ def _finite(data: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table, columns of numbers to the right, between its title and a note; without rows only these."""
+    """Print a table between its title and a note; columns of numbers to the right.
+
+    Args:
+        title: printed first.
+        columns: headers.
+        rows: cells as plain text; without any only title and note are printed.
+        note: printed last.
+    """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,27 +14,35 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Make a folder and keep others out of it; the lock goes with the process, however it ends. Raises InputError.
+    """Make a folder and lock it; the lock goes with the process, however it ends.
 
-    ``what`` says what works there, for the message.
+    Args:
+        path: the folder.
+        what: the work that needs the folder for itself, for the message.
+
+    Raises:
+        InputError: if the folder cannot be made or another process holds the lock.
     """
+    from filelock import FileLock, Timeout  # an extra that only sweeps and closed loops need
+
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        held = FileLock(prepare_folder(path) / LOCK, blocking=False).acquire()
+    except Timeout:
+        raise InputError(f"{path}: another {what} is at work there; allowed: another folder") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be made a folder to write to: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{path}: another {what} is at work there; allowed: another folder") from None
+        raise InputError(f"{path}: cannot be locked: {error.strerror}") from None
+    with held:
         yield
-    finally:
-        os.close(descriptor)
 
 
 def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
-    """The first key in which two trees of plain data differ, with both values, or nothing."""
+    """The first key in which two trees of plain data differ, with both values; empty if they are equal.
+
+    Args:
+        theirs: the tree on record.
+        mine: the tree asked for now.
+        where: key of both trees, for the message.
+    """
     if isinstance(theirs, dict) and isinstance(mine, dict):
         inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):

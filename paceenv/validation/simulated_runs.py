@@ -65,7 +65,13 @@ class SimulatedTarget(Config):
 
 
 def checks(target: SimulatedTarget, *, seeds: int, iterations: int) -> Iterator[Check]:
-    """Every row of the target beside its simulation; runs that rows share are simulated once."""
+    """Every row of the target beside its simulation; runs that rows share are simulated once.
+
+    Args:
+        target: the rows.
+        seeds: number of runs.
+        iterations: length of each run, shorter for large jobs.
+    """
     known: dict[str, tuple[Cluster, Simulator, NDArray[np.float64], Outcome]] = {}
 
     def value(row: Row, change: list[str], pace: Pace | None) -> float:

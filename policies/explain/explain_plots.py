@@ -33,9 +33,15 @@ _RATIOS = (1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 def draw_slices(
     found: Slice, mechanisms: Sequence[str], view_BO: NDArray[np.float32], box: Box | None, title: str, path: Path
 ) -> None:
-    """A row a mechanism: its window and its threshold over imbalance and contention.
+    """Draw the slice: one row per mechanism, its window and its threshold over imbalance and contention.
 
-    Dots are where the rollout's views lay, the dashed line the calibrated range.
+    Args:
+        found: the slice of the policy.
+        mechanisms: mechanisms to draw, in this order.
+        view_BO: the rollout's views, drawn as dots.
+        box: calibrated range, drawn as a dashed line; None for a policy without one.
+        title: first line of the title.
+        path: the file; its suffix says which kind.
     """
     figure, panels = figures.grid(len(mechanisms), 2)
     for row, name in zip(panels, mechanisms, strict=True):
@@ -114,7 +120,17 @@ def _keys(box: Box | None) -> list[Patch | Line2D]:
 def draw_timeline(
     paced: Watched, passive: Watched, ranks_N: NDArray[np.int64], first: int, count: int, title: str, path: Path
 ) -> None:
-    """``count`` iterations from ``first`` on, of both policies on the same noise, and the whole rollout under them."""
+    """Draw some iterations of two rollouts on the same noise, and both whole rollouts below.
+
+    Args:
+        paced: the rollout under the policy.
+        passive: the rollout without pacing.
+        ranks_N: ranks to draw, from the top.
+        first: the first iteration drawn.
+        count: how many iterations are drawn.
+        title: title of the figure.
+        path: the file; its suffix says which kind.
+    """
     height = 0.45 + 0.17 * len(ranks_N)
     figure, (above, below, steps, delays) = figures.stack([height, height, 1.7, 1.3])
     figure.suptitle(title, fontsize=10)

@@ -79,7 +79,13 @@ def positions(view_BO: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArra
 def views(
     typical_O: NDArray[np.float32], slack_X: NDArray[np.float64], inflation_Y: NDArray[np.float64]
 ) -> NDArray[np.float32]:
-    """The view of every point, ``(Y * X, O)`` float32, rows of one inflation together."""
+    """The view of every point of a slice, ``(Y * X, O)`` float32; rows of one inflation stand together.
+
+    Args:
+        typical_O: values of all other signals.
+        slack_X: slack as a share of the step.
+        inflation_Y: collective time over its baseline, 1 or more.
+    """
     view_YXO = np.tile(np.asarray(typical_O, np.float32), (len(inflation_Y), len(slack_X), 1))
     view_YXO[..., SLACK] = [signals.squash(x, signals.SCALES[SLACK]) for x in slack_X]
     squashed_Y = [signals.squash(float(np.log(y)), signals.SCALES[INFLATION]) for y in inflation_Y]
@@ -88,9 +94,14 @@ def views(
 
 
 def cut(policy: Policy, view_BO: NDArray[np.float32], box: Box | None = None) -> Slice:
-    """The slice of ``policy`` through the median of the views ``(B, O)``, a bit further out than views and box go.
+    """The slice of a policy through the median of some views, drawn a bit further out than views and box.
 
     Every point is a rank that sees the same view for ``HOLD_INTERVALS`` control intervals; its last decision counts.
+
+    Args:
+        policy: it is reset, and remembers the slice afterwards.
+        view_BO: views ``(B, O)``.
+        box: calibrated range, which the slice then covers as well.
     """
     slack_B, inflation_B = positions(view_BO)
     far_x, far_y = float(np.percentile(slack_B, 99.5)), float(np.percentile(inflation_B, 99.5))

@@ -78,9 +78,18 @@ def watch(
     name: str | None = None,
     on_interval: Callable[[int], None] = lambda done: None,
 ) -> Watched:
-    """Run ``policy`` on ``cluster`` with one seed's noise and keep everything, 24 bytes a rank and iteration.
+    """Run a policy with one seed's noise and keep everything, 24 bytes a rank and iteration.
 
-    The first interval is without pacing, as in every rollout, so at least two are needed.
+    Args:
+        policy: the policy.
+        cluster: the cluster to simulate.
+        seed: seed of cluster and noise.
+        iterations: more than one control interval, as the first one is without pacing.
+        name: name of the rollout; None for the policy's.
+        on_interval: called with the iterations done so far.
+
+    Raises:
+        ValueError: for too few iterations.
     """
     if iterations <= INTERVAL_ITERATIONS:
         raise ValueError(f"{iterations} iterations; a first decision needs more than {INTERVAL_ITERATIONS}")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
 from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.estimate import Estimate, Spread
+from paceenv.policies.whatif.estimate import Spread, as_json
 
 
 @dataclass(frozen=True)
@@ -18,20 +19,20 @@ class Case:
     nodes: int
     ranks: int
     policy: str
-    step_s: Estimate
-    throughput: Estimate
-    cv: Estimate
-    energy_j: Estimate | None = None
+    step_s: Interval
+    throughput: Interval
+    cv: Interval
+    energy_j: Interval | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "nodes": self.nodes,
             "ranks": self.ranks,
             "policy": self.policy,
-            "step_time_s": self.step_s.as_dict(),
-            "throughput_per_s": self.throughput.as_dict(),
-            "cv": self.cv.as_dict(),
-            "energy_j_per_sample": _plain(self.energy_j),
+            "step_time_s": as_json(self.step_s),
+            "throughput_per_s": as_json(self.throughput),
+            "cv": as_json(self.cv),
+            "energy_j_per_sample": as_json(self.energy_j),
         }
 
 
@@ -39,14 +40,14 @@ class Case:
 class Differences:
     """By how much a job differs from another, run by run or step by step: relative, but for the CV."""
 
-    step: Estimate
-    throughput: Estimate
-    cv: Estimate
-    energy: Estimate | None = None
+    step: Interval
+    throughput: Interval
+    cv: Interval
+    energy: Interval | None = None
 
     def as_dict(self) -> dict[str, Any]:
         found = {"step_time": self.step, "throughput": self.throughput, "cv": self.cv, "energy": self.energy}
-        return {name: _plain(value) for name, value in found.items()}
+        return {name: as_json(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Answer:
-    """``basis`` is ``simulator`` or ``replay``, ``method`` says it in words; ``unit`` is what throughput counts.
+    """The answer to a what-if question.
 
-    ``left_open`` is what intervals hold besides: between which ends, and what measurement would tell it.
+    Attributes:
+        source: name of the config or trace.
+        basis: ``simulator`` or ``replay``.
+        method: the same in words.
+        unit: what throughput counts.
+        today: the job as it is.
+        changed: the changed jobs.
+        assumes: what the numbers take for granted.
+        cannot_tell: what they leave open outside of the intervals.
+        left_open: what the intervals hold besides: between which ends, and which measurement would identify it.
+        measured_step_s: mean step of the trace.
+        measured_cv: coefficient of variation of the trace's steps.
     """
 
     source: str
@@ -89,8 +101,8 @@ class Answer:
     assumes: Sequence[str]
     cannot_tell: Sequence[str]
     left_open: Sequence[str] = ()
-    measured_step_s: Estimate | None = None
-    measured_cv: Estimate | None = None
+    measured_step_s: Interval | None = None
+    measured_cv: Interval | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, as ``paceenv whatif --json`` prints it."""
@@ -99,14 +111,10 @@ class Answer:
             "basis": self.basis,
             "method": self.method,
             "throughput_unit": self.unit,
-            "measured": {"step_time_s": _plain(self.measured_step_s), "cv": _plain(self.measured_cv)},
+            "measured": {"step_time_s": as_json(self.measured_step_s), "cv": as_json(self.measured_cv)},
             "today": self.today.as_dict(),
             "changed": [row.as_dict() for row in self.changed],
             "assumes": list(self.assumes),
             "left_open": list(self.left_open),
             "cannot_tell": list(self.cannot_tell),
         }
-
-
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate.as_dict()

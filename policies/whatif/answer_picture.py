@@ -1,72 +1,95 @@
-"""The picture of a what-if answer: step time and throughput of today's job and of every changed one, with intervals."""
+"""The picture of a what-if answer: scaling curves over nodes, or a line per row, with 95 % intervals."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from paceenv.core.intervals import Interval
 from paceenv.policies.whatif.answer import Answer, Case
-from paceenv.policies.whatif.estimate import Estimate
 from paceenv.ui import figures
 
 _TODAY = "#555555"
+_STYLES = ("-", "--", "-.", ":", (0, (1, 3)))
 
 
 def draw(answer: Answer, path: Path) -> None:
-    """One panel each, a line per row from the top; over nodes where nothing else is changed but policies."""
+    """Draw an answer to a file: over nodes where the rows differ in them and no rank is taken out, else row by row."""
     sizes = {row.case.nodes for row in answer.changed}
     over_nodes = len(sizes) > 1 and all(
-        set(row.change.label.split(", ")) <= {f"{row.case.nodes} nodes", row.change.pacing} for row in answer.changed
+        row.change.nodes is not None and not row.change.removed for row in answer.changed
     )
-    made, (left, right) = figures.figure(2)
-    made.suptitle(f"{answer.source}: predicted, 95 % intervals")
-    for panel, of in ((left, "step_s"), (right, "throughput")):
-        (_over_nodes if over_nodes else _in_rows)(panel, answer, of)
-    quantities = ("mean step, s", f"throughput, {answer.unit}/s")
-    for panel, quantity in zip((left, right), quantities, strict=True):
-        if over_nodes:
-            panel.set(xlabel="nodes", ylabel=quantity)
-            panel.set_ylim(bottom=0.0)
-        else:
-            panel.set_xlabel(quantity)
-            panel.set_xlim(left=0.0)
+    quantities = {"step_s": "mean step, s", "throughput": f"throughput, {answer.unit}/s"}
     if over_nodes:
-        left.legend(fontsize=7)
+        quantities["cv"] = "coefficient of variation of step time"
+    made, panels = figures.figure(len(quantities))
+    made.suptitle(f"{answer.source}: predicted, 95 % intervals")
+    for panel, (of, quantity) in zip(panels, quantities.items(), strict=True):
+        (_over_nodes if over_nodes else _in_rows)(panel, answer, of, quantity)
+    if over_nodes:
+        panels[1].legend(fontsize=7, handlelength=4)
     else:
-        right.set_yticklabels([])
+        panels[1].set_yticklabels([])
     figures.save(made, path)
 
 
-def _over_nodes(panel: Axes, answer: Answer, of: str) -> None:
-    today: Estimate = getattr(answer.today, of)
-    _mark(panel, [answer.today.nodes], [today], _TODAY, f"today, {answer.today.policy}", "s")
-    for policy in dict.fromkeys(row.case.policy for row in answer.changed):
-        cases = sorted((r.case for r in answer.changed if r.case.policy == policy), key=lambda case: case.nodes)
-        found = [getattr(case, of) for case in cases]
-        _mark(panel, [case.nodes for case in cases], found, figures.colour(policy), policy, "o-")
-    panel.set_xscale("log")
-    ticks = sorted({answer.today.nodes, *(row.case.nodes for row in answer.changed)})
-    panel.set_xticks(ticks, [str(n) for n in ticks])
+def _over_nodes(panel: Axes, answer: Answer, of: str, quantity: str) -> None:
+    """One line for each policy and variant."""
+    lines: dict[tuple[str, str], list[Case]] = {}
+    for row in answer.changed:
+        variant = replace(row.change, nodes=None, pacing="passive").label
+        lines.setdefault((variant, row.change.pacing), []).append(row.case)
+    _mark(panel, [answer.today], of, _TODAY, "today", "s")
+    styles = dict(zip(dict.fromkeys(variant for variant, _ in lines), _STYLES, strict=False))
+    for (variant, policy), found in lines.items():
+        label = ", ".join(filter(None, (policy, variant)))
+        cases = sorted(found, key=lambda case: case.nodes)
+        _mark(panel, cases, of, figures.colour(policy), label, "o", ls=styles.get(variant, ":"))
+    nodes = sorted({answer.today.nodes, *(case.nodes for cases in lines.values() for case in cases)})
+    if of == "throughput":
+        first = min((case for cases in lines.values() for case in cases), key=lambda case: case.nodes)
+        per_node = first.throughput.value / first.nodes
+        panel.plot(nodes, [per_node * n for n in nodes], ":", color="#999999", lw=0.8, label="linear")
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(bottom=0.0)
+    panel.set(xlabel="nodes", ylabel=quantity, xscale="log")
+    panel.set_xticks(nodes, [str(n) for n in nodes])
     panel.minorticks_off()
 
 
-def _mark(panel: Axes, x: list[int], found: list[Estimate], colour: str, label: str, style: str) -> None:
-    below = [0.0 if math.isnan(e.low) else e.value - e.low for e in found]
-    above = [0.0 if math.isnan(e.high) else e.high - e.value for e in found]
-    panel.errorbar(x, [e.value for e in found], [below, above], fmt=style, ms=4, color=colour, capsize=3, label=label)
+def _mark(panel: Axes, cases: Sequence[Case], of: str, colour: str, label: str, marker: str, ls: object = "") -> None:
+    found: list[Interval] = [getattr(case, of) for case in cases]
+    errors = [
+        [e.value - e.low if e.is_bounded else 0.0 for e in found],
+        [e.high - e.value if e.is_bounded else 0.0 for e in found],
+    ]
+    panel.errorbar(
+        [c.nodes for c in cases],
+        [e.value for e in found],
+        errors,
+        marker=marker,
+        ls=ls,
+        ms=4,
+        color=colour,
+        capsize=3,
+        label=label,
+    )
 
 
-def _in_rows(panel: Axes, answer: Answer, of: str) -> None:
+def _in_rows(panel: Axes, answer: Answer, of: str, quantity: str) -> None:
     rows: list[tuple[str, Case]] = [("today", answer.today), *((r.change.label, r.case) for r in answer.changed)]
     for y, (_, case) in enumerate(rows):
-        estimate: Estimate = getattr(case, of)
+        interval: Interval = getattr(case, of)
         colour = _TODAY if y == 0 else figures.colour(case.policy)
-        low, high = estimate.low, estimate.high
-        if not math.isnan(low):
-            panel.plot([low, high], [y, y], "|-", color=colour)
-        panel.plot([estimate.value], [y], "o", color=colour, ms=4)
+        if interval.is_bounded:
+            panel.plot(interval[1:], [y, y], "|-", color=colour)
+        panel.plot([interval.value], [y], "o", color=colour, ms=4)
     panel.axvline(getattr(answer.today, of).value, color=_TODAY, lw=0.8, ls=":")
     panel.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
     panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlabel(quantity)
+    panel.set_xlim(left=0.0)

@@ -1,6 +1,6 @@
-"""What a job is predicted from: the cluster config it was given by, or the one that its trace was calibrated to.
+"""What a job is predicted from: its cluster config, or the one that its trace was calibrated to.
 
-What a calibration could not tell stays a guess, and a question that hangs on a guess is refused.
+A parameter that the calibration could not identify stays a guess. A question that depends on a guess is refused.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Final
 
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
-from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.calibration.structure import read_job
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.policies.whatif.change import SLOW, Change
-from paceenv.policies.whatif.estimate import Estimate, cv, mean, of_steps
+from paceenv.policies.whatif.estimate import cv, mean, of_steps
 from paceenv.policies.whatif.scenarios import (
     GROWTH,
     POST_WORK_S,
+    Scenario,
     Unknown,
-    World,
     unknown_growth,
     unknown_limit,
     unknown_rounds,
@@ -43,19 +44,26 @@ _RANK: Final = re.compile(r"\brank (\d+)")
 class Measured:
     """Steps of the trace without pacing: mean, seconds, coefficient of variation, and how many they are."""
 
-    step_s: Estimate
-    cv: Estimate
+    step_s: Interval
+    cv: Interval
     steps: int
 
 
 @dataclass(frozen=True)
-class Basis:
+class Baseline:
     """A job as it is today.
 
-    ``slow`` are the ranks known to be slow, None where every run draws which ones are; ``ranks`` the numbers that ranks
-    may have. ``parameters`` are those of a calibration from a trace, none where the cluster has another origin.
-    ``measured`` is None where nothing was measured; ``knows_leaves`` says whether a calibration was told where nodes
-    sit; ``fit`` is that of a trace.
+    Attributes:
+        source: its name, for messages.
+        cluster: the cluster it is simulated on.
+        slow: ranks known to be slow; None where every run draws which ones are.
+        ranks: numbers of the ranks.
+        parameters: those of a calibration from a trace; empty where the cluster has another origin.
+        measured: steps of the trace; None where nothing was measured.
+        knows_leaves: whether the calibration knew on which leaf each node is.
+        is_trace: whether it comes from a trace.
+        fit: the fit of a trace.
+        notes: assumptions, in words.
     """
 
     source: str
@@ -90,7 +98,7 @@ class Basis:
 
     def _guessed(self) -> dict[str, str]:
         """What the calibration could not tell and nobody else told, by key, and why."""
-        return {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+        return {p.key: p.reason for p in self.parameters if _is_guess(p)}
 
     def _is_bounded(self, change: Change) -> bool:
         """Whether an oversubscription has ends instead of a number: of a lone group whose uplink nobody has seen."""
@@ -103,9 +111,9 @@ class Basis:
         fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
         return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
 
-    def world(self, change: Change) -> World:
+    def scenario(self, change: Change) -> Scenario:
         """What predictions take of what is open."""
-        return World(
+        return Scenario(
             growth=GROWTH[1] if self._has_growth(change) else 0.0,
             link_factor=1.0 if self._is_bounded(change) else None,
         )
@@ -190,13 +198,13 @@ class Basis:
     def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
         """What the answers leave open outside of the intervals, in words."""
         held = {unknown.key for change in changes for unknown in self.unknowns(change)}
-        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told and p.key not in held]
+        lines = [f"{p.key}: {p.reason}" for p in self.parameters if not p.is_identified and p.key not in held]
         if self.cluster.power.compute_w == 0.0:
             lines.append("energy: the cluster has no power figures (power.compute_w)")
         return lines
 
 
-def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
+def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
     """The job of a cluster config, by file or by name."""
     cluster = load_cluster(name).changed(list(settings), name)
     measured = cluster.calibration.get("measured", {})
@@ -205,13 +213,23 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Basis:
             "intervals hold the differences between runs only: the config's calibration record is not one of a job's "
             "trace, whose errors could be drawn from",
         )  # fmt: skip
-        return Basis(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
+        return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     parameters = tuple(parameters_of(cluster))
     return _calibrated(name, cluster, parameters, _recorded(measured))
 
 
-def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Basis:
-    """The job of a trace, calibrated. Raises InputError where no cluster can be fitted to it."""
+def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Baseline:
+    """The job of a trace, calibrated.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        base: cluster config that gives what the trace does not identify; None: nothing is known beforehand.
+        job: which job of a trace with several.
+
+    Raises:
+        InputError: where no cluster can be fitted to the trace.
+    """
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(
@@ -224,9 +242,9 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
     steps = len(step_s_T)
     measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
-    basis = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
-    cluster = basis.cluster if base is not None else basis.cluster.changed(["job.samples_per_node=1"], source)
-    return replace(basis, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
+    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
+    cluster = baseline.cluster if base is not None else baseline.cluster.changed(["job.samples_per_node=1"], source)
+    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
 
 
 def is_config(sources: Sequence[str]) -> bool:
@@ -243,10 +261,10 @@ def _calibrated(
     parameters: tuple[Parameter, ...],
     measured: Measured,
     ranks: tuple[int, ...] | None = None,
-) -> Basis:
+) -> Baseline:
     by_key, notes = {p.key: p for p in parameters}, []
     uplink = by_key.get("fabric.uplink_gbps")
-    if uplink is not None and not uplink.told and _NOT_LIMITING in uplink.evidence:
+    if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
         # so that it does not limit at other sizes either
         cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
         notes.append("the tier above the leaves is non-blocking, as nothing shows that it limits")
@@ -256,7 +274,7 @@ def _calibrated(
         notes.append(
             "fail-slow episodes may hit any rank: those of a rank that is taken out or replaced go on elsewhere"
         )
-    return Basis(
+    return Baseline(
         source,
         cluster,
         slow,
@@ -271,16 +289,12 @@ def _calibrated(
 def _recorded(measured: Mapping[str, float]) -> Measured:
     """What a calibration record says of the steps; without an error where it has none."""
     mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
-    step_s = Estimate(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
-    return Measured(step_s, Estimate(measured["step_cv"]), _USUAL_STEPS)
+    step_s = Interval(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
+    return Measured(step_s, Interval(measured["step_cv"]), _USUAL_STEPS)
 
 
 def _is_guess(parameter: Parameter) -> bool:
-    return not parameter.told and _FROM_BASE not in parameter.evidence
-
-
-def _why(parameter: Parameter) -> str:
-    return parameter.evidence.removeprefix(CANNOT_TELL)
+    return not parameter.is_identified and _FROM_BASE not in parameter.evidence
 
 
 def _shown(ranks: tuple[int, ...]) -> str:

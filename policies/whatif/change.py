@@ -12,9 +12,11 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.sim.cluster import Cluster
 
 WHERE: Final = "whatif"
-MOST_ROWS: Final = 64
+MAX_ROWS: Final = 64
 SLOW: Final = "slow"
 """The slow ranks of a config, which draws anew in every run which ranks those are."""
+_BETWEEN: Final = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
+"""The comma between two assignments of a variant; a list of values has commas of its own."""
 _Value = TypeVar("_Value")
 Ranks = tuple[int, ...] | Literal["slow"]
 
@@ -37,7 +39,7 @@ class Change:
 
     @property
     def label(self) -> str:
-        """In words, as short as a table wants it."""
+        """In words, for tables and legends."""
         parts = [f"{self.nodes} nodes"] if self.nodes is not None else []
         if self.oversubscription is not None:
             parts.append(f"oversubscription {self.oversubscription:g}")
@@ -82,15 +84,30 @@ def combinations(
     replaced: str | None,
     pacing: Sequence[str],
     settings: Sequence[str],
+    variants: Sequence[str] = (),
     *,
     spread: bool,
 ) -> list[Change]:
-    """Every combination of what the options name, each a list with commas between (of ranks ``0+3`` is both together).
+    """Every combination of what the options name, one row each.
 
-    Raises InputError for what is no such list, for nothing to change, and for more than MOST_ROWS combinations.
+    Args:
+        nodes: node counts with commas between; None: as today.
+        oversubscription: ratios with commas between; None: as today.
+        removed: ranks to take out: ``0,3`` is one row each, ``0+3`` both in one row, ``slow`` a config's slow ranks.
+        replaced: ranks to replace by a healthy one, written likewise.
+        pacing: policies; none means without pacing.
+        settings: ``key=value`` of the cluster, applied to every row.
+        variants: each is one more set of rows with its ``key=value`` assignments (commas between) applied as well.
+        spread: whether the remaining ranks do the work of removed ones.
+
+    Raises:
+        InputError: for an invalid list, for nothing to change, and for more than MAX_ROWS combinations.
     """
     if spread and removed is None:
-        raise InputError("--spread: nobody's work to spread; allowed: with --remove-rank")
+        raise InputError("--spread: no rank is removed; allowed: with --remove-rank")
+    assignments = [(), *(tuple(_BETWEEN.split(text)) for text in dict.fromkeys(variants))]
+    for text in (part for variant in assignments for part in variant if "=" not in part):
+        raise InputError(f"--variant {text}: expected key=value; allowed: such as fabric.nic_gbps=10")
     sizes = _listed("--nodes", nodes, _size, "numbers of at least 1, with commas between")
     ratios = _listed("--oversubscription", oversubscription, _ratio, "positive numbers, with commas between")
     ranks = "ranks, one row each (0,3), or together (0+3), or slow"
@@ -100,14 +117,16 @@ def combinations(
     )
     policies = list(dict.fromkeys(pacing)) or ["passive"]
     rows = [
-        Change(n, o, gone or (), new or (), spread, policy, tuple(settings))
-        for n, o, gone, new, policy in product(sizes, ratios, without, others, policies)
+        Change(n, o, gone or (), new or (), spread, policy, (*settings, *variant))
+        for variant, n, o, gone, new, policy in product(assignments, sizes, ratios, without, others, policies)
     ]
+    if variants and Change() in rows:  # today's job, which every answer has
+        rows.remove(Change())
     if rows == [Change()]:
-        options = "--nodes, --oversubscription, --remove-rank, --replace-rank, --pacing, --set"
+        options = "--nodes, --oversubscription, --remove-rank, --replace-rank, --pacing, --set, --variant"
         raise InputError(f"nothing to change; allowed: at least one of {options}")
-    if len(rows) > MOST_ROWS:
-        raise out_of_range("combinations", len(rows), f"at most {MOST_ROWS}", WHERE)
+    if len(rows) > MAX_ROWS:
+        raise out_of_range("combinations", len(rows), f"at most {MAX_ROWS}", WHERE)
     for row in rows:
         if row.removed and (row.removed == row.replaced or set(row.removed) & set(row.replaced)):
             raise InputError(f"{row.label}: the same rank taken out and replaced; allowed: one of the two")
@@ -147,10 +166,18 @@ def _ranks(text: str) -> Ranks:
 
 
 def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
-    """The changed cluster. ``slow`` are the ranks known to be slow, None where every run draws which ones are.
+    """The changed cluster.
 
-    A job of one process group keeps one; of several they keep their size and become more. Every rank keeps its batch,
-    unless work is spread. Raises InputError for what the cluster cannot be.
+    A job of one process group keeps one. Several groups keep their size and become more. Every rank keeps its batch,
+    unless work is spread.
+
+    Args:
+        change: the change.
+        cluster: the cluster today.
+        slow: ranks known to be slow; None where every run draws which ones are.
+
+    Raises:
+        InputError: for a cluster that cannot exist.
     """
     job, where = cluster.job, f"{cluster.name}, {change.label}"
     slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from paceenv.core.intervals import Interval
+
 LEVEL: Final = 0.95
-MOST_BLOCKS: Final = 32
-LEAST_STEPS: Final = 16
+MAX_BLOCKS: Final = 32
+MIN_STEPS: Final = 16
 """A trace with fewer has no interval."""
 
 Array = NDArray[np.float64]
@@ -21,39 +23,37 @@ Ends = tuple[float, float]
 """What a number changes by at the two ends of something open."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its 95 % interval; not a number where there is none."""
+def as_json(interval: Interval | None) -> dict[str, Any] | None:
+    """An interval as ``paceenv whatif --json`` prints it."""
+    return None if interval is None else {"value": interval.value, "ci95": [interval.low, interval.high]}
 
-    value: float
-    low: float = math.nan
-    high: float = math.nan
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "ci95": [self.low, self.high]}
+def widened(interval: Interval, ends: Collection[Ends], *, by_factors: bool) -> Interval:
+    """An interval that also holds what one size leaves open.
 
-    def wider(self, ends: Sequence[Ends], *, by_factors: bool) -> Estimate:
-        """With what else is open: how far either end of each moves the value, in logarithms of it if ``by_factors``.
+    Ends are not errors: the truth may be at one end of each unknown, so the ends add up.
 
-        Ends are no errors: the truth may be at one of each, so that they add up, beyond what the interval has.
-        """
-        if not ends or math.isnan(self.low):
-            return self
-        low, high = (math.log(x) if by_factors else x for x in (self.low, self.high))
-        low += sum(min(0.0, *moved) for moved in ends)
-        high += sum(max(0.0, *moved) for moved in ends)
-        return Estimate(self.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
-
-    def less_one(self) -> Estimate:
-        """Of a ratio: by how much it is more than 1."""
-        return Estimate(self.value - 1.0, self.low - 1.0, self.high - 1.0)
+    Args:
+        interval: the interval from runs and calibration.
+        ends: for each unknown, how far its two ends move the value.
+        by_factors: whether ``ends`` are differences of logarithms.
+    """
+    if not ends or not interval.is_bounded:
+        return interval
+    low, high = (math.log(x) if by_factors else x for x in interval[1:])
+    low += sum(min(0.0, *moved) for moved in ends)
+    high += sum(max(0.0, *moved) for moved in ends)
+    return Interval(interval.value, *((math.exp(low), math.exp(high)) if by_factors else (low, high)))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Where an interval comes from: standard deviations, of one run and of the calibration, relative to the mean.
+    """Where an interval comes from.
 
-    ``unknown`` are the two ends of what the trace leaves open, by name: by how much they move the mean, relative to it.
+    Attributes:
+        runs: standard deviation from run to run, relative to the mean.
+        calibration: standard deviation from the errors of the calibration, relative to the mean.
+        unknown: for each quantity that the trace leaves open, how far its two ends move the mean, relative to it.
     """
 
     runs: float
@@ -78,14 +78,14 @@ class Spread:
         return max(wide, key=lambda name: wide[name])
 
 
-def of_runs(value_DS: Array) -> Estimate:
-    """What one more run of one more drawn cluster would give: values of S runs of each of D clusters.
+def of_runs(value_DS: Array) -> Interval:
+    """What one more run of one more drawn cluster would give: ``value_DS`` are S runs of each of D clusters.
 
-    Numbers above 0 vary by factors, so that their interval is one of logarithms.
+    Positive numbers vary by factors, so their interval is one of logarithms.
     """
     value = float(value_DS.mean())
     if value_DS.size < 2:
-        return Estimate(value)
+        return Interval(value)
     by_factors = bool((value_DS > 0.0).all())
     x_DS = np.log(value_DS) if by_factors else value_DS
     between, within = _variances(x_DS)
@@ -96,7 +96,7 @@ def of_runs(value_DS: Array) -> Estimate:
     low, high = float(x_DS.mean()) - half, float(x_DS.mean()) + half
     if by_factors:
         low, high = math.exp(low), math.exp(high)
-    return Estimate(value, min(low, value), max(high, value))
+    return Interval(value, min(low, value), max(high, value))
 
 
 def spread(value_DS: Array) -> Spread:
@@ -113,23 +113,27 @@ def _variances(x_DS: Array) -> tuple[float, float]:
     return max(between, 0.0), within
 
 
-def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Estimate:
-    """A statistic of so many steps, with the interval for its value over many more such steps.
+def of_steps(statistic: Callable[[Array], Array], steps: int, *, positive: bool = False) -> Interval:
+    """A statistic of a trace's steps, with the interval for its value over many more such steps.
 
-    ``statistic`` takes ``(..., T)`` weights summing to 1 and returns ``(...)``; it is that of :func:`mean`, of
-    :func:`cv`, or made of them; one that is ``positive`` has no end below 0. Delete-one-block jackknife over
-    consecutive steps, so that memory from step to step counts.
+    Delete-one-block jackknife over consecutive steps, so correlation from step to step counts.
+
+    Args:
+        statistic: takes weights ``(..., T)`` that sum to 1 and returns ``(...)``; :func:`mean`, :func:`cv`, or made of
+            them.
+        steps: T; with fewer than MIN_STEPS there is no interval.
+        positive: whether the interval has no end below 0.
     """
     value = float(statistic(np.full(steps, 1.0 / steps)))
-    if steps < LEAST_STEPS:
-        return Estimate(value)
-    blocks = min(max(math.isqrt(steps), 8), MOST_BLOCKS)
+    if steps < MIN_STEPS:
+        return Interval(value)
+    blocks = min(max(math.isqrt(steps), 8), MAX_BLOCKS)
     block_T = np.arange(steps) * blocks // steps
     weight_BT = (block_T != np.arange(blocks)[:, None]).astype(np.float64)
     left_B = statistic(weight_BT / weight_BT.sum(axis=1, keepdims=True))
     se = math.sqrt((blocks - 1) ** 2 / blocks * float(left_B.var(ddof=1)))
     half = float(stats.t.ppf(0.5 + 0.5 * LEVEL, blocks - 1)) * se
-    return Estimate(value, max(value - half, 0.0) if positive else value - half, value + half)
+    return Interval(value, max(value - half, 0.0) if positive else value - half, value + half)
 
 
 def mean(step_s_T: Array) -> Callable[[Array], Array]:

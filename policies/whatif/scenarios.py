@@ -1,7 +1,7 @@
-"""What a trace of one size leaves open and a changed job may hang on: predicted at its usual value and at both ends.
+"""What a trace of one size leaves open and a changed job may depend on, predicted at its usual value and at both ends.
 
-How long a round of messages takes is part of the payload's time; whether work after a group's collective grows
-with the job, and whether a lone group is limited by its own NICs or by what is above them, no single size shows.
+A trace of one size does not show how long a round of messages takes, whether post-collective work grows with the job,
+and whether its own NICs or the tier above them limit a lone group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROWTH: Final = (0.0, 0.5, 1.0)
 
 The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
 """
-LEAST_PAYLOAD: Final = 0.05
+MIN_PAYLOAD_SHARE: Final = 0.05
 """Share of a collective's time that is taken to be payload at least, however long a round."""
 FREE: Final = 1e3
 """Times as fast, a payload takes no time to speak of."""
@@ -29,11 +29,14 @@ POST_WORK_S: Final = ("work_s", "episode_s")
 
 
 @dataclass(frozen=True)
-class World:
-    """One way the job may be. ``round_us`` is None where it is as calibrated; ``growth`` is an exponent over nodes.
+class Scenario:
+    """One set of values for what the trace leaves open.
 
-    ``link_factor`` is how many times as fast the lone group's links are on leaves of the asked oversubscription, None
-    where the cluster itself tells.
+    Attributes:
+        round_us: time of a round of messages; None: as calibrated.
+        growth: exponent of post-collective work over nodes.
+        link_factor: how many times as fast the links of a lone group are on leaves of the asked oversubscription; None
+            where the cluster itself says so.
     """
 
     round_us: float | None = None
@@ -43,30 +46,49 @@ class World:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Something left open, a key of the cluster: between which ends it may be, and what would tell it."""
+    """Something that the trace leaves open.
+
+    Attributes:
+        name: for tables.
+        key: key of the cluster config.
+        between: its two ends, in words.
+        told_by: the measurement that would identify it.
+        low: makes the scenario at its low end.
+        high: makes the scenario at its high end.
+    """
 
     name: str
     key: str
     between: str
     told_by: str
-    low: Callable[[World], World]
-    high: Callable[[World], World]
+    low: Callable[[Scenario], Scenario]
+    high: Callable[[Scenario], Scenario]
 
 
-def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, world: World) -> Cluster:
-    """The changed cluster, if the world is like this. Raises InputError for what the cluster cannot be."""
-    if world.round_us is not None:
-        cluster = with_rounds(cluster, world.round_us)
-    if world.growth and change.nodes is not None:
-        factor = (change.nodes / cluster.job.nodes) ** world.growth
+def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scenario: Scenario) -> Cluster:
+    """The changed cluster in a scenario.
+
+    Args:
+        change: the change.
+        cluster: the cluster today.
+        slow: ranks known to be slow; None where every run draws which ones are.
+        scenario: values for what the trace leaves open.
+
+    Raises:
+        InputError: for a cluster that cannot exist.
+    """
+    if scenario.round_us is not None:
+        cluster = with_rounds(cluster, scenario.round_us)
+    if scenario.growth and change.nodes is not None:
+        factor = (change.nodes / cluster.job.nodes) ** scenario.growth
         longer = {key: getattr(cluster.post_collective_work, key) for key in POST_WORK_S}
         assignments = [
             f"post_collective_work.{key}={factor * s!r}" for key, s in longer.items() if isinstance(s, float) and s
         ]
         cluster = cluster.changed(assignments, cluster.name) if factor != 1.0 and assignments else cluster
-    if world.link_factor is not None and change.oversubscription is not None:
+    if scenario.link_factor is not None and change.oversubscription is not None:
         change = replace(change, oversubscription=1.0)
-        cluster = _with_links(cluster, world.link_factor)
+        cluster = _with_links(cluster, scenario.link_factor)
     return apply(change, cluster, slow)
 
 
@@ -80,9 +102,9 @@ def longest_round_us(cluster: Cluster) -> float:
     assert isinstance(cluster.fabric.latency_us, float)
     now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
     lost = 1.0 - _payload_share(cluster, later_us)
-    if lost <= 1.0 - LEAST_PAYLOAD or later_us <= now_us:
+    if lost <= 1.0 - MIN_PAYLOAD_SHARE or later_us <= now_us:
         return later_us
-    return now_us + (later_us - now_us) * (1.0 - LEAST_PAYLOAD) / lost
+    return now_us + (later_us - now_us) * (1.0 - MIN_PAYLOAD_SHARE) / lost
 
 
 def _payload_share(cluster: Cluster, round_us: float) -> float:
@@ -113,8 +135,8 @@ def unknown_rounds(cluster: Cluster) -> Unknown:
         "fabric.latency_us",
         f"{ROUND_US[0]:g} to {round(longest_us, 1):g} us",
         "an nccl-tests table of this fabric (paceenv calibrate TABLE), its latency in the cluster of --base",
-        lambda world: replace(world, round_us=ROUND_US[0]),
-        lambda world: replace(world, round_us=longest_us),
+        lambda scenario: replace(scenario, round_us=ROUND_US[0]),
+        lambda scenario: replace(scenario, round_us=longest_us),
     )
 
 
@@ -125,8 +147,8 @@ def unknown_growth() -> Unknown:
         "post_collective_work.work_s",
         "from not at all to in proportion to nodes",
         "a trace at a second size; then post-collective work as a power law in a cluster config",
-        lambda world: replace(world, growth=GROWTH[0]),
-        lambda world: replace(world, growth=GROWTH[-1]),
+        lambda scenario: replace(scenario, growth=GROWTH[0]),
+        lambda scenario: replace(scenario, growth=GROWTH[-1]),
     )
 
 
@@ -138,6 +160,6 @@ def unknown_limit(oversubscription: float) -> Unknown:
         "fabric.uplink_gbps",
         f"from no time to {slowest}",
         "--base with a cluster that tells fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
-        lambda world: replace(world, link_factor=FREE),
-        lambda world: replace(world, link_factor=1.0 / max(oversubscription, 1.0)),
+        lambda scenario: replace(scenario, link_factor=FREE),
+        lambda scenario: replace(scenario, link_factor=1.0 / max(oversubscription, 1.0)),
     )

@@ -16,25 +16,26 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
+from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Answer, Case, Differences, Row
-from paceenv.policies.whatif.baseline import Basis
+from paceenv.policies.whatif.baseline import Baseline
 from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.estimate import LEVEL, Array, Ends, Estimate, of_runs, spread
-from paceenv.policies.whatif.scenarios import World, changed
+from paceenv.policies.whatif.estimate import LEVEL, Array, Ends, of_runs, spread, widened
+from paceenv.policies.whatif.scenarios import Scenario, changed
 from paceenv.sim.cluster import Cluster
 
-LEAST_SEEDS = 2
+MIN_SEEDS = 2
 """Of each drawn cluster, so that runs of one can be told from runs of another."""
 MEASURED_RUNS = 16
 """Simulated runs as long as the trace, which tell how far one lies from another."""
-MOST_MEASURED = 20_000_000
+MAX_MEASURED = 20_000_000
 """Iterations of ranks in all those runs: of a longer trace they are shorter, and lie no nearer to each other for it."""
 END_SEEDS = 4
 """Runs at either end of what is open: on the same noise, so that few will do."""
-LEAST_TO_SHARE = 1 << 13
+MIN_TO_SHARE = 1 << 13
 """Ranks of all runs together from which on threads gain more than they cost."""
 
 
@@ -49,7 +50,7 @@ class _Runs:
     outside: Outside | None = None
 
     def add(self, cluster: Cluster, policy: str, seeds_S: NDArray[np.int64], iterations: int) -> None:
-        threads = (os.cpu_count() or 1) if len(seeds_S) * cluster.ranks >= LEAST_TO_SHARE else 1
+        threads = (os.cpu_count() or 1) if len(seeds_S) * cluster.ranks >= MIN_TO_SHARE else 1
         simulator = start(cluster, seeds_S, threads)
         found = run(select_policy(policy, cluster), simulator, iterations)
         mean_S, sd_S, outcome = found.step_ET.mean(axis=1), found.step_ET.std(axis=1), found.outcome
@@ -66,7 +67,7 @@ class _Runs:
 
 
 def predict(
-    basis: Basis,
+    baseline: Baseline,
     changes: Sequence[Change],
     *,
     seeds: int,
@@ -75,46 +76,58 @@ def predict(
     clusters: Sequence[Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
 ) -> Answer:
-    """The job as it is, and every change. ``clusters`` are those of :func:`drawn`, if they are there already.
+    """Simulate the job as it is and after every change.
 
-    Raises InputError for what cannot be, before anything is simulated.
+    Args:
+        baseline: the job today.
+        changes: rows of the answer.
+        seeds: runs of each row, shared out over the drawn clusters; at least MIN_SEEDS of each.
+        first_seed: the first seed.
+        iterations: length of a run.
+        clusters: the result of :func:`drawn` if it is known already.
+        on_done: called with the share that is done.
+
+    Raises:
+        InputError: for an impossible change, before anything is simulated.
     """
-    check(basis, changes)
-    known = drawn(basis, first_seed) if clusters is None else clusters
-    per_draw = max(math.ceil(seeds / len(known)), LEAST_SEEDS)
+    check(baseline, changes)
+    known = drawn(baseline, first_seed) if clusters is None else clusters
+    per_draw = max(math.ceil(seeds / len(known)), MIN_SEEDS)
     unpaced = [replace(change, pacing="passive") for change in changes if change.pacing != "passive"]
     runs = {change: _Runs() for change in [Change(), *changes, *unpaced]}
     for d, cluster in enumerate(known):
         seeds_S = np.arange(per_draw) + first_seed + d * per_draw
         for i, (change, found) in enumerate(runs.items()):
-            found.add(changed(change, cluster, basis.slow, basis.world(change)), change.pacing, seeds_S, iterations)
+            found.add(
+                changed(change, cluster, baseline.slow, baseline.scenario(change)), change.pacing, seeds_S, iterations
+            )
             on_done((d + (i + 1) / len(runs)) / len(known))
-    ends = _Ends(basis, first_seed + np.arange(END_SEEDS), iterations)
+    ends = _Ends(baseline, first_seed + np.arange(END_SEEDS), iterations)
     text = (
         f"simulated: {len(known)} clusters drawn from the calibration's errors x " if len(known) > 1 else "simulated: "
     )
-    measured = basis.measured
+    measured = baseline.measured
     return Answer(
-        source=basis.source,
+        source=baseline.source,
         basis="simulator",
         method=f"{text}{per_draw} seeds x {iterations} iterations, the same noise for all rows",
-        unit="batches of a rank" if basis.is_trace and basis.cluster.job.samples_per_node == 1 else "samples",
-        today=_case(basis.cluster, runs[Change()], "passive", {}),
-        changed=[_row(change, basis, runs, ends) for change in changes],
-        assumes=basis.assumes(changes),
-        cannot_tell=basis.cannot_tell(changes),
-        left_open=basis.left_open(changes),
+        unit="batches of a rank" if baseline.is_trace and baseline.cluster.job.samples_per_node == 1 else "samples",
+        today=_case(baseline.cluster, runs[Change()], "passive", {}),
+        changed=[_row(change, baseline, runs, ends) for change in changes],
+        assumes=baseline.assumes(changes),
+        cannot_tell=baseline.cannot_tell(changes),
+        left_open=baseline.left_open(changes),
         measured_step_s=None if measured is None else measured.step_s,
         measured_cv=None if measured is None else measured.cv,
     )
 
 
-def check(basis: Basis, changes: Sequence[Change]) -> None:
+def check(baseline: Baseline, changes: Sequence[Change]) -> None:
     """Refuse what hangs on a guess and what cannot be. Raises InputError."""
-    basis.check(changes)
+    baseline.check(changes)
     for change in changes:
-        changed(change, basis.cluster, basis.slow, basis.world(change))
-        select_policy(change.pacing, basis.cluster)
+        changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
+        select_policy(change.pacing, baseline.cluster)
 
 
 _Moved = Mapping[str, Mapping[str, Ends]]
@@ -124,24 +137,25 @@ _Moved = Mapping[str, Mapping[str, Ends]]
 class _Ends:
     """What is open, at both its ends: the job of the fitted cluster before and after a change, on the same noise."""
 
-    def __init__(self, basis: Basis, seeds_S: NDArray[np.int64], iterations: int) -> None:
-        self._basis, self._seeds_S, self._iterations = basis, seeds_S, iterations
-        self._runs: dict[tuple[Change, World], _Runs] = {}
+    def __init__(self, baseline: Baseline, seeds_S: NDArray[np.int64], iterations: int) -> None:
+        self._baseline, self._seeds_S, self._iterations = baseline, seeds_S, iterations
+        self._runs: dict[tuple[Change, Scenario], _Runs] = {}
 
     def moved(self, before: Change, after: Change) -> _Moved:
         """How far the ends of what is open move the difference between two jobs."""
-        usual = self._basis.world(after)
+        usual = self._baseline.scenario(after)
         found: dict[str, dict[str, Ends]] = {}
-        for unknown in self._basis.unknowns(after):
+        for unknown in self._baseline.unknowns(after):
             low, high, taken = (
-                self._difference(before, after, world) for world in (unknown.low(usual), unknown.high(usual), usual)
+                self._difference(before, after, scenario)
+                for scenario in (unknown.low(usual), unknown.high(usual), usual)
             )
             for name, value in taken.items():
                 found.setdefault(name, {})[unknown.name] = low[name] - value, high[name] - value
         return found
 
-    def _difference(self, before: Change, after: Change, world: World) -> dict[str, float]:
-        one, other = self._run(before, world), self._run(after, world)
+    def _difference(self, before: Change, after: Change, scenario: Scenario) -> dict[str, float]:
+        one, other = self._run(before, scenario), self._run(after, scenario)
         found = {
             name: float(np.log(np.mean(getattr(other, name)) / np.mean(getattr(one, name))))
             for name in ("step_s", "throughput", "energy_j")
@@ -149,17 +163,17 @@ class _Ends:
         }
         return found | {"cv": float(np.mean(other.cv) - np.mean(one.cv))}
 
-    def _run(self, change: Change, world: World) -> _Runs:
+    def _run(self, change: Change, scenario: Scenario) -> _Runs:
         if change == Change():
-            world = World(round_us=world.round_us)  # of nothing else does today's job depend
-        if (change, world) not in self._runs:
-            found = self._runs[change, world] = _Runs()
-            cluster = changed(change, self._basis.cluster, self._basis.slow, world)
+            scenario = Scenario(round_us=scenario.round_us)  # of nothing else does today's job depend
+        if (change, scenario) not in self._runs:
+            found = self._runs[change, scenario] = _Runs()
+            cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)
             found.add(cluster, change.pacing, self._seeds_S, self._iterations)
-        return self._runs[change, world]
+        return self._runs[change, scenario]
 
 
-def _row(change: Change, basis: Basis, runs: Mapping[Change, _Runs], ends: _Ends) -> Row:
+def _row(change: Change, baseline: Baseline, runs: Mapping[Change, _Runs], ends: _Ends) -> Row:
     found, unpaced = runs[change], None
     if change.pacing != "passive":
         alike = replace(change, pacing="passive")
@@ -169,7 +183,7 @@ def _row(change: Change, basis: Basis, runs: Mapping[Change, _Runs], ends: _Ends
     relative = {name: (math.expm1(low), math.expm1(high)) for name, (low, high) in moved.get("step_s", {}).items()}
     return Row(
         change,
-        _case(changed(change, basis.cluster, basis.slow, basis.world(change)), found, change.pacing, moved),
+        _case(changed(change, baseline.cluster, baseline.slow, baseline.scenario(change)), found, change.pacing, moved),
         _differences(runs[Change()], found, moved),
         unpaced,
         replace(from_runs, unknown=relative),
@@ -177,24 +191,24 @@ def _row(change: Change, basis: Basis, runs: Mapping[Change, _Runs], ends: _Ends
     )
 
 
-def drawn(basis: Basis, seed: int) -> list[Cluster]:
+def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
     """Clusters that may be the real one, or the one that is known.
 
-    The mean step of the trace tells that of the cluster no better than one run tells another: which persistent
-    differences between ranks a run has is drawn, and all its steps share it.
+    A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
+    mean step of the cluster no better than one run gives that of another.
     """
-    if not basis.parameters or basis.measured is None:
-        return [basis.cluster]
-    step_s, steps = basis.measured.step_s, basis.measured.steps
-    simulator = start(basis.cluster, np.arange(MEASURED_RUNS) + seed)
-    steps = min(steps, max(MOST_MEASURED // (MEASURED_RUNS * basis.cluster.ranks), 1))
+    if not baseline.parameters or baseline.measured is None:
+        return [baseline.cluster]
+    step_s, steps = baseline.measured.step_s, baseline.measured.steps
+    simulator = start(baseline.cluster, np.arange(MEASURED_RUNS) + seed)
+    steps = min(steps, max(MAX_MEASURED // (MEASURED_RUNS * baseline.cluster.ranks), 1))
     run_s_E = simulator.run(simulator.off(), steps).mean(axis=1)
     half_s = float(stats.norm.ppf(0.5 + 0.5 * LEVEL)) * float(run_s_E.std(ddof=1))
     if math.isfinite(step_s.low):
         half_s = max(half_s, 0.5 * (step_s.high - step_s.low))
     known = {"mean_s": step_s.value, "low_s": step_s.value - half_s, "high_s": step_s.value + half_s}
-    found = drawn_clusters(basis.cluster, basis.parameters, known, seed, DRAWS)
-    return found if any(one is not basis.cluster for one in found) else [basis.cluster]
+    found = drawn_clusters(baseline.cluster, baseline.parameters, known, seed, DRAWS)
+    return found if any(one is not baseline.cluster for one in found) else [baseline.cluster]
 
 
 def _case(cluster: Cluster, runs: _Runs, policy: str, moved: _Moved) -> Case:
@@ -209,21 +223,21 @@ def _case(cluster: Cluster, runs: _Runs, policy: str, moved: _Moved) -> Case:
     )
 
 
-def _wider(name: str, estimate: Estimate, moved: _Moved) -> Estimate:
-    """With what is open; a CV has no end below 0."""
-    found = estimate.wider(list(moved.get(name, {}).values()), by_factors=name != "cv")
-    return replace(found, low=max(found.low, 0.0)) if name == "cv" else found
+def _wider(name: str, interval: Interval, moved: _Moved) -> Interval:
+    """The interval with the unknowns in it; a CV has no end below 0."""
+    found = widened(interval, moved.get(name, {}).values(), by_factors=name != "cv")
+    return found._replace(low=max(found.low, 0.0)) if name == "cv" else found
 
 
 def _differences(before: _Runs, after: _Runs, moved: _Moved) -> Differences:
-    def ratio(name: str) -> Estimate:
+    def ratio(name: str) -> Interval:
         found = of_runs(np.array(getattr(after, name)) / np.array(getattr(before, name)))
-        return _wider(name, found, moved).less_one()
+        return Interval(*(end - 1.0 for end in _wider(name, found, moved)))
 
     cv = of_runs(np.array(after.cv) - np.array(before.cv))
     return Differences(
         step=ratio("step_s"),
         throughput=ratio("throughput"),
-        cv=cv.wider(list(moved.get("cv", {}).values()), by_factors=False),
+        cv=widened(cv, moved.get("cv", {}).values(), by_factors=False),
         energy=ratio("energy_j") if before.energy_j and after.energy_j else None,
     )

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.core.intervals import Interval
+from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.diagnosis.sources import read_sources
 from paceenv.importers import load_traces
 from paceenv.policies.select import POLICY_HELP
@@ -18,9 +19,8 @@ from paceenv.policies.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.policies.whatif import replayed, simulated
 from paceenv.policies.whatif.answer import Answer, Differences, Row
 from paceenv.policies.whatif.answer_picture import draw
-from paceenv.policies.whatif.baseline import Basis, is_config, of_config, of_trace
+from paceenv.policies.whatif.baseline import Baseline, is_config, of_config, of_trace
 from paceenv.policies.whatif.change import WHERE, Change, combinations
-from paceenv.policies.whatif.estimate import Estimate
 from paceenv.ui import figures, output
 
 
@@ -53,6 +53,13 @@ def whatif(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change any other value of the cluster: fabric.nic_gbps=400")
     ] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Predict every row a second time with these values changed as well. Repeatable: a variant each.",
+        ),
+    ] = None,
     base: Annotated[
         str | None, typer.Option(help="Of a trace: take what it does not tell from this cluster config.")
     ] = None,
@@ -61,7 +68,8 @@ def whatif(
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw step time and throughput of every row to this file (png, svg, pdf).")
+        Path | None,
+        typer.Option(help="Draw all rows to this file (png, svg, pdf); with several --nodes as scaling curves."),
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -81,7 +89,9 @@ def whatif(
     paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
     --remove-rank 0 --pacing learned --json -
     """
-    changes = combinations(nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [], spread=spread)
+    changes = combinations(
+        nodes, oversubscription, remove_rank, replace_rank, pacing or [], set_ or [], variant or [], spread=spread
+    )
     if plot is not None:
         figures.check_path(plot)
     answer = _answer(source, changes, base, job, seeds, seed, iterations)
@@ -112,25 +122,25 @@ def _answer(
         return _simulate(of_config(source[0]), changes, seeds, seed, iterations)
     paths = [Path(name) for name in source]
     if all(change.only_ranks for change in changes) and base is None:
-        cells, notes = read_sources(paths, job)
+        matrix, notes = read_sources(paths, job)
         for note in notes:
             output.say(note)
-        return replayed.predict(Scenario(cells), str(paths[0]), changes, seed)
+        return replayed.predict(RankScenario(matrix), str(paths[0]), changes, seed)
     trace, notes = load_traces(paths)
     for note in notes:
         output.say(note)
     with output.progress(f"calibrate {paths[0].name}", 1):
-        basis = of_trace(trace, str(paths[0]), base, job)
-    return _simulate(basis, changes, seeds, seed, iterations)
+        baseline = of_trace(trace, str(paths[0]), base, job)
+    return _simulate(baseline, changes, seeds, seed, iterations)
 
 
-def _simulate(basis: Basis, changes: Sequence[Change], seeds: int, seed: int, iterations: int) -> Answer:
-    ranks = max([basis.cluster.ranks, *((c.nodes or 0) * basis.cluster.job.ranks_per_node for c in changes)])
+def _simulate(baseline: Baseline, changes: Sequence[Change], seeds: int, seed: int, iterations: int) -> Answer:
+    ranks = max([baseline.cluster.ranks, *((c.nodes or 0) * baseline.cluster.job.ranks_per_node for c in changes)])
     if iterations * seeds * ranks * (1 + len(changes)) > MAX_RANK_ITERATIONS:
         asked = f"{iterations} x {seeds} seeds x {ranks} ranks x {1 + len(changes)} rows"
         raise out_of_range("iterations x seeds x ranks x rows", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", WHERE)
-    with output.progress(f"{basis.cluster.name}: {len(changes)} changes", 1) as done:
-        return simulated.predict(basis, changes, seeds=seeds, first_seed=seed, iterations=iterations, on_done=done)
+    with output.progress(f"{baseline.cluster.name}: {len(changes)} changes", 1) as done:
+        return simulated.predict(baseline, changes, seeds=seeds, first_seed=seed, iterations=iterations, on_done=done)
 
 
 def _print(answer: Answer) -> None:
@@ -194,10 +204,10 @@ def _interval_from(row: Row) -> list[str]:
     return [f"{row.change.label}: the step varies {', '.join(parts)}"]
 
 
-def _energy(estimate: Estimate | None, digits: str) -> tuple[str, ...]:
+def _energy(estimate: Interval | None, digits: str) -> tuple[str, ...]:
     return () if estimate is None else (_plain(estimate, digits),)
 
 
-def _plain(estimate: Estimate, digits: str = ".4g") -> str:
+def _plain(estimate: Interval, digits: str = ".4g") -> str:
     value, low, high = (format(x, digits) for x in (estimate.value, estimate.low, estimate.high))
     return value if math.isnan(estimate.low) else f"{value} [{low}, {high}]"

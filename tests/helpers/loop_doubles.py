@@ -28,8 +28,8 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
-from paceenv.trainers.closed_loop.loop_directory import LoopFolder
-from paceenv.trainers.closed_loop.paired_blocks import Blocks
+from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
+from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
 from paceenv.trainers.closed_loop.predict import run_in_blocks, with_cap
 
 TRUTH = "unequal-slack"
@@ -134,7 +134,7 @@ def _canary(
     schedule = Schedule(int(options["--seed"]), block_iterations=block, first_iteration=quiet)
     policy = select_policy(options["--policy"], cluster)
     assert isinstance(policy, Policy)
-    on_T = Blocks.of(schedule, iterations).on_T
+    on_T = PairedBlocks.of(schedule, iterations).on_T
     step_s_T = run_in_blocks(policy, simulator, on_T, quiet, int(options["--interval-iterations"]))[0][0]
     comparison = PairedComparison(schedule)
     for i, step_s in enumerate(step_s_T.tolist()):
@@ -157,20 +157,20 @@ def main(folder: str, *kills: str) -> None:
             _run_and_die(Path(folder), kill_in)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        finished = [stage for stage in STAGES if LoopFolder(Path(folder), STAGES, ()).is_done(stage)]
+        finished = [stage for stage in STAGES if LoopDirectory(Path(folder), STAGES, ()).is_done(stage)]
         print(json.dumps({"kill_in": kill_in, "ended": ended, "finished": finished}), flush=True)
 
 
 def _run_and_die(folder: Path, kill_in: str) -> None:
     number = int(kill_in.removeprefix("run:")) if kill_in.startswith("run:") else None
-    finish = LoopFolder.finish
+    finish = LoopDirectory.finish
 
-    def kill(self: LoopFolder, stage: str, found: Any) -> None:
+    def kill(self: LoopDirectory, stage: str, found: Any) -> None:
         if stage == kill_in:
             os.kill(os.getpid(), signal.SIGKILL)
         finish(self, stage, found)
 
-    LoopFolder.finish = kill  # type: ignore[method-assign]
+    LoopDirectory.finish = kill  # type: ignore[method-assign]
     ClosedLoop(scenario(), folder, LoopOptions(seeds=1), SimulatedTestbed(kill_in=number), calibrate).go()
 
 

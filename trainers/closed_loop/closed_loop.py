@@ -8,6 +8,7 @@ real jobs, to the calibration, the simulator and the report; what blocks with an
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,18 +23,18 @@ from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
 from paceenv.core.trace import Trace, read_trace
 from paceenv.live.decide.canary import Schedule
+from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.names import STATIC_DEFAULTS
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
-from paceenv.trainers.closed_loop.agent_reports import agents_say, baseline_s
-from paceenv.trainers.closed_loop.loop_directory import Found, LoopFolder
+from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
     Array,
-    Blocks,
     Effect,
+    PairedBlocks,
     effect,
     job_steps,
     log_ratios,
@@ -86,14 +87,14 @@ class LoopOptions(Config):
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """One loop in one folder.
+    """One loop in one run directory.
 
-    Parameters
-    ----------
-    scenario : with the plan of its loop
-    out : the loop's folder
-    options : seeds and sizes
-    run, calibrate : the testbed and the calibration
+    Args:
+        scenario: with the plan of its loop.
+        out: the run directory.
+        options: seeds and sizes.
+        run: the testbed.
+        calibrate: the calibration.
     """
 
     scenario: Scenario
@@ -103,9 +104,9 @@ class ClosedLoop:
     calibrate: Calibrator
 
     @property
-    def folder(self) -> LoopFolder:
+    def folder(self) -> LoopDirectory:
         """What is done so far."""
-        return LoopFolder(self.out, STAGES, sim_to_real_report.FILES)
+        return LoopDirectory(self.out, STAGES, sim_to_real_report.FILES)
 
     def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
         """Run what is not done yet, up to ``stop_after``; returns what that stage found. Raises InputError."""
@@ -176,7 +177,7 @@ class ClosedLoop:
                 rows.append(predictor.predict(name, schedule).as_dict())
                 done(len(rows))
         passive = Predictor([fitted], plan, DRAWS * self.options.seeds, 1000 * self.options.seed).passive
-        return {"passive": asdict(passive), "policies": rows, "cap": fitted.pacing.cap}
+        return {"passive": passive, "policies": rows, "cap": fitted.pacing.cap}
 
     def _choose(self, place: Path) -> Found:
         return choose(
@@ -188,7 +189,7 @@ class ClosedLoop:
         plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
         result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
         mine = result.jobs[plan.job]
-        agents = agents_say(mine.snapshots, self.scenario.job(plan.job).ranks)
+        agents = summarize_agents(mine.snapshots, self.scenario.job(plan.job).ranks)
         return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
 
     def _report(self, place: Path) -> Found:
@@ -297,13 +298,52 @@ def choose(predicted: Sequence[Found], scenario: Scenario) -> Found:
 
 
 def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None) -> Found:
-    """Effect on mean step time in the first ``pairs`` of blocks (None: all), on the job and on those beside it."""
+    """The measured effect on mean step time, of the job itself and of the jobs beside it.
+
+    Args:
+        result: the real run.
+        job: name of the job with the agent.
+        schedule: which iterations were paced.
+        pairs: how many pairs of blocks count; None for all.
+    """
     end_s_T, step_s_T = job_steps(result.jobs[job].steps_s_TR)
-    blocks = Blocks.of(schedule, len(step_s_T)).first(pairs)
+    blocks = PairedBlocks.of(schedule, len(step_s_T)).first(pairs)
     beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
     others = {name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()}
     steps = {name: mean_step(step_s_T[at]) for name, at in zip(("unpaced", "paced"), blocks.both(), strict=True)}
     return {"measured": effect(log_ratios(step_s_T[None], blocks)[0]).as_dict(), "others": others, "steps": steps}
+
+
+def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
+    """What the ranks' agents reported, what limited them, and for how many pairs all of them paced.
+
+    ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the evaluation that caused
+    it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no block compares anything.
+    """
+    stopped = [s for s in snapshots if text(s, "state") != "canary"]
+    silent = ranks - len(snapshots)
+    paced_pairs = min((int(number(s, "canary", "pairs") or 0) for s in stopped), default=None)
+    reasons = {text(s, "reason") for s in stopped} | ({f"{silent} of {ranks} agents said nothing"} if silent else set())
+    taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
+    total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
+    cut: Counter[str] = Counter()
+    for snapshot in snapshots:
+        cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
+    return {
+        "verdicts": dict(Counter(text(s, "canary", "verdict") or "no verdict" for s in snapshots)),
+        "texts": sorted({text(s, "canary", "text") for s in snapshots}),
+        "stopped": sorted(reasons),
+        "paced_pairs": 0 if silent else paced_pairs,
+        "mean_delay_s": total_s / taken if taken else 0.0,
+        "delays": int(taken),
+        "cut": dict(cut),
+    }
+
+
+def baseline_s(snapshots: Sequence[Snapshot], step_s_T: Array) -> float:
+    """The step to which the guard's cap is relative: the agents' own baseline, or the median step where none told."""
+    told = [s for snapshot in snapshots if (s := number(snapshot, "step", "baseline_s")) is not None]
+    return float(np.median(told) if told else np.median(step_s_T))
 
 
 def _numbered(clusters: Sequence[Cluster]) -> dict[str, Cluster]:

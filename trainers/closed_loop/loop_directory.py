@@ -17,14 +17,13 @@ RECORD, DONE = "loop.json", "done.json"
 Found = dict[str, Any]
 
 
-class LoopFolder:
-    """Stages in order, each in a folder of its own.
+class LoopDirectory:
+    """The stages of a loop in order, each in a directory of its own.
 
-    Parameters
-    ----------
-    path : the loop's folder
-    stages : names, in their order
-    files : what the loop leaves beside the stages' folders
+    Args:
+        path: the loop's run directory.
+        stages: names, in their order.
+        files: what the loop leaves beside the stages' directories.
     """
 
     def __init__(self, path: Path, stages: Sequence[str], files: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from paceenv.live.decide.canary import Schedule
-from paceenv.trainers.closed_loop.paired_blocks import Array, Blocks, Effect, job_steps
+from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, PairedBlocks, job_steps
 from paceenv.trainers.evaluation import score_table
 from paceenv.ui import figures
 
@@ -85,7 +85,7 @@ def steps(runs: Mapping[str, tuple[Array, Schedule]], path: Path) -> None:
     for panel, (name, (steps_s_TR, schedule)) in zip(panels, runs.items(), strict=True):
         end_s_T, step_s_T = job_steps(steps_s_TR)
         at_s_T, step_ms_T = end_s_T[1:] - end_s_T[0], 1e3 * step_s_T
-        blocks = Blocks.of(schedule, len(step_s_T))
+        blocks = PairedBlocks.of(schedule, len(step_s_T))
         panel.plot(at_s_T, step_ms_T, ".", color="#999999", ms=2, alpha=0.6)
         edges = np.flatnonzero(np.diff(np.r_[0, blocks.on_T.astype(int), 0]))
         for begin, until in zip(edges[::2], edges[1::2], strict=True):

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import CLIP_MEDIANS, Schedule
 
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
-LEAST_STEPS = 2
+MIN_STEPS = 2
 """Whole steps of another job that a block must hold, or its pair says nothing about that job."""
 PARTS = 20
 """Parts of a run whose means tell how well its mean is known, however its steps hang together."""
@@ -30,10 +31,13 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Effect:
-    """Relative change of mean step time, below 0 where steps got shorter, with its 95 % interval.
+    """A-B effect: relative change of mean step time with its 95 % interval; below 0 steps are shorter with pacing.
 
-    ``units`` is how many pairs of blocks, or simulated clusters, it rests on; with fewer than two there is no interval
-    and the ends are not-a-number.
+    Attributes:
+        change: the estimate.
+        low: lower end; not-a-number with fewer than two units.
+        high: upper end, likewise.
+        units: pairs of blocks, or simulated clusters, that it rests on.
     """
 
     change: float
@@ -42,9 +46,10 @@ class Effect:
     units: int
 
     @classmethod
-    def of_logs(cls, change: float, low: float, high: float, units: int) -> Effect:
-        """From logarithms of the ratio of means."""
-        return cls(math.expm1(change), math.expm1(low), math.expm1(high), units)
+    def of_logs(cls, log_ratio: Interval, units: int) -> Effect:
+        """From the logarithm of the ratio of means."""
+        change, low, high = map(math.expm1, log_ratio)
+        return cls(change, low, high, units)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Effect:
@@ -60,23 +65,29 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """What a schedule makes of T iterations: paced or not, of which pair (-1: none), counted for it or not."""
+class PairedBlocks:
+    """The blocks of an A-B test (without and with pacing) over T iterations.
+
+    Attributes:
+        on_T: whether an iteration is paced.
+        pair_T: the pair that it belongs to; -1: none.
+        counted_T: whether it counts for its pair.
+    """
 
     on_T: NDArray[np.bool_]
     pair_T: NDArray[np.int64]
     counted_T: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, schedule: Schedule, iterations: int) -> Blocks:
+    def of(cls, schedule: Schedule, iterations: int) -> PairedBlocks:
         slots = [schedule.slot(i) for i in range(iterations)]
         on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
         return cls(on_T, pair_T, counted_T)
 
-    def first(self, pairs: int | None) -> Blocks:
+    def first(self, pairs: int | None) -> PairedBlocks:
         """Only so many of the pairs; None for all."""
         kept_T = self.pair_T < (math.inf if pairs is None else pairs)
-        return Blocks(self.on_T, self.pair_T, self.counted_T & kept_T)
+        return PairedBlocks(self.on_T, self.pair_T, self.counted_T & kept_T)
 
     def both(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """All counted iterations without and with pacing."""
@@ -96,7 +107,7 @@ class Blocks:
         return found
 
 
-def log_ratios(step_s_ET: Array, blocks: Blocks) -> Array:
+def log_ratios(step_s_ET: Array, blocks: PairedBlocks) -> Array:
     """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
     pairs = [_log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
     return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
@@ -110,17 +121,19 @@ def _log_ratio(off_EN: Array, on_EN: Array) -> Array:
     return np.asarray(np.log(ratio_E))
 
 
-def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: Blocks) -> Array:
-    """The same of another job's steps ``(P,)``: those that lie whole within the counted parts of our blocks.
+def other_log_ratios(end_s_T: Array, other_end_s_U: Array, blocks: PairedBlocks) -> Array:
+    """The same for another job's steps, ``(P,)``: those that lie wholly within the counted parts of our blocks.
 
-    ``end_s_T`` are ends of our steps, one more than iterations of ``blocks``, whose iteration ``i`` lies between ends
-    ``i`` and ``i + 1``; ``other_end_s_U`` those of the other job, on the same clock. Pairs with too few steps are left
-    out.
+    Args:
+        end_s_T: ends of our steps, one more than iterations of ``blocks``; iteration ``i`` lies between ends ``i`` and
+            ``i + 1``.
+        other_end_s_U: ends of the other job's steps, on the same clock.
+        blocks: our blocks. Pairs with fewer than MIN_STEPS of the other job's steps are left out.
     """
     found = []
     for off, on in blocks.counted():
         steps = [_steps_within(other_end_s_U, end_s_T[at[0]], end_s_T[at[-1] + 1])[None] for at in (off, on)]
-        if min(step.size for step in steps) >= LEAST_STEPS:
+        if min(step.size for step in steps) >= MIN_STEPS:
             found.append(_log_ratio(*steps)[0])
     return np.array(found)
 
@@ -132,8 +145,7 @@ def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
 
 def effect(log_ratio_P: Array) -> Effect:
     """The mean of independent log ratios as a relative change, with Student's interval."""
-    mean, half = _student(log_ratio_P)
-    return Effect.of_logs(mean, mean - half, mean + half, len(log_ratio_P))
+    return Effect.of_logs(_student(log_ratio_P), len(log_ratio_P))
 
 
 def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:
@@ -145,17 +157,22 @@ def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:
 def mean_step(step_s_T: Array) -> dict[str, float]:
     """Mean, its 95 % interval and CV of a run's steps; the interval from the means of its parts one after the other."""
     if not len(step_s_T):
-        return dict.fromkeys(("mean_s", "low_s", "high_s", "cv"), math.nan)
+        return step_summary(Interval(math.nan), math.nan)
     mean = float(step_s_T.mean())
     part_s = np.array([part.mean() for part in np.array_split(step_s_T, min(PARTS, len(step_s_T)))])
-    half = _student(part_s)[1]
-    return {"mean_s": mean, "low_s": mean - half, "high_s": mean + half, "cv": float(step_s_T.std() / mean)}
+    return step_summary(_student(part_s, mean), float(step_s_T.std() / mean))
 
 
-def _student(sample_N: Array) -> tuple[float, float]:
-    """Mean of a sample and half the width of its 95 % interval; not-a-number where there is none."""
+def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
+    """Mean step with its interval, in seconds, and CV, as reports write them."""
+    return {"mean_s": step_s.value, "low_s": step_s.low, "high_s": step_s.high, "cv": cv}
+
+
+def _student(sample_N: Array, mean: float | None = None) -> Interval:
+    """The mean of a sample with Student's 95 % interval, around ``mean`` where that is known better."""
     n = len(sample_N)
     if n < 2:
-        return (float(sample_N[0]) if n else math.nan), math.nan
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
-    return float(sample_N.mean()), half
+        return Interval(float(sample_N[0]) if n else math.nan)
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
+    mean = float(sample_N.mean()) if mean is None else mean
+    return Interval(mean, mean - half, mean + half)

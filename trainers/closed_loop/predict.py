@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
@@ -32,7 +33,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Blocks, Effect, log_ratios
+from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Effect, PairedBlocks, log_ratios, step_summary
 
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
 _ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
@@ -53,18 +54,14 @@ class Prediction:
         return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
 
 
-@dataclass(frozen=True)
-class Passive:
-    """The job without pacing, simulated: mean step with its 95 % interval over single runs, in seconds, and CV."""
-
-    mean_s: float
-    low_s: float
-    high_s: float
-    cv: float
-
-
 def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
-    """``cluster`` whose pacing is capped as the guard of a live rank with a baseline step of ``baseline_s`` will."""
+    """The cluster with pacing capped as the guard of a live rank caps it.
+
+    Args:
+        cluster: the cluster.
+        plan: of the loop: mechanism and caps.
+        baseline_s: baseline step of the rank, in seconds.
+    """
     ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
     cap = min(plan.cap_s, plan.cap_share * baseline_s) / ideal_s
     return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
@@ -73,12 +70,11 @@ def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
 class Predictor:
     """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
 
-    Parameters
-    ----------
-    clusters : drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`)
-    plan : of the loop: blocks, intervals, the mechanism
-    seeds : episodes a cluster
-    first_seed : of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there
+    Args:
+        clusters: drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`).
+        plan: of the loop: blocks, intervals, the mechanism.
+        seeds: episodes a cluster.
+        first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
     """
 
     def __init__(self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int) -> None:
@@ -90,15 +86,15 @@ class Predictor:
         self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
 
     @property
-    def passive(self) -> Passive:
-        """The job without pacing."""
+    def passive(self) -> dict[str, float]:
+        """The job without pacing: mean step in seconds with its 95 % interval over single runs, and CV."""
         step_s_NT = np.concatenate(self._passive)[:, self._from :]
         mean_s_N = step_s_NT.mean(axis=1)
-        return Passive(*one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
+        return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str, schedule: Schedule) -> Prediction:
         """One policy, by name or file, always on and in a canary with the given ``schedule``."""
-        in_blocks = Blocks.of(schedule, len(self._always_T))
+        in_blocks = PairedBlocks.of(schedule, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)
@@ -107,7 +103,7 @@ class Predictor:
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
             blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
-        always, blocks = (_as_effect(np.ravel(found)) for found in (always_D, blocks_D))
+        always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (np.ravel(always_D), np.ravel(blocks_D)))
         return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
 
     def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
@@ -123,10 +119,19 @@ class Predictor:
 def run_in_blocks(
     policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int, interval_iterations: int
 ) -> tuple[Array, float]:
-    """Step times ``(E, T)`` of a policy that may act in iterations ``on_T`` only, and the mean delay when it last did.
+    """Run a policy that may act in some iterations only.
 
-    ``on_T`` changes at ``quiet_first`` and at whole intervals after it. While it is off, delays are 0 and what the
-    policy and the rules judge themselves by stands still; then they go on where they were interrupted.
+    While it may not, delays are 0, and the state of the policy and of the rules stands still; then they go on.
+
+    Args:
+        policy: it is reset before the run.
+        simulator: at the start of its episodes.
+        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals after it only.
+        quiet_first: iterations before the first control interval.
+        interval_iterations: iterations of a control interval.
+
+    Returns:
+        Step times ``(E, T)`` and the mean delay in seconds when the policy last acted.
     """
     iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0
@@ -150,15 +155,11 @@ def run_in_blocks(
     return step_s_ET, mean_delay_s
 
 
-def _as_effect(log_ratio_N: Array) -> Effect:
-    return Effect.of_logs(*one_more(log_ratio_N), len(log_ratio_N))
-
-
-def one_more(value_N: Array) -> tuple[float, float, float]:
-    """Mean of a sample, and between which values one more would lie with a probability of 95 %."""
+def one_more(value_N: Array) -> Interval:
+    """The mean of a sample; one more value lies between the ends with a probability of 95 %."""
     n, mean = len(value_N), float(value_N.mean())
     if n < 2:
-        return mean, math.nan, math.nan
+        return Interval(mean)
     spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
-    return mean, mean - half, mean + half
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
+    return Interval(mean, mean - half, mean + half)

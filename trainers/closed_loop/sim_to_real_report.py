@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import paceenv
+from paceenv.core.intervals import Interval
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.trainers.closed_loop import loop_plots
@@ -76,11 +77,11 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
     """Change from the observed run to a canary's blocks of one kind: two runs, so wider than what is paired."""
-    change, spread = math.nan, math.nan
-    if steps["mean_s"] is not None:
-        change = math.log(steps["mean_s"] / observed["mean_s"])
-        spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
-    return Effect.of_logs(change, change - spread, change + spread, 1)
+    if steps["mean_s"] is None:
+        return Effect.of_logs(Interval(math.nan), 1)
+    change = math.log(steps["mean_s"] / observed["mean_s"])
+    spread = math.hypot(*((run["high_s"] - run["low_s"]) / (2.0 * run["mean_s"]) for run in (steps, observed)))
+    return Effect.of_logs(Interval(change, change - spread, change + spread), 1)
 
 
 def compare(predicted: Effect, measured: Effect) -> Found:
@@ -115,22 +116,28 @@ def _does(change: float) -> str:
 
 
 def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing a canary's numbers."""
+    """What a reader must know before believing a canary's numbers.
+
+    Args:
+        name: name of the canary, for the text.
+        canary: its part of the report.
+        scenario: with the plan of its loop.
+    """
     agents, found = canary["agents"], []
     if agents["paced_pairs"] is not None:
         why, more = (agents["stopped"] or ["no reason given"])[0], len(agents["stopped"]) - 1
-        why += f"; {more} more to that effect" if more > 0 else ""
+        why += f"; {more} similar reasons" if more > 0 else ""
         pairs = f"only the first {agents['paced_pairs']} pairs count"
         found.append(f"{name}: not all agents paced to the end ({why}); {pairs}")
     unpaced, paced = (Effect.of(canary["against_observed"][kind]) for kind in ("unpaced", "paced"))
     if unpaced.low > 0.0 or unpaced.high < 0.0:
-        why = "what pacing does outlives its blocks, or the job has changed, and the paired effect is not all of it"
+        why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
         found.append(
             f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
         )
     held = agents["cut"].get("slack", 0)
     if held > MANY * max(agents.get("delays", 0), 1):
-        found.append(f"{name}: the guard held {held} delays to the rank's own slack, which predictions do not know")
+        found.append(f"{name}: the guard cut {held} delays to the rank's own slack, which predictions do not include")
     steps, budget = canary["steps"], scenario.loop.budget_s_per_minute / 60.0
     if agents["cut"].get("budget") and steps["paced"]["mean_s"]:
         share = agents["mean_delay_s"] / steps["paced"]["mean_s"]
@@ -140,7 +147,13 @@ def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
 
 
 def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) -> None:
-    """Write the report and its pictures; ``runs`` are ends of steps ``(T, R)`` and schedule by canary."""
+    """Write the report and its pictures.
+
+    Args:
+        report: from :func:`build`.
+        runs: for each canary the ends of its steps ``(T, R)`` and its schedule.
+        out: the run directory.
+    """
     loop_plots.effects(report, out / "effects.png")
     loop_plots.calibration(report, out / "calibration.png")
     titles = {stage: f"{name}: {label(report['canaries'][stage]['policy'])}" for stage, name in CANARIES.items()}

@@ -15,7 +15,7 @@ from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
 
 
-class Contest(Config):
+class Comparison(Config):
     """Policies on the clusters of a suite; where a policy is a file, its path is relative to this one's folder."""
 
     description: str = ""
@@ -57,14 +57,14 @@ def digest(cluster: Cluster) -> str:
     return hashlib.sha256(simulated.encode()).hexdigest()[:16]
 
 
-def is_contest(text: str) -> bool:
-    """Whether an argument that may be a policy is the file of a contest."""
-    return Path(text).suffix in {".yaml", ".yml"}
+def is_comparison(text: str) -> bool:
+    """Whether an argument that may be a policy is the file of a comparison."""
+    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
 
 
-def load_contest(path: str | os.PathLike[str]) -> Contest:
+def load_comparison(path: str | os.PathLike[str]) -> Comparison:
     """A contest by file or by name in ``configs/contests``."""
     file = config_files.find("contests", path)
-    found, folder = config_files.parse(Contest, config_files.read_yaml(file), str(file)), file.parent
+    found, folder = config_files.parse(Comparison, config_files.read_yaml(file), str(file)), file.parent
     here = [str(folder / name) if ".safetensors" in name else name for name in found.policies]
     return found.model_copy(update={"policies": here})

@@ -40,9 +40,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Score:
-    """A policy on a suite or on one of its clusters; gains are of throughput over passive, with 95 % intervals.
+    """A policy on a suite or on one of its clusters.
 
-    ``gap_closed`` is the gain as a share of the clairvoyant bound's; None where that is not known or gains nothing.
+    Attributes:
+        policy: name of the policy.
+        cluster: name of the cluster or suite.
+        gain: relative gain of throughput over passive.
+        gain_ci95: ends of its 95 % interval.
+        cv: mean coefficient of variation of step time.
+        mean_delay_share: mean delay as a share of the ideal step.
+        null_case: whether pacing cannot help there.
+        gap_closed: gain as a share of the clairvoyant bound's; None where the bound is unknown or gains nothing.
     """
 
     policy: str
@@ -56,7 +64,7 @@ class Score:
 
 
 @dataclass
-class Comparison:
+class SuiteResult:
     """All policies on all cases of a suite; outcomes by (policy, name of the case)."""
 
     suite: Suite
@@ -76,7 +84,13 @@ class Comparison:
         return lines
 
     def gain_E(self, policy: str, case: Case, against: str = "passive") -> NDArray[np.float64]:
-        """Throughput gains of a policy on a cluster by seed, ``(E,)``."""
+        """Throughput gains of a policy on a cluster by seed, ``(E,)``.
+
+        Args:
+            policy: name of the policy.
+            case: the cluster.
+            against: the policy it is compared with.
+        """
         return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
 
     def score(self, policy: str, case: Case) -> Score:
@@ -91,9 +105,15 @@ class Comparison:
         return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed)
 
     def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
-        """One policy on the whole suite: the weighted mean of its gains, seeds resampled in every cluster at once.
+        """One policy on the whole suite: the weighted mean of its gains.
 
-        ``gap_closed`` is the mean over the positive clusters where the bound gains anything.
+        The bootstrap resamples seeds in all clusters at once. ``gap_closed`` is the mean over clusters where the bound
+        gains anything.
+
+        Args:
+            policy: name of the policy.
+            against: the policy it is compared with.
+            cases: only these clusters; None: all.
         """
         cases = self.suite.cases if cases is None else cases
         weights = np.array([case.weight for case in cases])
@@ -114,14 +134,21 @@ def evaluate(
     clusters: Mapping[str, Cluster] | None = None,
     on_done: Callable[[float], None] = lambda done: None,
     tuned: Mapping[str, str] | None = None,
-) -> Comparison:
+) -> SuiteResult:
     """Run every policy, and passive, on every case of a suite.
 
-    ``clusters`` replaces configs by the name of their case. ``tuned`` names for each case the policy that
-    :data:`TUNED` stands for there.
+    Args:
+        policies: by name or file.
+        suite: clusters, seeds, iterations.
+        clusters: replaces configs by the name of their case.
+        on_done: called with the number of runs done.
+        tuned: for each case the policy that :data:`TUNED` stands for there.
+
+    Raises:
+        InputError: for a policy that cannot be made.
     """
     names = list(dict.fromkeys(["passive", *policies, *([TUNED] if tuned else [])]))
-    result, done = Comparison(suite, names), 0
+    result, done = SuiteResult(suite, names), 0
     for case in suite.cases:
         cluster = (clusters or {}).get(case.name) or case.load()
         result.ranks[case.name] = cluster.ranks
@@ -138,7 +165,13 @@ TUNED = "static-tuned"
 
 
 def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
-    """One policy on one cluster, on the suite's seeds."""
+    """One policy on one cluster, on the suite's seeds.
+
+    Args:
+        policy: by name or file.
+        cluster: the cluster.
+        suite: seeds and iterations.
+    """
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, threads=os.cpu_count() or 1)
     found = run(select_policy(policy, cluster), simulator, suite.iterations)

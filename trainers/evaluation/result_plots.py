@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paceenv.calibration.fits.scaling_table import Comparison as Published
-from paceenv.trainers.evaluation.evaluate import Comparison
+from paceenv.trainers.evaluation.evaluate import SuiteResult
 from paceenv.trainers.evaluation.score_table import label
 from paceenv.ui import figures
 from paceenv.ui.figures import STATIC_COLOUR, axes, colour
@@ -39,21 +39,30 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
     figure.savefig(path)
 
 
-def step_distributions(comparison: Comparison, cluster: str, path: Path) -> None:
-    """Cumulative distribution of step times over the ideal step on one cluster, a curve a policy."""
+def step_distributions(result: SuiteResult, cluster: str, path: Path) -> None:
+    """Draw the cumulative distribution of step times over the ideal step, one curve per policy.
+
+    Args:
+        result: policies on a suite.
+        cluster: name of the case.
+        path: the file.
+    """
     figure, panel = axes(f"Step time on {cluster}", "step time / ideal step time", "share of steps below")
-    for policy in comparison.policies:
-        ratio = np.sort(comparison.outcomes[policy, cluster].step_ratio.ravel())
+    for policy in result.policies:
+        ratio = np.sort(result.outcomes[policy, cluster].step_ratio.ravel())
         panel.plot(ratio, np.linspace(0, 1, len(ratio)), color=colour(policy), label=short(policy))
     panel.legend(fontsize=8)
     figure.savefig(path)
 
 
 def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path, *, paired: bool) -> None:
-    """Mean reward by decisions taken, a line a seed; below it, where there are any, gap closed and cost on nulls.
+    """Draw mean reward over decisions, one line per seed; beside it gap closed and cost on null clusters, where known.
 
-    ``paired`` says what the reward is. Gap closed is on validation clusters, of the policy as it would be released; the
-    cost is what the exploring one pays on the null clusters it trains on.
+    Args:
+        curves: for each seed the rows of its learning curve. ``gap_closed`` is on validation clusters, of the policy as
+            it would be released. ``null_cost`` is the exploring policy's on the null clusters of the training.
+        path: the file.
+        paired: whether the reward is the difference to the same episodes without pacing.
     """
     judged = any("gap_closed" in row for row in curves[0])
     costly = any("null_cost" in row for row in curves[0])
@@ -84,13 +93,13 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
     figure.savefig(path)
 
 
-def pareto(comparison: Comparison, path: Path) -> None:
+def pareto(result: SuiteResult, path: Path) -> None:
     """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
     figure, panel = axes(
-        f"Suite {comparison.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
+        f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
     )
-    for policy in comparison.policies:
-        score = comparison.total(policy)
+    for policy in result.policies:
+        score = result.total(policy)
         below, above = 100 * (score.gain - score.gain_ci95[0]), 100 * (score.gain_ci95[1] - score.gain)
         panel.errorbar(
             score.cv, 100 * score.gain, [[max(below, 0.0)], [max(above, 0.0)]], fmt="o", color=colour(policy), capsize=3

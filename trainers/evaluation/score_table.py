@@ -1,4 +1,4 @@
-"""What a comparison looks like to a person: the score table (Markdown, JSON, terminal) and the verdicts."""
+"""What a result looks like to a person: the score table (Markdown, JSON, terminal) and the verdicts."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Comparison, Score
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Score, SuiteResult
 from paceenv.ui.output import markdown_table
 
 HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "gap closed", "CV", "delay / ideal step")
 
 
-def scores(comparison: Comparison) -> list[Score]:
+def scores(result: SuiteResult) -> list[Score]:
     """The suite's total first, then every cluster, policies in their order."""
-    rows = [comparison.total(policy) for policy in comparison.policies]
-    for case in comparison.suite.cases:
-        rows += [comparison.score(policy, case) for policy in comparison.policies]
+    rows = [result.total(policy) for policy in result.policies]
+    for case in result.suite.cases:
+        rows += [result.score(policy, case) for policy in result.policies]
     return rows
 
 
@@ -41,18 +41,18 @@ def cells(score: Score) -> tuple[str, ...]:
     )
 
 
-def as_json(comparison: Comparison, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry."""
     rows = []
-    for case in comparison.suite.cases:
-        passive = comparison.score("passive", case)
-        for policy in comparison.policies:
-            score = comparison.score(policy, case)
+    for case in result.suite.cases:
+        passive = result.score("passive", case)
+        for policy in result.policies:
+            score = result.score(policy, case)
             rows.append(
                 {
-                    "suite": case.suite or comparison.suite.name,
+                    "suite": case.suite or result.suite.name,
                     "cluster": case.name,
-                    "ranks": comparison.ranks[case.name],
+                    "ranks": result.ranks[case.name],
                     "split": case.split,
                     "null": case.null_case,
                     "policy": (names or {}).get(policy, label(policy)),
@@ -71,9 +71,9 @@ def table(rows: Sequence[Score]) -> list[str]:
     return markdown_table(HEADER, [cells(score) for score in rows])
 
 
-def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
+def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
     """The table as Markdown, with what it means in words."""
-    suite = comparison.suite
+    suite = result.suite
     lines = [
         f"## Suite {suite.name}",
         "",
@@ -82,21 +82,27 @@ def markdown(comparison: Comparison, verdicts: Sequence[str] = ()) -> str:
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
         "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed.",
         "",
-        *table(scores(comparison)),
+        *table(scores(result)),
     ]
     return "\n".join([*lines, "", *[f"- {verdict}" for verdict in verdicts], ""])
 
 
-def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
-    """Plain sentences: does it help, does it beat the best static setting, does it leave the nulls alone."""
-    total, beats = comparison.total(policy), comparison.total(policy, against=static)
+def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
+    """Plain sentences: does the policy help, does it beat the best static setting, does it leave the nulls alone.
+
+    Args:
+        result: policies on a suite, both of these among them.
+        policy: the policy.
+        static: the best single static setting.
+    """
+    total, beats = result.total(policy), result.total(policy, against=static)
     name = label(policy)
     sentences = [f"{name} {_judge(total)} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
     sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
-    for case in comparison.suite.cases:
-        score = comparison.score(policy, case)
+    for case in result.suite.cases:
+        score = result.score(policy, case)
         if case.null_case:
             fine = "within" if -score.gain <= NULL_LIMIT else "OUTSIDE"
             sentences.append(

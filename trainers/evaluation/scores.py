@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from paceenv.trainers.evaluation import score_table
-from paceenv.trainers.evaluation.comparison import load_contest
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TUNED, Comparison, evaluate
+from paceenv.trainers.evaluation.comparison import load_comparison
+from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, TUNED, SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import ALL, SPLITS, Split, Suite, load_suite
 from paceenv.ui import config_files, output
 
@@ -36,37 +36,37 @@ def rebuild(out: Path, splits: tuple[Split, ...] = SPLITS) -> None:
     suite = load_suite(ALL)
     parts, rows = [HEADER.format(seeds=suite.seeds, iterations=suite.iterations)], []
     for split in reversed(splits):  # what counts first
-        comparison, static = compare(suite.only([split]).model_copy(update={"name": split}))
-        parts += _section(comparison, static)
-        rows += score_table.as_json(comparison, {static: "static"})
+        result, static = compare(suite.only([split]).model_copy(update={"name": split}))
+        parts += _section(result, static)
+        rows += score_table.as_json(result, {static: "static"})
     config_files.write_text(out / "SCORES.md", "\n".join(parts))
     config_files.write_text(out / "SCORES.json", json.dumps(rows, indent=1) + "\n")
     output.say(f"wrote {out / 'SCORES.md'} and {out / 'SCORES.json'}")
 
 
-def compare(suite: Suite) -> tuple[Comparison, str]:
+def compare(suite: Suite) -> tuple[SuiteResult, str]:
     """All policies on a split's clusters; also the best single static setting, which a sweep found, as did tuned ones.
 
     Raises InputError where a cluster is no longer the one that was searched.
     """
-    best = load_contest(f"static-{suite.name}")
+    best = load_comparison(f"static-{suite.name}")
     best.check(suite)
-    static, tuned = best.policies[0], load_contest("tuned").tuned_for(suite)
+    static, tuned = best.policies[0], load_comparison("tuned").tuned_for(suite)
     with output.progress(f"{suite.name}: compare", len(suite.cases) * (len(POLICIES) + 3)) as done:
         return evaluate([static, *POLICIES], suite, on_done=done, tuned=tuned), static
 
 
-def _section(comparison: Comparison, static: str) -> list[str]:
+def _section(result: SuiteResult, static: str) -> list[str]:
     """One split: its totals, what they mean, and every cluster."""
-    suite = comparison.suite
+    suite = result.suite
     positive = [case for case in suite.cases if not case.null_case]
     nulls = [case for case in suite.cases if case.null_case]
-    totals = [comparison.total(policy, cases=positive) for policy in comparison.policies]
+    totals = [result.total(policy, cases=positive) for policy in result.policies]
     lines = [f"## {suite.name}: {len(positive)} clusters where pacing may pay, {len(nulls)} nulls", ""]
     lines += [f"The best single static setting is `{static}`.", ""]
     rows = []
     for total in totals:
-        worst = min((comparison.score(total.policy, case) for case in nulls), key=lambda s: s.gain)
+        worst = min((result.score(total.policy, case) for case in nulls), key=lambda s: s.gain)
         name = "static" if total.policy == static else total.policy
         closed = "" if total.gap_closed is None else f"{total.gap_closed:.0%}"
         interval = f"{total.gain_ci95[0]:+.2%} to {total.gain_ci95[1]:+.2%}"
@@ -74,31 +74,37 @@ def _section(comparison: Comparison, static: str) -> list[str]:
     lines += output.markdown_table(
         ("policy", "gain, mean of positives", "95 % interval", "gap closed", "worst null"), rows
     )
-    lines += ["", *[f"- {said}" for said in verdicts(comparison, "learned", static)], ""]
+    lines += ["", *[f"- {said}" for said in verdicts(result, "learned", static)], ""]
     for case in suite.cases:
         kind = "null" if case.null_case else "positive"
-        lines += [f"### {case.name} ({case.suite}, {comparison.ranks[case.name]} ranks, {kind})", ""]
-        lines += [*score_table.table([comparison.score(policy, case) for policy in comparison.policies]), ""]
+        lines += [f"### {case.name} ({case.suite}, {result.ranks[case.name]} ranks, {kind})", ""]
+        lines += [*score_table.table([result.score(policy, case) for policy in result.policies]), ""]
     return lines
 
 
-def verdicts(comparison: Comparison, policy: str, static: str) -> list[str]:
-    """What the table says of a policy, in sentences: against static, against tuned settings, on nulls."""
-    positive = [case for case in comparison.suite.cases if not case.null_case]
-    nulls = [case for case in comparison.suite.cases if case.null_case]
-    against = comparison.total(policy, against=static)
+def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
+    """What the table says of a policy, in sentences: against static, against tuned settings, on nulls.
+
+    Args:
+        result: policies on a split, with the tuned settings.
+        policy: the policy.
+        static: the best single static setting.
+    """
+    positive = [case for case in result.suite.cases if not case.null_case]
+    nulls = [case for case in result.suite.cases if case.null_case]
+    against = result.total(policy, against=static)
     said = [f"{policy} against the best single static setting, all clusters: {score_table.interval(against)}."]
-    behind = [(comparison.score(TUNED, c).gain - comparison.score(policy, c).gain, c.name) for c in positive]
+    behind = [(result.score(TUNED, c).gain - result.score(policy, c).gain, c.name) for c in positive]
     gap, where = max(behind)
     said.append(f"{policy} is at most {100 * gap:.1f} points behind the setting tuned for a cluster ({where}).")
     for case in positive:
         if case.suite == CHANGING:
-            score = comparison.total(policy, against=TUNED, cases=[case])
+            score = result.total(policy, against=TUNED, cases=[case])
             said.append(
                 f"On {case.name}, which changes meanwhile, {policy} against the tuned one: "
                 f"{score_table.interval(score)}."
             )
-    losing = [s for s in (comparison.score(policy, case) for case in nulls) if s.gain < -NULL_LIMIT]
+    losing = [s for s in (result.score(policy, case) for case in nulls) if s.gain < -NULL_LIMIT]
     outside = ", ".join(f"{s.cluster} {s.gain:+.2%}" for s in losing)
     where = f" ({outside})" if outside else ""
     said.append(f"{policy} loses more than {NULL_LIMIT:.1%} on {len(losing)} of {len(nulls)} nulls{where}.")

@@ -1,4 +1,4 @@
-"""The cluster behind a trace, and what it foretells: the job at other sizes, and under pacing policies.
+"""The cluster behind a trace, and what it predicts: the job at other sizes, and under pacing policies.
 
 Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
 ``paceenv whatif --nodes``. Of a policy the mean effect matters, not what a single run would show: its interval is the
@@ -19,31 +19,30 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.job_fit import JobFit
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.policies.whatif.answer import Answer
-from paceenv.policies.whatif.baseline import Basis, of_trace
+from paceenv.policies.whatif.baseline import Baseline, of_trace
 from paceenv.policies.whatif.change import Change
-from paceenv.policies.whatif.simulated import LEAST_SEEDS, check, drawn, predict
+from paceenv.policies.whatif.simulated import MIN_SEEDS, check, drawn, predict
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop.predict import one_more
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 
 Array = NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""A value and its 95 % interval."""
 SEEDS: Final = 4
 SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """How many times as many nodes as the traced job has."""
-MOST_RANKS: Final = 4096
+MAX_RANKS: Final = 4096
 SIZE_ITERATIONS, POLICY_ITERATIONS = 300, 800
 MANY_RANKS: Final = 256
 """From here on a run is long enough to do with one seed a cluster."""
 GOOD_MEAN: Final = 0.1
-"""A fitted cluster whose mean step is further off than this share foretells little."""
+"""A fitted cluster whose mean step is further off than this share predicts little."""
 _FIRST_SEED = 5_000_000
 
 
@@ -51,20 +50,20 @@ _FIRST_SEED = 5_000_000
 class Fitted:
     """The cluster fitted to a trace, and others that may be the real one as well; which ``causes`` were diagnosed."""
 
-    basis: Basis
+    baseline: Baseline
     clusters: Sequence[Cluster]
     causes: frozenset[str] = frozenset()
 
     @property
     def fit(self) -> JobFit:
         """The calibration."""
-        assert self.basis.fit is not None
-        return self.basis.fit
+        assert self.baseline.fit is not None
+        return self.baseline.fit
 
     @property
     def tenants(self) -> bool | None:
         """Whether another job is on the same links; None where one is diagnosed that the cluster does not have."""
-        if any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters):
+        if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
             return True
         return None if TENANT in self.causes else False
 
@@ -86,35 +85,42 @@ class Fitted:
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace that was diagnosed with ``causes``, or why there is none."""
+    """The cluster of a trace, or why there is none.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        job: which job, where the trace holds several.
+        causes: the diagnosed causes.
+    """
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
     try:
-        basis = of_trace(trace, source, None, job)
+        baseline = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    return Fitted(basis, drawn(basis, 0), causes)
+    return Fitted(baseline, drawn(baseline, 0), causes)
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
-    """The job at other node counts, as ``paceenv whatif --nodes`` foretells it, or why it cannot be foretold."""
+    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted."""
     today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
     changes, refused = [], ""
     for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):
-        if not 1 < nodes * ranks_per_node <= MOST_RANKS:
+        if not 1 < nodes * ranks_per_node <= MAX_RANKS:
             continue
         try:
-            check(fitted.basis, [Change(nodes=nodes)])
+            check(fitted.baseline, [Change(nodes=nodes)])
         except InputError as error:  # what hangs on a guess, groups that do not divide, more slow ranks than ranks
             refused = str(error)
             continue
         changes.append(Change(nodes=nodes))
     if not changes:
-        return refused or f"{today} nodes, and no size to compare with of at most {MOST_RANKS} ranks"
-    seeds = {"seeds": LEAST_SEEDS * len(fitted.clusters), "first_seed": 0}
+        return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
+    seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
-        fitted.basis, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
+        fitted.baseline, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
     )
 
 
@@ -165,10 +171,16 @@ class Paced:
 def compare(
     fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Paced] | str:
-    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be foretold."""
+    """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
+
+    Args:
+        fitted: the clusters.
+        policies: names or files of policies.
+        on_done: called with the number of policies done.
+    """
     rows, clusters = [], fitted.clusters
     try:
-        fitted.basis.check([Change(pacing=policy) for policy in policies])
+        fitted.baseline.check([Change(pacing=policy) for policy in policies])
     except InputError as error:
         return str(error)
     passive = [_run("passive", cluster, POLICY_ITERATIONS) for cluster in clusters]
@@ -179,7 +191,7 @@ def compare(
         met = [one.outside for one in paced if one.outside is not None]
         outside = str(max(met, key=lambda found: found.share)) if met else ""
         delay = float(np.mean([one.delay_share for one in paced]))
-        rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
+        rows.append(Paced(policy, Interval(*one_more(gain_D)), cv, cv_passive, delay, outside))
         on_done(i + 1)
     return rows
 

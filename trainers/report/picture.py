@@ -12,7 +12,7 @@ from paceenv.ui import figures, html_page
 
 @dataclass(frozen=True)
 class Numbers:
-    """A table behind a picture, all cells as text; ``name`` is that of the file to download."""
+    """A table behind a picture, all matrix as text; ``name`` is that of the file to download."""
 
     name: str
     columns: Sequence[str]
@@ -35,7 +35,14 @@ class Picture:
 
 
 def drawn(title: str, caption: str, figure: Figure, *numbers: Numbers) -> Picture:
-    """A picture from a figure that is ready."""
+    """A picture from a finished figure.
+
+    Args:
+        title: of the section, and for readers who cannot see the figure.
+        caption: what the figure shows.
+        figure: the figure.
+        numbers: tables behind it.
+    """
     return Picture(title, caption, figures.svg(figure, title), numbers)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what a fitted cluster foretells: the job at other sizes, and under policies."""
+"""Pictures of what a fitted cluster predicts: the job at other sizes, and under policies."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paceenv.core.intervals import Interval
 from paceenv.policies.whatif.answer import Answer, Case
-from paceenv.policies.whatif.estimate import Estimate
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.report.fitted import Fitted, Paced
 from paceenv.trainers.report.picture import Numbers, Picture, Unit, drawn
 from paceenv.ui import figures
 
 _NOW = "#d55e00"
-_SAME = Estimate(0.0, 0.0, 0.0)
+_SAME = Interval(0.0, 0.0, 0.0)
 
 
 def scaling(answer: Answer) -> Picture:
@@ -25,7 +25,7 @@ def scaling(answer: Answer) -> Picture:
     measured_s = now.step_s.value if answer.measured_step_s is None else answer.measured_step_s.value
     unit = Unit.of(measured_s)
     steps = [_three(case.step_s, unit.per_s) for case, _ in cases]
-    throughputs = [_three(Estimate(1.0 + e.value, 1.0 + e.low, 1.0 + e.high), 1.0) for _, e in cases]
+    throughputs = [_three(Interval(1.0 + e.value, 1.0 + e.low, 1.0 + e.high), 1.0) for _, e in cases]
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 3.8)
     for panel, values in ((left, steps), (right, throughputs)):
@@ -46,7 +46,7 @@ def scaling(answer: Answer) -> Picture:
     for panel in (left, right):
         panel.legend(fontsize=8, frameon=False)
     caption = (
-        "The job on more or fewer nodes, without pacing, as paceenv whatif --nodes foretells it: where one run ends up "
+        "The job on more or fewer nodes, without pacing, as paceenv whatif --nodes predicts it: where one run ends up "
         f"in 95 % of cases. Taken for granted: {'; '.join(answer.assumes)}."
     )
     if answer.left_open:
@@ -60,11 +60,11 @@ def scaling(answer: Answer) -> Picture:
     return drawn("At other sizes", caption, figure, Numbers("scaling", columns, rows))
 
 
-def _nodes(of: tuple[Case, Estimate]) -> int:
+def _nodes(of: tuple[Case, Interval]) -> int:
     return of[0].nodes
 
 
-def _three(estimate: Estimate, per: float) -> tuple[float, float, float]:
+def _three(estimate: Interval, per: float) -> tuple[float, float, float]:
     return per * estimate.value, per * estimate.low, per * estimate.high
 
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_capped
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
@@ -52,23 +52,23 @@ def report(
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     _check(out, chrome_trace, names)
     trace, notes = read_capped(traces)
-    cells = read_cells(trace, job=job)
-    if not cells.step_s_T.max() > 0.0:
-        raise InputError(f"trace of {cells.name}: steps that take no time; allowed: a job that takes some")
+    matrix = read_matrix(trace, job=job)
+    if not matrix.step_s_T.max() > 0.0:
+        raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
     with output.progress("diagnose and draw", 3) as done:
-        diagnosis, graph = diagnose_cells(cells), build_graph(cells)
+        diagnosis, graph = diagnose_matrix(matrix), build_graph(matrix)
         done(1)
-        kinds, met = spans(cells, graph), arrivals(cells, graph)
-        drawn = [waterfall(diagnosis), whose(diagnosis), timeline(cells, kinds, dict(diagnosis.attribution.rank))]
-        drawn += [heat_map(cells, met) if met else None, course(cells), spread(cells)]
+        kinds, met = spans(matrix, graph), arrivals(matrix, graph)
+        drawn = [waterfall(diagnosis), whose(diagnosis), timeline(matrix, kinds, dict(diagnosis.attribution.rank))]
+        drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
         fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
-        found = Report(traces, notes, cells, diagnosis, fitted)
+        found = Report(traces, notes, matrix, diagnosis, fitted)
         found.pictures = [picture for picture in drawn if picture is not None]
     _foretell(found, names)
     if chrome_trace is not None:
-        found.viewer, found.viewer_steps = chrome_trace, write_steps(cells, kinds, chrome_trace)
-    write_whole(out, found.html(out.parent).encode())
+        found.viewer, found.viewer_steps = chrome_trace, write_steps(matrix, kinds, chrome_trace)
+    atomic_write(out, found.html(out.parent).encode())
     if json_ is not None:
         output.write_json(found.as_json(), json_)
     if json_ != "-":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.ui.run_directory import first_difference
 
 FORMAT = "paceenv.sweep/1"
@@ -23,9 +23,12 @@ Row = dict[str, Any]
 
 
 class Ledger:
-    """The ledger of a folder.
+    """The ledger of a run directory.
 
-    ``header`` says what the sweep is, ``rows`` are the trials that have ended, by their number.
+    Args:
+        folder: the directory.
+        header: config, inputs and versions of the sweep.
+        rows: trials that have ended, by their number.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any], rows: Mapping[int, Row]) -> None:
@@ -38,7 +41,7 @@ class Ledger:
         if (folder / NAME).exists():
             raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume to go on with it")
         plain = {"format": FORMAT, **header}
-        write_whole(folder / NAME, _line(plain))
+        atomic_write(folder / NAME, _line(plain))
         return cls(folder, json.loads(_line(plain)), {})
 
     @classmethod

@@ -17,7 +17,7 @@ from paceenv.trainers.sweep.outcome.sweep_results import COLUMNS, Results, cells
 from paceenv.trainers.sweep.sweep_run import Sweep
 from paceenv.ui import output
 
-ROWS, LINES, LEAST_S = 8, 10, 0.5
+ROWS, LINES, REFRESH_S = 8, 10, 0.5
 """Rows of the table; lines of a whole sweep where there is no terminal; seconds between looks at the ledger."""
 
 
@@ -48,7 +48,7 @@ class Screen:
             if ended * LINES // total > self._lines:
                 self._lines = ended * LINES // total
                 output.say(self._line(ended, total))
-        elif time.monotonic() - self._shown_at > LEAST_S:
+        elif time.monotonic() - self._shown_at > REFRESH_S:
             self._shown_at = time.monotonic()
             self._live.update(self._table(ended, total), refresh=True)
 

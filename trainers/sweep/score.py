@@ -31,7 +31,13 @@ def spelled(setting: Setting) -> str:
 
 
 def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, float]:
-    """The two normalised actions in [-1, 1] that ``pacing.decode_action`` makes this threshold and window of."""
+    """The two normalised actions in [-1, 1] that ``pacing.decode_action`` turns into this threshold and window.
+
+    Args:
+        mechanism: name of the mechanism.
+        threshold: 0 to its largest.
+        window: share of the baseline step, 0 to ``pacing.MAX_WINDOW``.
+    """
     most = pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
     share = math.sqrt(window / pacing.MAX_WINDOW)
     return 2.0 * math.sqrt(threshold / most) - 1.0, pacing.OFF_BELOW + (1.0 - pacing.OFF_BELOW) * share
@@ -63,7 +69,14 @@ class Problem:
     def of(
         cls, clusters: Sequence[Cluster], seeds_E: NDArray[np.int64], iterations: int, *, threads: int = 1
     ) -> Problem:
-        """Simulates every cluster without pacing."""
+        """Simulate every cluster without pacing.
+
+        Args:
+            clusters: the clusters.
+            seeds_E: seeds of each.
+            iterations: length of a run.
+            threads: threads of the engine; results do not depend on it.
+        """
         passive = tuple(_run([()], cluster, seeds_E, iterations, threads) for cluster in clusters)
         return cls(tuple(clusters), seeds_E, iterations, passive)
 
@@ -75,7 +88,14 @@ class Problem:
         threads: int = 1,
         on_share: Callable[[float], None] = lambda share: None,
     ) -> Scores:
-        """Settings on the clusters of these positions, in their order; None for all. No result depends on another."""
+        """Simulate settings on clusters; no setting's result depends on another's.
+
+        Args:
+            settings: the settings, S of them.
+            clusters: positions of the clusters, in this order; None for all.
+            threads: threads of the engine; results do not depend on it.
+            on_share: called with the share that is done.
+        """
         chosen = range(len(self.clusters)) if clusters is None else clusters
         found = np.empty((3, len(settings), len(chosen), len(self.seeds_E)))
         for place, c in enumerate(chosen):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.score import Problem, Setting, spelled
-from paceenv.trainers.sweep.searches.grid import joint, singles
+from paceenv.trainers.sweep.searches.search import joint, singles
 from paceenv.trainers.sweep.sweep_config import Grid
 
 SEEDS_SHARE = 4
@@ -48,9 +48,13 @@ def search_static(
 ) -> StaticSearch:
     """Try every mechanism of the suite alone on the default grid of sweeps, then the best of them together.
 
-    On other seeds than the suite's own, so that a setting's score there is not its own selection, and on fewer:
-    settings are compared on common random numbers. ``clusters`` replaces configs by the name of their case;
-    ``on_done`` is told the share that is done.
+    It takes other seeds than the suite's own, so a setting's score there is not its own selection. It takes fewer of
+    them, as settings are compared on common random numbers.
+
+    Args:
+        suite: clusters, mechanisms, iterations.
+        clusters: replaces configs by the name of their case.
+        on_done: called with the share that is done.
     """
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds

@@ -14,7 +14,7 @@ from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
-MOST_THRESHOLD = 1.0
+MAX_STATIC_THRESHOLD = 1.0
 """What a static policy takes, of stagger's two that a learned one can set."""
 SIGNIFICANT = 4
 """Digits of a setting that a search draws: as many as its spelling shows, so that the spelling is the setting."""
@@ -44,7 +44,7 @@ class Grid(Config):
     @model_validator(mode="after")
     def _can_be_set(self) -> Grid:
         for mechanism, grid in self.values.items():
-            most = min(pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)], MOST_THRESHOLD)
+            most = min(pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)], MAX_STATIC_THRESHOLD)
             if max(grid.threshold) > most:
                 raise ValueError(f"threshold of {mechanism} = {max(grid.threshold):g}; allowed: 0 to {most:g}")
         return self

@@ -81,7 +81,17 @@ class Sweep:
 
 
 def open_sweep(config: SweepConfig, task: StaticTask | PpoTask, folder: Path, *, resume: bool = False) -> Sweep:
-    """A sweep in a folder, from its beginning or, with ``resume``, from where it was. Raises InputError."""
+    """Begin a sweep in a run directory, or go on with the one there.
+
+    Args:
+        config: of the sweep.
+        task: what its trials share.
+        folder: the run directory.
+        resume: go on where the ledger ends, if there is one.
+
+    Raises:
+        InputError: where the directory holds another sweep, or one and ``resume`` is not set.
+    """
     search = make_search(config, task)
     header = {
         "config": config.model_dump(mode="json"),
@@ -94,7 +104,16 @@ def open_sweep(config: SweepConfig, task: StaticTask | PpoTask, folder: Path, *,
 
 
 def make_task(config: SweepConfig, folder: Path, threads: int = 1) -> StaticTask | PpoTask:
-    """What the trials of a config share. Raises InputError."""
+    """What the trials of a config share.
+
+    Args:
+        config: of the sweep.
+        folder: the run directory, which keeps checkpoints of training.
+        threads: threads that simulate the clusters without pacing.
+
+    Raises:
+        InputError: for a suite or training config that cannot be used.
+    """
     if config.static is not None:
         return StaticTask.of(config.static, threads)
     assert config.ppo is not None  # one of the two, as the config has checked
@@ -119,7 +138,13 @@ def make_search(config: SweepConfig, task: StaticTask | PpoTask) -> Search:
 
 
 def run_here(sweep: Sweep, threads: int = 1, on_row: Callable[[Row], None] = lambda row: None) -> None:
-    """Run what is left of a sweep in this process, one trial after the other."""
+    """Run what is left of a sweep in this process, one trial after the other.
+
+    Args:
+        sweep: the sweep.
+        threads: threads of each trial; results do not depend on it.
+        on_row: called with every trial's record.
+    """
     while (trial := sweep.next()) is not None:
         row = run_trial(sweep.task, trial, threads)
         sweep.record(row)

@@ -37,14 +37,26 @@ class Task(Protocol):
     """What all trials of a sweep share."""
 
     def run(self, number: int, work: Work, threads: int) -> Result:
-        """What the trial comes to, as plain JSON data."""
+        """The result of a trial, as plain JSON data.
+
+        Args:
+            number: of the trial.
+            work: what it has to do.
+            threads: threads of the engine; the result does not depend on it.
+        """
 
     def seeds(self) -> Sequence[int]:
         """Those of every trial."""
 
 
 def run_trial(task: Task, trial: Trial, threads: int = 1) -> Row:
-    """A trial with its record; what it raises is part of the record."""
+    """Run a trial and return its record; an exception is part of the record.
+
+    Args:
+        task: what all trials share.
+        trial: its number and work.
+        threads: threads of the engine.
+    """
     began, row = time.perf_counter(), {"trial": trial.number, "work": dict(trial.work), "seeds": list(task.seeds())}
     try:
         row |= {"status": "done", "result": task.run(trial.number, trial.work, threads)}
@@ -95,6 +107,7 @@ class StaticTask:
         return found
 
     def run(self, number: int, work: Work, threads: int) -> Result:
+        """Simulate the trial's settings; parameters as in :meth:`Task.run`."""
         where = [self.names.index(name) for name in work["clusters"]]
         scores = self.problem.score(settings_of(work), where, threads=threads)
         low_SC, high_SC = np.percentile(scores.gain_SCE, QUARTILES, axis=2)
@@ -139,7 +152,16 @@ class PpoTask:
         return range(self.train.seed, self.train.seed + self.count)
 
     def config(self, work: Work, seed: int, threads: int = 1) -> TrainConfig:
-        """The training config of one seed of a trial."""
+        """The training config of one seed of a trial.
+
+        Args:
+            work: with the trial's hyperparameters.
+            seed: of the training.
+            threads: threads of the environments.
+
+        Raises:
+            InputError: for a value that the config does not allow.
+        """
         data = self.train.model_dump(mode="json")
         for key, value in work["hyperparameters"].items():
             config_files.set_value(data, f"{key}={json.dumps(value)}", "hyperparameters")
@@ -151,6 +173,7 @@ class PpoTask:
         return self.folder / "trials" / f"{number:04d}" / f"seed-{seed}"
 
     def run(self, number: int, work: Work, threads: int) -> Result:
+        """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`."""
         from paceenv.trainers.training import sb3  # PyTorch, which static settings do not need
 
         validation = _validation(self.train.model_dump_json())

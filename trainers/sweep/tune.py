@@ -92,9 +92,15 @@ def _knock(address: str) -> None:
 
 
 def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda row: None) -> None:
-    """Run what is left of a sweep on the cluster that is :func:`connected`; ``on_row`` hears of every trial's end.
+    """Run what is left of a sweep on the cluster that is :func:`connected`.
 
-    Raises what ``on_row`` raises, and InputError where the ledger cannot be written.
+    Args:
+        sweep: the sweep.
+        cpus: CPUs of the cluster.
+        on_row: called with every trial's record; what it raises ends the sweep and is raised again.
+
+    Raises:
+        InputError: where a trial needs more CPUs than there are, or the ledger cannot be written.
     """
     if sweep.is_over():
         return

@@ -13,7 +13,7 @@ from paceenv.trainers.training.train_config import Environment
 
 
 @dataclass(frozen=True)
-class Part:
+class EnvGroup:
     """One batch and the clusters it draws from, in its own order."""
 
     env: PacingVectorEnv
@@ -21,10 +21,14 @@ class Part:
     is_null: tuple[bool, ...]
 
 
-def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[Part]:
-    """A batch for each shape, rows in proportion to the weights of its clusters and at least one for each of them.
+def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[EnvGroup]:
+    """One batch for each shape of cluster (ranks and process groups).
 
-    ``clusters`` replaces configs by name (a fresh calibration, say).
+    Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster.
+
+    Args:
+        config: environment of the training.
+        clusters: replaces configs by name, for example by a fresh calibration.
     """
     given = clusters or {}
     shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}
@@ -34,7 +38,7 @@ def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = Non
         shapes.setdefault((cluster.ranks, cluster.groups), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
-    parts = []
+    groups = []
     for members, count in zip(shapes.values(), rows, strict=True):
         env = PacingVectorEnv(
             count,
@@ -47,8 +51,8 @@ def make_parts(config: Environment, clusters: Mapping[str, Cluster] | None = Non
             threads=config.threads,
         )
         names = tuple(_name(share) for share, _ in members)
-        parts.append(Part(env, names, tuple(share.null_case for share, _ in members)))
-    return parts
+        groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
+    return groups
 
 
 def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:

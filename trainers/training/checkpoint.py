@@ -19,13 +19,19 @@ from safetensors.numpy import save
 from stable_baselines3 import PPO
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 FORMAT = "paceenv.checkpoint/1"
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: PPO, progress: dict[str, Any]) -> None:
-    """Write the model's state and ``progress`` (plain data; arrays of it under ``arrays``) whole or not at all."""
+    """Write a checkpoint whole or not at all.
+
+    Args:
+        path: the file.
+        model: its weights and optimizer are saved.
+        progress: plain data; arrays stand under ``arrays``.
+    """
     tensors = {f"policy.{name}": value.numpy() for name, value in model.policy.state_dict().items()}
     for place, state in model.policy.optimizer.state_dict()["state"].items():
         tensors |= {f"adam.{place}.{name}": np.asarray(value) for name, value in state.items()}
@@ -33,7 +39,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: PPO, progress: dict[str
     tensors |= {f"array.{name}": np.asarray(value) for name, value in plain.pop("arrays", {}).items()}
     header = {"format": FORMAT, "timesteps": model.num_timesteps, "progress": plain}
     blob = save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, {"paceenv": json.dumps(header)})
-    write_whole(path, blob)
+    atomic_write(path, blob)
 
 
 def load_checkpoint(path: Path, model: PPO) -> dict[str, Any]:

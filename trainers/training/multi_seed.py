@@ -18,10 +18,17 @@ POLICY, SUMMARY = "policy.safetensors", "training.json"
 
 
 def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train with ``seeds`` consecutive seeds into ``out`` (each into a folder of its own where they are several).
+    """Train with several consecutive seeds and keep the policy of the best one.
 
-    Returns what there is to say: the policy's file, digest, decisions and CPU-seconds; with a selection also the
-    validation score of every seed, their median and spread. The policy of the best seed is the run's.
+    Args:
+        config: of the training; its seed is the first.
+        seeds: how many.
+        out: run directory; several seeds have one of their own each, ``seed-N``.
+        resume: go on from checkpoints.
+
+    Returns:
+        The policy's file, digest, decisions and CPU-seconds; with a selection also the validation score of every seed,
+        their median and spread.
     """
     found = [
         _train_one(config.model_copy(update={"seed": seed}), out if seeds == 1 else out / f"seed-{seed}", resume=resume)

@@ -27,12 +27,11 @@ from paceenv.core.errors import InputError
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.training.batches import make_parts
+from paceenv.trainers.training.batches import make_groups
 from paceenv.trainers.training.checkpoint import load_checkpoint, save_checkpoint
-from paceenv.trainers.training.constraint import NullConstraint
-from paceenv.trainers.training.selection import JUDGED, Validation
+from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
 from paceenv.trainers.training.train_config import TrainConfig
-from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
 
 RANGE_QUANTILES = (0.001, 0.999)
 """What the calibrated range of a signal covers of the views met at the end of training."""
@@ -101,12 +100,15 @@ def train(
 ) -> Trained:
     """Train PPO on a config; the same config and seed give the same policy on one machine.
 
-    Parameters
-    ----------
-    clusters : replaces configs by name (a fresh calibration, say)
-    on_progress : called with the decisions taken so far
-    folder : where checkpoints and TensorBoard's event files go; without one there are none
-    resume : go on from the folder's checkpoint, if there is one
+    Args:
+        config: of the training.
+        clusters: replaces configs by name, for example by a fresh calibration.
+        on_progress: called with the decisions taken so far.
+        folder: where checkpoints and TensorBoard's event files go; None: there are none.
+        resume: go on from the folder's checkpoint, if there is one.
+
+    Raises:
+        InputError: for a checkpoint of another config.
     """
     run = Run(config, clusters, on_progress, folder)
     if resume and folder is not None and (folder / CHECKPOINT).exists():
@@ -117,10 +119,16 @@ def train(
 
 
 class Run:
-    """The state of a training run between its segments; parameters as in :func:`train`.
+    """The state of a training run between its segments.
 
-    ``validation`` is that of the config's selection, if it was made already: it takes seconds, for all runs the same.
     ``best`` is the policy with the best validation score so far, ``best_score``.
+
+    Args:
+        config: of the training.
+        clusters: as in :func:`train`.
+        on_progress: as in :func:`train`.
+        folder: as in :func:`train`.
+        validation: of the config's selection, if it exists already; making it takes seconds.
     """
 
     def __init__(
@@ -133,17 +141,17 @@ class Run:
     ) -> None:
         torch.set_num_threads(1)
         self.config, self.folder = config, folder
-        self.parts, passive = make_parts(config.environment, clusters), []
+        self.groups, passive = make_groups(config.environment, clusters), []
         if config.environment.paired or config.constraint is not None:
-            passive = make_parts(config.environment, clusters)
+            passive = make_groups(config.environment, clusters)
         self.constraint = None
         if config.constraint is not None:
-            names, flags = [n for p in self.parts for n in p.names], [f for p in self.parts for f in p.is_null]
+            names, flags = [n for g in self.groups for n in g.names], [f for g in self.groups for f in g.is_null]
             self.constraint = NullConstraint(config.constraint, names, flags)
         self.envs = NativeVecEnv(
-            [part.env for part in self.parts],
+            [group.env for group in self.groups],
             _first_episode(config.seed),
-            [part.env for part in passive],
+            [group.env for group in passive],
             self.constraint,
             paired=config.environment.paired,
             memory_intervals=config.environment.memory_intervals,
@@ -192,7 +200,7 @@ class Run:
 
     def _look(self, validation: Validation) -> None:
         policy = self._policy()
-        found = validation.judge(policy)
+        found = validation.evaluate(policy)
         self.curve.rows[-1].update(found)
         for name, value in found.items():
             self.model.logger.record(f"validation/{name}", value)
@@ -231,7 +239,7 @@ class Run:
         }
         if looks:
             best = max(looks, key=lambda row: row["score"])  # the first of equals, as in _look
-            record["validation"] = {name: round(best[name], 4) for name in JUDGED}
+            record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
         return Trained(
             PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
             self.curve.rows,

@@ -22,8 +22,8 @@ FIRST_SEED = 2_000_000
 NULL_PRICE = 50.0
 """What of the score a loss beyond half the limit costs: 1 % of mean step on every null costs half the gap."""
 
-JUDGED = ("gap_closed", "null_loss", "score")
-"""What :meth:`Validation.judge` says."""
+VALIDATION_METRICS = ("gap_closed", "null_loss", "score")
+"""What :meth:`Validation.evaluate` says."""
 
 
 class Validation:
@@ -44,7 +44,7 @@ class Validation:
         simulator = start(self._clusters[name], self._seeds, threads=os.cpu_count() or 1)
         return np.asarray(run(policy, simulator, self._config.iterations).step_ET.mean(axis=1))
 
-    def judge(self, policy: Policy) -> dict[str, float]:
+    def evaluate(self, policy: Policy) -> dict[str, float]:
         """``gap_closed`` on the positives, ``null_loss`` (share of mean step, worst null) and the ``score`` they make.
 
         The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average

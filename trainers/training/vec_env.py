@@ -12,23 +12,67 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from paceenv.core import signals
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.observation_average import Memory
-from paceenv.trainers.training.constraint import NullConstraint
+from paceenv.policies.observation_average import ObservationEMA
+from paceenv.trainers.training.train_config import Constraint
+
+
+class NullConstraint:
+    """What pacing may cost where it cannot help, held by one Lagrange multiplier for each of C clusters.
+
+    The cost on a null cluster is the mean step with pacing over that of the same episodes without, less 1. The reward
+    of its rows loses ``multiplier`` times that cost. After every rollout the multiplier grows with the mean cost above
+    the limit and shrinks with the cost below it (dual ascent). The exploring policy pays these costs, so they overstate
+    the cost of the deterministic one.
+
+    Args:
+        config: limit, rate and largest multiplier.
+        names: of the C clusters.
+        is_null: for each cluster whether it is limited.
+    """
+
+    def __init__(self, config: Constraint, names: Sequence[str], is_null: Sequence[bool]) -> None:
+        self.config, self.names = config, list(names)
+        self.is_null_C = np.array(is_null, bool)
+        self.multiplier_C = np.zeros(len(names))
+        self._sum_C, self._count_C = np.zeros(len(names)), np.zeros(len(names), np.int64)
+
+    def penalty(self, cluster_E: NDArray[np.int64], cost_E: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`."""
+        np.add.at(self._sum_C, cluster_E, cost_E)
+        np.add.at(self._count_C, cluster_E, 1)
+        return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
+
+    def update(self) -> dict[str, float]:
+        """Move the multipliers after a rollout; the mean and the worst cost of a null, and the largest multiplier."""
+        seen = self.is_null_C & (self._count_C > 0)
+        mean_C = self._sum_C / np.maximum(self._count_C, 1)
+        step_C = np.where(seen, self.config.rate * (mean_C - self.config.limit), 0.0)
+        self.multiplier_C = np.clip(self.multiplier_C + step_C, 0.0, self.config.most)
+        self._sum_C[:], self._count_C[:] = 0.0, 0
+        if not seen.any():
+            return {}
+        return {
+            "null_cost": float(mean_C[seen].mean()),
+            "null_cost_worst": float(mean_C[seen].max()),
+            "multiplier": float(self.multiplier_C.max()),
+        }
 
 
 class NativeVecEnv(VecEnv):
-    """Steps every batch by one call of the engine; the rows of all of them, in order, are the rows of this one.
+    """Batches of environments as one: its rows are the rows of all batches in order, and a step is one call per batch.
 
-    With ``passive`` batches of the same episodes the reward is the difference to what would have happened without any
-    pacing, on the same noise. That takes the same number from every action's reward, so it changes no preference, but
-    it removes what cluster and noise contribute, which is several times what pacing does (``paired``). A ``constraint``
-    needs them in any case; its clusters are those of all batches in order.
-
-    With ``memory_intervals`` an observation is the environment's, with the memory that the policy will keep for itself
-    (``paceenv.policies.observation_average``) after the signals.
-
-    Episodes are long and of one length, so all rows would end in the same step and Stable-Baselines3 would ask its
+    Episodes are long and of one length, so all rows would end in the same step, and Stable-Baselines3 would ask its
     critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
+
+    Args:
+        envs: the batches.
+        seed: row ``n`` gets ``seed + n``.
+        passive: batches of the same episodes, run without pacing; needed for ``paired`` and ``constraint``.
+        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order.
+        paired: whether the reward is the difference to the passive episodes, on the same noise. That changes no
+            preference among actions, and removes the noise of cluster and network, several times the effect of pacing.
+        memory_intervals: appends to the signals the averages that the policy will keep
+            (``paceenv.policies.observation_average``); 0: none.
     """
 
     def __init__(
@@ -43,7 +87,7 @@ class NativeVecEnv(VecEnv):
     ) -> None:
         self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
         rows, first = sum(env.num_envs for env in envs), envs[0]
-        self._memory = Memory(memory_intervals) if memory_intervals else None
+        self._memory = ObservationEMA(memory_intervals) if memory_intervals else None
         space = first.single_observation_space
         if memory_intervals:
             space = Box(-1.0, 1.0, ((space.shape or (0,))[0] + signals.SIGNALS,), np.float32)
@@ -136,6 +180,7 @@ class NativeVecEnv(VecEnv):
         return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Not supported: the rows of a native batch share their attributes."""
         raise NotImplementedError("the rows of a native batch share their attributes")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:

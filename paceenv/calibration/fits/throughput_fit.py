@@ -109,7 +109,13 @@ def efficiency(cluster: Cluster) -> float:
 
 
 def predict(target: ThroughputTarget, cluster: Cluster, values: Set | None = None) -> list[Prediction]:
-    """All rows as the cluster, with fitted ``values`` in place of its own, would have measured them."""
+    """All rows of a table as the cluster would have measured them.
+
+    Args:
+        target: the table of throughputs.
+        cluster: the described cluster.
+        values: fitted values by key, in place of the cluster's own.
+    """
     values = values or {}
     single = step_of(cluster, target.single, values).samples_per_s
     return [_prediction(target, row, step_of(cluster, row.set, values), single) for row in target.rows]

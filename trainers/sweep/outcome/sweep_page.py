@@ -16,7 +16,13 @@ from paceenv.ui.config_files import write_text
 
 
 def write_page(results: Results, shares: Mapping[str, float], path: Path) -> None:
-    """Winner, Pareto plot (a menu chooses the cluster), parallel coordinates, importance, trials that failed."""
+    """Write the page: winner, Pareto plot (a menu chooses the cluster), parallel coordinates, importance, failures.
+
+    Args:
+        results: of the sweep.
+        shares: importance of each parameter; empty: left out.
+        path: the HTML file.
+    """
     config = results.config
     parts = [html_page.paragraph(config.description), html_page.heading("Winner"), _winners(results)]
     parts.append(html_page.heading("What candidates came to"))

@@ -63,7 +63,13 @@ def _pareto_panel(results: Results, cluster: str, panel: Axes) -> None:
 
 
 def parameters(results: Results, shares: Mapping[str, float], path: Path) -> None:
-    """Parallel coordinates over the parameters, coloured by the first objective; below, how much each matters."""
+    """Draw parallel coordinates over the parameters, coloured by the first objective, with each one's importance below.
+
+    Args:
+        results: of the sweep.
+        shares: importance of each parameter.
+        path: the file.
+    """
     names = parameter_names(results.candidates)
     table = parameter_table(results.candidates, names)
     low, width = table.min(axis=0), np.ptp(table, axis=0)

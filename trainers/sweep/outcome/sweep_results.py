@@ -29,13 +29,12 @@ COLUMNS: Mapping[str, str] = {
 class Candidate:
     """A setting, or a trial of training.
 
-    Parameters
-    ----------
-    trial : its number in the ledger
-    label : how it is spelled: a policy's name, or hyperparameters
-    cluster : the one it was tried on, nothing for all of them
-    parameters : numbers by name, of what was searched
-    values : what it came to, by quantity, whether it is an objective or not; of training score and decisions
+    Attributes:
+        trial: its number in the ledger.
+        label: how it is spelled: a policy's name, or hyperparameters.
+        cluster: the one it was tried on; empty for all of them.
+        parameters: numbers by name, of what was searched.
+        values: results by quantity, whether it is an objective or not; for training, score and decisions.
     """
 
     trial: int

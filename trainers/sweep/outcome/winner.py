@@ -13,8 +13,8 @@ from paceenv.core import pacing, signals
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation import score_table
-from paceenv.trainers.evaluation.comparison import Contest
-from paceenv.trainers.evaluation.evaluate import Comparison, evaluate
+from paceenv.trainers.evaluation.comparison import Comparison
+from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import Suite, load_suite
 from paceenv.trainers.sweep.ledger import Ledger
 from paceenv.trainers.sweep.outcome.sweep_results import Candidate, Results
@@ -24,7 +24,7 @@ from paceenv.trainers.sweep.sweep_config import Robustness
 from paceenv.trainers.sweep.trial import PpoTask, StaticTask
 from paceenv.ui import config_files
 
-POLICY, CONTEST, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "winner-train.yaml", "robustness.json"
+POLICY, WINNER, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "winner-train.yaml", "robustness.json"
 
 
 def constant_policy(setting: Setting, name: str = "static") -> Learned:
@@ -36,7 +36,13 @@ def constant_policy(setting: Setting, name: str = "static") -> Learned:
 
 
 def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -> list[Path]:
-    """Write the winner's files into the sweep's folder; returns them, none where every trial failed."""
+    """Write the winner's files into the run directory; returns them, an empty list where every trial failed.
+
+    Args:
+        ledger: of the sweep.
+        results: of the same ledger.
+        task: what its trials share.
+    """
     folder = ledger.folder
     winners = {cluster: best for cluster in results.clusters if (best := results.best(cluster)) is not None}
     if not winners:
@@ -54,30 +60,36 @@ def write_winner(ledger: Ledger, results: Results, task: StaticTask | PpoTask) -
     }
     if static.scope == "each":
         tuned = {cluster: best.label for cluster, best in winners.items()}
-        return [_write_contest(folder, Contest(tuned=tuned, **common))]
+        return [_write_comparison(folder, Comparison(tuned=tuned, **common))]
     best = winners[""]
     work = ledger.rows[best.trial]["work"]
     setting = next(s for s in settings_of(work) if spelled(s) == best.label)
     save_policy(folder / POLICY, PolicyFile(constant_policy(setting), {}, _provenance(results, best)))
-    return [_write_contest(folder, Contest(policies=[best.label], **common)), folder / POLICY]
+    return [_write_comparison(folder, Comparison(policies=[best.label], **common)), folder / POLICY]
 
 
-def judge_again(results: Results, contest: Contest, robustness: Robustness) -> Comparison:
-    """The winner, or the winners of each cluster, on other clusters where that can be, and on fresh seeds."""
+def evaluate_again(results: Results, comparison: Comparison, robustness: Robustness) -> SuiteResult:
+    """Evaluate the winner, or the winner of each cluster, on fresh seeds and, where possible, on other clusters.
+
+    Args:
+        results: of the sweep.
+        comparison: the winner's file.
+        robustness: clusters, seeds and iterations.
+    """
     fresh = {key: getattr(robustness, key) for key in ("seeds", "first_seed", "iterations")}
-    if contest.tuned:  # each is for its own cluster
-        suite: Suite = contest.chosen().model_copy(update=fresh)
-        return evaluate([], suite, tuned=contest.tuned_for(suite))
+    if comparison.tuned:  # each is for its own cluster
+        suite: Suite = comparison.chosen().model_copy(update=fresh)
+        return evaluate([], suite, tuned=comparison.tuned_for(suite))
     suite = load_suite(robustness.suite).only(robustness.splits).model_copy(update=fresh)
-    return evaluate(contest.policies, suite)
+    return evaluate(comparison.policies, suite)
 
 
-def robust_json(comparison: Comparison) -> dict[str, Any]:
+def robust_json(result: SuiteResult) -> dict[str, Any]:
     """What judging again found: for every policy the whole suite, then every cluster."""
-    totals = [dataclasses.asdict(comparison.total(policy)) for policy in comparison.policies if policy != "passive"]
-    suite = comparison.suite
+    totals = [dataclasses.asdict(result.total(policy)) for policy in result.policies if policy != "passive"]
+    suite = result.suite
     about = {"suite": suite.name, "seeds": suite.seeds, "first_seed": suite.first_seed, "iterations": suite.iterations}
-    return {**about, "totals": totals, "clusters": score_table.as_json(comparison)}
+    return {**about, "totals": totals, "clusters": score_table.as_json(result)}
 
 
 def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
@@ -105,15 +117,15 @@ def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Resu
     save_policy(ledger.folder / POLICY, PolicyFile(file.policy, file.calibrated_range, record))
     config_files.write_text(ledger.folder / TRAINING, config_files.to_yaml(config.model_dump(mode="json")))
     assert config.selection is not None  # as the task has checked
-    contest = Contest(
+    comparison = Comparison(
         description=f"Found by the sweep {results.config.name}.",
         policies=[POLICY],
         suite=results.config.robustness.suite if results.config.robustness else "all",
         splits=results.config.robustness.splits if results.config.robustness else ["validation"],
     )
-    return [_write_contest(ledger.folder, contest), ledger.folder / POLICY, ledger.folder / TRAINING]
+    return [_write_comparison(ledger.folder, comparison), ledger.folder / POLICY, ledger.folder / TRAINING]
 
 
-def _write_contest(folder: Path, contest: Contest) -> Path:
-    config_files.write_text(folder / CONTEST, config_files.to_yaml(contest.model_dump(mode="json")))
-    return folder / CONTEST
+def _write_comparison(folder: Path, comparison: Comparison) -> Path:
+    config_files.write_text(folder / WINNER, config_files.to_yaml(comparison.model_dump(mode="json")))
+    return folder / WINNER

@@ -13,15 +13,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paceenv.trainers.sweep.searches.search import Result, Trial
-from paceenv.trainers.sweep.searches.search_space import Values, draw
+from paceenv.trainers.sweep.searches.search import Result, Trial, Values, draw
 from paceenv.trainers.sweep.sweep_config import Asha, Range
 
 
 class AshaSearch:
-    """Trials of one rung each; the next rung's goes on from the checkpoint of the one before.
+    """Trials of one rung each; the trial of the next rung goes on from the checkpoint of the one before.
 
-    ``decisions`` is how long a training run is that gets to the end.
+    Args:
+        asha: configs, rungs, workers.
+        ranges: where hyperparameters are drawn from.
+        decisions: length of a training run that reaches the last rung.
+        seed: of the draws.
     """
 
     def __init__(self, asha: Asha, ranges: Mapping[str, Range], decisions: int, seed: int) -> None:

@@ -17,15 +17,22 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.trainers.sweep.score import Setting
 from paceenv.trainers.sweep.searches.search import Result, Trial, settings_of, spread_out, values
-from paceenv.trainers.sweep.sweep_config import MOST_THRESHOLD, SIGNIFICANT, Optuna, Static
+from paceenv.trainers.sweep.sweep_config import MAX_STATIC_THRESHOLD, SIGNIFICANT, Optuna, Static
 
 _RANGE = optuna.distributions.FloatDistribution(-1.0, 1.0)
 
 
 class OptunaSearch:
-    """Batches of settings from Optuna, in the normalised actions that a learned policy has, too.
+    """Batches of settings from Optuna, in the normalised actions that a learned policy also has.
 
     Trial ``n * U + u`` is the ``n``-th batch of study ``u`` of ``U``: one for all clusters, or one for each.
+
+    Args:
+        static: mechanisms, objectives, scope, settings per trial.
+        search: sampler and number of candidates.
+        clusters: names of the clusters.
+        weight_C: their weights.
+        seed: of the first study; each further one takes the next.
     """
 
     def __init__(
@@ -95,7 +102,7 @@ class _Study:
         for mechanism in self._static.mechanisms:
             threshold, window = (_rounded(value) for value in decoded[pacing.MECHANISMS.index(mechanism)])
             if window > 0.0:
-                found.append((mechanism, min(threshold, MOST_THRESHOLD), window))
+                found.append((mechanism, min(threshold, MAX_STATIC_THRESHOLD), window))
         return tuple(found)
 
     def _tell(self, n: int) -> None:

@@ -10,15 +10,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from paceenv.trainers.sweep.searches.search import Result, Trial
-from paceenv.trainers.sweep.searches.search_space import Values, changed, draw
+from paceenv.trainers.sweep.searches.search import Result, Trial, Values, changed, draw
 from paceenv.trainers.sweep.sweep_config import Pbt, Range
 
 
 class PbtSearch:
     """A trial is a member's round: number ``round * population + member``.
 
-    ``decisions`` is how long the training run is that the rounds make.
+    Args:
+        pbt: population, rounds, how members change.
+        ranges: where hyperparameters are drawn from.
+        decisions: length of the training run that all rounds make together.
+        seed: of draws and changes.
     """
 
     def __init__(self, pbt: Pbt, ranges: Mapping[str, Range], decisions: int, seed: int) -> None:
