@@ -65,8 +65,12 @@ def build_simulator(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first: of several workers, none is left with it when the others are through."""
-    items.sort(key=lambda item: item.path.stem != "test_sweep_ray")
+    """The longest file comes first and then those of real jobs, so that two workers end at about the same time.
+
+    The first one needs the engine at once, the others do not: it is compiled once, not by every worker.
+    """
+    first = ("test_sweep_ray", "test_installed", "test_live_launch", "test_live_identity", "test_live_faults")
+    items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
 
 
 @pytest.fixture(scope="session")

@@ -50,11 +50,12 @@ class ForkServer:
     """The server process; started on first use, shared by all jobs of a test session."""
 
     def __init__(self) -> None:
+        paths = (str(HELPERS.parent), os.environ.get("PYTHONPATH"))  # what a rank runs may be in a test itself
         self._process = subprocess.Popen(
             [sys.executable, str(HELPERS / "live_forkserver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _SETTINGS,
+            env=os.environ | _SETTINGS | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         self._pending = b""
         self._started: list[int] = []
