@@ -42,7 +42,7 @@ def simulated(tmp_path: Path) -> Any:
         with RecordingWriter(tmp_path / "run.parquet", simulator, cluster.name) as writer:
             for _ in range(iterations if longest_s else 1):
                 delay_G = rng.uniform(0.0, longest_s, G) if longest_s else np.zeros(G)
-                simulator.rank_EFR[0, timing.DELAY_S, :R] = np.repeat(delay_G, R // G)
+                simulator.state.rank_EFR[0, timing.DELAY_S, :R] = np.repeat(delay_G, R // G)
                 writer.append(simulator.record(simulator.off(), 1 if longest_s else iterations))
         return read_trace(tmp_path / "run.parquet")
 

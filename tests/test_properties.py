@@ -142,7 +142,7 @@ def test_delays_stay_within_window_and_cap(
         assert (delay_R >= 0.0).all()
         assert (delay_R <= widest_s).all()
         share_R = setting[0, :, :, pacing.WINDOW].max(axis=1)
-        widest_s = np.minimum(share_R * sim.tick_EK[0, timing.STEP_BASELINE_S], cap_s)
+        widest_s = np.minimum(share_R * sim.state.tick_EK[0, timing.STEP_BASELINE_S], cap_s)
 
 
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
@@ -162,11 +162,11 @@ def test_noise_does_not_depend_on_pacing(simulator: Make, job: dict[str, Any], s
         calm, rec = passive.record(passive.off(), 25), paced.record(setting, 25)
         np.testing.assert_allclose(rec.entry_ETR - rec.delay_ETR, calm.entry_ETR, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(rec.ready_ETG - rec.finish_ETG, calm.ready_ETG - calm.finish_ETG, atol=1e-12)
-    np.testing.assert_array_equal(paced.noise_ENR, passive.noise_ENR)
-    np.testing.assert_array_equal(paced.group_ENG, passive.group_ENG)
+    np.testing.assert_array_equal(paced.state.noise_ENR, passive.state.noise_ENR)
+    np.testing.assert_array_equal(paced.state.group_ENG, passive.state.group_ENG)
     for name in layout.CLOCK.names or ():
         if name not in {"link_s", "delay_s", "time_s", "energy_j", "steps_s"}:
-            np.testing.assert_array_equal(paced.clocks[name], passive.clocks[name], err_msg=name)
+            np.testing.assert_array_equal(paced.state.clocks[name], passive.state.clocks[name], err_msg=name)
 
 
 @given(

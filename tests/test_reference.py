@@ -17,9 +17,9 @@ from paceenv.core import pacing, trace
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, Recording
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import Reference, References, Setup, check_size
 
 

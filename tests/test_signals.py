@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing, signals, timing
-from paceenv.sim.engine.simulator import Recording, Simulator
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import Simulator
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -67,7 +67,7 @@ def _filter(
     order_G, finish_G, weight_N = np.arange(groups), np.empty(groups), np.empty(particles)
     before_NFK, total = np.empty_like(tenant_NFK), 0.0
     for i in range(particles):
-        fluid.reset_tenants(jobs[0], clocks[i], tenants_EK[0], tenant_NFK[i])
+        fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     for t in range(arrival_TG.shape[0]):
         kernel.sort_groups(arrival_TG[t], order_G)
         mean, expected = 0.0, 0.0
@@ -95,7 +95,7 @@ def _filter(
             fluid.rewind(clocks[i], tenant_NFK[i], advance_T[t])
             if uniform_TN[t, 1 + i] < lost:
                 clocks[i]["key"] += np.uint64(particles)
-                fluid.reset_tenants(jobs[0], clocks[i], tenants_EK[0], tenant_NFK[i])
+                fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     return total
 
 

@@ -125,7 +125,7 @@ def _efficiency(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.floa
 def _slowdown(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
     """Step over that in which every rank computes the mean of all ranks' compute times and nothing is shared."""
     job = simulator.batch.jobs
-    mean_s = float((np.abs(simulator.noise_ENR[:, 0]).mean(axis=1) * job["compute_s"]).mean())
+    mean_s = float((np.abs(simulator.state.noise_ENR[:, 0]).mean(axis=1) * job["compute_s"]).mean())
     rest_s = float((job["ideal_step_s"] - job["compute_s"]).mean())
     return float(step_ET.mean()) / (mean_s + rest_s)
 

@@ -148,10 +148,10 @@ def run_in_blocks(
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
             continue
-        asked, standing = simulator.rank_EFR[:, _ASKED].copy(), simulator.tick_EK[:, _STANDING].copy()
-        simulator.rank_EFR[:, timing.DELAY_S] = 0.0
+        asked, standing = simulator.state.rank_EFR[:, _ASKED].copy(), simulator.state.tick_EK[:, _STANDING].copy()
+        simulator.state.rank_EFR[:, timing.DELAY_S] = 0.0
         step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
-        simulator.rank_EFR[:, _ASKED], simulator.tick_EK[:, _STANDING] = asked, standing
+        simulator.state.rank_EFR[:, _ASKED], simulator.state.tick_EK[:, _STANDING] = asked, standing
     return step_s_ET, mean_delay_s
 
 
