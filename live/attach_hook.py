@@ -1,9 +1,8 @@
 """Attaches the launcher's agent when the script makes its first optimizer, and not before.
 
-Until then the launcher has not imported PyTorch, so that whatever the script does before its own ``import torch``
-(environment variables, warning filters, leaving with a usage message) has the effect it always has. The first optimizer
-is late enough for that and early enough for the agent, which finds the models there are; without an optimizer there is
-no iteration to watch.
+Until then the launcher has not imported PyTorch. So everything the script does before its own ``import torch``
+(environment variables, warning filters, a usage message) has its usual effect. The first optimizer is early enough for
+the agent: it finds the existing models, and without an optimizer there is no iteration to watch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 def attach_later(**arguments: Any) -> None:
-    """Have ``live.attach(**arguments)`` called with the first optimizer; these arguments go before the script's own."""
+    """Call ``live.attach(**arguments)`` with the first optimizer; these arguments replace the script's own."""
     LAUNCHER_SETTINGS.update(arguments)
     atexit.register(_explain_absence, os.getpid())
     loaded = sys.modules.get(_OPTIMIZER_MODULE)
@@ -34,7 +33,7 @@ def attach_later(**arguments: Any) -> None:
 
 
 class _Finder:
-    """Sees the import of the optimizers' module, lets it happen, and is gone."""
+    """Sees the import of the optimizers' module once, and removes itself."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -77,7 +76,7 @@ def _wait_for_optimizer(module: ModuleType) -> None:
 
 
 def attach_now() -> None:
-    """Attach; whatever goes wrong is said, and the script goes on without the agent."""
+    """Attach; any error is logged, and the script goes on without the agent."""
     try:
         from paceenv.live.agent import attach, attached
 
@@ -90,7 +89,7 @@ def attach_now() -> None:
 
 
 def _explain_absence(process: int) -> None:
-    """At the end of a script that made no optimizer: say why nothing was heard of the agent."""
+    """At the end of a script that made no optimizer: log why the agent was never attached."""
     if (
         "torch" in sys.modules
         and "paceenv.live.agent" not in sys.modules

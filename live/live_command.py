@@ -1,4 +1,4 @@
-"""``paceenv live``: look at a run from its folder, while it trains or after: status, summary, trace, dashboard."""
+"""``paceenv live``: inspect a run by its folder, while it trains or after: status, summary, trace, dashboard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.live.record.compare_ranks import compare_ranks
+from paceenv.live.record.history import compare_ranks
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.record.summary import count, duration, percent, summarise
@@ -20,13 +20,13 @@ from paceenv.ui import output
 
 WATCH_S = 2.0
 SILENT_S = 30.0
-"""A rank that has not written for so long is called silent; agents write every two seconds."""
+"""A rank without a new status for this long is called silent; agents write every two seconds."""
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
 
 application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at a live run from its folder: who is early, what pacing does, where the time goes.",
+    help="Inspect a live run by its folder: early and late ranks, effect of pacing, where the time goes.",
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]
@@ -42,7 +42,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again every 2 seconds, until all ranks have ended.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """One line per rank: state, step time, waits, pacing, and when it was last heard of."""
+    """One line per rank: state, step time, waits, pacing, and the age of its last status."""
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
     run = RunFolder(folder)
@@ -66,7 +66,7 @@ def status(
 
 @application.command()
 def summary(folder: Folder, attempt: Attempt = None) -> None:
-    """One page: where the step went, who waits for whom, what pacing did, what the agent said."""
+    """One page: where the step went, which rank waits for which, what pacing did, the agent's messages."""
     run = RunFolder(folder)
     chosen = run.chosen(attempt)
     snapshots = compare_ranks(run.statuses(chosen))

@@ -1,7 +1,7 @@
-"""The loop of one rank: what the sources saw goes, at each tick, to estimator, policy, guard and actuator.
+"""The loop of one rank: at each tick the sources' observations go to estimator, policy, guard and actuator.
 
-Everything that runs in the training thread runs from :meth:`Loop.tick`, and whatever goes wrong there ends the loop and
-not the job. Files, metrics and summary are ``paceenv.live.reporting``'s business, which listens.
+Everything in the training thread runs from :meth:`Loop.tick`. An error there ends the loop and not the job.
+``paceenv.live.reporting`` listens and handles files, metrics and summary.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
 BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
-"""Where nothing is decided, iterations are taken in by the batch: at a fraction of the cost, as the code is in the
-processor's caches from the second one on."""
+"""In modes without decisions, iterations are taken in by the batch, at a fraction of the cost: from the second one on
+the code is in the processor's caches."""
 HOPELESS_ITERATIONS = 200
-"""With none of so many iterations measured, the agent says why."""
+"""If none of this many iterations could be measured, the agent logs the reason."""
 MAX_PENDING = 8
-"""Iterations whose GPU events have not passed yet; more than that are given up."""
+"""Iterations whose GPU events have not passed yet; older ones are given up."""
 
 
 @dataclass(slots=True)
@@ -52,12 +52,11 @@ class _Raw:
 class Loop:
     """Watches one rank and, where its mode allows, paces it.
 
-    Parameters
-    ----------
-    options : settings, the same on every rank
-    policy : what decides in modes shadow, canary and active
-    optimizer : whose step ends an iteration; None takes the first that steps
-    clock : monotonic seconds of the host
+    Args:
+        options: settings, the same on every rank.
+        policy: decides in modes shadow, canary and active.
+        optimizer: its step ends an iteration; None takes the first optimizer that steps.
+        clock: monotonic seconds of the host.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class Loop:
         self.history, self.iterations, self.irregular = History(), 0, 0
         self.control = Control(options, policy, self.messages.log_once, clock)
         self.listeners: list[Callable[[Iteration], None]] = []
-        """Told every iteration, on the training thread."""
+        """Called with every iteration, on the training thread."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
@@ -97,7 +96,7 @@ class Loop:
 
     @property
     def reason(self) -> str:
-        """Why it is not the mode that was asked for."""
+        """Why it is not the requested mode."""
         return self.control.reason if not self._off_reason else self._off_reason * (self.options.mode != "off")
 
     def install(self) -> None:
@@ -107,13 +106,13 @@ class Loop:
         try:
             for source in self._sources:
                 source.install()
-        except Exception as error:  # a PyTorch that lacks what we watch
+        except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)
-        if self.policy.fault and self.options.mode != "probe":  # which asks no policy
+        if self.policy.fault and self.options.mode != "probe":  # probes need no policy
             self.control.downgrade(self.policy.fault)
 
     def detach(self, reason: str) -> None:
-        """Let go of the job, at any moment: nothing is seen or delayed any more; what was measured stays."""
+        """Detach from the job, at any moment: no more measurements and delays; earlier measurements stay."""
         if not self._off_reason:
             self._off_reason = reason
             for source in self._sources:
@@ -121,7 +120,7 @@ class Loop:
 
     @contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """Say that a checkpoint or an evaluation is going on: nothing is measured or delayed meanwhile."""
+        """Mark a checkpoint or an evaluation: no measurement and no delay meanwhile."""
         self._marks.append(kind)
         self._log.mark(kind)
         self.control.guard.mark()
@@ -133,11 +132,11 @@ class Loop:
             self._log.mark(kind)
 
     def stop(self, reason: str) -> None:
-        """Have the loop let go at the next tick; may be called from any thread."""
+        """Detach at the next tick; may be called from any thread."""
         self._stop_reason = reason
 
     def downgrade(self, reason: str) -> None:
-        """Have the loop only observe from the next tick on; may be called from any thread."""
+        """Only observe from the next tick on; may be called from any thread."""
         self._downgrade_reason = reason
 
     def tick(self) -> None:
@@ -152,7 +151,7 @@ class Loop:
                 return
             if self._downgrade_reason:
                 self.control.downgrade(self._downgrade_reason)
-            if self._stamps.capturing():  # a whole step as a CUDA graph: not even a look at an event is allowed
+            if self._stamps.capturing():  # a whole step as a CUDA graph: even querying an event is not allowed
                 return
             self._advance()
             begun_delay_s = self._clock()
@@ -164,9 +163,10 @@ class Loop:
             self.history.add_overhead(self._clock() - begin_s - slept_s)
 
     def fail(self, error: BaseException) -> None:
-        """End the loop because of ``error``, say so, and let the job go on.
+        """End the loop because of ``error``, log it, and let the job go on.
 
-        What a signal handler of the script raised while our code ran is the script's, and goes on its way.
+        An exception that a signal handler of the script raised while our code ran belongs to the script: it is raised
+        again.
         """
         if raised_by_a_signal_handler(error):
             raise error
@@ -181,12 +181,12 @@ class Loop:
         self.messages.log_once(f"{reason}; the job goes on without it")
 
     def finish(self) -> None:
-        """Let go at the end of the job: a comparison under way gets its last look, PyTorch is as before."""
+        """Detach at the end of the job: a comparison under way gets its last evaluation, PyTorch is as before."""
         try:
             if not self._ended and not self._off_reason:
                 self.catch_up()
                 self.control.finish()
-        except Exception as error:  # of a device that failed, say
+        except Exception as error:  # a failed device, for example
             self.fail(error)
         finally:
             self._ended = True
@@ -202,12 +202,12 @@ class Loop:
         return self._stamps.dropped
 
     def group(self) -> dict[str, int]:
-        """The process group whose ranks wait for each other at the end of the step, and how many they are."""
+        """Number and size of the process group whose ranks wait for each other at the end of the step."""
         return {"number": self._shape.waiting_group, "members": self.members}
 
     @property
     def members(self) -> int:
-        """Ranks that wait for each other at the end of the step; 1 while they are not known."""
+        """Number of ranks that wait for each other at the end of the step; 1 while it is not known."""
         return self._log.members.get(self._shape.waiting_group, (0, 1))[1]
 
     def _advance(self) -> None:
@@ -229,7 +229,7 @@ class Loop:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take in what can be read by now."""
+        """Take in the iterations that can be read by now."""
         self._operations = 0
         while self._pending and self._readable(self._pending[0]):
             self._take_in(self._pending.popleft())
@@ -237,7 +237,7 @@ class Loop:
             self._give_up(self._pending.popleft())
 
     def _begin(self) -> None:
-        """The first tick: only now is it known where and among whom this rank runs; its iteration is not counted."""
+        """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
         import torch
         from torch import distributed
 
@@ -322,7 +322,7 @@ class Loop:
         self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
 
     def _give_up(self, raw: _Raw) -> None:
-        """An iteration that cannot be read, or in which nothing was seen: the next one has no start."""
+        """Drop an iteration that cannot be read or has no collective: the next one has no start."""
         self._last_exit_s = None
         self.irregular += 1
         self.control.skip()
@@ -330,9 +330,9 @@ class Loop:
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:
-    """Whether ``error`` came out of a handler that the script has set for a signal."""
+    """Whether ``error`` came from a handler that the script has set for a signal."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # of a partial, what it calls
+    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # the function inside a partial
     codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in functions}
     traceback = error.__traceback__
     while traceback is not None:

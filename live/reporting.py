@@ -1,4 +1,4 @@
-"""What an agent gives out: its snapshot, and through the housekeeping thread trace, status, metrics and summary."""
+"""The agent's output: its snapshot and, through the housekeeping thread, trace, status, metrics and summary."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.loop import Loop
-from paceenv.live.record.compare_ranks import compare_ranks
+from paceenv.live.record.history import compare_ranks
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 
 STATUS_S, PAGE_S, KILL_FILE_S = 2.0, 600.0, 0.5
-"""How often status and page are written, and the kill file looked for, seconds."""
+"""Seconds between two writes of the status, two writes of the page, and two checks of the kill file."""
 FILES_PER_S = 50.0
-"""Status files a second that all ranks of a job together may write; a tenth as many segments of traces."""
+"""Status files per second that all ranks of a job may write together; a tenth as many trace segments."""
 SEGMENT_S = 30.0
 MAX_FAILED_CHECKS = 20
-"""A kill file that cannot be looked for so often in a row is taken for a wish to delay nothing."""
+"""After this many failed checks of the kill file in a row the agent delays nothing any more."""
 MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
-"""How long the end of a job may wait for the last files; and the page for the other ranks' last words."""
+"""Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 
 
 class Output:
@@ -48,7 +48,7 @@ class Output:
         loop.on_begin = self._begin
 
     def compared(self) -> Snapshot:
-        """The snapshot beside what the other ranks last wrote; reads the status files of all of them."""
+        """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
         own, out = self.snapshot(), self._options.out
         if out is not None:
             with contextlib.suppress(InputError, OSError):
@@ -57,10 +57,9 @@ class Output:
         return own
 
     def close(self) -> None:
-        """The last words: what is left of trace and status is written, and rank 0 shows the page.
+        """Write the rest of trace and status; rank 0 prints the page.
 
-        Whatever touches the folder does so on the housekeeping thread, for which nobody waits longer than a few
-        seconds.
+        All access to the folder is on the housekeeping thread, which may hold up the end by a few seconds at most.
         """
         if self._closed:
             return
@@ -73,7 +72,7 @@ class Output:
             print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
 
     def snapshot(self) -> Snapshot:
-        """Everything this rank can tell about itself (``paceenv.live.record.snapshot``), without a look at any file."""
+        """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
         loop, history, options = self._loop, self._loop.history, self._options
         pacer, policy = loop.control.pacer, loop.policy
         return {
@@ -110,7 +109,7 @@ class Output:
         }
 
     def _begin(self) -> None:
-        """The first tick, on the training thread: find out where this rank is, start what runs beside it."""
+        """The first tick, on the training thread: describe this rank's place, start the background tasks."""
         from paceenv.live.observe import locality
 
         loop, options, keep = self._loop, self._options, self._housekeeping
@@ -187,7 +186,7 @@ class Output:
             found = False
             self._failed_checks += 1
             if self._failed_checks == MAX_FAILED_CHECKS:
-                self._loop.downgrade(f"the kill file {file} cannot be looked for: {error.strerror}")
+                self._loop.downgrade(f"the kill file {file} cannot be checked: {error.strerror}")
         if found:
             self._loop.stop(f"stopped by the kill file {file}")
 

@@ -26,7 +26,7 @@ LEARNED = "learned"
 """The name of the policy file that is released with the package; see ``paceenv.policies.saved``."""
 NAMES = (*RULES, "static", LEARNED)
 NEED_SIMULATOR = ("projection", "clairvoyant")
-"""Policies that look ahead in the simulator of a cluster; ``paceenv.policies.select`` makes them, a live job cannot."""
+"""Policies that need the simulator; ``paceenv.policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
 _CLUSTER_KEYS = (*_OPTIONS, "cap")
 
@@ -80,7 +80,7 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
 def _one(
     text: str, given: Mapping[str, str], default: tuple[str, float, float] | None
 ) -> dict[str, tuple[float, float]]:
-    """Settings of one mechanism from what is ``given`` of its name, threshold and window."""
+    """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
     mechanism = mechanism_name(given.get("mechanism")) or (default[0] if default else "slack")
     known = default[1:] if default else STATIC_DEFAULTS.get(mechanism, (0.0, 0.0))
     threshold, window = (

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.live.record.compare_ranks import compare_ranks
-from paceenv.live.record.history import History
+from paceenv.live.record.history import History, compare_ranks
 
 STEP_S, TRANSFER_S, RANKS = 0.05, 0.004, 4
 

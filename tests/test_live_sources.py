@@ -387,7 +387,7 @@ def test_a_device_that_fails_does_not_stop_the_agent_from_going(group: None, mon
 
 def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     device, tensor = Device(), torch.ones(4)
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=256, most_events=256)
+    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=256, max_events=256)
     optimizer, model = _optimizer(100), _model()
     optimizer.step()
     monkeypatch.setattr(agent._loop, "_stamps", stamps)

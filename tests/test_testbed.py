@@ -278,7 +278,7 @@ def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, Any], said: str
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("mine")
-    with pytest.raises(InputError, match="already there; allowed: a new or an empty folder"):
+    with pytest.raises(InputError, match="already exists; allowed: a new or an empty folder"):
         run_scenario(scenario(), tmp_path, iterations=4)
     assert (tmp_path / "kept").read_text() == "mine"
 

@@ -1,7 +1,7 @@
-"""Student's t distribution in plain Python: the one number an interval for a mean needs, without SciPy.
+"""Student's t distribution in plain Python, for intervals of means without SciPy.
 
-The upper tail is half a regularised incomplete beta function, whose continued fraction keeps full relative accuracy
-far out, where one minus a distribution function would be left with rounding errors.
+The upper tail is half a regularised incomplete beta function. Its continued fraction keeps full relative accuracy far
+out in the tail, where one minus a distribution function has only rounding errors.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def student_t_tail(t: float, degrees: float) -> float:
 
 
 def student_t_quantile(tail: float, degrees: float) -> float:
-    """The ``t`` that Student's t with ``degrees`` degrees of freedom exceeds with probability ``tail``.
+    """The ``t`` that Student's t with ``degrees`` degrees of freedom exceeds with probability ``tail``, 0 to 1.
 
-    ``tail`` lies above 0 and below 1. Newton steps on the logarithm of the tail, kept inside a bracket that shrinks.
+    Newton steps on the logarithm of the tail, inside a shrinking bracket. Raises InputError for a value out of range.
     """
     if not 0.0 < tail < 1.0:
         raise out_of_range("tail", tail, "above 0 and below 1", "Student's t")
