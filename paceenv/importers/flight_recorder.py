@@ -39,7 +39,7 @@ _Entry = tuple[int, Collective, tuple[str, str, int]]
 
 
 def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if its steps cannot be told."""
+    """One rank's timeline, and a note on damage, or "". Raises InputError if it shows no steps."""
     path = Path(path)
     named = _RANK.search(path.name)
     if named is None:

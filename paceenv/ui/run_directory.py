@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and what differs between what was begun there and what is asked for."""
+"""Folders that one process at a time works in, and differences between an old request and a new one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(path: Path, what: str) -> Iterator[None]:
-    """Make a folder and keep others out of it; the lock goes with the process, however it ends. Raises InputError.
+    """Make a folder and keep other processes out of it; the lock ends with the process. Raises InputError.
 
-    ``what`` says what works there, for the message.
+    ``what`` names the kind of process, for the message.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from paceenv.ui import html_page, output
 
 @dataclass
 class Report:
-    """Everything that a page shows. What cannot be predicted (a cluster, sizes, policies) is why, in words."""
+    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
@@ -96,7 +96,7 @@ class Report:
             for c in self.diagnosis.causes
         ]
         if not rows:
-            return html_page.paragraph("None that costs enough to be named.")
+            return html_page.paragraph("No cause costs enough to be named.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
     def _viewer_link(self, beside: Path) -> str:
@@ -161,7 +161,7 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
 
 
 def say(report: Report, out: Path) -> None:
-    """What the command prints for people."""
+    """Print a summary for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
