@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -125,11 +125,3 @@ class ChromeTraceWriter:
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode())
-
-
-def write_chrome_trace(path: str | Path, jobs: Iterable[tuple[str, Mapping[str, ArrayLike]]]) -> None:
-    """Write whole jobs, each a name and columns as for :meth:`ChromeTraceWriter.operations`."""
-    with ChromeTraceWriter(path) as writer:
-        for pid, (name, columns) in enumerate(jobs, 1):
-            writer.process(pid, name, {int(r): f"rank {int(r)}" for r in np.unique(np.asarray(columns["rank"]))})
-            writer.operations(pid, columns)
