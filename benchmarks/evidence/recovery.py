@@ -134,7 +134,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         },
     ),
 }
-"""What a cluster is made of: a packaged one, and how the keys that differ are drawn."""
+"""Clusters by mechanism: a packaged one, and how the keys that differ are drawn."""
 UNKNOWN = (
     *("fabric.nic_gbps=50", "fabric.uplink_gbps=50", "fabric.barrier_us=0", "fabric.buffer_kb=null"),
     *("fabric.timeout_ms=200", "post_collective_work={}", "noise={}", "tenants=[]"),

@@ -71,7 +71,7 @@ def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
 def print_check(check: HeldOutCheck | str) -> None:
     """Print a check on held-out steps, or the reason why there is none."""
     if isinstance(check, str):
-        output.say(f"not held against unseen steps: {check}")
+        output.say(f"not compared with unseen steps: {check}")
         return
     rows = [
         (f"{x.quantity}{x.unit and f', {x.unit}'}", *map(_number, (x.held_out, *x.simulated)), _off(x), x.verdict)
@@ -82,7 +82,7 @@ def print_check(check: HeldOutCheck | str) -> None:
         ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
         rows,
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
-        "close: outside of it but not by much. What was written is fitted to all steps.",
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
     )
 
 

@@ -132,7 +132,7 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
     for i in range(first, len(entries) - period + 1, period):
         inside = entries[i : i + period]
         if i == 0 or [entry[2] for entry in inside] != keys[first : first + period]:
-            continue  # before the first nobody knows when the step began
+            continue  # before the first collective the begin of the step is unknown
         begin_s = max(entries[i - 1][1].end_s, 0.0)
         end_s = max(entry[1].end_s for entry in inside)
         number = next(entry[0] for entry in inside if entry[2] == leads)

@@ -114,7 +114,7 @@ def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
 
 
 def _shared(ranks: int, steps: int) -> str:
-    """What a cell stands for, where it is not one rank in one step."""
+    """The meaning of a cell that is more than one rank in one step."""
     if ranks > 1:
         return f"Binned: a cell is the mean over {steps} steps of the latest of {ranks} ranks."
     return f"Binned: a cell is the mean over {steps} steps." if steps > 1 else ""

@@ -116,7 +116,7 @@ class Report:
         unit = Unit.of(fit.measured.mean_s)
         mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
-            f"What follows is simulated on a cluster with {len(fit.parameters)} parameters fitted to this trace. "
+            f"The predictions below come from a cluster with {len(fit.parameters)} parameters fitted to this trace. "
             f"Its mean step is {unit.text(mean_s[1])}, measured {unit.text(mean_s[0])} ({fit.mean_error:+.1%}); its CV "
             f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )

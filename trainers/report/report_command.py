@@ -43,9 +43,9 @@ def report(
 ) -> None:
     """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
 
-    Verdict and causes first; then pictures: where the time goes, a timeline of ranks, who arrives late, how step times
-    are spread; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why they cannot be
-    predicted. Numbers are below every picture. The page is one file without scripts that needs no network.
+    Verdict and causes first; then pictures: where the time goes, a timeline of ranks, late arrivals, the distribution
+    of step times; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why they cannot
+    be predicted. Numbers are below every picture. The page is one file without scripts that needs no network.
 
     Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --chrome-trace ranks.json.gz
     """

@@ -74,7 +74,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from who costs least to who costs most."
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
         if len(at_R) < len(matrix.ranks)
         else ""
     )
