@@ -9,7 +9,14 @@ from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, tables
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1, "exposed episodes": 2}
+COUNTS = {
+    "jitter": 8,
+    "imbalance": 6,
+    "slow rank": 10,
+    "fail-slow": 6,
+    "shared uplink": 1,
+    "post-collective episodes": 2,
+}
 CHANCE = 0.02
 """How far the share of so few may be off for no reason."""
 
@@ -45,4 +52,4 @@ def test_what_is_there_is_seen_and_hardly_anything_else(cases: list[Case]) -> No
 
 def test_a_fitted_cluster_takes_as_long_as_the_job(cases: list[Case]) -> None:
     assert np.median([abs(case.mean_error) for case in cases]) < 0.01
-    assert [title for title, _, _ in tables(cases)] == ["By parameter", "By mechanism", "What is seen"]
+    assert [title for title, _, _ in tables(cases)] == ["By parameter", "By mechanism", "Detection"]

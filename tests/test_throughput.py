@@ -61,7 +61,7 @@ def test_fit_finds_the_parameters_that_made_the_throughputs() -> None:
         for row, p in zip(TARGET.rows, predict(TARGET, NANO, true), strict=True)
     ]
     parameters, predictions = fit(TARGET.model_copy(update={"rows": made}), NANO)
-    assert {p.key: p.value for p in parameters} == pytest.approx(true, rel=1e-3)
+    assert {key: found.value for key, found in parameters.items()} == pytest.approx(true, rel=1e-3)
     assert all(abs(p.error) < 1e-3 for p in predictions)
 
 

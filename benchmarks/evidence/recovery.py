@@ -105,7 +105,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         "unequal-slack",
         GROUPS | {"post_collective_work.groups": lambda rng: "1", "post_collective_work.work_s": _between(0.05, 0.2)},
     ),
-    "exposed episodes": (
+    "post-collective episodes": (
         "equal-slack",
         GROUPS
         | {
@@ -134,7 +134,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         },
     ),
 }
-"""What a cluster is made of: a packaged one, and how the keys that differ are drawn."""
+"""Clusters by mechanism: a packaged one, and how the keys that differ are drawn."""
 UNKNOWN = (
     *("fabric.nic_gbps=50", "fabric.uplink_gbps=50", "fabric.barrier_us=0", "fabric.buffer_kb=null"),
     *("fabric.timeout_ms=200", "post_collective_work={}", "noise={}", "tenants=[]"),
@@ -299,7 +299,7 @@ Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def tables(cases: Sequence[Case]) -> list[Named]:
-    """By parameter, by mechanism, and what was seen of what was there; each with its title and columns."""
+    """By parameter, by mechanism, and which mechanisms were detected; each with its title and columns."""
     everything = [one for case in cases for one in case.parameters]
     keys = sorted({one.key for one in everything if one.is_identified})
     rows = [_row(key, [one for one in everything if one.key == key]) for key in keys]
@@ -337,7 +337,7 @@ def _seen(cases: Sequence[Case]) -> Named:
         there = [switch in case.seen for case in cases if switch in case.there]
         absent = [switch in case.seen for case in cases if switch not in case.there]
         rows.append((switch, f"{sum(there)} of {len(there)}", f"{sum(absent)} of {len(absent)}"))
-    return "What is seen", ("what", "seen where it is", "seen where it is not"), rows
+    return "Detection", ("what", "detected where present", "detected where absent"), rows
 
 
 def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
@@ -366,17 +366,17 @@ def _share(found: Sequence[Recovered], level: int) -> str:
 
 
 def document(cases: Sequence[Case]) -> str:
-    """``docs/calibration.md``: what stands above MARK stays, the tables below are made anew."""
+    """``docs/calibration.md``: the text above MARK stays, the tables below are new."""
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     lines = [head.rstrip(), "", MARK, ""]
     lines += [
-        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters,",
-        f"traces of {LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated knowing latencies",
-        "and racks only. Asked: of 90 % intervals",
-        f"{ASKED[0]:.0%} to {ASKED[1]:.0%} hold the truth; a remark says where it is missed by more than chance.",
-        "Errors are relative; the spread is of the bulk (quartiles); z is the error over a standard error, as the",
-        "interval has it on the side of the true value.",
-        "Not counted: what a noise-free trace tells to the digits of its stamps.",
+        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters with traces of "
+        f"{LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated with known latencies and racks only.",
+        f"The target: {ASKED[0]:.0%} to {ASKED[1]:.0%} of 90 % intervals hold the truth. The last column names a "
+        "parameter that misses it by more than chance.",
+        "Errors are relative. The spread is that of the bulk (quartiles). z is the error over the standard error of "
+        "the interval on the side of the true value.",
+        "Parameters that a noise-free trace identifies to the digits of its stamps are not counted.",
     ]
     for title, columns, rows in tables(cases):
         lines += ["", f"### {title}", "", *markdown_table(columns, rows)]

@@ -1,9 +1,8 @@
-"""Is the cause that `paceenv diagnose` names the one that was put there? Real jobs on the testbed, over real sockets.
+"""Whether `paceenv diagnose` names the cause that was put there: real jobs on the testbed, over real sockets.
 
 `python -m benchmarks.evidence.testbed_causes --write` puts the table into docs/diagnosis.md. Takes root, and an hour of
 a machine with nothing else to do.
-What a real host adds is really there, so a cause that was not put there and is named beside the right one is shown, not
-counted as an error; named before it, it is one.
+A real host adds causes of its own. A cause that was not put there is an error only if it is named before the right one.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from paceenv.ui.output import markdown_table
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 MARK: Final = "## Causes put into real jobs"
-"""Heading of what this script writes, up to the next heading of its rank."""
+"""Heading of the section that this script writes."""
 ITERATIONS: Final = 120
 WITHIN: Final = 0.1
-"""Of the step: how far what a cause is said to cost may be from what was put there."""
+"""Share of the step: allowed error of the cost of a cause."""
 LONGER: Final = 2
 SOUND_RUNS: Final = 3
-"""Of a job without what is put there, as several are held against it."""
+"""Runs of a job without causes, as several jobs are compared with it."""
 FIRST: Final = 5
 """Iterations in which a job still warms up."""
 

@@ -12,7 +12,6 @@ subset of n workers without replacement, from order statistics, divided by the m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace
+from paceenv.ui import config_files
 
 FORMAT_KEY: Final = "paceenv_noise_measurements"
 FORMAT_VERSION: Final = 1
@@ -53,7 +53,7 @@ class Moments:
     """Moments of one set of steps; variances and skewness are of compute time relative to its mean.
 
     ``max_over_mean`` holds E[max]/mean at the widths of :data:`WIDTHS` up to the number of healthy workers.
-    ``slow_factor`` is slow over healthy mean compute time, 1 where nobody is slow.
+    ``slow_factor`` is slow over healthy mean compute time, 1 without slow workers.
     """
 
     mean_s: _Positive
@@ -123,9 +123,8 @@ class NoiseMeasurements:
         for stage in content["stages"]:
             # one list per moment instead of one mapping per replicate: a third of the size
             stage["replicates"] = {name: [r[name] for r in stage["replicates"]] for name in stage["all"]}
-        temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
-        temporary.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
-        os.replace(temporary, path)
+        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+        config_files.write_text(path, _HEADER + text)
 
     @classmethod
     def load(cls, path: str | Path) -> NoiseMeasurements:

@@ -61,15 +61,8 @@ class Probed:
     def without_head_starts(self) -> Probed:
         """The holds in which each unit was delayed for itself, whose effects add up; iterations are still of all."""
         use_B = ~self.head_start_B
-        return replace(
-            self,
-            hold_B=self.hold_B[use_B],
-            head_start_B=self.head_start_B[use_B],
-            level_BU=self.level_BU[use_B],
-            delay_s_BU=self.delay_s_BU[use_B],
-            step_s_B=self.step_s_B[use_B],
-            collective_s_BG=self.collective_s_BG[use_B],
-        )
+        by_hold = ("hold_B", "head_start_B", "level_BU", "delay_s_BU", "step_s_B", "collective_s_BG")
+        return replace(self, **{name: getattr(self, name)[use_B] for name in by_hold})
 
 
 def read_probed(trace: Trace) -> Probed | str:

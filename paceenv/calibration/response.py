@@ -183,7 +183,7 @@ def _regress(y_B: Array, delay_BX: Array, level_BX: Array, before_BK: Array) -> 
 
 
 def _before(probed: Probed, values_B: Array, *lags: int) -> Array:
-    """What ``values`` were ``lags`` holds before, ``(B, lags)``; their mean where that hold is missing."""
+    """The values ``lags`` holds before, ``(B, lags)``; their mean where that hold is missing."""
     place = {hold: b for b, hold in enumerate(probed.hold_B.tolist())}
     mean = float(np.nanmean(values_B))
     columns = []

@@ -1,4 +1,4 @@
-"""What ``paceenv calibrate`` does with the trace of a job: fit, write, print."""
+"""Calibration of a job for ``paceenv calibrate``: fit, write, print."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json
 
 
 def to_json(fit: JobFit) -> dict[str, Any]:
-    """A fit as plain data: the cluster, every parameter, and how well the cluster does what the job did."""
+    """A fit as plain data: the cluster, every parameter, and how well the cluster reproduces the job."""
     return {
         "cluster": fit.cluster.model_dump(exclude_defaults=True),
         "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
@@ -63,15 +63,15 @@ def to_json(fit: JobFit) -> dict[str, Any]:
 
 
 def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
-    """The cluster with a check on held-out steps in its record, or with why there is none."""
+    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
     record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
     return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
 
 
 def print_check(check: HeldOutCheck | str) -> None:
-    """Print a check on held-out steps, or why there is none."""
+    """Print a check on held-out steps, or the reason why there is none."""
     if isinstance(check, str):
-        output.say(f"not held against unseen steps: {check}")
+        output.say(f"not compared with unseen steps: {check}")
         return
     rows = [
         (f"{x.quantity}{x.unit and f', {x.unit}'}", *map(_number, (x.held_out, *x.simulated)), _off(x), x.verdict)
@@ -82,7 +82,7 @@ def print_check(check: HeldOutCheck | str) -> None:
         ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
         rows,
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
-        "close: outside of it but not by much. What was written is fitted to all steps.",
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
     )
 
 

@@ -22,11 +22,11 @@ def diagnose(
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Say what a job loses against its ideal step, to whom, and why.
+    """Find what a job loses against its ideal step, where, and why.
 
     The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
-    evidence, and what to do, which is often not pacing. Where the trace does not tell, it says so.
+    evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json -
     """

@@ -1,4 +1,4 @@
-"""``paceenv validate``: the simulator held against published and measured numbers."""
+"""``paceenv validate``: the simulator compared with published and measured numbers."""
 
 from __future__ import annotations
 
@@ -113,10 +113,18 @@ def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
     lines = [
         "# Validation",
         "",
-        f"What the model gives beside what was published or measured; {seeds} seeds of up to {iterations} iterations.",
-        "Rows marked *fitted* were seen by a fit, *predicted* ones were not, *closed form* is arithmetic. Errors are",
-        "relative where the tolerance is a percentage. Pacing acts in the simulation only by moving ranks in time.",
-        "Rebuild with `paceenv validate --write docs/validation.md`.",
+        "Here you can check the simulator against published and measured numbers. Each number is simulated with "
+        f"{seeds} seeds of up to {iterations} iterations.",
+        "Rebuild this page with `paceenv validate --write docs/validation.md`.",
+        "",
+        "| kind | meaning |",
+        "| --- | --- |",
+        "| fitted | a fit has used this number |",
+        "| predicted | no fit has used it |",
+        "| closed form | arithmetic, without simulation |",
+        "",
+        "Errors are relative where the tolerance is a percentage. "
+        "Pacing acts in the simulation only by moving ranks in time.",
         "",
     ]
     for name in dict.fromkeys(check.target for check in checks):

@@ -254,7 +254,7 @@ class _Class:
 
     def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
         self._op = matrix.ops[matrix.op_N[members[0][0]]]
-        self.queued = self._op in QUEUED_OPS  # at a port, which hides who else is on the links
+        self.queued = self._op in QUEUED_OPS  # at a port, which hides other traffic on the links
         self._ranks = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
         self.left_KT = own_KT - self.timeout_KT

@@ -39,7 +39,7 @@ _Entry = tuple[int, Collective, tuple[str, str, int]]
 
 
 def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if its steps cannot be told."""
+    """One rank's timeline, and a note on damage, or "". Raises InputError if it shows no steps."""
     path = Path(path)
     named = _RANK.search(path.name)
     if named is None:
@@ -132,7 +132,7 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
     for i in range(first, len(entries) - period + 1, period):
         inside = entries[i : i + period]
         if i == 0 or [entry[2] for entry in inside] != keys[first : first + period]:
-            continue  # before the first nobody knows when the step began
+            continue  # before the first collective the begin of the step is unknown
         begin_s = max(entries[i - 1][1].end_s, 0.0)
         end_s = max(entry[1].end_s for entry in inside)
         number = next(entry[0] for entry in inside if entry[2] == leads)

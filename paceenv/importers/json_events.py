@@ -1,7 +1,7 @@
-"""Streams the events of a JSON trace, gzipped or not, in bounded memory; of a damaged file what there is.
+"""Streams the events of a JSON trace, gzipped or not, in bounded memory; a damaged file is read up to the damage.
 
 For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format), the bare list, and
-any other list named in its place. Nothing in a file can make it take more than MAX_EVENT bytes at once.
+any other named list. No file can make it hold more than MAX_EVENT bytes at once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
 class EventFile:
-    """An open JSON trace: iterate over its events once, or take them in batches, of a type if they fit it.
+    """An open JSON trace: iterate over its events once, or take them in batches, decoded to a type where they fit.
 
-    Then ``damage`` says in one line where it broke off, or is "". ``header`` is what comes before the list, for
-    :meth:`value`. Raises InputError if there is no such list.
+    Afterwards ``damage`` says in one line where the file broke off, or is "". ``header`` is the text before the list,
+    for :meth:`value`. Raises InputError if there is no such list.
     """
 
     def __init__(self, path: str | Path, name: str = "traceEvents") -> None:
@@ -69,7 +69,7 @@ class EventFile:
                 raise InputError(f"{self.path}: not a JSON trace: {what}")
 
     def value(self, name: str) -> Any:
-        """What the header says of a name, None where it says nothing."""
+        """The value of a name in the header, None without one."""
         for found in re.finditer(rf'"{name}"\s*:\s*', self.header):
             try:
                 return self._decoder.raw_decode(self.header, found.end())[0]

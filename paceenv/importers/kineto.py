@@ -49,7 +49,7 @@ _POINT_TO_POINT: Final = ("send", "recv")
 
 
 def op_name(said: str) -> str:
-    """The trace's name of a collective that PyTorch or NCCL calls ``said``; "collective" if that is unknown."""
+    """The trace's name of a collective that PyTorch or NCCL calls ``said``; "collective" if unknown."""
     plain = re.sub(r"[^a-z0-9]", "", said.lower())
     return next((op for known, op in _OPS if known in plain), "collective")
 
@@ -94,7 +94,7 @@ _EVENTS: Final = msgspec.json.Decoder(list[Event])
 
 
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if it is no profile with steps."""
+    """One rank's timeline, and a note on damage, or "". Raises InputError if the file is no profile with steps."""
     with EventFile(path) as file:
         reader = _Reader(file)
         for events in file.batches(_EVENTS):

@@ -22,14 +22,15 @@ _MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins like this is a pickle of a protocol that is read."""
+    """Whether a file that begins like this is a pickle of a supported protocol."""
     return head[:2] in _MAGIC
 
 
 def read_plain_pickle(content: bytes) -> tuple[Any, str]:
-    """What the pickle holds, and "" or in one line why it could not be read to its end.
+    """The content of a pickle, and "" or one line on why it could not be read to its end.
 
-    In that case the first is a list of what was complete, nested no deeper than the innermost container under way.
+    In that case the content is a list of the complete objects, nested no deeper than the innermost unfinished
+    container.
     """
     machine = _Machine()
     try:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -68,10 +68,10 @@ class ChromeTraceWriter:
             self._thread(pid, tid, thread, tid)
 
     def operations(self, pid: int, columns: Mapping[str, ArrayLike]) -> None:
-        """Add operations: columns ``rank``, ``op``, ``start_s``, ``end_s`` of a trace, a value a row or one for all.
+        """Add operations: columns ``rank``, ``op``, ``start_s``, ``end_s`` of a trace, one value a row or one for all.
 
-        Every further column becomes an argument of the event. Rows of one rank may come in any order within a call;
-        calls must follow each other in time. Operations without length are left out.
+        Every other column becomes an argument of the event. Rows of one rank may come in any order within a call; calls
+        must follow each other in time. Operations without length are left out.
         """
         names = list(columns)
         rows = np.broadcast_arrays(*(np.asarray(columns[name]) for name in names))
@@ -125,11 +125,3 @@ class ChromeTraceWriter:
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode())
-
-
-def write_chrome_trace(path: str | Path, jobs: Iterable[tuple[str, Mapping[str, ArrayLike]]]) -> None:
-    """Write whole jobs, each a name and a trace's columns as :meth:`ChromeTraceWriter.operations` takes them."""
-    with ChromeTraceWriter(path) as writer:
-        for pid, (name, columns) in enumerate(jobs, 1):
-            writer.process(pid, name, {int(r): f"rank {int(r)}" for r in np.unique(np.asarray(columns["rank"]))})
-            writer.operations(pid, columns)

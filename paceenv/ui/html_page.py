@@ -1,6 +1,6 @@
-"""The frame of an HTML page that is one file and needs no network: style, tables, pictures, numbers to download.
+"""Parts of an HTML page that is one file and needs no network: style, tables, pictures, numbers to download.
 
-Every function takes plain text and escapes it, so that no name from a file becomes markup; what they return is HTML.
+Every function takes plain text, escapes it and returns HTML, so that no name from a file becomes markup.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def picture(svg: str, caption: str) -> str:
-    """A picture with what it shows; ``svg`` as ``paceenv.ui.figures.svg`` makes it."""
+    """A picture with its caption; ``svg`` comes from ``paceenv.ui.figures.svg``."""
     return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 

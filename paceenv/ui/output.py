@@ -1,4 +1,4 @@
-"""How commands talk: JSON for machines on request, tables for people, progress on the error stream."""
+"""Output of commands: JSON for machines on request, tables for people, progress on the error stream."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns, but for the first, have numbers in all rows; a long text that begins with one is none."""
+    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count."""
 
     def is_number(cell: str) -> bool:
         return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER

@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and what differs between what was begun there and what is asked for."""
+"""Folders that one process at a time works in, and differences between an old request and a new one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Size = Annotated[float, Field(gt=0, lt=1e18)]
 
 
 class Row(Config):
-    """One number: a form of this module, its arguments, and what it should give."""
+    """One number: a form of this module, its arguments, and the expected value."""
 
     row: str
     form: str
@@ -93,7 +93,7 @@ def normal_maximum(ranks: Count, cv: NonNegativeFloat) -> float:
 
 
 def lost_throughput(ranks: Count, cv: NonNegativeFloat) -> float:
-    """Share of throughput that waiting for the slowest of so many costs."""
+    """Share of throughput lost to waiting for the slowest of ``ranks``."""
     return 1.0 - 1.0 / normal_maximum(ranks, cv)
 
 

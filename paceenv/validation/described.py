@@ -52,7 +52,7 @@ class DescribedTarget(Config):
 
 
 def checks(target: DescribedTarget) -> Iterator[Check]:
-    """Every row of the target beside what the description gives."""
+    """Every row of the target beside the number of the described cluster."""
     for row in target.rows:
         cluster = load_cluster(row.cluster)
         found = _value(row, cluster, row.set)
@@ -63,7 +63,7 @@ def checks(target: DescribedTarget) -> Iterator[Check]:
 
 
 def throughput_checks(target: ThroughputTarget, cluster: str | None = None) -> Iterator[Check]:
-    """Every published number of every row beside what the cluster's description gives; volumes are never fitted."""
+    """Every published number beside that of the described cluster; volumes are never fitted."""
     for p in predict(target, load_cluster(cluster or target.cluster)):
         row = p.row
         kind: Kind = "fitted" if row.fit else "predicted"

@@ -1,4 +1,4 @@
-"""Who comes early and who comes late to what ranks meet in: a heat map of arrivals, rank by step.
+"""Arrivals at the operations in which ranks meet: a heat map, rank by step, early to late.
 
 Axes: N operations, K tasks, R ranks, T steps; B bins of ranks, C bins of steps.
 """
@@ -18,16 +18,16 @@ from paceenv.ui import figures
 
 MAX_RANKS: Final = 96
 MAX_STEPS: Final = 160
-"""OperationMatrix of the heat map; with more ranks or steps, several share one."""
+"""Cells of the heat map; with more ranks or steps, several share one."""
 _EXTREME = 99.0
 """Percentile of arrivals at which colours end, so that one restart does not make all else pale."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """``late_RT`` is how long after the median of those it meets a rank arrived at ``op``, in seconds.
+    """``late_RT`` is a rank's arrival at ``op`` after the median of the ranks that it meets, seconds.
 
-    It is not a number where the rank did not; ``last_R`` is the share of steps in which nobody it met came later.
+    It is not a number where the rank did not take part. ``last_R`` is the share of steps in which the rank was last.
     """
 
     op: str
@@ -36,10 +36,10 @@ class Arrivals:
 
 
 def arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals | None:
-    """Arrivals at the kind of collective in which ranks wait longest for their like; None where ranks meet in none.
+    """Arrivals at the kind of collective with the most waiting; None where ranks meet in none.
 
-    Ranks of one pipeline stage are alike; what joins stages counts only where nothing else joins ranks. Of several such
-    operations of a rank in a step, the mean.
+    Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
+    others. If a rank has several such operations in a step, their mean counts.
     """
     operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
     operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
@@ -114,7 +114,7 @@ def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
 
 
 def _shared(ranks: int, steps: int) -> str:
-    """What a cell stands for, where it is not one rank in one step."""
+    """The meaning of a cell that is more than one rank in one step."""
     if ranks > 1:
         return f"Binned: a cell is the mean over {steps} steps of the latest of {ranks} ranks."
     return f"Binned: a cell is the mean over {steps} steps." if steps > 1 else ""

@@ -21,7 +21,7 @@ from paceenv.ui import html_page, output
 
 @dataclass
 class Report:
-    """Everything that a page shows. What cannot be predicted (a cluster, sizes, policies) is why, in words."""
+    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
@@ -96,7 +96,7 @@ class Report:
             for c in self.diagnosis.causes
         ]
         if not rows:
-            return html_page.paragraph("None that costs enough to be named.")
+            return html_page.paragraph("No cause costs enough to be named.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
     def _viewer_link(self, beside: Path) -> str:
@@ -116,7 +116,7 @@ class Report:
         unit = Unit.of(fit.measured.mean_s)
         mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
-            f"What follows is simulated on a cluster with {len(fit.parameters)} parameters fitted to this trace. "
+            f"The predictions below come from a cluster with {len(fit.parameters)} parameters fitted to this trace. "
             f"Its mean step is {unit.text(mean_s[1])}, measured {unit.text(mean_s[0])} ({fit.mean_error:+.1%}); its CV "
             f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )
@@ -161,7 +161,7 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
 
 
 def say(report: Report, out: Path) -> None:
-    """What the command prints for people."""
+    """Print a summary for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]

@@ -1,8 +1,8 @@
-"""The cluster behind a trace, and what it predicts: the job at other sizes, and under pacing policies.
+"""The cluster behind a trace, and its predictions: the job at other sizes, and under pacing policies.
 
 Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
-``paceenv whatif --nodes``. Of a policy the mean effect matters, not what a single run would show: its interval is the
-range in which 95 % of such clusters have it.
+``paceenv whatif --nodes``. For a policy the mean effect matters, not that of a single run: its interval is the range in
+which 95 % of such clusters have it.
 
 Legend: D drawn clusters, E seeds, T steps.
 """
@@ -48,7 +48,7 @@ _FIRST_SEED = 5_000_000
 
 @dataclass(frozen=True)
 class Fitted:
-    """The cluster fitted to a trace, and others that may be the real one as well; which ``causes`` were diagnosed."""
+    """The cluster fitted to a trace, other clusters that may be the real one, and the diagnosed ``causes``."""
 
     baseline: Baseline
     clusters: Sequence[Cluster]
@@ -62,24 +62,24 @@ class Fitted:
 
     @property
     def tenants(self) -> bool | None:
-        """Whether another job is on the same links; None where one is diagnosed that the cluster does not have."""
+        """Whether another job is on the same links; None where one is diagnosed but not in the cluster."""
         if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
             return True
         return None if TENANT in self.causes else False
 
     @property
     def doubt(self) -> str:
-        """What to say where the fit does not do what the job did; empty where it does."""
+        """A warning where the fit does not reproduce the job; else empty."""
         said = []
         if abs(self.fit.mean_error) > GOOD_MEAN:
             said.append(
                 f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this "
-                "job is not in the model, so read what follows as a sketch."
+                "job is not in the model, so read the predictions below as a sketch."
             )
         if self.tenants is None:
             said.append(
-                "The other job among the causes is not in this cluster, as no tenant of one period explains it: what "
-                "follows leaves it out, and whether a shift against it pays only a canary (paceenv live) can tell."
+                "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
+                "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
             )
         return " ".join(said)
 
@@ -143,7 +143,7 @@ def _run(policy: str, cluster: Cluster, iterations: int) -> _Run:
 class Paced:
     """A policy on the fitted clusters: throughput against no pacing, CV with and without, delay as a share of a step.
 
-    ``outside`` says whether it met what it was not calibrated for.
+    ``outside`` says whether it met conditions outside its calibrated range.
     """
 
     policy: str
@@ -155,11 +155,11 @@ class Paced:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The interval in words."""
         _, low, high = self.gain
         if max(-low, high) < NULL_LIMIT:
             return f"makes no difference (less than {NULL_LIMIT:.1%})"
-        return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace can tell"
+        return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace shows"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""

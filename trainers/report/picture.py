@@ -1,4 +1,4 @@
-"""What every picture of a report is made of: a caption that says what is seen, the drawing, the numbers behind it."""
+"""The parts of every picture of a report: a caption, the drawing, the numbers behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceenv.ui import figures, html_page
 
 @dataclass(frozen=True)
 class Numbers:
-    """A table behind a picture, all matrix as text; ``name`` is that of the file to download."""
+    """A table behind a picture, all cells as text; ``name`` is that of the file to download."""
 
     name: str
     columns: Sequence[str]
@@ -21,7 +21,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Picture:
-    """A section of a page: title, the drawing (``paceenv.ui.figures.svg``), what it shows, and the numbers in it."""
+    """A section of a page: title, caption, the drawing (``paceenv.ui.figures.svg``), and the numbers in it."""
 
     title: str
     caption: str
@@ -48,7 +48,7 @@ def drawn(title: str, caption: str, figure: Figure, *numbers: Numbers) -> Pictur
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of time that makes readable numbers, and how many of it are in a second."""
+    """A unit of time with readable numbers; ``per_s`` of it make a second."""
 
     name: str
     per_s: float

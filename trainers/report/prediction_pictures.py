@@ -101,7 +101,7 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     if fitted.tenants is False:
         caption += (
             " This trace shows no other job on the same links; one that collides with ours in every single step would "
-            "look like a slower link here, and only a canary can tell it."
+            "look like a slower link here; only a canary shows it."
         )
     columns = (
         *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),

@@ -1,7 +1,7 @@
-"""What the ranks of a traced job spend their time on: computing, waiting for peers, communicating, other work.
+"""How the ranks of a traced job spend their time: computing, waiting for peers, communicating, other work.
 
-Reads the matrix of the trace and its dependency graph (``paceenv.diagnosis``). Who meets others waits until the last of
-them is there, and communicates from then on. Axes: N operations, K tasks, T steps.
+Reads the matrix of the trace and its dependency graph (``paceenv.diagnosis``). An operation that meets others waits
+until the last of them arrives, and communicates from then on. Axes: N operations, K tasks, T steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spans:
 
 
 def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
-    """When the last of those that an operation meets was there, ``(N, T)``; its own start where it meets nobody."""
+    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none."""
     last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
     np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
     met_NT = last_KT[graph.task_of_N]
@@ -70,7 +70,7 @@ def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
 
 
 def label(matrix: OperationMatrix, r: int) -> str:
-    """The rank at a place as pictures name it: in a pipeline by its replica and stage."""
+    """The name of a rank in pictures: in a pipeline by its replica and stage."""
     if int(matrix.stage_N.max()) == int(matrix.stage_N.min()):
         return f"rank {matrix.ranks[r]}"
     node = int(np.argmax(matrix.rank_N == r))

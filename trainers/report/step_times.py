@@ -1,4 +1,4 @@
-"""How long steps take: in their order, how they are spread, and whether one tells about the next. Axes: T steps."""
+"""Step times: in order, as a distribution, and their autocorrelation. Axes: T steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE, _BAND, _MARK = "#333333", "#aebfd8", "#d55e00"
 
 
 def course(matrix: OperationMatrix) -> Picture:
-    """Step times in their order; of many the mean and the range of bins."""
+    """Step times in order; of many the mean and the range of bins."""
     unit, step_s_T = Unit.of(float(np.median(matrix.step_s_T))), matrix.step_s_T
     width = -(-matrix.steps // MAX_POINTS)
     starts = np.arange(0, matrix.steps, width)
@@ -92,9 +92,9 @@ def _distribution(panel: Axes, step_T: Array, unit: Unit) -> Numbers:
 
 
 def autocorrelation(iteration_T: Integers, step_s_T: Array) -> tuple[Integers, Array, Integers]:
-    """Lags in iterations, the autocorrelation at them, and of how many pairs; without lags of too few.
+    """Lags in iterations, the autocorrelation at them, and the number of pairs; lags with too few pairs are left out.
 
-    Lags are true distances, whatever steps a trace leaves out.
+    Lags are true distances, also where a trace leaves out steps.
     """
     centred_T = step_s_T - step_s_T.mean()
     variance = float((centred_T**2).mean())

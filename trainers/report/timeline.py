@@ -28,15 +28,15 @@ TRACE_EVENTS: Final = 200_000
 
 
 def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
-    """The step whose time is nearest to the median, and the longest one, by their places."""
+    """The step nearest to the median time, and the longest one, by their places."""
     step_s_T = matrix.step_s_T
     return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
 
 
 def shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integers:
-    """At most MAX_RANKS places of ranks, whole pipelines where there are some, from who costs least to who costs most.
+    """At most MAX_RANKS places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any.
 
-    ``slowdown_of`` is what each data-parallel rank costs (``paceenv.diagnosis.ideal_replay``).
+    ``slowdown_of`` is the slowdown by data-parallel rank (``paceenv.diagnosis.ideal_replay``).
     """
     dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
     dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
@@ -74,7 +74,7 @@ def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     some = (
-        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from who costs least to who costs most."
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
         if len(at_R) < len(matrix.ranks)
         else ""
     )

@@ -1,4 +1,4 @@
-"""Where the time of a mean step goes, cause by cause, and whose it is: pictures of a diagnosis."""
+"""Pictures of a diagnosis: the time of a mean step cause by cause; slowdown by rank, stage and operation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _MAX_BARS = 12
 
 
 def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
-    """What a mean step consists of, in seconds: the step without any cause, each cause, what is left to the measured
-    one. Empty without sufficient evidence."""
+    """The parts of a mean step, seconds: the step without any cause, each cause, and the rest up to the measured step.
+
+    Empty without sufficient evidence.
+    """
     if diagnosis.bare_step_s is None:
         return []
     causes = [(cause.cause, cause.lost_s) for cause in diagnosis.causes]
@@ -64,7 +66,7 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
     return drawn("Where the time goes", caption, figure, Numbers("waterfall", columns, rows))
 
 
-def whose(diagnosis: Diagnosis) -> Picture | None:
+def slowdowns(diagnosis: Diagnosis) -> Picture | None:
     """Slowdowns with only one rank's, one stage's, one kind of operation's own durations; None where none differ."""
     a = diagnosis.attribution
     named: list[tuple[str, Mapping[Any, float]]] = [
@@ -94,4 +96,4 @@ def whose(diagnosis: Diagnosis) -> Picture | None:
         + (f" The {_MAX_BARS} largest of each." if left_out else "")
     )
     columns = ("what", "which", "slowdown")
-    return drawn("Whose it is", caption, figure, Numbers("attribution", columns, rows))
+    return drawn("Slowdown by rank, stage and operation", caption, figure, Numbers("attribution", columns, rows))

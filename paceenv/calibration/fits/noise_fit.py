@@ -116,6 +116,11 @@ class Estimate:
     lo: float
     hi: float
 
+    @classmethod
+    def normal(cls, value: float, se: float) -> Estimate:
+        """With a normal 95 % interval."""
+        return cls(value, se, value - 1.96 * se, value + 1.96 * se)
+
 
 @dataclass(frozen=True)
 class HeldOut:

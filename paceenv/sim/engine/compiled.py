@@ -76,7 +76,7 @@ def _compile() -> tuple[Callable[..., None], ...]:
     with numba_cache(cache_directory()) as writable:
         options: dict[str, Any] = {"nogil": True, "cache": writable, **_OPTIONS}
         return tuple(
-            numba.njit(**options, _nrt=f in _ALLOCATE)(f) for f in (kernel.reset, kernel.advance, kernel.observe)
+            numba.njit(**options | {"_nrt": f in _ALLOCATE})(f) for f in (kernel.reset, kernel.advance, kernel.observe)
         )
 
 
