@@ -320,7 +320,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert "not two-jobs" in missed[0].measured
     document = benchmark.document({"unequal-slack": report}, {"two-jobs": "the job failed"})
     assert str(Effect.of(ours["measured"])) in document
-    assert "the trace cannot tell fabric.buffer_kb" in document
+    assert "not identified by the trace: fabric.buffer_kb" in document
     assert "- **two-jobs** has no report: the job failed" in document
 
 
