@@ -1,4 +1,4 @@
-"""What a policy is: from what ranks see to the (threshold, window) of each pacing mechanism."""
+"""The interface of a policy: from observations of ranks to threshold and window of each pacing mechanism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Policy(ABC):
 
     name: str
 
-    def reset(self, rows: int) -> None:  # noqa: B027  (a policy without memory has nothing to do)
+    def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
         """Forget everything and prepare for ``rows`` ranks."""
 
     @abstractmethod
@@ -27,9 +27,9 @@ class Policy(ABC):
         """Settings ``(B, M, 2)`` for the next control interval: threshold and window as ratios."""
 
     def constant(self) -> NDArray[np.float64] | None:
-        """Settings ``(M, 2)`` if they are the same for every rank at all times, else None; saves a run the views."""
+        """Settings ``(M, 2)`` if they are always the same for every rank, else None; a run then needs no views."""
         return None
 
     def outside(self) -> Outside | None:
-        """How often since the last reset ranks were passive as they saw what the policy does not know; None: never."""
+        """How often since the last reset ranks were passive because they were outside the range; None: never."""
         return None

@@ -16,7 +16,7 @@ from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
-"""The same function without numpy's look-up of other array types, which is a quarter of its time on one row."""
+"""The same function without numpy's look-up of other array types, a quarter of its time on one row."""
 
 
 class Learned(Policy):
@@ -74,11 +74,11 @@ class Learned(Policy):
     def with_preference(self, preference: float) -> Learned:
         """The same policy following another preference, with nothing seen yet.
 
-        Raises InputError for a preference outside the range it was trained for, or where it takes none.
+        Raises InputError for a preference outside the range of its training, or for a policy without that input.
         """
         if self.preference_range is None:
             raise InputError(
-                f"policy {self.name}: preference = {preference:g}; allowed: none, as it was trained for one"
+                f"policy {self.name}: preference = {preference:g}; allowed: no preference, as it was trained for one"
             )
         name = f"{self.name.partition(':')[0]}:preference={preference:g}"
         return Learned(
@@ -97,9 +97,9 @@ class Learned(Policy):
             self._memory.reset(rows)
 
     def inputs(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the network takes ``(B, I)``: signals, what is remembered of them, the squashed preference.
+        """Inputs of the network ``(B, I)``: signals, their averages, the squashed preference.
 
-        Takes the signals into the memory, so call it once for each view.
+        It updates the averages, so call it once for each view.
         """
         x_BO = np.asarray(signals_BO, np.float32)
         parts = [x_BO] if self._memory is None else [x_BO, self._memory.update(x_BO)]
@@ -110,7 +110,7 @@ class Learned(Policy):
     def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""
         # einsum and not a matrix product: that would round a row differently in batches of different size, and a live
-        # rank, which sees a batch of one, would not decide quite as the simulated one did
+        # rank, with a batch of one, would not decide exactly as the simulated one
         x = np.asarray(inputs_BI, np.float32)
         for weight, bias in self.layers[:-1]:
             x = _einsum("bi,oi->bo", x, weight)

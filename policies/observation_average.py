@@ -1,4 +1,4 @@
-"""What policies remember: an exponential mean of their views, the same while training and on a live rank."""
+"""Averages of a rank's observations: an exponential mean, the same in training and on a live rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from paceenv.core import signals
 class ObservationEMA:
     """Exponential means of views, one a row, over about ``intervals`` control intervals; the first view starts them.
 
-    One view does not tell a co-tenant of our own period from one that drifts past, or contention that comes from one
-    that stays; the recent ones do. Float32, row by row, so that a batch of one rounds as any other.
+    A single view does not separate a co-tenant of our own period from one that drifts past, nor short contention from
+    lasting contention; the recent views do. Float32, row by row, so a batch of one rounds as any other.
     """
 
     def __init__(self, intervals: int) -> None:

@@ -33,11 +33,12 @@ _MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY = 16, 64 << 20, 10_000
 
 @dataclass(frozen=True)
 class PolicyFile:
-    """What a policy file says.
+    """The content of a policy file. A loaded policy knows its calibrated range.
 
-    ``policy`` holds the network, the preference that it follows unless told another, and between which ones it was
-    trained. ``calibrated_range`` gives for each signal the interval ``[low, high]`` met in training; ``provenance`` the
-    resolved config, git commit, seeds and scores. A loaded policy knows its calibrated range.
+    Attributes:
+        policy: the network, its default preference, and the range of preferences it was trained for.
+        calibrated_range: for each signal the interval ``[low, high]`` met in training.
+        provenance: resolved config, git commit, seeds and scores.
     """
 
     policy: Learned
@@ -124,7 +125,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         if header.get(key) != value:
             raise InputError(f"{path}: {key} = {header.get(key)!r}; allowed: {value!r}, which this version understands")
     mechanisms = header.get("mechanisms")
-    if isinstance(mechanisms, list):  # files of earlier versions are as good, so there is no warning
+    if isinstance(mechanisms, list):  # files of earlier versions stay valid without a warning
         header["mechanisms"] = mechanisms = [RENAMED_MECHANISMS.get(str(name), name) for name in mechanisms]
     if (
         not isinstance(mechanisms, list)
@@ -145,7 +146,7 @@ def _preference_header(policy: Learned) -> dict[str, Any] | None:
 
 
 def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float] | None]:
-    """The default preference and the range of a header's entry; both None where it has none, as older files."""
+    """Default preference and range of a header's entry; both None where it is missing, as in older files."""
     if data is None:
         return None, None
     try:

@@ -1,16 +1,15 @@
-"""Projection: rolls the calibrated simulator ahead from the situation a rank seems to be in, and picks what helps most.
+"""Projection: rolls the calibrated simulator ahead from situations like a rank's own and picks the best setting.
 
-What the rollouts say is remembered beforehand (``paceenv.policies.situations``): what ranks saw in many simulated
-situations of this cluster, and what each candidate setting, held for several control intervals, brought from there. At
-each decision a rank looks up the situations whose views were most like its own, weighs them by likeness, and so has a
-projected gain over no pacing, and its standard error, for every candidate. It changes its setting only when another one
-is projected to be better by more than that error, and paces only where at least ``MARGIN`` is to be gained. It does not
-pace at all
+The rollouts are made beforehand (``paceenv.policies.situations``). They contain the views of ranks in many simulated
+situations of this cluster, and the gain of each candidate setting, held for several control intervals from there. At
+each decision a rank looks up the situations with views most like its own and weighs them by likeness. For every
+candidate this gives a projected gain over no pacing, with its standard error. The rank changes its setting only when
+another one is better by more than that error, and paces only for a gain of at least ``MARGIN``. It does not pace
 
-- on a cluster where no candidate helps in any simulated situation, and
-- while what it sees is unlike anything simulated, as a projection from elsewhere says nothing.
+- on a cluster where no candidate helps in any simulated situation,
+- while its view is unlike anything simulated, as projections do not hold there.
 
-Every rank decides alone, from its own views; it knows the cluster's config, ranges and all, but not what the episode
+Every rank decides alone, from its own views. It knows the cluster's config with its ranges, but not what the episode
 drew. Legend: B rows, K neighbours, C candidates, F features, N remembered views.
 """
 

@@ -1,8 +1,8 @@
-"""Whether what a rank sees is what its policy was calibrated on: one comparison, in the simulator and live.
+"""Compares a rank's view with the range that its policy was calibrated on: one comparison, in the simulator and live.
 
-:class:`RangeWatch` tells when a rank has been outside for too long, which live ends the policy
-(``paceenv.live.decide.guard``); :class:`RangeHold` turns it into passive intervals and counts them, as every learned
-policy does wherever it runs. Needs numpy only. Legend: B rows, one a rank, O signals.
+:class:`RangeWatch` finds ranks that have been outside for too long; live, that ends the policy
+(``paceenv.live.decide.guard``). :class:`RangeHold` makes such ranks passive for some intervals and counts them, as
+every learned policy does wherever it runs. Needs numpy only. Legend: B rows, one a rank, O signals.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from paceenv.core import signals
 from paceenv.core.errors import out_of_range
 
 OUTSIDE_INTERVALS = 3
-"""A view outside the calibrated range for so many control intervals in a row is no accident."""
+"""Control intervals in a row outside the calibrated range that cannot be an accident."""
 RANGE_TOLERANCE = 0.05
 """How far outside the range a signal may lie, on the signals' own scale of -1 to 1."""
 HOLD_INTERVALS = 20
-"""How long a rank stays passive once its view is back inside: what the slow signals remember (``signals.SLOW_WEIGHT``).
+"""How long a rank stays passive once its view is back inside: the reach of the slow signals (``signals.SLOW_WEIGHT``).
 
 Pacing itself moves the signals, so a rank that paced again at once could be outside again at once, over and over.
 """
@@ -66,7 +66,7 @@ class RangeWatch:
         return self._run_B >= OUTSIDE_INTERVALS
 
     def inside(self, signals_BO: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """The comparison: which signals ``(B, O)`` are within range and tolerance; what is not a number is not."""
+        """Which signals ``(B, O)`` are within range and tolerance; not-a-number is outside."""
         return (signals_BO >= self._low_O) & (signals_BO <= self._high_O)
 
     def ends(self, signal: str) -> tuple[float, float]:
@@ -87,8 +87,12 @@ class RangeWatch:
 class Outside:
     """How often a policy was passive because its view was outside its calibrated range.
 
-    ``share`` is of all ranks' decisions, 0 to 1; ``signal`` was outside most often, ``value`` was its farthest, and
-    ``low`` and ``high`` are what it is calibrated for.
+    Attributes:
+        share: of all ranks' decisions, 0 to 1.
+        signal: the one that was outside most often.
+        value: its value farthest from the range.
+        low: lower end of its range.
+        high: upper end of its range.
     """
 
     share: float
@@ -135,7 +139,7 @@ class RangeHold:
         return passive_B
 
     def outside(self) -> Outside | None:
-        """What happened since the last reset; None where every decision was the policy's own."""
+        """Summary since the last reset; None where no decision was made passive."""
         if not self._passive:
             return None
         o = int(self._count_O.argmax())
@@ -149,7 +153,7 @@ class RangeHold:
             values = signals_LO[outside_LO[:, o], o]
             low, high = self.watch.ends(signals.NAMES[o])
             beyond = np.maximum(low - values, values - high)
-            worst = int(beyond.argmax())  # what is not a number comes first
+            worst = int(beyond.argmax())  # not-a-number comes first
             if not beyond[worst] <= self._beyond_O[o]:
                 self._beyond_O[o], self._farthest_O[o] = beyond[worst], values[worst]
             self._count_O[o] += len(values)

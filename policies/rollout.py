@@ -44,10 +44,14 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Rollout:
-    """Step times ``(E, T)`` in seconds, mean delay of all ranks ``(E,)``, ideal steps ``(E,)``, one row a seed.
+    """The result of a rollout, one row a seed.
 
-    ``outcome`` is what the episodes came to since their start: energy, failures, re-runs. ``outside`` says how often
-    the policy was passive because it saw what it was not calibrated for, None for never.
+    Attributes:
+        step_ET: step times in seconds.
+        mean_delay_E: mean delay of all ranks in seconds.
+        ideal_step_E: ideal step in seconds.
+        outcome: totals of the episodes: energy, failures, re-runs.
+        outside: how often the policy was passive because it was outside its calibrated range; None: never.
     """
 
     step_ET: NDArray[np.float64]

@@ -41,7 +41,7 @@ class Static(Policy):
 
 
 def passive() -> Static:
-    """No pacing at all: the baseline of every comparison."""
+    """No pacing: the baseline of every comparison."""
     return Static({}, "passive")
 
 
@@ -54,16 +54,17 @@ class Adaptive(Policy):
     """Hold and probe: tries slack and phase_shift in turn, keeps what pays, backs off longer at each failure.
 
     Every switch between off and on is a measurement: the mean level of two intervals before it against two after it,
-    the first one skipped. The level is the sum of the step time's trends and not its inflation over the baseline, which
-    itself moves meanwhile. What a mechanism gains is averaged over its switches, older ones counting less, and doubted
-    by the noise that step time shows between switches. Success doubles the next hold, failure the next back-off.
+    the first one skipped. The level is the sum of the step time's trends, not its inflation over the baseline, as the
+    baseline itself moves. The gain of a mechanism is averaged over its switches, with less weight on older ones. Its
+    error is the noise of step time between switches. Success doubles the next hold, failure doubles the next back-off.
 
-    Step time is common to all ranks, so all judge alike without a word, if they switch together: holds end where the
-    number of intervals is a multiple of their length. Otherwise one rank's pause is another's unexplained loss.
+    Step time is common to all ranks, so all ranks evaluate alike without communication if they switch together. Holds
+    therefore end where the number of intervals is a multiple of their length. Otherwise one rank's pause would be
+    another rank's unexplained loss.
 
-    Where a rank waits in a barrier, slack is measured, and its rule next to free where it does not help: it is tried
-    first, held long, and dropped only when it surely costs. Without a barrier the wait is what the collective takes
-    beyond its baseline, late peers and contention look the same, and either rule has to prove itself, phase_shift
+    Where a rank waits in a barrier, slack is measured, and its rule costs next to nothing where it does not help. There
+    it is tried first, held long, and dropped only when it surely costs. Without a barrier the wait is the collective's
+    time beyond its baseline, and late peers look like contention. There either rule has to prove itself, phase_shift
     first. The stagger rule holds and probes by itself and is always armed.
     """
 
@@ -150,7 +151,7 @@ class Adaptive(Policy):
         return self._apart_B > self.BARRIER_SHARE * self._wait_B
 
     def _learn(self, rows: NDArray[np.int64], gain_B: NDArray[np.float64]) -> None:
-        """Take in what the mechanism last switched gains, as a share of the step, for the rows with that index."""
+        """Add the gain of the mechanism last switched, as a share of the step, for the rows with that index."""
         m = self._measured_B[rows]
         self._gain_BM[rows, m] = self.FORGET * self._gain_BM[rows, m] + gain_B[rows]
         self._weight_BM[rows, m] = self.FORGET * self._weight_BM[rows, m] + 1.0
@@ -159,7 +160,7 @@ class Adaptive(Policy):
         return self._gain_BM / np.maximum(self._weight_BM, 1e-9)  # 0 for a mechanism never tried
 
     def _pays_B(self) -> NDArray[np.bool_]:
-        """Whether the mechanism that is on is worth keeping; of no meaning where none is."""
+        """Whether the mechanism that is on is worth keeping; meaningless where no mechanism is on."""
         row, m = np.arange(len(self._on_B)), self._on_B
         mean_B, error_B = (
             self._mean_gain_BM()[row, m],

@@ -1,9 +1,9 @@
-"""Situations of a cluster, remembered: what ranks saw, and what each candidate setting brought from there.
+"""Remembered situations of a cluster: views of ranks, and the gain of each candidate setting from there.
 
-The simulator is driven by varied settings on noise of its own; at ends of control intervals it is forked, and every
-candidate setting is held over the same horizon on the same noise. Talks to the engine; the projection policy looks
-things up here. Legend: E episodes, R ranks, J ranks watched in each episode, O signals, F features, C candidates
-(the first is off), S snapshots, N views (S x J).
+Varied settings drive the simulator, on noise of its own. At ends of control intervals it is forked, and every candidate
+setting is held over the same horizon on the same noise. Talks to the engine; the projection policy looks things up
+here. Legend: E episodes, R ranks, J ranks watched in each episode, O signals, F features, C candidates (the first is
+off), S snapshots, N views (S x J).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
 
 HORIZON_INTERVALS = 4
-"""How far candidates are rolled ahead. The slack rule moves a tenth of the way an iteration: it needs two or three."""
+"""Control intervals that candidates are rolled ahead. The slack rule needs two or three to settle."""
 # A pilot tries these thresholds and windows before the bank is built from the few settings that matter.
 SPREAD = {
     "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
@@ -34,19 +34,19 @@ TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 MAX_CANDIDATES = 6
 """Settings besides off that a bank compares."""
 MIN_GAIN = 0.0005
-"""What one more candidate must add to the gain, if the best were always known, to be compared at all."""
+"""The gain that one more candidate must add, if the best were always known."""
 LONG_MEMORY_INTERVALS = 12
-"""Over how many intervals a rank's mean view reaches: it tells what lasts, as a tenant's period, from the moment."""
+"""Control intervals that a rank's mean view reaches back: it separates lasting effects from short ones."""
 PILOT_EPISODES, PILOT_INTERVALS = 96, 10
 EPISODE_INTERVALS, EVERY_INTERVALS = 24, 5
 """Length of an episode and distance of its snapshots."""
 CHANGE_RATES = (1.0 / 3.0, 1.0 / 12.0, 0.0)
-"""How often an episode changes the setting that drives it, one rate an episode: a rank must know short trials and
+"""How often an episode changes the setting that drives it, one rate an episode: the bank must contain short trials and
 settings that have been on for long."""
 OFF_SHARE = 0.4
 """Share of that time without pacing."""
 WATCHED_RANKS = 2
-"""Ranks whose views are remembered in each episode: early ones and critical ones see different things."""
+"""Ranks whose views are remembered in each episode: views of early and of critical ranks differ."""
 MIN_EPISODES, MAX_EPISODES, MAX_RANK_EPISODES = 64, 512, 512 * 64
 MAX_FORKED_RANKS = 2**20
 """Ranks that are rolled ahead at once, for memory: about 100 bytes each."""
@@ -55,7 +55,7 @@ PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 
 
 def features(memory: ObservationEMA, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-    """What a rank compares situations by, ``(B, F)``: its last view, and what it remembers with it."""
+    """The features by which a rank compares situations, ``(B, F)``: its last view and its averages with that view."""
     return np.concatenate([signals_BO, memory.update(signals_BO)], axis=1).astype(np.float64)
 
 

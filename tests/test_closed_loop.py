@@ -247,7 +247,7 @@ def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
         ((-0.05, -0.06, -0.04), (0.03, 0.02, 0.04), False, False, "predicted shorter steps, measured longer steps"),
         ((-0.003, -0.004, -0.002), (0.001, -0.002, 0.004), False, True, "agrees within"),
         ((-0.05, -0.06, -0.04), (0.001, -0.002, 0.004), False, False, "measured no difference"),
-        ((-0.05, -0.06, -0.04), (math.nan, math.nan, math.nan), None, None, "too few pairs to tell"),
+        ((-0.05, -0.06, -0.04), (math.nan, math.nan, math.nan), None, None, "too few pairs"),
     ],
 )
 def test_agreement_is_said_in_words(
@@ -282,7 +282,7 @@ def test_blocks_after_a_rollback_do_not_count() -> None:
     stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
     assert summarize_agents([paced, paced], 2)["paced_pairs"] is None
     silent = summarize_agents([paced], 2)
-    assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents said nothing"])
+    assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents reported nothing"])
     found = summarize_agents([paced, stopped], 2)
     assert found["paced_pairs"] == 4
     assert found["stopped"] == ["rolled back"]
@@ -321,7 +321,7 @@ def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
     assert "not two-jobs" in missed[0].measured
     document = benchmark.document({"unequal-slack": report}, {"two-jobs": "the job failed"})
     assert str(Effect.of(ours["measured"])) in document
-    assert "the trace does not identify fabric.buffer_kb" in document
+    assert "not identified by the trace: fabric.buffer_kb" in document
     assert "- **two-jobs** has no report: the job failed" in document
 
 

@@ -64,8 +64,8 @@ def test_a_policy_trained_over_preferences_takes_one(tmp_path: Path) -> None:
     [
         (["cv_weight=[1.0, 0.5]"], "cv_weight = [1, 0.5]; allowed: a number, or two, the lower one first"),
         (["cv_weight=-1"], "environment.cv_weight = -1; allowed: input should be greater than or equal to 0"),
-        (["preference=0.5"], "preference = 0.5; allowed: none, as cv_weight is one number"),
-        (["cv_weight=[0, 1]", "preference=2"], "preference = 2; allowed: 0 to 1, as cv_weight says"),
+        (["preference=0.5"], "preference = 0.5; allowed: without preference, as cv_weight is one number"),
+        (["cv_weight=[0, 1]", "preference=2"], "preference = 2; allowed: 0 to 1, the range of cv_weight"),
     ],
 )
 def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expected: str, tmp_path: Path) -> None:

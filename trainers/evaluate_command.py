@@ -38,7 +38,7 @@ def evaluate(
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
 
-    best-static searches the single static setting that is best for the whole suite (on other seeds).
+    best-static searches the best single static setting for the whole suite, on other seeds.
 
     Examples: paceenv evaluate paper adaptive -- paceenv evaluate learned best-static --suite all --split validation
     """

@@ -31,7 +31,7 @@ _QUIET = "--log=root.thres:warning"
 
 
 def missing() -> str:
-    """What is not here to compile and run the job in SimGrid, in one line; empty if nothing."""
+    """What is missing to compile and run the job in SimGrid, in one line; empty if nothing."""
     try:
         program()
     except InputError as error:
@@ -70,7 +70,7 @@ def install() -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
         if subprocess.run([apt, *arguments], stdout=2, env=environment, check=False).returncode:
-            raise InputError(f"apt-get {' '.join(arguments)}: failed; what it said stands above")
+            raise InputError(f"apt-get {' '.join(arguments)}: failed; its output stands above")
     program()
 
 

@@ -102,7 +102,7 @@ def _tenant(before: Simulator, k: int, uplink_Bps: float, ends_s: float) -> dict
     """Tenant ``k`` of environment 0 from where it stands, with the compute times that it will draw until ``ends_s``."""
     tenants, clock = before.batch.tenants_EK[0], before.state.clocks[0]
     if tenants[k]["weight"] != 1.0 or tenants[k]["bursty"]:
-        raise ValueError("SimGrid is told of steady tenants of weight 1 only")
+        raise ValueError("only steady tenants of weight 1 can be described to SimGrid")
     state = before.state.tenant_ENK[0].copy()
     compute_s: list[float] = []
     # alone on the uplink it would be this far, so it needs no more of them

@@ -1,4 +1,4 @@
-"""``paceenv explain``: what a policy does, as pictures, as a trace to walk through, and as numbers."""
+"""``paceenv explain``: a policy's decisions as pictures, as a trace for a viewer, and as numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_RANK_ITERATIONS = 4 * 10**6
 """Of the rollout; all stamps and phases stay in memory, about 500 bytes for each."""
 TIMELINE_ITERATIONS, TIMELINE_RANKS = 6, 16
 TRACE_EVENTS = 200_000
-"""About what a viewer takes at once without slowing down; a trace ends with the timeline and starts as it can."""
+"""A viewer stays fast with about this many; a trace ends with the timeline and starts as early as they allow."""
 
 
 def explain(
@@ -51,12 +51,12 @@ def explain(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: noise.jitter_cv=0.02")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Show what a policy does on a cluster: its settings over what it sees, and a rollout beside one without pacing.
+    """Draw a policy's settings over its observations, and a rollout beside one without pacing.
 
     Writes into the folder slices.png (each mechanism's delay window and threshold over a rank's slack and the inflation
-    of its collective, all else as it was typically in the rollout), timeline.png (a few iterations of the ranks, and
-    the whole rollout), timeline.trace.json.gz (the same to walk through, in chrome://tracing or ui.perfetto.dev).
-    Passive is run on the same noise. It is one seed: paceenv evaluate tells whether a gain is real.
+    of its collective, other signals at the rollout's median), timeline.png (a few iterations of the ranks, and
+    the whole rollout), timeline.trace.json.gz (the same for chrome://tracing or ui.perfetto.dev).
+    Passive runs on the same noise. This is one seed; paceenv evaluate shows whether a gain is real.
 
     Examples: paceenv explain adaptive -- paceenv explain static --cluster incast-shallow --at 500
     -- paceenv explain runs/demo/policy.safetensors --cluster two-jobs -o runs/explain/two-jobs --json -
@@ -179,7 +179,7 @@ def _timeline(paced: Watched, unpaced: Watched, first: int, where: str, out: Pat
     title = f"{paced.policy} and passive on the same noise: {where}"
     if len(ranks_N) < paced.batch.ranks:
         chosen = f"{len(ranks_N)} of {paced.batch.ranks} ranks"
-        title += f"\n{chosen}, evenly from who waits least to who waits most here without pacing"
+        title += f"\n{chosen}, evenly from the shortest wait to the longest without pacing"
     explain_plots.draw_timeline(paced, unpaced, ranks_N, first, count, title, out / "timeline.png")
     per_iteration = 2 * paced.batch.ranks * len(paced.phases)
     begin = max(0, first + count - max(count, TRACE_EVENTS // per_iteration))

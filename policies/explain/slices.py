@@ -1,4 +1,4 @@
-"""What a policy decides over two of its signals, the others held: slices through its settings. Needs numpy only.
+"""Slices through a policy's settings over two of its signals, the others held. Needs numpy only.
 
 Legend: X values of the slack share, Y values of the collective's inflation, B views, O signals, M mechanisms.
 """
@@ -24,10 +24,14 @@ _SLACK_RANGE, _INFLATION_RANGE = (0.2, 0.8), (1.5, 6.0)
 
 @dataclass(frozen=True)
 class Slice:
-    """Settings ``settings_YXM2`` over imbalance ``slack_X`` (share of the step) and contention ``inflation_Y``.
+    """Settings over imbalance and contention.
 
-    The inflation is time in the collective over its own baseline, a ratio. ``typical_O`` is the view whose other
-    entries are held; ``remembers`` says whether the decision changed while the same view was held.
+    Attributes:
+        slack_X: slack as a share of the step.
+        inflation_Y: time in the collective over its own baseline, a ratio.
+        settings_YXM2: threshold and window of each mechanism.
+        typical_O: the view that gives all other signals.
+        remembers: whether the decision changed while the same view was held.
     """
 
     slack_X: NDArray[np.float64]
@@ -49,14 +53,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Box:
-    """What a policy is calibrated for in a slice: lowest and highest slack share and inflation."""
+    """The calibrated range of a policy in a slice: lowest and highest slack share and inflation."""
 
     slack: tuple[float, float]
     inflation: tuple[float, float]
 
     @classmethod
     def of(cls, calibrated_range: Mapping[str, tuple[float, float]]) -> Box | None:
-        """From a policy file's range of entries; None where it does not tell both signals."""
+        """From a policy file's calibrated range; None where one of the two signals is missing."""
         if not {"slack_share", "comm_inflation"} <= set(calibrated_range):
             return None
         slack, inflation = (

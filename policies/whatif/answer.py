@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Differences:
-    """By how much a job differs from another, run by run or step by step: relative, but for the CV."""
+    """Differences between two jobs, run by run or step by step; relative, except for the CV."""
 
     step: Interval
     throughput: Interval
@@ -52,7 +52,7 @@ class Differences:
 
 @dataclass(frozen=True)
 class Row:
-    """A changed job, how it differs from today's and, if it is paced, from the same without pacing."""
+    """A changed job, its difference from today's and, if it is paced, from the same job without pacing."""
 
     change: Change
     case: Case

@@ -35,7 +35,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 _FROM_BASE: Final = "from base"
 _NOT_LIMITING: Final = "assumed not to limit"
 _USUAL_STEPS: Final = 400
-"""Of a trace whose length a calibration record does not tell."""
+"""Steps of a trace whose length is not in its calibration record."""
 _NORMAL_95: Final = 1.96
 _RANK: Final = re.compile(r"\brank (\d+)")
 
@@ -78,7 +78,7 @@ class Baseline:
     notes: tuple[str, ...] = ()
 
     def check(self, changes: Iterable[Change]) -> None:
-        """Refuse what hangs on a guess. Raises InputError."""
+        """Raise InputError for a change that depends on a guess."""
         guessed = self._guessed()
         if self.parameters and not self.knows_leaves:
             guessed["fabric.nodes_per_leaf"] = "where nodes sit; assumed to be each on a leaf of its own"
@@ -92,34 +92,34 @@ class Baseline:
             for key in self._hinges(change):
                 if key in guessed:
                     raise InputError(
-                        f"{change.label}: hangs on {key}, which the calibration of {self.source} cannot tell "
-                        f"({guessed[key]}); allowed: a trace with --base, a cluster that tells it"
+                        f"{change.label}: depends on {key}, which the calibration of {self.source} cannot identify "
+                        f"({guessed[key]}); allowed: a trace with --base, a cluster that gives it"
                     )
 
     def _guessed(self) -> dict[str, str]:
-        """What the calibration could not tell and nobody else told, by key, and why."""
+        """Keys that neither calibration nor base identified, and why."""
         return {p.key: p.reason for p in self.parameters if _is_guess(p)}
 
     def _is_bounded(self, change: Change) -> bool:
-        """Whether an oversubscription has ends instead of a number: of a lone group whose uplink nobody has seen."""
+        """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
         lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce"
         return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
 
     def _has_growth(self, change: Change) -> bool:
-        """Whether work after a group's collective was seen at one size and is asked for at another."""
+        """Whether post-collective work was measured at one size and is predicted at another."""
         seen = {p.key for p in self.parameters} & {f"post_collective_work.{key}" for key in POST_WORK_S}
         fixed = any(isinstance(getattr(self.cluster.post_collective_work, key), float) for key in POST_WORK_S)
         return bool(seen) and fixed and change.nodes not in (None, self.cluster.job.nodes)
 
     def scenario(self, change: Change) -> Scenario:
-        """What predictions take of what is open."""
+        """The usual values of what the trace leaves open."""
         return Scenario(
             growth=GROWTH[1] if self._has_growth(change) else 0.0,
             link_factor=1.0 if self._is_bounded(change) else None,
         )
 
     def unknowns(self, change: Change) -> list[Unknown]:
-        """What is open and the answer may depend on."""
+        """Open quantities that the answer may depend on."""
         found = []
         latency_us = next((p.value for p in self.parameters if p.key == "fabric.latency_us" and _is_guess(p)), None)
         if latency_us is not None and self.cluster.fabric.latency_us == latency_us:
@@ -131,33 +131,35 @@ class Baseline:
         return found
 
     def _hinges(self, change: Change) -> tuple[str, ...]:
-        """Keys of the cluster that the answer hangs on."""
+        """Keys of the cluster that the answer depends on."""
         if change.oversubscription is not None and not self._is_bounded(change):
-            leaves = ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()  # non-blocking is so for any
+            leaves = (
+                ("fabric.nodes_per_leaf",) if change.oversubscription > 1.0 else ()
+            )  # non-blocking does not depend on it
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
         if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
-            return ("fabric.buffer_kb",)  # what none of a few senders lost, one of many may
+            return ("fabric.buffer_kb",)  # a few senders may lose nothing where many do
         if self.cluster.groups > 1 and (change.nodes is not None or change.pacing != "passive"):
             return ("fabric.uplink_gbps",)
         return ()
 
     def assumes(self, changes: Sequence[Change]) -> list[str]:
-        """What the answers take for granted, in words."""
+        """Assumptions of the answers, in words."""
         sized = [c for c in changes if c.nodes not in (None, self.cluster.job.nodes)]
         lines = [*self.notes, *(self._assumes_of_size(sized) if sized else [])]
         if self.cluster.tenants and any(c != Change(pacing=c.pacing) for c in changes):
             lines.append("other jobs on the uplink keep their period relative to ours")
         if any(c.removed and not c.spread for c in changes):
             lines.append(
-                "ranks taken out: the others keep their batch, so that a step does less work (--spread: all of it)"
+                "ranks taken out: the others keep their batch, so a step does less work (with --spread: the same work)"
             )
         if any(c.spread for c in changes):
-            lines.append("--spread: the others compute in proportion longer")
+            lines.append("--spread: the others compute longer in proportion")
         if any(self._is_bounded(c) for c in changes):
             lines.append(
-                "the payload takes what it takes today; the interval holds a tier above the leaves that is all that "
-                "limits it now, and NICs that are, with all traffic across leaves"
+                "the payload takes as long as today; the interval holds both ends: only the tier above the leaves "
+                "limits it now, or only the NICs do, with all traffic across leaves"
             )
         if self.slow:
             like = sorted({r for c in changes for r in (*c.removed, *c.replaced) if isinstance(r, int)} - self.slow)
@@ -168,16 +170,16 @@ class Baseline:
     def _assumes_of_size(self, sized: Sequence[Change]) -> list[str]:
         """Of other node counts."""
         job, fabric = self.cluster.job, self.cluster.fabric
-        lines = ["other node counts: every rank keeps its batch, so that a step of more nodes does more work"]
+        lines = ["other node counts: every rank keeps its batch, so a step on more nodes does more work"]
         if self.cluster.groups > 1 and self.cluster.workload is None:
             lines.append(f"process groups keep their {job.group_nodes} nodes and become more or fewer")
         if fabric.uplink_gbps is not None and any(c.oversubscription is None for c in sized):
             lines.append(
-                f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in all, however many nodes; "
+                f"the tier above the leaves keeps its {_number(fabric.uplink_gbps)} Gb/s in total at any size; "
                 "--oversubscription gives every leaf uplinks of its own"
             )
         if self.cluster.noise.slow_ranks and not all(c.removed or c.replaced for c in sized):
-            lines.append(f"slow ranks stay {self.cluster.noise.slow_ranks}, however many nodes")
+            lines.append(f"the number of slow ranks stays {self.cluster.noise.slow_ranks}")
         if any(self._has_growth(c) for c in sized):
             lines.append(
                 "work after a group's collective is as frequent, and lasts as the square root of the number of "
@@ -191,12 +193,12 @@ class Baseline:
         return lines
 
     def left_open(self, changes: Sequence[Change]) -> list[str]:
-        """What the intervals hold besides errors, between which ends, and what would tell it."""
+        """Open quantities inside the intervals: their ends, and the measurement that would identify them."""
         found = (unknown for change in changes for unknown in self.unknowns(change))
-        return list(dict.fromkeys(f"{u.name}, {u.between}; it is told by {u.told_by}" for u in found))
+        return list(dict.fromkeys(f"{u.name}, {u.between}; identified by {u.identified_by}" for u in found))
 
     def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
-        """What the answers leave open outside of the intervals, in words."""
+        """Open quantities outside of the intervals, in words."""
         held = {unknown.key for change in changes for unknown in self.unknowns(change)}
         lines = [f"{p.key}: {p.reason}" for p in self.parameters if not p.is_identified and p.key not in held]
         if self.cluster.power.compute_w == 0.0:
@@ -210,8 +212,8 @@ def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured:
         notes = () if not cluster.calibration else (
-            "intervals hold the differences between runs only: the config's calibration record is not one of a job's "
-            "trace, whose errors could be drawn from",
+            "intervals hold the differences between runs only: the config was not calibrated from a job's trace, so "
+            "the errors of its calibration are unknown",
         )  # fmt: skip
         return Baseline(name, cluster, None, tuple(range(cluster.ranks)), notes=notes)
     parameters = tuple(parameters_of(cluster))
@@ -233,9 +235,8 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
     stages = len(set(trace.metadata.of_ranks("stage", 0).values()))
     if stages > 1:
         raise InputError(
-            f"{source}: a pipeline of {stages} stages, to which no cluster is fitted, so that only --remove-rank and "
-            "--replace-rank can be answered, from its own operations; allowed besides: a cluster config (paceenv "
-            "calibrate fits its noise)"
+            f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: --remove-rank and "
+            "--replace-rank alone, answered from its own operations, or a cluster config"
         )
     stamps = read_job(trace, job=job)
     fit = calibrate_stamps(stamps, None, None if base is None else load_cluster(base), "calibrated")
@@ -265,15 +266,13 @@ def _calibrated(
     by_key, notes = {p.key: p for p in parameters}, []
     uplink = by_key.get("fabric.uplink_gbps")
     if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
-        # so that it does not limit at other sizes either
+        # so it does not limit at other sizes either
         cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
-        notes.append("the tier above the leaves is non-blocking, as nothing shows that it limits")
+        notes.append("the tier above the leaves is non-blocking, as the trace shows no limit there")
     named = by_key.get("noise.slow_ranks")
     slow = frozenset(int(rank) for rank in _RANK.findall(named.evidence)) if named is not None else frozenset()
     if cluster.noise.fail_slow_share:
-        notes.append(
-            "fail-slow episodes may hit any rank: those of a rank that is taken out or replaced go on elsewhere"
-        )
+        notes.append("fail-slow episodes may hit any rank: those of a removed or replaced rank go on elsewhere")
     return Baseline(
         source,
         cluster,
@@ -281,13 +280,13 @@ def _calibrated(
         ranks or tuple(range(cluster.ranks)),
         parameters,
         measured,
-        knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # what a calibration without a base assumes
+        knows_leaves=cluster.fabric.nodes_per_leaf != 1,  # the assumption of a calibration without a base
         notes=tuple(notes),
     )
 
 
 def _recorded(measured: Mapping[str, float]) -> Measured:
-    """What a calibration record says of the steps; without an error where it has none."""
+    """The steps in a calibration record, with their error if the record has it."""
     mean_s, se_s = measured["step_mean_s"], measured.get("step_mean_se_s", math.nan)
     step_s = Interval(mean_s, mean_s - _NORMAL_95 * se_s, mean_s + _NORMAL_95 * se_s)
     return Measured(step_s, Interval(measured["step_cv"]), _USUAL_STEPS)

@@ -1,4 +1,4 @@
-"""What is changed of a job: one combination of nodes, oversubscription, ranks, pacing; and a cluster changed so."""
+"""A change of a job: nodes, oversubscription, ranks, pacing, settings; and the cluster with that change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceenv.sim.cluster import Cluster
 WHERE: Final = "whatif"
 MAX_ROWS: Final = 64
 SLOW: Final = "slow"
-"""The slow ranks of a config, which draws anew in every run which ranks those are."""
+"""The slow ranks of a config, which draws them anew in every run."""
 _BETWEEN: Final = re.compile(r",(?=\s*[A-Za-z_][\w.]*=)")
 """The comma between two assignments of a variant; a list of values has commas of its own."""
 _Value = TypeVar("_Value")
@@ -23,7 +23,7 @@ Ranks = tuple[int, ...] | Literal["slow"]
 
 @dataclass(frozen=True)
 class Change:
-    """One row of the answer; what is None or empty stays as it is.
+    """One row of the answer; a field that is None or empty stays as it is.
 
     ``removed`` ranks are taken out, ``replaced`` ones become like their peers. With ``spread`` the ranks that are left
     do the work of those taken out as well. ``settings`` are ``key=value`` of the cluster config.
@@ -51,11 +51,11 @@ class Change:
 
     @property
     def only_ranks(self) -> bool:
-        """Whether nothing but ranks is changed, which the replay of a trace can answer."""
+        """Whether only ranks change, which the replay of a trace can answer."""
         return self == Change(removed=self.removed, replaced=self.replaced, spread=self.spread)
 
     def as_dict(self) -> dict[str, Any]:
-        """What was asked, for machines."""
+        """The change as plain data."""
         return {
             "nodes": self.nodes,
             "oversubscription": self.oversubscription,
@@ -183,9 +183,7 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
     slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")
     slow_new, _ = _counted(change.replaced, cluster, slow, "--replace-rank")
     if gone and job.ranks_per_node > 1:
-        raise InputError(
-            f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which takes out whole ones"
-        )
+        raise InputError(f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which removes whole nodes")
     if gone and change.nodes is None and job.groups > 1:
         raise InputError(
             f"{where}: a process group of {job.group_nodes} nodes would have fewer than the others; allowed: with "
@@ -210,7 +208,7 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
 
 
 def _counted(ranks: Ranks, cluster: Cluster, slow: Collection[int] | None, option: str) -> tuple[int, int]:
-    """How many of the ranks are slow ones, and how many they are in all."""
+    """How many of the ranks are slow, and how many there are in total."""
     count = cluster.noise.slow_ranks
     if ranks == SLOW:
         if not count:
@@ -224,7 +222,7 @@ def _counted(ranks: Ranks, cluster: Cluster, slow: Collection[int] | None, optio
 
 
 def _spread(cluster: Cluster, factor: float, where: str) -> list[str]:
-    """Assignments that give every rank so many times the work."""
+    """Assignments that multiply the work of every rank."""
     compute_s = cluster.job.compute_s
     if not isinstance(compute_s, float):
         raise InputError(f"{where}: --spread needs job.compute_s as a plain number; allowed: without --spread")

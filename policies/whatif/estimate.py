@@ -1,4 +1,4 @@
-"""Estimates with 95 % intervals: of runs of drawn clusters, of a trace's steps; and pairs of them."""
+"""95 % intervals from runs of drawn clusters and from a trace's steps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceenv.core.intervals import Interval
 LEVEL: Final = 0.95
 MAX_BLOCKS: Final = 32
 MIN_STEPS: Final = 16
-"""A trace with fewer has no interval."""
+"""A shorter trace has no interval."""
 
 Array = NDArray[np.float64]
 Ends = tuple[float, float]
-"""What a number changes by at the two ends of something open."""
+"""How far the two ends of an unknown move a number."""
 
 
 def as_json(interval: Interval | None) -> dict[str, Any] | None:
@@ -100,13 +100,13 @@ def of_runs(value_DS: Array) -> Interval:
 
 
 def spread(value_DS: Array) -> Spread:
-    """How much of the variation of positive values is between runs of a cluster, how much between clusters."""
+    """The parts of the variation of positive values: between runs of a cluster, and between clusters."""
     between, within = _variances(np.log(value_DS))
     return Spread(math.sqrt(within), math.sqrt(between))
 
 
 def _variances(x_DS: Array) -> tuple[float, float]:
-    """Between clusters, what their few runs differ by taken out, and between runs of one cluster."""
+    """Variance between clusters, without that of their few runs, and variance between runs of one cluster."""
     draws, runs = x_DS.shape
     within = float(x_DS.var(axis=1, ddof=1).mean()) if runs > 1 else 0.0
     between = float(x_DS.mean(axis=1).var(ddof=1)) - within / runs if draws > 1 else 0.0

@@ -48,7 +48,7 @@ def predict(scenario: RankScenario, source: str, changes: Sequence[Change], seed
 def _row(scenario: RankScenario, change: Change, today_s_T: Array, seed: int) -> Row:
     if SLOW in (change.removed, change.replaced):
         raise InputError(
-            "slow: a replay takes ranks by their numbers (paceenv diagnose names the slow ones); allowed: numbers"
+            "slow: a replay needs numbers of ranks; allowed: numbers, and paceenv diagnose names the slow ranks"
         )
     removed, replaced = (tuple(ranks) for ranks in (change.removed, change.replaced) if not isinstance(ranks, str))
     changed_s_T = scenario.steps(replaced, removed, spread=change.spread, seed=seed)
@@ -77,13 +77,13 @@ def _case(scenario: RankScenario, step_s_T: Array, replicas: int, work: float) -
 
 
 def _assumes(changes: Sequence[Change]) -> list[str]:
-    lines = ["collectives and transfers themselves take what they took; what a rank waits for follows from the replay"]
+    lines = ["collectives and transfers take as long as in the trace; waits follow from the replay"]
     if any(c.replaced for c in changes):
-        lines.append("ranks replaced: they compute like the ranks of their stage, as varied and with what all share")
+        lines.append("ranks replaced: they compute like the ranks of their stage, with the same variation")
     if any(c.removed for c in changes):
         lines.append("ranks taken out: with all stages of their data-parallel rank; a stage cannot go alone")
         if any(c.removed and not c.spread for c in changes):
-            lines.append("the others keep their batch, so that a step does less work (--spread: all of it)")
+            lines.append("the others keep their batch, so a step does less work (with --spread: the same work)")
     if any(c.spread for c in changes):
-        lines.append("--spread: the others compute in proportion longer")
+        lines.append("--spread: the others compute longer in proportion")
     return lines

@@ -17,14 +17,14 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 
 GROWTH: Final = (0.0, 0.5, 1.0)
-"""Exponents of post-collective work over nodes: unchanged; what is predicted; in proportion to the job.
+"""Exponents of post-collective work over nodes: the low end, the prediction, the high end.
 
 The one published scaling table that needs such work was fitted with 0.86 +- 0.35 (``when-scaling-fails``).
 """
 MIN_PAYLOAD_SHARE: Final = 0.05
-"""Share of a collective's time that is taken to be payload at least, however long a round."""
+"""The smallest share of a collective's time that is payload, however long a round is."""
 FREE: Final = 1e3
-"""Times as fast, a payload takes no time to speak of."""
+"""Links this many times as fast make the time of a payload negligible."""
 POST_WORK_S: Final = ("work_s", "episode_s")
 
 
@@ -52,7 +52,7 @@ class Unknown:
         name: for tables.
         key: key of the cluster config.
         between: its two ends, in words.
-        told_by: the measurement that would identify it.
+        identified_by: the measurement that would identify it.
         low: makes the scenario at its low end.
         high: makes the scenario at its high end.
     """
@@ -60,7 +60,7 @@ class Unknown:
     name: str
     key: str
     between: str
-    told_by: str
+    identified_by: str
     low: Callable[[Scenario], Scenario]
     high: Callable[[Scenario], Scenario]
 
@@ -93,12 +93,12 @@ def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scen
 
 
 def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
-    """A cluster whose rounds take so long, and whose collectives take what they took: the rest is payload."""
+    """The cluster with rounds of this time and less payload, such that collectives take as long as before."""
     return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / _payload_share(cluster, round_us))
 
 
 def longest_round_us(cluster: Cluster) -> float:
-    """How long a round may take in a cluster whose collectives take what they take."""
+    """The longest time of a round that leaves a collective's total time as it is."""
     assert isinstance(cluster.fabric.latency_us, float)
     now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
     lost = 1.0 - _payload_share(cluster, later_us)
@@ -108,7 +108,7 @@ def longest_round_us(cluster: Cluster) -> float:
 
 
 def _payload_share(cluster: Cluster, round_us: float) -> float:
-    """What is left of the payload's time if rounds take so long, as a share of what it is."""
+    """The payload's time with rounds of this time, as a share of today's."""
     now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
     payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])
     return 1.0 - (then["latency_s"] - now["latency_s"]) / payload_s if payload_s > 0.0 else 1.0
@@ -120,7 +120,7 @@ def _job(cluster: Cluster) -> Mapping[str, float]:
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:
-    """NICs and, where it is a rate of its own, the tier above them so many times as fast."""
+    """The cluster with NICs, and an uplink of its own rate, this many times as fast."""
     keys = ("nic_gbps", "uplink_gbps")
     rates = {key: getattr(cluster.fabric, key) for key in keys}
     assignments = [f"fabric.{key}={rate * factor!r}" for key, rate in rates.items() if isinstance(rate, int | float)]
@@ -134,7 +134,7 @@ def unknown_rounds(cluster: Cluster) -> Unknown:
         "round of messages",
         "fabric.latency_us",
         f"{ROUND_US[0]:g} to {round(longest_us, 1):g} us",
-        "an nccl-tests table of this fabric (paceenv calibrate TABLE), its latency in the cluster of --base",
+        "an nccl-tests table of this fabric (paceenv calibrate TABLE), with its latency in the cluster of --base",
         lambda scenario: replace(scenario, round_us=ROUND_US[0]),
         lambda scenario: replace(scenario, round_us=longest_us),
     )
@@ -153,13 +153,13 @@ def unknown_growth() -> Unknown:
 
 
 def unknown_limit(oversubscription: float) -> Unknown:
-    """What limits a lone group: all of it what is above the NICs, or the NICs that then meet the asked ratio."""
+    """The limit of a lone group: only the tier above the NICs, or only the NICs, which then meet the asked ratio."""
     slowest = f"{oversubscription:g} times as long" if oversubscription > 1.0 else "as long as today"
     return Unknown(
         "limit of the payload",
         "fabric.uplink_gbps",
         f"from no time to {slowest}",
-        "--base with a cluster that tells fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
+        "--base with a cluster that gives fabric.nic_gbps, fabric.uplink_gbps and fabric.nodes_per_leaf",
         lambda scenario: replace(scenario, link_factor=FREE),
         lambda scenario: replace(scenario, link_factor=1.0 / max(oversubscription, 1.0)),
     )

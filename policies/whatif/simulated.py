@@ -28,20 +28,20 @@ from paceenv.policies.whatif.scenarios import Scenario, changed
 from paceenv.sim.cluster import Cluster
 
 MIN_SEEDS = 2
-"""Of each drawn cluster, so that runs of one can be told from runs of another."""
+"""Of each drawn cluster, to separate differences between runs from differences between clusters."""
 MEASURED_RUNS = 16
-"""Simulated runs as long as the trace, which tell how far one lies from another."""
+"""Simulated runs as long as the trace, for the differences between such runs."""
 MAX_MEASURED = 20_000_000
-"""Iterations of ranks in all those runs: of a longer trace they are shorter, and lie no nearer to each other for it."""
+"""Largest number of rank-iterations in all those runs; for a longer trace the runs are shorter."""
 END_SEEDS = 4
-"""Runs at either end of what is open: on the same noise, so that few will do."""
+"""Runs at either end of an open quantity; few are enough, as all share the same noise."""
 MIN_TO_SHARE = 1 << 13
-"""Ranks of all runs together from which on threads gain more than they cost."""
+"""Total number of ranks from which threads gain more than they cost."""
 
 
 @dataclass
 class _Runs:
-    """What the runs of one case came to, ``(D, S)`` each once all are done."""
+    """Results of the runs of one case, ``(D, S)`` each once all are done."""
 
     step_s: list[Array] = field(default_factory=list)
     cv: list[Array] = field(default_factory=list)
@@ -123,7 +123,7 @@ def predict(
 
 
 def check(baseline: Baseline, changes: Sequence[Change]) -> None:
-    """Refuse what hangs on a guess and what cannot be. Raises InputError."""
+    """Raise InputError for a change that depends on a guess or is impossible."""
     baseline.check(changes)
     for change in changes:
         changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
@@ -131,18 +131,18 @@ def check(baseline: Baseline, changes: Sequence[Change]) -> None:
 
 
 _Moved = Mapping[str, Mapping[str, Ends]]
-"""By name of a quantity, then of what is open: how far its ends move the quantity, of factors in logarithms."""
+"""By quantity, then by unknown: how far the unknown's ends move the quantity, in logarithms except for the CV."""
 
 
 class _Ends:
-    """What is open, at both its ends: the job of the fitted cluster before and after a change, on the same noise."""
+    """Simulates the fitted cluster at both ends of every unknown, before and after a change, on the same noise."""
 
     def __init__(self, baseline: Baseline, seeds_S: NDArray[np.int64], iterations: int) -> None:
         self._baseline, self._seeds_S, self._iterations = baseline, seeds_S, iterations
         self._runs: dict[tuple[Change, Scenario], _Runs] = {}
 
     def moved(self, before: Change, after: Change) -> _Moved:
-        """How far the ends of what is open move the difference between two jobs."""
+        """How far the ends of every unknown move the difference between two jobs."""
         usual = self._baseline.scenario(after)
         found: dict[str, dict[str, Ends]] = {}
         for unknown in self._baseline.unknowns(after):
@@ -165,7 +165,7 @@ class _Ends:
 
     def _run(self, change: Change, scenario: Scenario) -> _Runs:
         if change == Change():
-            scenario = Scenario(round_us=scenario.round_us)  # of nothing else does today's job depend
+            scenario = Scenario(round_us=scenario.round_us)  # today's job depends on nothing else
         if (change, scenario) not in self._runs:
             found = self._runs[change, scenario] = _Runs()
             cluster = changed(change, self._baseline.cluster, self._baseline.slow, scenario)

@@ -34,24 +34,27 @@ def whatif(
     ],
     nodes: Annotated[str | None, typer.Option(help="Nodes of the job in all, instead: 128, or 32,64,128.")] = None,
     oversubscription: Annotated[
-        str | None, typer.Option(help="What a leaf's nodes can send over what its uplinks carry: 1 is non-blocking.")
+        str | None, typer.Option(help="Rate of a leaf's nodes over the rate of its uplinks: 1 is non-blocking.")
     ] = None,
     remove_rank: Annotated[
         str | None,
-        typer.Option(help="Take this rank out of the job: 0; 0,3 one row each; 0+3 both; slow: a config's slow ranks."),
+        typer.Option(
+            help="Remove this rank from the job: 0; 0,3: one row each; 0+3: both; slow: a config's slow ranks."
+        ),
     ] = None,
     replace_rank: Annotated[
-        str | None, typer.Option(help="Put a rank like its peers in this one's place; spelled likewise.")
+        str | None, typer.Option(help="Replace this rank by one like its peers; same spelling.")
     ] = None,
     spread: Annotated[
-        bool, typer.Option("--spread", help="The others do the work of a rank taken out. Default: it is left undone.")
+        bool, typer.Option("--spread", help="The other ranks do the work of a removed one. Default: it is not done.")
     ] = False,
     pacing: Annotated[
         list[str] | None,
-        typer.Option("--pacing", "-p", help=f"Paced by this policy (several: a row each): {POLICY_HELP}."),
+        typer.Option("--pacing", "-p", help=f"Pace with this policy; repeatable, a row each: {POLICY_HELP}."),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change any other value of the cluster: fabric.nic_gbps=400")
+        list[str] | None,
+        typer.Option("--set", help="Change any other value of the cluster, in every row: fabric.nic_gbps=400"),
     ] = None,
     variant: Annotated[
         list[str] | None,
@@ -61,9 +64,9 @@ def whatif(
         ),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="Of a trace: take what it does not tell from this cluster config.")
+        str | None, typer.Option(help="With a trace: a cluster config for what the trace does not identify.")
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Of a trace that holds several jobs: this one.")] = None,
+    job: Annotated[str | None, typer.Option(help="With a trace of several jobs: this one.")] = None,
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each row; two or more of each drawn cluster.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     iterations: Annotated[int, typer.Option("--iterations", "-i", min=40, help="Iterations of each run.")] = 2000,
@@ -75,15 +78,14 @@ def whatif(
 ) -> None:
     """Predict a job after a change: step time, throughput, CV and energy, beside today's, with 95 % intervals.
 
-    Several options combine, several values give a row each. Today's job is the job without pacing.
+    Options combine; several values give a row each. Today's job is the job without pacing.
 
-    From a cluster config: simulated, on the same noise for all rows; an interval says where one run of such a job ends
-    up. If the config was calibrated from a job's trace, clusters are drawn from the errors in its record, so that the
-    interval holds those as well, and the answer says which of both makes it wide.
+    From a cluster config: simulated, with the same noise for all rows. An interval holds the result of one run. If the
+    config was calibrated from a job's trace, the interval also holds the errors of the calibration.
 
-    From a trace: --remove-rank and --replace-rank alone are answered from its own operations, replayed; any format
-    will do, pipelines too. Everything else is simulated on the cluster that the trace calibrates to. What hangs on
-    something that the trace cannot tell is refused.
+    From a trace: --remove-rank and --replace-rank alone are answered by a replay of its own operations, for any format
+    and for pipelines. Everything else is simulated on the cluster that the trace calibrates to. A question that depends
+    on something that the trace does not identify is refused.
 
     Examples: paceenv whatif when-scaling-fails --nodes 32,64,128 -p passive -p static --
     paceenv whatif trace.parquet --replace-rank 0 -- paceenv whatif trace.parquet --nodes 128 --oversubscription 1
@@ -118,7 +120,7 @@ def _answer(
     if is_config(source):
         for option, value in (("--base", base), ("--job", job)):
             if value is not None:
-                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: with a trace")
+                raise InputError(f"{option} {value}: {source[0]} is a cluster config; allowed: only with a trace")
         return _simulate(of_config(source[0]), changes, seeds, seed, iterations)
     paths = [Path(name) for name in source]
     if all(change.only_ranks for change in changes) and base is None:
@@ -189,13 +191,13 @@ def _remarks(answer: Answer) -> list[str]:
     if answer.measured_step_s is not None and answer.measured_cv is not None:
         lines.append(f"measured: step {_plain(answer.measured_step_s)} s, CV {_plain(answer.measured_cv, '.3f')}")
     lines += [line for row in answer.changed for line in _interval_from(row)]
-    lines += [f"open, and in the intervals: {line}" for line in answer.left_open]
-    lines += [f"taken for granted: {line}" for line in answer.assumes]
-    return lines + [f"cannot tell: {line}" for line in answer.cannot_tell]
+    lines += [f"open, inside the intervals: {line}" for line in answer.left_open]
+    lines += [f"assumed: {line}" for line in answer.assumes]
+    return lines + [f"not identified: {line}" for line in answer.cannot_tell]
 
 
 def _interval_from(row: Row) -> list[str]:
-    """What makes the interval of a row's step, unless it is the differences between runs alone."""
+    """The parts of the interval of a row's step, unless differences between runs are the only one."""
     found = row.interval_from
     if found is None or not (found.calibration > 0.0 or found.unknown):
         return []

@@ -1,8 +1,8 @@
 """The closed loop on a testbed scenario: observe, probe, calibrate, predict, choose, canary, report; resumable.
 
-Every stage has a folder of its own (``paceenv.trainers.closed_loop.loop_directory``). Talks to the testbed, which runs
-real jobs, to the calibration, the simulator and the report; what blocks with and without pacing say is computed in
-``paceenv.trainers.closed_loop.paired_blocks``, from the steps that the job itself wrote down.
+Every stage has a directory of its own (``paceenv.trainers.closed_loop.loop_directory``). Talks to the testbed, which
+runs real jobs, to the calibration, the simulator and the report. ``paceenv.trainers.closed_loop.paired_blocks``
+computes the effect of blocks with pacing from the steps that the job itself recorded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STAGES = ("observe", "probe", "calibrate", "predict", "choose", "canary-ours", "
 RUN = "run"
 """The folder of a real run inside its stage's."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
-"""Far from each other and from the seeds of the predictions: a setting is not judged on the noise that chose it."""
+"""Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
 WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
@@ -78,11 +78,11 @@ class Calibrator(Protocol):
 
 
 class LoopOptions(Config):
-    """What is not the scenario's to say: seeds, and how much is simulated."""
+    """Options that are not part of the scenario: seeds, and the amount of simulation."""
 
     seed: int = Field(0, ge=0, description="of the order of the canary's blocks and of the simulated noise")
     seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
-    train: int = Field(0, ge=0, description="decisions to train a policy with; 0: none")
+    train: int = Field(0, ge=0, description="decisions to train a policy with; 0: no training")
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,14 @@ class ClosedLoop:
 
     @property
     def folder(self) -> LoopDirectory:
-        """What is done so far."""
+        """The run directory with the stages done so far."""
         return LoopDirectory(self.out, STAGES, sim_to_real_report.FILES)
 
     def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
-        """Run what is not done yet, up to ``stop_after``; returns what that stage found. Raises InputError."""
-        agent_options(self.scenario.loop, "observe")  # refuses what the agent would refuse, before anything is started
+        """Run the stages that are not done yet, up to ``stop_after``; returns its result. Raises InputError."""
+        agent_options(
+            self.scenario.loop, "observe"
+        )  # raises for options that the agent would refuse, before anything starts
         known_cluster(self.scenario)
         folder = self.folder
         with folder.locked():
@@ -185,7 +187,7 @@ class ClosedLoop:
         )
 
     def _canary(self, place: Path, stage: str, policy: str) -> Found:
-        """The real job in blocks with and without ``policy``, and what its own steps and the agents say of them."""
+        """Run the real job in paired blocks; returns the measured effect and the agents' reports."""
         plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
         result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
         mine = result.jobs[plan.job]
@@ -205,13 +207,13 @@ class ClosedLoop:
         plan = self.scenario.loop
         agents = {plan.job: [*agent_options(plan, mode), *more]}
         with output.progress(f"{self.scenario.name}: {place.name}", iterations) as done:
-            # noise of its own for every run: what a policy is judged on is not what the cluster was fitted to
+            # noise of its own for every run: a policy meets other noise than the calibration
             seed = self.scenario.seed + len(STAGES) * self.options.seed + STAGES.index(place.name.partition("-")[2])
             scenario = self.scenario.model_copy(update={"seed": seed})
             return self.run(scenario, place / RUN, agents=agents, iterations=iterations, on_progress=done)
 
     def _run_of(self, stage: str) -> Path:
-        """What a stage's real run left of the job that has the agent."""
+        """The files of a stage's real run, of the job with the agent."""
         return self.folder.of(stage) / RUN / self.scenario.loop.job
 
     def _block_seed(self, stage: str) -> int:
@@ -260,7 +262,7 @@ class ClosedLoop:
 
 
 def known_cluster(scenario: Scenario) -> Cluster | None:
-    """What the operator knows of the cluster beforehand: ``loop.known``, and then nominal rates; None for nothing."""
+    """The operator's knowledge of the cluster: ``loop.known`` with nominal rates; None where the plan gives nothing."""
     plan, network = scenario.loop, scenario.network
     if not plan.known:
         return None
@@ -276,7 +278,7 @@ def known_cluster(scenario: Scenario) -> Cluster | None:
 
 
 def default_rule(scenario: Scenario) -> str:
-    """The mechanism's rule with the settings it has where nobody gave any, spelled out."""
+    """The mechanism's rule with its default settings, spelled out."""
     mechanism = scenario.loop.mechanism
     threshold, window = STATIC_DEFAULTS[mechanism]
     return f"static:mechanism={mechanism},threshold={threshold},window={window}"
@@ -285,8 +287,8 @@ def default_rule(scenario: Scenario) -> str:
 def choose(predicted: Sequence[Found], scenario: Scenario) -> Found:
     """The policy with the best predicted effect, always on, whose interval excludes 0; else passive.
 
-    ``run`` is what the canary then runs: with no help predicted the mechanism's default rule, so that the prediction
-    can be checked.
+    ``run`` is the canary's policy. Where no help is predicted it is the mechanism's default rule, which checks the
+    prediction.
     """
     helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
     helping = [(found, policy) for found, policy in helping if found.high < 0.0]
@@ -323,7 +325,9 @@ def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any
     stopped = [s for s in snapshots if text(s, "state") != "canary"]
     silent = ranks - len(snapshots)
     paced_pairs = min((int(number(s, "canary", "pairs") or 0) for s in stopped), default=None)
-    reasons = {text(s, "reason") for s in stopped} | ({f"{silent} of {ranks} agents said nothing"} if silent else set())
+    reasons = {text(s, "reason") for s in stopped} | (
+        {f"{silent} of {ranks} agents reported nothing"} if silent else set()
+    )
     taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
     total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
     cut: Counter[str] = Counter()
@@ -341,9 +345,9 @@ def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any
 
 
 def baseline_s(snapshots: Sequence[Snapshot], step_s_T: Array) -> float:
-    """The step to which the guard's cap is relative: the agents' own baseline, or the median step where none told."""
-    told = [s for snapshot in snapshots if (s := number(snapshot, "step", "baseline_s")) is not None]
-    return float(np.median(told) if told else np.median(step_s_T))
+    """The step to which the guard's cap is relative: the agents' own baseline, else the median step."""
+    reported = [s for snapshot in snapshots if (s := number(snapshot, "step", "baseline_s")) is not None]
+    return float(np.median(reported) if reported else np.median(step_s_T))
 
 
 def _numbered(clusters: Sequence[Cluster]) -> dict[str, Cluster]:

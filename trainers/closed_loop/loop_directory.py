@@ -1,4 +1,4 @@
-"""The folder of a closed loop: a stage is done when its ``done.json`` is there, written last; so a loop resumes."""
+"""The run directory of a closed loop. A stage is done when its ``done.json`` exists, which is written last."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoopDirectory:
         return (self.of(stage) / DONE).is_file()
 
     def found(self, stage: str) -> Found:
-        """What a finished stage found. Raises InputError."""
+        """The result of a finished stage. Raises InputError."""
         return _read(self.of(stage) / DONE)
 
     def begin(self, stage: str) -> Path:

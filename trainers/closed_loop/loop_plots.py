@@ -60,7 +60,7 @@ def label(policy: str) -> str:
 
 
 def calibration(found: Mapping[str, Any], path: Path) -> None:
-    """Every fitted parameter's 95 % interval relative to its value; what the trace cannot tell is said to be so."""
+    """Every fitted parameter's 95 % interval relative to its value; parameters that are not identified are marked."""
     shown = [p for p in found["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
     figure, panel = figures.axes(f"{found['scenario']}: calibrated", "95 % interval / fitted value", "")
     for i, parameter in enumerate(shown):

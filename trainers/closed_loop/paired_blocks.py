@@ -1,9 +1,9 @@
-"""What paired blocks with and without pacing say about mean step time, once a run is over: whole arrays, one look.
+"""The A-B effect of pacing on mean step time, from the paired blocks of a finished run.
 
-The measure is that of ``paceenv.live.decide.canary``, which judges while a job runs: the logarithm of the ratio of a
-pair's block means, clipped alike, and Student's t over the pairs. Here the schedule is laid over the steps that the job
-wrote down by itself, so the result depends on nothing the agent said. Legend: E episodes, P pairs, T iterations, R
-ranks, U steps of another job.
+The measure is that of ``paceenv.live.decide.canary``, which evaluates while a job runs: the logarithm of the ratio of
+a pair's block means, with the same clipping, and Student's t over the pairs. Here the schedule is applied to the steps
+that the job itself recorded, so the result does not depend on the agent's reports. Legend: E episodes, P pairs, T
+iterations, R ranks, U steps of another job.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Array = NDArray[np.float64]
 
 LEVEL = 0.95
 MIN_STEPS = 2
-"""Whole steps of another job that a block must hold, or its pair says nothing about that job."""
+"""Whole steps of another job that a block must contain to count for that job."""
 PARTS = 20
-"""Parts of a run whose means tell how well its mean is known, however its steps hang together."""
+"""Parts of a run whose means give the error of its mean, also for correlated steps."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
-"""What pacing will do on a real job, predicted by simulating the cluster that was calibrated from its trace.
+"""Predicts the effect of pacing on a real job by simulating the cluster that was calibrated from its trace.
 
-Two predictions a policy: **always on**, what it is worth once it stays on, and **in blocks**, what the canary will
-read. They differ where an effect outlives the block that caused it: two jobs that have been shifted apart stay apart
-for a while. Blocks follow the agent's schedule, and in blocks without pacing the policy stands still, as in
+There are two predictions for each policy: **always on** is the effect once pacing stays on, **in blocks** is the
+reading of the canary. They differ where an effect outlasts its block: two jobs that have been shifted apart stay apart
+for a while. Blocks follow the agent's schedule. In blocks without pacing the state of the policy stands still, as in
 ``paceenv.live.decide.pacer``.
 
 Clusters are drawn from the calibration's errors (:mod:`paceenv.calibration.posterior`), and each is simulated over
-several seeds. The interval of always on has the mean effect of 95 % of such clusters in it; that in
-blocks what 95 % of single canaries would read.
+several seeds. The interval of always on holds the mean effect of 95 % of such clusters; that in blocks holds the
+reading of 95 % of single canaries.
 
 Legend: D drawn clusters, E episodes (seeds), N values, T iterations, P pairs.
 """
@@ -41,7 +41,15 @@ _ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
 
 @dataclass(frozen=True)
 class Prediction:
-    """One policy: its effect always on and in the canary's blocks; CV and mean delay of a rank while it is on."""
+    """The predicted effect of one policy.
+
+    Attributes:
+        policy: name of the policy.
+        always: effect while it is always on.
+        blocks: effect in the canary's paired blocks.
+        cv: coefficient of variation of step time while it is on.
+        mean_delay_s: mean delay of a rank while it is on, in seconds.
+    """
 
     policy: str
     always: Effect

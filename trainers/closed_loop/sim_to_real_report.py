@@ -1,4 +1,4 @@
-"""Predicted beside measured: the report of a closed loop as Markdown, JSON, tables, pictures, and one sentence."""
+"""The report of a closed loop, predictions beside measurements: Markdown, JSON, tables, pictures, one sentence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Found = dict[str, Any]
 
 
 def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
-    """The report as plain data, from what the stages found."""
+    """The report as plain data, from the results of the stages."""
     plan = scenario.loop
     observed, passive = found["observe"]["jobs"][plan.job], found["predict"]["passive"]
     policies = {row["policy"]: row for row in found["predict"]["policies"]}
@@ -66,7 +66,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
 
 
 def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> Found:
-    """How near the calibrated simulation comes to the job without pacing: the run it was fitted to, or another."""
+    """Errors of the simulated job without pacing, against the run it was fitted to or against another one."""
     mean_s, cv = observed["mean_s"], observed["cv"]
     if mean_s is None or cv is None:
         return dict.fromkeys(("mean_error", "cv_error", "mean_within", "cv_within"))
@@ -76,7 +76,7 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
-    """Change from the observed run to a canary's blocks of one kind: two runs, so wider than what is paired."""
+    """Change from the observed run to a canary's blocks of one kind; two runs, so the interval is wide."""
     if steps["mean_s"] is None:
         return Effect.of_logs(Interval(math.nan), 1)
     change = math.log(steps["mean_s"] / observed["mean_s"])
@@ -85,14 +85,14 @@ def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
 
 
 def compare(predicted: Effect, measured: Effect) -> Found:
-    """Whether a prediction agrees with what was measured, in words.
+    """Whether a prediction agrees with the measurement, in words.
 
-    ``inside``: the predicted change lies in the measured interval. ``sign``: it has the measured sign; where the
-    measured interval has 0 in it, a prediction in that interval or within the limit of a null has.
+    ``inside``: the predicted change lies in the measured interval. ``sign``: both have the same sign. Where the
+    measured interval contains 0, a prediction inside it or within the limit of a null has the right sign.
     """
     said = f"predicted {predicted}, measured {measured}"
     if not math.isfinite(measured.low):
-        return {"verdict": f"{said}: too few pairs to tell", "inside": None, "sign": None}
+        return {"verdict": f"{said}: too few pairs", "inside": None, "sign": None}
     inside = measured.low <= predicted.change <= measured.high
     if measured.high < 0.0 or measured.low > 0.0:
         sign = predicted.change * measured.change > 0.0
@@ -219,7 +219,7 @@ def tables(report: Found) -> list[Table]:
             "The job without pacing",
             ("", "measured", "simulated", "difference"),
             job,
-            "calibrated to the run in the first two rows; the blocks without pacing of the canaries it has not seen",
+            "calibrated to the run in the first two rows; the canaries' blocks without pacing are other runs",
         ),
         (
             f"Calibrated {probe}",

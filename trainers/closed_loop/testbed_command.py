@@ -32,27 +32,29 @@ def loop(
     train: Annotated[
         int, typer.Option(min=0, help="Also train a policy on the calibrated cluster, with so many decisions.")
     ] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what a loop in this folder has done.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard the results of a loop in this folder and start anew.")
+    ] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Close the loop on real sockets: predict what pacing does to a job, then measure it, and say whether they agree.
+    """Close the loop on real sockets: predict the effect of pacing on a job, measure it, and compare both.
 
     observe: the real job, watched by the agent.
 
     probe: the same with tiny random delays, where the scenario asks for it.
 
-    calibrate: a cluster config from those traces, with errors, and what they cannot tell.
+    calibrate: a cluster config from those traces, with errors, and the parameters they do not identify.
 
-    predict: what each policy would do, simulated on clusters drawn from those errors.
+    predict: the effect of each policy, simulated on clusters drawn from those errors.
 
-    choose: the best policy whose interval excludes 0, or none.
+    choose: the best policy whose interval excludes 0, else no pacing.
 
-    canary-ours, canary-paper: the real job in paired blocks with and without pacing, by that policy (where none is
-    predicted to help: by the default rule, to check that) and by the paper's rule.
+    canary-ours, canary-paper: the real job in paired blocks with and without pacing, by that policy and by the paper's
+    rule. Where no policy is predicted to help, the default rule checks that prediction.
 
     report: report.md, report.json and pictures in the folder.
 
-    A loop that was killed goes on behind its last finished stage when the same command is given again.
+    The same command resumes a killed loop after its last finished stage.
 
     Examples: paceenv testbed loop unequal-slack -- paceenv testbed loop two-jobs --pairs 16 -o runs/mine --json -
     """

@@ -1,4 +1,4 @@
-"""What ``paceenv evaluate`` compares, as a file: policies and the clusters they are compared on. Sweeps write them."""
+"""The file of a comparison for ``paceenv evaluate``: policies and their clusters. Sweeps write such files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Comparison(Config):
     tuned: dict[str, str] = Field({}, description="by cluster, the policy that static-tuned is there")
     clusters: dict[str, str] = Field({}, description="by cluster, the digest of the one that was searched")
     suite: str
-    splits: list[Split] = Field([], description="of the suite; none: all of it")
+    splits: list[Split] = Field([], description="of the suite; empty: all of it")
 
     def chosen(self) -> Suite:
         """The suite with the clusters that are meant."""
@@ -31,27 +31,31 @@ class Comparison(Config):
         return suite.only(self.splits) if self.splits else suite
 
     def tuned_for(self, suite: Suite) -> dict[str, str]:
-        """The tuned policy of every cluster of ``suite``; nothing if there are none at all.
+        """The tuned policy of every cluster of ``suite``; empty where the file has no tuned policies.
 
-        Raises InputError where a cluster has none, or is no longer the one that was searched.
+        Raises InputError where a cluster has no policy, or has changed since it was searched.
         """
         self.check(suite)
         missing = [case.name for case in suite.cases if case.name not in self.tuned]
         if self.tuned and missing:
-            raise InputError(f"tuned: nothing for {missing[0]}; allowed: a policy for every cluster, or for none")
+            raise InputError(
+                f"tuned: nothing for {missing[0]}; allowed: a policy for every cluster, or no tuned policies"
+            )
         return {case.name: self.tuned[case.name] for case in suite.cases} if self.tuned else {}
 
     def check(self, suite: Suite) -> None:
-        """InputError where a cluster of ``suite`` is not the one that was searched."""
+        """Raise InputError where a cluster of ``suite`` has changed since it was searched."""
         for case in suite.cases:
             if self.clusters.get(case.name, now := digest(case.load())) != now:
-                raise InputError(f"{case.name}: changed since it was searched; allowed: as it was, or sweep it again")
+                raise InputError(
+                    f"{case.name}: changed since it was searched; allowed: the cluster as it was, or a new sweep"
+                )
 
 
 def digest(cluster: Cluster) -> str:
-    """What tells one resolved cluster from another, as far as it is simulated.
+    """A digest of a resolved cluster, as far as it is simulated.
 
-    Without defaults, as new ones come with new versions.
+    Without defaults, as new versions bring new ones.
     """
     simulated = cluster.model_dump_json(exclude_defaults=True, exclude={"description", "calibration"})
     return hashlib.sha256(simulated.encode()).hexdigest()[:16]

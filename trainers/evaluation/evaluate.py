@@ -21,7 +21,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.trainers.evaluation.suites import Case, Suite
 
 NULL_LIMIT = 0.005
-"""The most mean step time that a policy may cost where pacing must not matter."""
+"""The largest share of mean step time that a policy may cost where pacing cannot help."""
 BOUND = "clairvoyant"
 
 
@@ -35,7 +35,7 @@ class Outcome:
     step_ratio: NDArray[np.float32]
     """Every 32nd step over the ideal step, for pictures of the distribution."""
     outside: Outside | None = None
-    """Whether the policy was passive because it saw what it was not calibrated for."""
+    """Whether the policy was passive because it was outside its calibrated range."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class SuiteResult:
     outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
 
     def outside(self) -> list[str]:
-        """One line for each policy that was passive somewhere because it saw what it was not calibrated for."""
+        """One line for each policy that was passive somewhere because it was outside its calibrated range."""
         lines = []
         for policy in self.policies:
             met = [(found, c.name) for c in self.suite.cases if (found := self.outcomes[policy, c.name].outside)]

@@ -1,4 +1,4 @@
-"""What a result looks like to a person: the score table (Markdown, JSON, terminal) and the verdicts."""
+"""The score table (Markdown, JSON, terminal) and the verdicts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def table(rows: Sequence[Score]) -> list[str]:
 
 
 def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
-    """The table as Markdown, with what it means in words."""
+    """The table as Markdown, with verdicts in words."""
     suite = result.suite
     lines = [
         f"## Suite {suite.name}",
@@ -97,7 +97,7 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     """
     total, beats = result.total(policy), result.total(policy, against=static)
     name = label(policy)
-    sentences = [f"{name} {_judge(total)} against no pacing: {interval(total)}."]
+    sentences = [f"{name} {_effect(total)} against no pacing: {interval(total)}."]
     low, high = beats.gain_ci95
     word = "beats" if low > 0 else "loses to" if high < 0 else "is not distinguishable from"
     sentences.append(f"{name} {word} the best single static setting ({static}): {interval(beats)}.")
@@ -111,7 +111,7 @@ def verdicts(result: SuiteResult, policy: str, static: str) -> list[str]:
     return sentences
 
 
-def _judge(score: Score) -> str:
+def _effect(score: Score) -> str:
     low, high = score.gain_ci95
     return "helps" if low > 0 else "costs" if high < 0 else "makes no difference that these seeds show"
 

@@ -35,7 +35,7 @@ def rebuild(out: Path, splits: tuple[Split, ...] = SPLITS) -> None:
     """Evaluate every policy on every case of the suites and write both files."""
     suite = load_suite(ALL)
     parts, rows = [HEADER.format(seeds=suite.seeds, iterations=suite.iterations)], []
-    for split in reversed(splits):  # what counts first
+    for split in reversed(splits):  # the most important first
         result, static = compare(suite.only([split]).model_copy(update={"name": split}))
         parts += _section(result, static)
         rows += score_table.as_json(result, {static: "static"})

@@ -36,7 +36,7 @@ class Case(ClusterShare):
     """One cluster of a suite, by a name of its own."""
 
     name: str = Field("", description="empty: as the cluster")
-    split: Split = Field("held-out", description="trained on, selected on, or seen by nobody before the table")
+    split: Split = Field("held-out", description="for training, for selection, or for the score table only")
     suite: str = Field("", description="which suite it comes from; filled in")
 
     @model_validator(mode="before")
@@ -59,7 +59,7 @@ class Suite(Config):
     mechanisms: list[Mechanism] = Field(
         ["slack", "phase_shift", "stagger"],
         min_length=1,
-        description="those whose settings the search for the best static policy tries",
+        description="mechanisms that the search for the best static policy tries",
     )
     iterations: int = Field(1600, ge=40)
     seeds: int = Field(24, ge=2)

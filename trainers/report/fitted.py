@@ -112,7 +112,9 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
             continue
         try:
             check(fitted.baseline, [Change(nodes=nodes)])
-        except InputError as error:  # what hangs on a guess, groups that do not divide, more slow ranks than ranks
+        except (
+            InputError
+        ) as error:  # an answer that depends on a guess, groups that do not divide, more slow ranks than ranks
             refused = str(error)
             continue
         changes.append(Change(nodes=nodes))

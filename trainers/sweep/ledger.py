@@ -1,7 +1,7 @@
 """The record of a sweep: a header, then a line of JSON for every trial that has ended, each on disk before the next.
 
-It is all that a sweep that goes on needs, and data only: Ray's own state of an experiment is a pickle, and is never
-read. A line that was being written when the process was killed is no line, and its trial is run again.
+A resumed sweep needs nothing else, and it is data only: Ray's own state is a pickle and is never read. A line that was
+cut short by a kill does not count, and its trial runs again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ledger:
     def begin(cls, folder: Path, header: Mapping[str, Any]) -> Ledger:
         """A new ledger. Raises InputError where there is one, or where it cannot be written."""
         if (folder / NAME).exists():
-            raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume to go on with it")
+            raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume")
         plain = {"format": FORMAT, **header}
         atomic_write(folder / NAME, _line(plain))
         return cls(folder, json.loads(_line(plain)), {})
@@ -65,7 +65,7 @@ class Ledger:
         return cls(folder, theirs, rows)
 
     def add(self, row: Row) -> None:
-        """Append a trial and bring it to the disk; whole or not at all. Raises InputError where that fails."""
+        """Append a trial and sync it to the disk, whole or not at all. Raises InputError where that fails."""
         assert row["trial"] not in self.rows, f"trial {row['trial']} was recorded already"
         line = _line(row)
         try:
@@ -73,7 +73,7 @@ class Ledger:
             before = os.fstat(descriptor).st_size
             try:
                 if (written := os.write(descriptor, line)) < len(line):
-                    os.write(descriptor, line[written:])  # which says why
+                    os.write(descriptor, line[written:])  # raises with the reason
                 os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, before)
@@ -85,7 +85,7 @@ class Ledger:
         self.rows[row["trial"]] = json.loads(line)
 
     def result(self, number: int) -> dict[str, Any] | None:
-        """What a recorded trial came to; None where it failed."""
+        """The result of a recorded trial; None where it failed."""
         found: dict[str, Any] | None = self.rows[number].get("result")
         return found
 
@@ -95,7 +95,7 @@ def _line(data: Any) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[int, Row], int]:
-    """Header, rows, and the length in bytes of what is whole."""
+    """Header, rows, and the length in bytes of all complete lines."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a sweep looks like while it runs: a table on the error stream, or now and then a line if that is no terminal."""
+"""A sweep under way: a table on the error stream, or a few lines if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, LINES, REFRESH_S = 8, 10, 0.5
 
 
 class Screen:
-    """Shows a sweep under way, from ``with`` to its end; :meth:`update` says that a trial has ended."""
+    """Shows a sweep under way, from ``with`` to its end; :meth:`update` reports the end of a trial."""
 
     def __init__(self, sweep: Sweep) -> None:
         self._sweep = sweep

@@ -1,4 +1,4 @@
-"""What static settings come to: many side by side in one batch of the engine, on common random numbers.
+"""Scores of static settings: many side by side in one batch of the engine, on common random numbers.
 
 Legend: S settings, C cases, E episodes (seeds), M mechanisms.
 """
@@ -45,7 +45,7 @@ def encoded(mechanism: str, threshold: float, window: float) -> tuple[float, flo
 
 @dataclass(frozen=True)
 class Scores:
-    """What settings came to, each ``(S, C, E)``: throughput gain over passive, CV, energy over passive's.
+    """Results of settings, each ``(S, C, E)``: throughput gain over passive, CV, energy over passive's.
 
     Energy is that of a useful iteration, as a ratio; not-a-number on clusters without power figures.
     """

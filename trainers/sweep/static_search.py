@@ -1,6 +1,6 @@
-"""The bar to beat: the best static setting by sweep, for a whole suite and for each of its clusters.
+"""The best static setting by search, for a whole suite and for each of its clusters.
 
-The same grid and the same scores as a sweep's (``paceenv.trainers.sweep``), in this process and at once.
+It takes the grid and the scores of a sweep (``paceenv.trainers.sweep``), in this process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEEDS_SHARE = 4
 
 @dataclass(frozen=True)
 class StaticSearch:
-    """What every setting came to on every case: throughput gain over passive and CV, ``(settings, cases, seeds)``."""
+    """Results of every setting on every case: throughput gain over passive and CV, ``(settings, cases, seeds)``."""
 
     cases: Sequence[Case]
     settings: Sequence[Setting]

@@ -22,7 +22,7 @@ from paceenv.ui.run_directory import first_difference, locked
 
 
 class _RunUnlessNamed(TyperGroup):
-    """A config's name stands where a command does, so what is no command is run."""
+    """A config's name may stand in place of a command; then the command is ``run``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in {*self.commands, "--help"}:
@@ -35,11 +35,11 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="""Try many settings or hyperparameters on Ray, and go on where it stopped.
+    help="""Try many settings or hyperparameters on Ray, and resume after an interruption.
 
     paceenv sweep CONFIG -o DIR [--resume] [--address auto|HOST:PORT] [--set KEY=VALUE] [--json FILE]
 
-    CONFIG is a file or a name in configs/sweeps. The options are explained by: paceenv sweep run --help
+    CONFIG is a file or a name in configs/sweeps. Options: paceenv sweep run --help
 
     First steps: paceenv sweep demo -o runs/sweep
     """,
@@ -60,9 +60,9 @@ def run(
 ) -> None:
     """Run a sweep; the word run may be left out.
 
-    Every trial that has ended is a line in the folder's ledger before the next one begins. Whatever ends the sweep,
-    the same command with --resume finishes it, with the same result; no trial is lost, and none runs twice. In the end
-    the folder has the winner (policy.safetensors, winner.yaml for paceenv evaluate), pictures, and sweep.html.
+    Every trial that has ended is a line in the ledger before the next one begins. After an interruption the same
+    command with --resume finishes the sweep, with the same result; no trial is lost or runs twice. In the end the
+    folder holds the winner (policy.safetensors, winner.yaml for paceenv evaluate), pictures, and sweep.html.
 
     Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep released-asha -o runs/asha --resume --address auto
     """
@@ -98,7 +98,7 @@ def show(
     best: Annotated[bool, typer.Option("--best", help="Only the winner, or each cluster's.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Show what a sweep has found, also one that is under way: its front, or only the winner.
+    """Show the Pareto front of a sweep, or only its winner; also while it runs.
 
     Examples: paceenv sweep show runs/sweep --best
     """
@@ -115,7 +115,7 @@ def rerun(
     trial: Annotated[int, typer.Argument(min=0, help="The trial's number.")],
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Run one trial of a sweep again, here and now, and say whether it comes to the same; exit code 1 if not.
+    """Run one trial of a sweep again on this machine and compare the result; exit code 1 if it differs.
 
     Examples: paceenv sweep rerun runs/sweep 7
     """
@@ -123,7 +123,7 @@ def rerun(
     row = ledger.rows.get(trial)
     if row is None:
         last = max(ledger.rows, default=None)
-        known = "none has ended yet" if last is None else f"allowed: a trial that has ended, the last one is {last}"
+        known = "no trial has ended yet" if last is None else f"allowed: a trial that has ended, the last one is {last}"
         raise InputError(f"{folder}: no trial {trial}; {known}")
     task = make_task(config_files.parse(SweepConfig, ledger.header["config"], str(ledger.path)), folder)
     if changed := first_difference(ledger.header["inputs"], task.inputs()):

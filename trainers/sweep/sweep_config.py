@@ -1,4 +1,4 @@
-"""Configs of sweeps: what is tried, how it is searched, on what it is judged. Files in ``configs/sweeps``."""
+"""Configs of sweeps: settings or hyperparameters to try, search, objectives. Files in ``configs/sweeps``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
 MAX_STATIC_THRESHOLD = 1.0
-"""What a static policy takes, of stagger's two that a learned one can set."""
+"""The largest threshold of a static policy; a learned one can set stagger's up to 2."""
 SIGNIFICANT = 4
-"""Digits of a setting that a search draws: as many as its spelling shows, so that the spelling is the setting."""
+"""Digits of a setting that a search draws, as many as its spelling shows."""
 
 
 class GridOf(Config):
@@ -39,7 +39,9 @@ class Grid(Config):
     """Every mechanism alone on its grid, then the best settings of each together with the others'."""
 
     values: dict[Mechanism, GridOf] = Field(DEFAULT_GRID, description="those of mechanisms not named are the default's")
-    combine: int = Field(3, ge=0, description="best settings of each mechanism that are tried together; 0: none")
+    combine: int = Field(
+        3, ge=0, description="best settings of each mechanism that are tried together; 0: do not combine"
+    )
 
     @model_validator(mode="after")
     def _can_be_set(self) -> Grid:
@@ -60,7 +62,7 @@ class Optuna(Config):
     candidates: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
     sampler: Literal["tpe", "nsga2"] = "tpe"
     first_random: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
-    open: int = Field(2, ge=1, description="trials asked for before the first of them is told: more run side by side")
+    open: int = Field(2, ge=1, description="trials that may be open at once; more run side by side")
 
 
 class Static(Config):
@@ -152,11 +154,11 @@ def _checked_key(key: str) -> str:
 
 
 PBT_KEYS = ("ppo.learning_rate", "ppo.gamma", "ppo.gae_lambda", "ppo.ent_coef", "ppo.n_epochs", "ppo.batch_size")
-"""What may change in the middle of a training run, which keeps its network, its episodes and its schedule."""
+"""Hyperparameters that may change during a training run, which keeps its network, its episodes and its schedule."""
 
 
 class PpoSweep(Config):
-    """Hyperparameters of a training config, judged on its validation clusters."""
+    """Hyperparameters of a training config, scored on its validation clusters."""
 
     train: str = Field(description="a training config: a file, or a name in configs/train")
     set: dict[str, Any] = Field(
@@ -182,7 +184,7 @@ class PpoSweep(Config):
 
 
 class Robustness(Config):
-    """Where and how the winner is judged again: on clusters and seeds that the search did not see."""
+    """The second evaluation of the winner, on clusters and seeds that the search did not see."""
 
     suite: str = ALL
     splits: list[Split] = Field(["held-out"], min_length=1)
@@ -196,7 +198,7 @@ class SweepConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0, description="of the search; what is simulated has seeds of its own")
+    seed: int = Field(0, ge=0, description="of the search; simulations have seeds of their own")
     static: Static | None = None
     ppo: PpoSweep | None = None
     robustness: Robustness | None = Robustness()

@@ -1,6 +1,7 @@
-"""A sweep: its search, its ledger, and what lies between them. Who runs its trials is somebody else's business.
+"""A sweep: its search, its ledger, and the trials between them.
 
-``paceenv.trainers.sweep.tune`` runs them on Ray; :func:`run_here` one after the other in this process, for comparison.
+``paceenv.trainers.sweep.tune`` runs the trials on Ray; :func:`run_here` runs them one after the other in this process,
+for comparison.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Sweep:
         self._look()
 
     def give_back(self, number: int) -> None:
-        """A trial that was begun and did not end is the next to run."""
+        """Put back a trial that was begun and did not end; it is the next to run."""
         self.waiting.appendleft(self.running.pop(number))
 
     def is_over(self) -> bool:
@@ -65,7 +66,7 @@ class Sweep:
         return not self.waiting and not self.running
 
     def _look(self) -> None:
-        """Take what the search has ready, and tell it at once what the ledger already knows of it."""
+        """Take the search's next trials, and give it at once the results that the ledger already has."""
         while found := self.search.ready():
             for trial in found:
                 row = self.ledger.rows.get(trial.number)

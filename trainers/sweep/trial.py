@@ -1,7 +1,7 @@
-"""What a trial does: settings on clusters, or a piece of a training run. The same here, in a worker, and when re-run.
+"""The work of a trial: settings on clusters, or a piece of a training run. The same here, in a worker, and when re-run.
 
-A result depends on the trial's work and on what the task holds, and for a training run also on its parent's checkpoint;
-on nothing else.
+A result depends only on the trial's work, on the content of the task and, for a training run, on its parent's
+checkpoint.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StaticTask:
         return np.array([case.weight for case in self.cases])
 
     def inputs(self) -> dict[str, Any]:
-        """What results depend on beside the config: the cases, and a digest of every cluster as it was resolved."""
+        """What results depend on beside the config: the cases, and a digest of every resolved cluster."""
         return {
             "cases": [case.model_dump(mode="json") for case in self.cases],
             "clusters": {c.name: digest(k) for c, k in zip(self.cases, self.problem.clusters, strict=True)},
@@ -121,7 +121,7 @@ class PpoTask:
     """Pieces of training runs, each with several seeds; the result is the median of their validation scores.
 
     Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``. A
-    trial that is run again, to see whether it comes to the same, keeps its own in ``again``.
+    trial that is run again for comparison keeps its own in ``again``.
     """
 
     train: TrainConfig
@@ -132,14 +132,14 @@ class PpoTask:
 
     @classmethod
     def of(cls, sweep: PpoSweep, folder: Path) -> PpoTask:
-        """Resolves the training config. Raises InputError where nothing would judge its trials."""
+        """Resolve the training config. Raises InputError where it has no selection to score its trials."""
         base = load_train_config(sweep.train)
         data = base.model_dump(mode="json")
         for key, value in sweep.set.items():
             config_files.set_value(data, f"{key}={json.dumps(value)}", "set")
         train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
         if train.selection is None:
-            raise InputError(f"{sweep.train}: has no selection, which trials are judged by; allowed: one that has")
+            raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
         return cls(train, tuple(sweep.hyperparameters), sweep.seeds, folder.absolute())
 
     def inputs(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Running a sweep's trials on Ray Tune; the only file that imports Ray.
 
-Tune starts workers, hands them trials and starts those of a lost node again. What it does not do is remember: the sweep
-decides which trials there are, and the ledger knows how they ended. Tune's own files of an experiment are pickles, and
-are thrown away.
+Tune starts workers, hands them trials and starts those of a lost node again. It does not remember anything: the sweep
+decides which trials there are, and the ledger records how they ended. Tune's own files are pickles and are deleted.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from paceenv.core.errors import InputError
 from paceenv.ui import output
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints a table of its own whatever one asks for
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it announces what it will do in future
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output always prints a table of its own
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no announcement of future behaviour
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "3600")
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of Ray about itself and what it imports
+    warnings.simplefilter("ignore")  # warnings of Ray and its imports
     import ray
     from ray import tune
     from ray.tune.experiment import Trial as RayTrial
@@ -43,13 +42,13 @@ from paceenv.trainers.sweep.sweep_run import Sweep
 from paceenv.trainers.sweep.trial import Task, run_trial
 
 RESTARTS = 5
-"""How often a trial is run again whose worker or node went away under it; an error of its own is its result.
+"""How often a trial runs again after its worker or node was lost; an error of its own is its result.
 
 As new trials of Tune's, whose own restarts (``max_failures``) leave out those that were just given a lost worker.
 """
 LOOPBACK, KNOCK_S = "127.0.0.1", 10.0
 UNKNOWN_CPUS = 16
-"""Asked for of a cluster that has none yet, as it grows when it is asked."""
+"""Requested from a cluster without CPUs, which grows on request."""
 STORAGE = ".tune"
 
 
@@ -57,8 +56,9 @@ STORAGE = ".tune"
 def connected(address: str | None) -> Iterator[int]:
     """A Ray cluster of this process's own, on the loopback interface, or an existing one; yields its CPUs.
 
-    ``address`` is "auto", "HOST:PORT", or None for an own one, which ends with this process, however that ends.
-    Code travels to an existing one. Raises InputError where there is none. Sockets need short paths, hence ``/tmp``.
+    ``address`` is "auto", "HOST:PORT", or None for a cluster of its own, which ends with this process, however it ends.
+    Code travels to an existing cluster. Sockets need short paths, hence ``/tmp``. Raises InputError where there is no
+    cluster.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     own = {"_node_ip_address": LOOPBACK, "dashboard_host": LOOPBACK, "num_cpus": len(os.sched_getaffinity(0))}
@@ -82,7 +82,7 @@ def connected(address: str | None) -> Iterator[int]:
 
 
 def _knock(address: str) -> None:
-    """Ray itself would try for minutes to reach what is not there."""
+    """Fail at once where nothing listens; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.removeprefix("[").removesuffix("]"), int(port)), timeout=KNOCK_S).close()
@@ -121,7 +121,7 @@ def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda r
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
         ),
     )
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a lost worker is a line of ours, not pages of Tune's
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # we print one line for a lost worker, Tune prints pages
     try:
         tuner.fit()
     except (tune.TuneError, OSError):
@@ -134,7 +134,7 @@ def run_on_ray(sweep: Sweep, cpus: int, on_row: Callable[[Row], None] = lambda r
 
 
 class _RayTrial(tune.Trainable):  # type: ignore[misc]
-    """One trial after the other in a worker process, which keeps what it has loaded and compiled."""
+    """Runs one trial after the other in a worker process, which keeps loaded and compiled code."""
 
     def setup(self, config: dict[str, Any], task: Task, threads: int) -> None:
         self._task, self._threads = task, threads
@@ -145,12 +145,12 @@ class _RayTrial(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        # as text, or Tune would take it apart
+        # as text, or Tune would flatten it
         return {"row": json.dumps(run_trial(self._task, self._trial, self._threads)), "done": True}
 
 
 class _NotStored:
-    """Tune pickles what it is given, to go on with it some day; there is nothing in it, as the ledger has it all."""
+    """Tune pickles its arguments to resume later; this pickles as empty, as the ledger has everything."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -170,13 +170,13 @@ class _Dealer(_NotStored, Searcher):  # type: ignore[misc]
         return Searcher.FINISHED if self._sweep.is_over() else None
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing, as the recorder hears of it, too, and knows more."""
+        """Nothing: the recorder gets the same event with more detail."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger has it all."""
+        """Nothing: the ledger has everything."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, as nothing is saved."""
+        """Nothing: nothing is saved."""
 
 
 class _Recorder(_NotStored, tune.Callback):  # type: ignore[misc]
@@ -190,7 +190,7 @@ class _Recorder(_NotStored, tune.Callback):  # type: ignore[misc]
         self._record(json.loads(trial.last_result["row"]))
 
     def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: Any) -> None:
-        """Only for trials whose worker went away, as what they raise themselves is a result."""
+        """Only for trials that lost their worker; an exception of the trial itself is a result."""
         number = trial.config["number"]
         self._lost[number] += 1
         if self._lost[number] <= RESTARTS:

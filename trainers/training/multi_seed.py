@@ -1,4 +1,4 @@
-"""A training run as people ask for it: one seed or several, everything it leaves in a folder, the best policy kept."""
+"""A training run over one seed or several: files of every seed, and the best policy."""
 
 from __future__ import annotations
 

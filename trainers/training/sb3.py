@@ -1,7 +1,8 @@
 """Training with Stable-Baselines3's PPO: config in, policy file and learning curve out.
 
-A run is a sequence of segments of a few rollouts. Each starts new episodes and seeds every generator from the run's
-seed and its own number; between two of them the run is judged on the validation clusters and a checkpoint is written.
+A run is a sequence of segments of a few rollouts. Each segment starts new episodes and seeds every generator from the
+run's seed and its own number. After each segment the policy is scored on the validation clusters, and a checkpoint is
+written.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
 
 RANGE_QUANTILES = (0.001, 0.999)
-"""What the calibrated range of a signal covers of the views met at the end of training."""
+"""Quantiles of a signal at the end of training that its calibrated range covers."""
 RANGE_SEED = 3_000_000
-"""From here on the episodes from which it is taken, so that it does not depend on how long the run has been going."""
+"""First episode for the calibrated range, which then does not depend on the length of the run."""
 SEGMENT_ROLLOUTS = 10
-"""Length of a segment where no selection says otherwise."""
+"""Length of a segment without a selection."""
 CHECKPOINT = "checkpoint.safetensors"
 Layers = list[tuple[NDArray[np.float32], NDArray[np.float32]]]
 
@@ -159,10 +160,10 @@ class Run:
         self.model = _model(config, self.envs)
         self.curve = _Curve(self.constraint, on_progress)
         self._validation = validation
-        self.average, self.best_score, self.looks_since = _Average(), -np.inf, 0
+        self.average, self.best_score, self.evaluations_since = _Average(), -np.inf, 0
         self.best = self._policy()
         self.segment, self.cpu_s = 0, 0.0
-        # without a folder a logger of our own too: the default one leaves a folder in /tmp for every run
+        # a logger of our own even without a folder: the default one leaves a folder in /tmp for every run
         logger = Logger(None, []) if folder is None else configure(str(folder / "tensorboard"), ["tensorboard"])
         self.model.set_logger(logger)
 
@@ -174,11 +175,11 @@ class Run:
     def goes_on(self) -> bool:
         """Whether there is more to train: decisions left, and patience."""
         selection = self.config.selection
-        patient = selection is None or self.looks_since < selection.patience
+        patient = selection is None or self.evaluations_since < selection.patience
         return patient and self.model.num_timesteps < self.config.ppo.total_timesteps
 
     def advance(self) -> None:
-        """One segment, a look at the validation clusters, a checkpoint."""
+        """One segment, an evaluation on the validation clusters, a checkpoint."""
         started, ppo, rows = time.process_time(), self.config.ppo, self.envs.num_envs
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
         rollouts = min(every, -(-(ppo.total_timesteps - self.model.num_timesteps) // (ppo.n_steps * rows)))
@@ -191,23 +192,23 @@ class Run:
                 self.average.add(_layers(self.model))
         self.segment += 1
         if self.config.selection is not None:
-            if self._validation is None:  # only now, as a run that is resumed may have nothing left to look at
+            if self._validation is None:  # only now: a resumed run may have nothing left to evaluate
                 self._validation = Validation(self.config.selection)
-            self._look(self._validation)
+            self._evaluate(self._validation)
         self.cpu_s += time.process_time() - started
         if self.folder is not None:
             save_checkpoint(self.folder / CHECKPOINT, self.model, self._progress())
 
-    def _look(self, validation: Validation) -> None:
+    def _evaluate(self, validation: Validation) -> None:
         policy = self._policy()
         found = validation.evaluate(policy)
         self.curve.rows[-1].update(found)
         for name, value in found.items():
             self.model.logger.record(f"validation/{name}", value)
         self.model.logger.dump(self.model.num_timesteps)
-        self.looks_since += 1
+        self.evaluations_since += 1
         if found["score"] > self.best_score:
-            self.best, self.best_score, self.looks_since = policy, found["score"], 0
+            self.best, self.best_score, self.evaluations_since = policy, found["score"], 0
 
     def _policy(self) -> Learned:
         """The policy as it stands: the mean over the last share of the run, before that the actor itself."""
@@ -224,10 +225,10 @@ class Run:
         )
 
     def result(self) -> Trained:
-        """The selected policy, or the last where nothing selects, as a file says it."""
+        """The selected policy, or the last one where nothing selects, with the record for its file."""
         config = self.config
-        looks = [row for row in self.curve.rows if "score" in row]
-        policy = self.best if looks else self._policy()
+        evaluations = [row for row in self.curve.rows if "score" in row]
+        policy = self.best if evaluations else self._policy()
         record: dict[str, Any] = {
             "paceenv": paceenv.__version__,
             "git_commit": git_commit(),
@@ -237,8 +238,8 @@ class Run:
             "timesteps": self.model.num_timesteps,
             "final_reward": round(float(np.mean([row["reward"] for row in self.curve.rows[-10:]])), 4),
         }
-        if looks:
-            best = max(looks, key=lambda row: row["score"])  # the first of equals, as in _look
+        if evaluations:
+            best = max(evaluations, key=lambda row: row["score"])  # the first of equals, as in _evaluate
             record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
         return Trained(
             PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
@@ -258,7 +259,7 @@ class Run:
             "segment": self.segment,
             "averaged": self.average.count,
             "best_score": None if self.best_score == -np.inf else self.best_score,
-            "looks_since": self.looks_since,
+            "looks_since": self.evaluations_since,
             "cpu_s": self.cpu_s,
             "curve": self.curve.rows,
             "arrays": arrays,
@@ -273,7 +274,11 @@ class Run:
         if not changed and progress["config"] != self.config.model_dump(mode="json"):
             raise InputError(f"{path}: of another config; allowed: the one it was started with, or another folder")
         arrays = progress["arrays"]
-        self.segment, self.looks_since, self.cpu_s = progress["segment"], progress["looks_since"], progress["cpu_s"]
+        self.segment, self.evaluations_since, self.cpu_s = (
+            progress["segment"],
+            progress["looks_since"],
+            progress["cpu_s"],
+        )
         self.curve.rows = list(progress["curve"])
         self.average.layers, self.average.count = _pairs(arrays, "average"), progress["averaged"]
         if progress["best_score"] is not None:
@@ -307,13 +312,13 @@ def _model(config: TrainConfig, envs: NativeVecEnv) -> PPO:
         seed=config.seed,
         device="cpu",
     )
-    # of the whole run, and not of one call of learn()
+    # for the whole run, not for one call of learn()
     model.lr_schedule = lambda _: ppo.learning_rate * max(1.0 - model.num_timesteps / ppo.total_timesteps, 0.0)
     return model
 
 
 def _first_episode(seed: int) -> int:
-    """Where the episodes of a run begin, so far apart that two runs share none."""
+    """First episode of a run; two runs share no episode."""
     return seed << 32
 
 

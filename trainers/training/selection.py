@@ -1,4 +1,4 @@
-"""Judging a training run while it runs: the actor on the validation clusters, every rank deciding for itself."""
+"""Scores a training run on the validation clusters while it runs; every rank decides for itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from paceenv.trainers.evaluation.suites import load_suites
 from paceenv.trainers.training.train_config import Selection
 
 FIRST_SEED = 2_000_000
-"""Neither what training draws nor what the table uses."""
+"""Different from the seeds of training and of the score table."""
 NULL_PRICE = 50.0
-"""What of the score a loss beyond half the limit costs: 1 % of mean step on every null costs half the gap."""
+"""Price of a loss beyond half the limit, in units of the score: 1 % of mean step on every null costs half the gap."""
 
 VALIDATION_METRICS = ("gap_closed", "null_loss", "score")
-"""What :meth:`Validation.evaluate` says."""
+"""Keys of the result of :meth:`Validation.evaluate`."""
 
 
 class Validation:

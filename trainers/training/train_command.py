@@ -32,8 +32,8 @@ def train(
 
     Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
     event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
-    also when it was interrupted and resumed. A config with a selection is judged on validation clusters while it runs,
-    keeps its best policy and stops when it no longer improves; with several seeds median and spread are reported.
+    also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
+    keeps its best policy and stops when the score no longer improves. Several seeds report median and spread.
 
     Examples: paceenv train demo -o runs/mine -- paceenv train released -o runs/released --seeds 5 --resume
     """
@@ -46,7 +46,7 @@ def train(
         config_files.set_value(data, assignment)
     resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
     if seeds > 1 and resolved.selection is None:
-        raise InputError(f"--seeds {seeds}: {path} has no selection to tell them apart; allowed: 1")
+        raise InputError(f"--seeds {seeds}: {path} has no selection to compare seeds; allowed: 1")
     summary = multi_seed.train_seeds(resolved, seeds, prepare_folder(out), resume=resume)
     if json_ is not None:
         output.write_json(summary, json_)

@@ -1,4 +1,4 @@
-"""Configs of training runs: which clusters, which mechanisms, which reward, which limits, which PPO."""
+"""Configs of training runs: clusters, mechanisms, reward, limits, PPO."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Environment(Config):
-    """What is trained on; see ``paceenv.envs.pacing_env.PacingEnv``."""
+    """Clusters, mechanisms and reward of a training; see ``paceenv.envs.pacing_env.PacingEnv``."""
 
-    clusters: list[ClusterShare] = Field([], description="what episodes draw from; empty: the suites say")
+    clusters: list[ClusterShare] = Field([], description="clusters that episodes draw from; empty: those of the suites")
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
     mechanisms: list[AnyMechanism] = Field(min_length=1)
     interval_iterations: int = Field(20, ge=1)
     episode_intervals: int = Field(64, ge=1)
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
-    preference: _Weight | None = Field(None, description="the policy's unless told another; None: middle of the range")
-    memory_intervals: int = Field(0, ge=0, description="over how many intervals the policy remembers its views; 0: not")
+    preference: _Weight | None = Field(None, description="the policy's default; None: middle of the range")
+    memory_intervals: int = Field(
+        0, ge=0, description="control intervals over which the policy averages its views; 0: no averages"
+    )
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
     randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
@@ -44,9 +46,13 @@ class Environment(Config):
             if not low < high:
                 raise ValueError(f"cv_weight = [{low:g}, {high:g}]; allowed: a number, or two, the lower one first")
             if self.preference is not None and not low <= self.preference <= high:
-                raise ValueError(f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, as cv_weight says")
+                raise ValueError(
+                    f"preference = {self.preference:g}; allowed: {low:g} to {high:g}, the range of cv_weight"
+                )
         elif self.preference is not None:
-            raise ValueError(f"preference = {self.preference:g}; allowed: none, as cv_weight is one number")
+            raise ValueError(
+                f"preference = {self.preference:g}; allowed: without preference, as cv_weight is one number"
+            )
         return self
 
     @property
@@ -56,7 +62,7 @@ class Environment(Config):
 
     @property
     def default_preference(self) -> float | None:
-        """What the trained policy follows unless told another; None for a policy without that input."""
+        """The trained policy's preference unless it is given another; None for a policy without that input."""
         if self.preference is not None or self.preference_range is None:
             return self.preference
         return sum(self.preference_range) / 2.0
@@ -69,7 +75,7 @@ class Environment(Config):
 
 
 class Constraint(Config):
-    """What a policy may cost where pacing must not matter, held by a Lagrange multiplier for each such cluster."""
+    """The limit on a policy's cost where pacing cannot help, held by a Lagrange multiplier for each such cluster."""
 
     limit: float = Field(0.002, ge=0, le=1, description="share of mean step time; below the 0.5 % that is promised")
     rate: float = Field(2.0, ge=0, description="how much a multiplier grows for each rollout and share over the limit")
@@ -77,11 +83,13 @@ class Constraint(Config):
 
 
 class Selection(Config):
-    """How a training run is judged while it runs: on validation clusters, every rank deciding for itself."""
+    """How a training run is scored while it runs: on validation clusters, every rank deciding for itself."""
 
     suites: list[str] = Field(list(REPORTED), min_length=1)
-    every: int = Field(10, ge=1, description="rollouts from one look to the next, which is also a checkpoint")
-    patience: int = Field(6, ge=1, description="looks without a better score after which training stops")
+    every: int = Field(
+        10, ge=1, description="rollouts between two evaluations; each evaluation also writes a checkpoint"
+    )
+    patience: int = Field(6, ge=1, description="evaluations without a better score after which training stops")
     seeds: int = Field(8, ge=2)
     iterations: int = Field(800, ge=40)
 

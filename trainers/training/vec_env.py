@@ -119,7 +119,7 @@ class NativeVecEnv(VecEnv):
         return self._remembered(observation, np.arange(self.num_envs))
 
     def _remembered(self, observation_EO: NDArray[np.float32], started: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Observations with what is remembered after the signals; the memory of ``started`` begins here."""
+        """Observations with their averages after the signals; the averages of ``started`` begin here."""
         if self._memory is None:
             return observation_EO
         views_EO = observation_EO[:, : signals.SIGNALS]

@@ -1,4 +1,4 @@
-"""What a sweep leaves in its folder when it is over, made from its ledger: winner, judged again, pictures, page."""
+"""The files of a finished sweep, made from its ledger: winner, second evaluation, pictures, page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARETO, PARAMETERS, PAGE, BOARD = "pareto.png", "parameters.png", "sweep.html", 
 
 
 def finish(ledger: Ledger, task: StaticTask | PpoTask) -> dict[str, Any]:
-    """Write everything and return what there is to say, as plain data."""
+    """Write all files; returns a summary as plain data."""
     results = Results.of(ledger)
     said: dict[str, Any] = {
         "sweep": results.config.name,

@@ -18,15 +18,15 @@ def parameter_names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def parameter_table(candidates: Sequence[Candidate], names: Sequence[str]) -> NDArray[np.float64]:
-    """Values ``(candidates, names)``; 0 where a candidate has none, as a mechanism that is off has window 0."""
+    """Values ``(candidates, names)``; 0 where a candidate lacks one, as a mechanism that is off has window 0."""
     return np.array([[candidate.parameters.get(name, 0.0) for name in names] for candidate in candidates])
 
 
 def importance(results: Results, objective: int = 0) -> dict[str, float]:
-    """Shares that add up to 1 of what is explained of an objective, by parameter, the largest first.
+    """Importance of each parameter for an objective: shares that add up to 1, the largest first.
 
-    PED-ANOVA (Watanabe et al. 2023): how unlike the candidates that do best are to all of them in each parameter.
-    Empty where there are too few candidates to tell.
+    PED-ANOVA (Watanabe et al. 2023): how much the best candidates differ from all candidates in each parameter.
+    Empty where there are too few candidates.
     """
     names = parameter_names(results.candidates)
     table = parameter_table(results.candidates, names)

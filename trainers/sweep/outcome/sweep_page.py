@@ -25,7 +25,7 @@ def write_page(results: Results, shares: Mapping[str, float], path: Path) -> Non
     """
     config = results.config
     parts = [html_page.paragraph(config.description), html_page.heading("Winner"), _winners(results)]
-    parts.append(html_page.heading("What candidates came to"))
+    parts.append(html_page.heading("Results of the candidates"))
     figures = [_pareto(results), _parallel(results)] + ([_importance(results, shares)] if shares else [])
     for i, figure in enumerate(figures):
         figure.update_layout(template="plotly_white", height=480)

@@ -1,4 +1,4 @@
-"""The pictures of a sweep: what candidates came to and which nothing beats, parallel coordinates, importance."""
+"""The pictures of a sweep: candidates and their front, parallel coordinates, importance."""
 
 from __future__ import annotations
 

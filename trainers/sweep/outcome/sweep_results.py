@@ -1,4 +1,4 @@
-"""What a sweep found: its candidates, the front that nothing beats, the winner; from the ledger alone."""
+"""The results of a sweep, from the ledger alone: its candidates, the Pareto front, the winner."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Results:
 
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
-    """A row of a table: trial, cluster, candidate, and what it came to."""
+    """A row of a table: candidate, trial, cluster, and objectives."""
     text = [_cell(name, candidate.values[name]) for name in objectives]
     return (candidate.label, str(candidate.trial), *([candidate.cluster] if candidate.cluster else []), *text)
 

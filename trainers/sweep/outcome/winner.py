@@ -1,4 +1,4 @@
-"""The winner of a sweep: as a policy file, as a file that ``paceenv evaluate`` takes, and judged again elsewhere."""
+"""The winner of a sweep: as a policy file, as a file for ``paceenv evaluate``, and evaluated again elsewhere."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def evaluate_again(results: Results, comparison: Comparison, robustness: Robustn
 
 
 def robust_json(result: SuiteResult) -> dict[str, Any]:
-    """What judging again found: for every policy the whole suite, then every cluster."""
+    """The second evaluation as plain data: for every policy the whole suite, then every cluster."""
     totals = [dataclasses.asdict(result.total(policy)) for policy in result.policies if policy != "passive"]
     suite = result.suite
     about = {"suite": suite.name, "seeds": suite.seeds, "first_seed": suite.first_seed, "iterations": suite.iterations}

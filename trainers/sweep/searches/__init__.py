@@ -1,1 +1,1 @@
-"""How a sweep chooses what to try next; none of them imports Ray."""
+"""How a sweep chooses its next trials; no file here imports Ray."""

@@ -1,9 +1,9 @@
 """Asynchronous successive halving (Li et al. 2020, algorithm 2) on a clock of its own.
 
-Whoever gets a free worker decides by what it knows then, so that no worker waits for others; and what it knows depends
-on who was faster. Here the clock is that of ``workers`` workers who take one second a decision of the training run:
-decisions are made in that order, with what is known at that time, and trials run wherever there is room. So a sweep is
-the same on any number of machines, and so it is when it was killed.
+In the original a free worker decides by what is known at that time, so no worker waits, and the result depends on
+which worker was faster. Here the clock is that of ``workers`` workers that take one second for each decision of the
+training run. Decisions are made in the order of that clock, with what is known at that time, and trials run wherever
+there is room. So a sweep gives the same result on any number of machines, and after a kill.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Static settings that Optuna asks for: several objectives, one study for all clusters or one for each.
+"""Static settings from Optuna: several objectives, one study for all clusters or one for each.
 
-Optuna is asked and told in one fixed order, whatever the order in which trials come back: batch n is asked for when all
-batches up to n - ``open`` have been told, and none behind them. A sweep that goes on asks and tells again from the
-start, which takes milliseconds and leads to the same state; nothing of Optuna's is stored.
+Optuna is asked for batches and gets their results in one fixed order, whatever the order in which trials end. Batch n
+is asked for when the results of all batches up to n - ``open`` are in, and none of a later one. A resumed sweep asks
+again from the start, which takes milliseconds and leads to the same state. Nothing of Optuna's is stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Population-based training (Jaderberg et al. 2017) in step: a round is over when every member has finished it.
 
-The worst of a population then go on from the checkpoints of the best, with their hyperparameters a little changed.
-In step, because whom a member copies would otherwise depend on who was faster.
+The worst members then go on from the checkpoints of the best, with their hyperparameters changed a little. In step,
+because otherwise the fastest member would decide which one is copied.
 """
 
 from __future__ import annotations

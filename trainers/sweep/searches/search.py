@@ -2,7 +2,7 @@
 
 Which trials a search hands out, and under which number, depends on its config and on results alone: not on when or
 where a trial ran, nor on which came back first. So a sweep is the same on any machines, and a search is brought back to
-where it was by telling it again what the ledger holds. Every draw of a hyperparameter depends on seed and place alone.
+where it was by giving it the ledger's results again. Every draw of a hyperparameter depends on seed and place alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paceenv.trainers.sweep.sweep_config import Grid, GridOf, Objective, Pbt, Ra
 from paceenv.ui.config_files import Mechanism
 
 Work = Mapping[str, Any]
-"""What a trial has to do, as plain JSON data."""
+"""The work of a trial, as plain JSON data."""
 Result = Mapping[str, Any]
 Values = dict[str, Any]
 """A value by hyperparameter."""
 QUANTITIES: Mapping[Objective, str] = {"throughput": "gain", "cv": "cv", "energy": "energy"}
-"""Under which name a trial's result has an objective's averages over seeds, ``(S, C)``."""
+"""Name of an objective's averages over seeds ``(S, C)`` in a trial's result."""
 SIGN: Mapping[Objective, float] = {"throughput": 1.0, "cv": -1.0, "energy": -1.0}
 
 
@@ -39,16 +39,16 @@ class Trial:
 
 
 class Search(Protocol):
-    """What decides which trials there are."""
+    """Decides which trials there are."""
 
     total: int
-    """How many trials there will be, as far as can be told."""
+    """The expected number of trials."""
 
     def ready(self) -> list[Trial]:
         """Trials that can begin and were not handed out before."""
 
     def tell(self, trial: Trial, result: Result | None) -> None:
-        """What a trial that was handed out came to; None where it failed."""
+        """Take the result of a trial that was handed out; None where it failed."""
 
 
 def spread_out(settings: Sequence[Setting], clusters: Sequence[str], at_once: int) -> list[Work]:
@@ -187,7 +187,7 @@ class GridSearch:
         return trials
 
     def _values(self) -> NDArray[np.float64]:
-        """Of every mechanism alone, by the first objective; nothing is worse than what failed."""
+        """Values of every mechanism alone, by the first objective; failed settings come last."""
         per_trial, found = self._static.candidates_per_trial, []
         for number in range(self._handed_out):
             result, count = self._found[number], len(self._alone[number * per_trial : (number + 1) * per_trial])
