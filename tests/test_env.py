@@ -91,7 +91,7 @@ def test_make_vec_by_copies_equals_the_batch() -> None:
     ids=["module prefix", "paceenv after gymnasium", "registration"],
 )
 def test_the_environment_is_found_in_a_fresh_interpreter(code: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -103,7 +103,7 @@ def test_registering_twice_is_harmless() -> None:
 
 def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
     code = 'import sys, paceenv; print(sorted({"gymnasium", "numpy", "numba", "pydantic", "yaml"} & set(sys.modules)))'
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 

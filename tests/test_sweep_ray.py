@@ -23,7 +23,7 @@ from paceenv.trainers.sweep.sweep_config import SweepConfig, load_sweep_config
 from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_here
 from paceenv.trainers.sweep.trial import run_trial
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """A driver that takes longer hangs."""
 STATIC = """
 name: small

@@ -16,7 +16,7 @@ import pytest
 from paceenv.live.observe.iteration import Iteration, Operation
 from paceenv.live.record.recorder import TraceRecorder, rank_metadata
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 """For a process of a test that hangs, which then fails; no test waits for it otherwise."""
 STEP_S = 0.1
 
