@@ -1,4 +1,4 @@
-"""What a job meets while it runs: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
+"""The environment of a job: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
 
 from __future__ import annotations
 

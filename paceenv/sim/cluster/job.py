@@ -1,4 +1,4 @@
-"""The job section of a cluster config: who takes part, how long it computes, what it reduces."""
+"""The job section of a cluster config: its ranks, how long they compute, what they reduce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceenv.ui.config_files import Config
 
 
 class Job(Config):
-    """The training job: who takes part, how long it computes, what it reduces."""
+    """The training job: its ranks, how long they compute, what they reduce."""
 
     nodes: int = Field(ge=1, le=1_000_000, description="number of nodes")
     ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")

@@ -1,4 +1,4 @@
-"""What is trained, on which GPUs, and how it is cut up: the ``workload`` and ``gpu`` sections of a cluster config.
+"""The model, its GPUs, and how it is split: the ``workload`` and ``gpu`` sections of a cluster config.
 
 Frozen and validated. Parameters, FLOPs, payloads and memory are derived from the description;
 :mod:`paceenv.sim.cluster.step_time` makes a step of them. FLOPs count a multiply and an add as two.
@@ -167,7 +167,7 @@ Model = Transformer | Generic
 
 
 def _named(value: Any) -> Any:
-    """A model given by name is read from ``configs/workloads``; a section is a transformer unless it says otherwise."""
+    """A model given by name is read from ``configs/workloads``; a section without a kind is a transformer."""
     if isinstance(value, str):
         value = config_files.read_yaml(config_files.find("workloads", value))
     if isinstance(value, dict):
