@@ -171,7 +171,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Observation Space
 
-    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn anew each episode, sees of itself. Where ``cv_weight`` is a
+    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Where ``cv_weight`` is a
     range, `Box(-1, 1, (SIGNALS + 1,), float32)` with the preference as the last entry, so that one policy can learn the
     whole trade-off of throughput against variation. Entries have no unit. Except where noted an entry is
     ``x / (1 + |x|)`` with ``x`` = value / scale.

@@ -28,7 +28,7 @@ class Job(Config):
         None, description="payload, bytes: of a group's all-reduce, of a sender to a gather, of a member of all-to-all"
     )
     collective: Literal["all_reduce", "gather", "all_to_all"] = Field(
-        "all_reduce", description="what ends a step's communication; gather: every member sends to its group's first"
+        "all_reduce", description="the last communication of a step; gather: every member sends to its group's first"
     )
     algorithm: Algorithm = Field("hierarchical", description="of the all-reduce; auto: tree or ring by size, as NCCL")
     overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")

@@ -43,7 +43,9 @@ class Cluster(Config):
     description: str = ""
     job: Job
     fabric: Fabric
-    workload: Workload | None = Field(None, description="what is trained; then compute_s and gradient_bytes follow")
+    workload: Workload | None = Field(
+        None, description="the model and how it is split; then compute_s and gradient_bytes follow"
+    )
     gpu: Gpu | None = Field(None, description="on which GPU")
     noise: Noise = Noise()
     post_collective_work: PostCollectiveWork = PostCollectiveWork()
@@ -81,13 +83,11 @@ class Cluster(Config):
             if getattr(job, key) is not None:
                 raise ValueError(f"job.{key} or a workload, not both: it follows from the description")
         if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
-            raise ValueError(
-                "job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which tells its own"
-            )
+            raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which has its own")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
-        self.step()  # refuses what cannot be
+        self.step()  # raises for invalid values
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
