@@ -183,7 +183,7 @@ def test_a_rank_that_is_never_delayed_has_no_help_to_report() -> None:
     assert _judge(3, 4, 0.0, sd=0.05).final().kind == "insufficient evidence"
     quiet = _judge(3, 4, 0.0, sd=0.05, delay_s=0.5 * NEGLIGIBLE_DELAY_SHARE * STEP_S).final()
     assert quiet.kind == "does not help"
-    assert "never delayed" in quiet.text
+    assert "almost no delay" in quiet.text
     assert _judge(3, 8, 0.2, sd=0.05, delay_s=0.0).final().kind == "helps"
     assert _judge(3, 8, -0.2, sd=0.05, delay_s=0.0).final().kind == "hurts"
 

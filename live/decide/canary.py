@@ -292,5 +292,5 @@ def _sentence(kind: Kind, gain: float, low: float, high: float, pairs: int, unde
         said = f"hurts by {-100 * gain:.1f} % [{-100 * high:.1f}, {-100 * low:.1f}] of mean step time"
     else:
         said = f"{kind}: {100 * gain:+.1f} % {interval} of mean step time"
-    own = "; this rank was never delayed worth mentioning" if undelayed else ""
+    own = "; this rank had almost no delay" if undelayed else ""
     return f"{said}, {pairs} pairs of blocks{own}"
