@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,8 +33,12 @@ demo: $(STAMP) ## the guided tour
 	@$(BIN)/paceenv demo
 
 WORKERS ?= $(shell nproc)
-test: $(STAMP) ## run the tests, WORKERS (a core each) at a time, then by themselves those that judge real time
-	@$(BIN)/python -m pytest -m "not gpu and not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: $(STAMP) ## the tests of every contract, WORKERS (a core each) at a time, in at most 5 minutes
+	@$(BIN)/python -m pytest -m "not gpu and not slow and not alone" $(PARALLEL)
+
+test-slow: $(STAMP) ## every scenario, statistics, long property tests; then, one at a time, what judges real time
+	@$(BIN)/python -m pytest -m "not gpu and not alone and (slow or hypothesis)" --hypothesis-profile=thorough $(PARALLEL)
 	@$(BIN)/python -m pytest -m "not gpu and alone"
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device, on NCCL; skipped with their reason where there is none
@@ -56,7 +60,7 @@ typecheck: $(STAMP) ## mypy, strict
 FUZZ_S ?= 300
 fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidance, for FUZZ_S (300)
 	@$(PIP) install -qq -c constraints.txt -e '.[fuzz]'
-	@PYTHONPATH=.:tests $(BIN)/python tests/fuzz_importers.py --seconds $(FUZZ_S)
+	@PYTHONPATH=. $(BIN)/python tests/helpers/fuzz_importers.py --seconds $(FUZZ_S)
 
 bench-setup: $(STAMP) ## what the benchmarks race against: SimPy, and SimGrid with apt-get (as root)
 	@$(PIP) install -qq -c constraints.txt -e '.[bench]'
@@ -77,7 +81,7 @@ released: $(STAMP) ## train the released policy anew, five seeds (about 25 minut
 	@$(BIN)/paceenv train released -o runs/released --seeds 5 --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 
-commit-checks: lint format-check typecheck test ## what CI runs
+commit-checks: lint format-check typecheck test ## what CI runs first; then it runs test-slow
 
 clean: ## remove caches and build products (keeps .venv and runs)
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

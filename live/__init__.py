@@ -1,8 +1,8 @@
-"""The live side: a guard-railed agent inside a real ``torch.distributed`` job.
+"""The agent inside a real ``torch.distributed`` job, under limits that it cannot exceed.
 
-``agent = live.attach(model, policy="policy.safetensors", mode="observe")`` in a training script, or, without touching
-it, ``torchrun ... -m paceenv.live [options] train.py ...``. Needs the extra ``live``; imports neither Numba, Gymnasium,
-Stable-Baselines3, Ray nor pydantic.
+In a training script: ``agent = live.attach(model, policy="policy.safetensors", mode="observe")``. Without a change to
+the script: ``torchrun ... -m paceenv.live [options] train.py ...``. Needs the extra ``live``; imports neither Numba,
+Gymnasium, Stable-Baselines3, Ray nor pydantic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Agent", "attach"]
 
 
 def __getattr__(name: str) -> Any:
-    """PyTorch is imported when the agent is first used, not before the user's script had its say."""
+    """Import PyTorch when the agent is first used: the script may set environment variables before."""
     if name in __all__:
         from paceenv.live import agent
 

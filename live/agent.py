@@ -1,4 +1,4 @@
-"""The agent as a training script holds it: made by ``attach``, taken off by ``detach``, one at a time in a process."""
+"""The agent's face to a training script: ``attach`` makes it, ``detach`` removes it, one at a time in a process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from paceenv.core.errors import out_of_range
-from paceenv.live import launcher_config
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.options import make_options
+from paceenv.live.options import LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
 from paceenv.policies.base import Policy
 
@@ -30,20 +29,19 @@ class Agent:
 
     @property
     def state(self) -> str:
-        """The mode in force: the one asked for, or what became of it."""
+        """The mode in force: the requested one, or the one it was downgraded to."""
         return self._loop.state
 
     @property
     def reason(self) -> str:
-        """Why :attr:`state` is not the mode that was asked for; empty if it is."""
+        """Why :attr:`state` is not the requested mode; empty if it is."""
         return self._loop.reason
 
     def summary(self, compare: bool = False) -> dict[str, Any]:
-        """What this rank knows now, as a dictionary of plain data (fields: ``paceenv.live.record.snapshot``), times in
-        seconds.
+        """This rank's numbers as plain data, times in seconds (fields: ``paceenv.live.record.snapshot``).
 
-        To be called on the training thread. With ``compare`` it says who is early and late from the status files of all
-        ranks, where there is a folder: it reads them all, and waits for the file system.
+        Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
+        folder, to find early and late ranks; that waits for the file system.
         """
         try:
             self._loop.catch_up()
@@ -52,15 +50,15 @@ class Agent:
         return self._output.compared() if compare else self._output.snapshot()
 
     def mark(self, kind: str = "checkpoint") -> AbstractContextManager[None]:
-        """``with agent.mark("evaluation"): ...``: nothing in it is measured, and nothing is delayed in or after it."""
+        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
         return self._loop.mark(kind)
 
     def tick(self) -> None:
-        """The end of an iteration, for loops without a ``torch.optim`` optimizer; with one, it is called by itself."""
+        """The end of an iteration. Only needed in loops without a ``torch.optim`` optimizer."""
         self._loop.tick()
 
     def detach(self) -> None:
-        """Take the agent off: PyTorch is as before, files are complete, rank 0 shows the summary. Idempotent."""
+        """Remove the agent: PyTorch is as before, files are complete, rank 0 prints the summary. Idempotent."""
         atexit.unregister(self._at_exit)
         _alive.discard(self)
         try:
@@ -75,7 +73,7 @@ class Agent:
 
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
-        self._loop.let_go("in a forked child")
+        self._loop.detach("in a forked child")
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
@@ -99,21 +97,27 @@ def attach(
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
 
-    Parameters
-    ----------
-    model_or_optimizer : the optimizer whose step ends an iteration; with a model, or None, it is the first that steps
-    policy : a policy file, a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4, learned,
-        learned:preference=0.3), or an object; without one the agent can only observe and probe
-    mode : off, observe, probe, shadow, canary, active
-    options : see :class:`paceenv.live.options.Options`
+    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is not an error:
+    the agent observes and reports the reason.
 
-    Returns the agent; the one that is there already, if there is one. Raises InputError for options that are none,
-    before anything is touched. Whatever is wrong with the policy is a reason to observe and not an error. Under
-    ``-m paceenv.live`` the settings on its command line take the place of these.
+    Args:
+        model_or_optimizer: the optimizer whose step ends an iteration; with a model or None, the first that steps.
+        policy: a policy file; a name (passive, paper, adaptive, static:mechanism=slack,threshold=0.02,window=0.4,
+            static:my-cluster.yaml, learned, learned:preference=0.3); or a policy object. Without a policy the agent can
+            only observe and probe.
+        mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
+            without pacing) or active.
+        options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/live.md``.
+
+    Returns:
+        The agent; the attached one, if there is one already.
+
+    Raises:
+        InputError: an unknown option or a value out of range, before anything is touched.
     """
     import torch
 
-    inner = getattr(model_or_optimizer, "optimizer", model_or_optimizer)  # what Lightning and Accelerate wrap
+    inner = getattr(model_or_optimizer, "optimizer", model_or_optimizer)  # Lightning and Accelerate wrap it
     optimizer = inner if isinstance(inner, torch.optim.Optimizer) else None
     if not (optimizer is not None or model_or_optimizer is None or isinstance(model_or_optimizer, torch.nn.Module)):
         kind = type(model_or_optimizer).__name__
@@ -121,9 +125,9 @@ def attach(
     chosen = make_options({"mode": mode} | options)
     agent = attached()
     if agent is not None:
-        agent._loop.voice.say("is attached already; the second call of attach changes nothing")
+        agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
-    settings = dict(launcher_config.SETTINGS)
+    settings = dict(LAUNCHER_SETTINGS)
     if settings:
         policy = settings.pop("policy")
         chosen = make_options(settings)

@@ -1,9 +1,8 @@
 """Attaches the launcher's agent when the script makes its first optimizer, and not before.
 
-Until then the launcher has not imported PyTorch, so that whatever the script does before its own ``import torch``
-(environment variables, warning filters, leaving with a usage message) has the effect it always has. The first optimizer
-is late enough for that and early enough for the agent, which finds the models there are; without an optimizer there is
-no iteration to watch.
+Until then the launcher has not imported PyTorch. So everything the script does before its own ``import torch``
+(environment variables, warning filters, a usage message) has its usual effect. The first optimizer is early enough for
+the agent: it finds the existing models, and without an optimizer there is no iteration to watch.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from paceenv.live import launcher_config
+from paceenv.live.options import LAUNCHER_SETTINGS
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
 def attach_later(**arguments: Any) -> None:
-    """Have ``live.attach(**arguments)`` called with the first optimizer; these arguments go before the script's own."""
-    launcher_config.SETTINGS.update(arguments)
+    """Call ``live.attach(**arguments)`` with the first optimizer; these arguments replace the script's own."""
+    LAUNCHER_SETTINGS.update(arguments)
     atexit.register(_explain_absence, os.getpid())
     loaded = sys.modules.get(_OPTIMIZER_MODULE)
     if loaded is not None:
@@ -34,7 +33,7 @@ def attach_later(**arguments: Any) -> None:
 
 
 class _Finder:
-    """Sees the import of the optimizers' module, lets it happen, and is gone."""
+    """Sees the import of the optimizers' module once, and removes itself."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -77,26 +76,26 @@ def _wait_for_optimizer(module: ModuleType) -> None:
 
 
 def attach_now() -> None:
-    """Attach; whatever goes wrong is said, and the script goes on without the agent."""
+    """Attach; any error is logged, and the script goes on without the agent."""
     try:
         from paceenv.live.agent import attach, attached
 
         if attached() is None:
             attach()
     except Exception as error:
-        from paceenv.live.log_once import Voice
+        from paceenv.live.log_once import Messages
 
-        Voice().say(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
+        Messages().log_once(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
 
 
 def _explain_absence(process: int) -> None:
-    """At the end of a script that made no optimizer: say why nothing was heard of the agent."""
+    """At the end of a script that made no optimizer: log why the agent was never attached."""
     if (
         "torch" in sys.modules
         and "paceenv.live.agent" not in sys.modules
         and os.getpid() == process
         and os.environ.get("RANK", "0") == "0"
     ):
-        from paceenv.live.log_once import Voice
+        from paceenv.live.log_once import Messages
 
-        Voice().say("the script made no optimizer of torch.optim, so there was nothing to watch")
+        Messages().log_once("the script made no optimizer of torch.optim, so there was nothing to watch")

@@ -1,4 +1,4 @@
-"""``paceenv live``: look at a run from its folder, while it trains or after: status, summary, trace, dashboard."""
+"""``paceenv live``: inspect a run by its folder, while it trains or after: status, summary, trace, dashboard."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.core.files import atomic_write
+from paceenv.live.record.history import compare_ranks
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.record.summary import count, duration, percent, summarise
@@ -20,13 +20,13 @@ from paceenv.ui import output
 
 WATCH_S = 2.0
 SILENT_S = 30.0
-"""A rank that has not written for so long is called silent; agents write every two seconds."""
+"""A rank without a new status for this long is called silent; agents write every two seconds."""
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
 
 application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at a live run from its folder: who is early, what pacing does, where the time goes.",
+    help="Inspect a live run by its folder: early and late ranks, effect of pacing, where the time goes.",
 )
 
 Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]
@@ -42,13 +42,13 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Again every 2 seconds, until all ranks have ended.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """One line per rank: state, step time, waits, pacing, and when it was last heard of."""
+    """One line per rank: state, step time, waits, pacing, and the age of its last status."""
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
     run = RunFolder(folder)
     while True:
         chosen = run.chosen(attempt)
-        snapshots = side_by_side(run.statuses(chosen))
+        snapshots = compare_ranks(run.statuses(chosen))
         if not snapshots and not watch:
             raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
         if json_ is not None:
@@ -66,10 +66,10 @@ def status(
 
 @application.command()
 def summary(folder: Folder, attempt: Attempt = None) -> None:
-    """One page: where the step went, who waits for whom, what pacing did, what the agent said."""
+    """One page: where the step went, which rank waits for which, what pacing did, the agent's messages."""
     run = RunFolder(folder)
     chosen = run.chosen(attempt)
-    snapshots = side_by_side(run.statuses(chosen))
+    snapshots = compare_ranks(run.statuses(chosen))
     if not snapshots:
         raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
     sys.stdout.write(summarise(snapshots))
@@ -102,7 +102,7 @@ def dashboard(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; import it into Grafana.")],
 ) -> None:
     """Write the Grafana dashboard for the agents' Prometheus endpoints."""
-    write_whole(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
+    atomic_write(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
     output.say(f"wrote {out}")
 
 

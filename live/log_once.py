@@ -1,4 +1,4 @@
-"""How the agent says something: one line on the error stream through ``logging``, each thing once, and remembered."""
+"""The agent's messages: one line each through ``logging``, each text once, and kept for the snapshot."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ LOGGER = logging.getLogger("paceenv.live")
 KEPT_EVENTS = 50
 
 
-class Voice:
-    """Says things once; the rank's number goes in front as soon as it is known."""
+class Messages:
+    """Logs each message once. ``rank`` is put in front as soon as it is known."""
 
     def __init__(self) -> None:
         self.rank: int | None = None
         self.events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
-    def say(self, text: str, level: int = logging.WARNING) -> None:
-        """Say ``text``, unless it has been said; never raises."""
-        if text in self._said:
+    def log_once(self, text: str, level: int = logging.WARNING) -> None:
+        """Log ``text``, unless it has been logged before; never raises."""
+        if text in self._logged:
             return
-        self._said.add(text)
+        self._logged.add(text)
         self.events.append({"unix_time_s": time.time(), "text": text})
-        who = "paceenv live" if self.rank is None else f"paceenv live [rank {self.rank}]"
+        prefix = "paceenv live" if self.rank is None else f"paceenv live [rank {self.rank}]"
         try:
             if not LOGGER.handlers and not logging.getLogger().handlers:
-                _speak_up()
-            LOGGER.log(level, "%s: %s", who, text)
+                _print_to_stderr()
+            LOGGER.log(level, "%s: %s", prefix, text)
         except Exception:  # a broken log must not end a training job
-            self._said.discard(text)
+            self._logged.discard(text)
 
 
-def _speak_up() -> None:
-    """A job that configured no logging still hears the agent."""
+def _print_to_stderr() -> None:
+    """In a job that configures no logging, print the messages to the error stream."""
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False

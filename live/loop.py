@@ -1,7 +1,7 @@
-"""The loop of one rank: what the sources saw goes, at each tick, to estimator, policy, guard and actuator.
+"""The loop of one rank: at each tick the sources' observations go to estimator, policy, guard and actuator.
 
-Everything that runs in the training thread runs from :meth:`Loop.tick`, and whatever goes wrong there ends the loop and
-not the job. Files, metrics and summary are ``paceenv.live.reporting``'s business, which listens.
+Everything in the training thread runs from :meth:`Loop.tick`. An error there ends the loop and not the job.
+``paceenv.live.reporting`` listens and handles files, metrics and summary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from paceenv.live.decide.actuator import Delay
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.log_once import Voice
+from paceenv.live.log_once import Messages
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.checkpoints import Checkpoints
 from paceenv.live.observe.collective_calls import Collectives
@@ -31,12 +31,12 @@ from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
 BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
-"""Where nothing is decided, iterations are taken in by the batch: at a fraction of the cost, as the code is in the
-processor's caches from the second one on."""
+"""In modes without decisions, iterations are taken in by the batch, at a fraction of the cost: from the second one on
+the code is in the processor's caches."""
 HOPELESS_ITERATIONS = 200
-"""With none of so many iterations measured, the agent says why."""
-MOST_PENDING = 8
-"""Iterations whose GPU events have not passed yet; more than that are given up."""
+"""If none of this many iterations could be measured, the agent logs the reason."""
+MAX_PENDING = 8
+"""Iterations whose GPU events have not passed yet; older ones are given up."""
 
 
 @dataclass(slots=True)
@@ -52,31 +52,30 @@ class _Raw:
 class Loop:
     """Watches one rank and, where its mode allows, paces it.
 
-    Parameters
-    ----------
-    options : settings, the same on every rank
-    policy : what decides in modes shadow, canary and active
-    optimizer : whose step ends an iteration; None takes the first that steps
-    clock : monotonic seconds of the host
+    Args:
+        options: settings, the same on every rank.
+        policy: decides in modes shadow, canary and active.
+        optimizer: its step ends an iteration; None takes the first optimizer that steps.
+        clock: monotonic seconds of the host.
     """
 
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
-        self.options, self.policy, self.voice, self._clock = options, policy, Voice(), clock
+        self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, 0
         self.backend, self.device = "", "cpu"
         self.history, self.iterations, self.irregular = History(), 0, 0
-        self.control = Control(options, policy, self.voice.say, clock)
+        self.control = Control(options, policy, self.messages.log_once, clock)
         self.listeners: list[Callable[[Iteration], None]] = []
-        """Told every iteration, on the training thread."""
+        """Called with every iteration, on the training thread."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
-        self._stop_reason = self._calm_reason = ""
+        self._stop_reason = self._downgrade_reason = ""
         self._begun = self._ended = False
         self._stamps: Stamps = HostStamps(clock)
-        self._log = Log(self._stamps, self.fail, self.voice.say)
+        self._log = Log(self._stamps, self.fail, self.messages.log_once)
         self._optimizer = OptimizerTick(self.tick, optimizer)
         self._sources: tuple[Source, ...] = (
             self._optimizer,
@@ -97,7 +96,7 @@ class Loop:
 
     @property
     def reason(self) -> str:
-        """Why it is not the mode that was asked for."""
+        """Why it is not the requested mode."""
         return self.control.reason if not self._off_reason else self._off_reason * (self.options.mode != "off")
 
     def install(self) -> None:
@@ -107,13 +106,13 @@ class Loop:
         try:
             for source in self._sources:
                 source.install()
-        except Exception as error:  # a PyTorch that lacks what we watch
+        except Exception as error:  # a PyTorch without one of the watched functions
             self.fail(error)
-        if self.policy.fault and self.options.mode != "probe":  # which asks no policy
-            self.control.fall_back(self.policy.fault)
+        if self.policy.fault and self.options.mode != "probe":  # probes need no policy
+            self.control.downgrade(self.policy.fault)
 
-    def let_go(self, reason: str) -> None:
-        """Let go of the job, at any moment: nothing is seen or delayed any more; what was measured stays."""
+    def detach(self, reason: str) -> None:
+        """Detach from the job, at any moment: no more measurements and delays; earlier measurements stay."""
         if not self._off_reason:
             self._off_reason = reason
             for source in self._sources:
@@ -121,7 +120,7 @@ class Loop:
 
     @contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """Say that a checkpoint or an evaluation is going on: nothing is measured or delayed meanwhile."""
+        """Mark a checkpoint or an evaluation: no measurement and no delay meanwhile."""
         self._marks.append(kind)
         self._log.mark(kind)
         self.control.guard.mark()
@@ -133,12 +132,12 @@ class Loop:
             self._log.mark(kind)
 
     def stop(self, reason: str) -> None:
-        """Have the loop let go at the next tick; may be called from any thread."""
+        """Detach at the next tick; may be called from any thread."""
         self._stop_reason = reason
 
-    def calm(self, reason: str) -> None:
-        """Have the loop only observe from the next tick on; may be called from any thread."""
-        self._calm_reason = reason
+    def downgrade(self, reason: str) -> None:
+        """Only observe from the next tick on; may be called from any thread."""
+        self._downgrade_reason = reason
 
     def tick(self) -> None:
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
@@ -147,16 +146,16 @@ class Loop:
         begin_s, slept_s, begun = self._clock(), 0.0, self._begun
         try:
             if self._stop_reason:
-                self.let_go(self._stop_reason)
-                self.voice.say(self._off_reason)
+                self.detach(self._stop_reason)
+                self.messages.log_once(self._off_reason)
                 return
-            if self._calm_reason:
-                self.control.fall_back(self._calm_reason)
-            if self._stamps.capturing():  # a whole step as a CUDA graph: not even a look at an event is allowed
+            if self._downgrade_reason:
+                self.control.downgrade(self._downgrade_reason)
+            if self._stamps.capturing():  # a whole step as a CUDA graph: even querying an event is not allowed
                 return
             self._advance()
             begun_delay_s = self._clock()
-            self._delay = self.control.hold_back(self.iterations) if self._begun else None
+            self._delay = self.control.apply_delay(self.iterations) if self._begun else None
             slept_s = self._clock() - begun_delay_s if self._delay is not None else 0.0
         except Exception as error:
             self.fail(error)
@@ -164,9 +163,10 @@ class Loop:
             self.history.add_overhead(self._clock() - begin_s - slept_s)
 
     def fail(self, error: BaseException) -> None:
-        """End the loop because of ``error``, say so, and let the job go on.
+        """End the loop because of ``error``, log it, and let the job go on.
 
-        What a signal handler of the script raised while our code ran is the script's, and goes on its way.
+        An exception that a signal handler of the script raised while our code ran belongs to the script: it is raised
+        again.
         """
         if raised_by_a_signal_handler(error):
             raise error
@@ -177,16 +177,16 @@ class Loop:
             where = where.tb_next
         at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
         reason = f"switched off by an error of its own: {type(error).__name__}: {error}{at}"
-        self.let_go(reason)
-        self.voice.say(f"{reason}; the job goes on without it")
+        self.detach(reason)
+        self.messages.log_once(f"{reason}; the job goes on without it")
 
     def finish(self) -> None:
-        """Let go at the end of the job: a comparison under way gets its last look, PyTorch is as before."""
+        """Detach at the end of the job: a comparison under way gets its last evaluation, PyTorch is as before."""
         try:
             if not self._ended and not self._off_reason:
                 self.catch_up()
                 self.control.finish()
-        except Exception as error:  # of a device that failed, say
+        except Exception as error:  # a failed device, for example
             self.fail(error)
         finally:
             self._ended = True
@@ -194,7 +194,7 @@ class Loop:
                 try:
                     source.remove()
                 except Exception as error:
-                    self.voice.say(f"could not be removed completely: {error}")
+                    self.messages.log_once(f"could not be removed completely: {error}")
 
     @property
     def dropped_stamps(self) -> int:
@@ -202,12 +202,12 @@ class Loop:
         return self._stamps.dropped
 
     def group(self) -> dict[str, int]:
-        """The process group whose ranks wait for each other at the end of the step, and how many they are."""
+        """Number and size of the process group whose ranks wait for each other at the end of the step."""
         return {"number": self._shape.waiting_group, "members": self.members}
 
     @property
     def members(self) -> int:
-        """Ranks that wait for each other at the end of the step; 1 while they are not known."""
+        """Number of ranks that wait for each other at the end of the step; 1 while it is not known."""
         return self._log.members.get(self._shape.waiting_group, (0, 1))[1]
 
     def _advance(self) -> None:
@@ -229,15 +229,15 @@ class Loop:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take in what can be read by now."""
+        """Take in the iterations that can be read by now."""
         self._operations = 0
         while self._pending and self._readable(self._pending[0]):
             self._take_in(self._pending.popleft())
-        while len(self._pending) > MOST_PENDING:
+        while len(self._pending) > MAX_PENDING:
             self._give_up(self._pending.popleft())
 
     def _begin(self) -> None:
-        """The first tick: only now is it known where and among whom this rank runs; its iteration is not counted."""
+        """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
         import torch
         from torch import distributed
 
@@ -255,7 +255,7 @@ class Loop:
             if "nccl" in self.backend and torch.cuda.is_available() and self._optimizer.on_device is not False:
                 self.device = f"cuda:{torch.cuda.current_device()}"
                 self._stamps = self._log.stamps = cuda_stamps()
-        self.voice.rank = self.rank
+        self.messages.rank = self.rank
         self.control.begin(self._stamps, self.device, self.rank, self.world_size)
         self.on_begin()
 
@@ -299,11 +299,11 @@ class Loop:
         paced: tuple[float, float],
     ) -> None:
         shape = self._shape
-        regular = not raw.mark and shape.learn(operations, end_s - start_s)
+        regular = not raw.mark and shape.observe(operations, end_s - start_s)
         comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
         iteration = Iteration(raw.iteration, start_s, end_s, *paced, operations, comm_s, barrier_s, regular, raw.mark)
         if regular:
-            self.control.learn(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
+            self.control.observe(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
             wait_s = self.control.pacer.wait_s if self.control.pacer is not None else 0.0
             self.history.add(iteration.step_s, comm_s, barrier_s, iteration.delay_s, wait_s)
         else:
@@ -319,10 +319,10 @@ class Loop:
             why = "no collective was seen in them, or not in every one"
         else:
             why = "no two of them in a row are alike"
-        self.voice.say(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
+        self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
 
     def _give_up(self, raw: _Raw) -> None:
-        """An iteration that cannot be read, or in which nothing was seen: the next one has no start."""
+        """Drop an iteration that cannot be read or has no collective: the next one has no start."""
         self._last_exit_s = None
         self.irregular += 1
         self.control.skip()
@@ -330,9 +330,9 @@ class Loop:
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:
-    """Whether ``error`` came out of a handler that the script has set for a signal."""
+    """Whether ``error`` came from a handler that the script has set for a signal."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # of a partial, what it calls
+    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # the function inside a partial
     codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in functions}
     traceback = error.__traceback__
     while traceback is not None:

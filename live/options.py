@@ -1,14 +1,18 @@
-"""What a user may set of the live agent, checked once, with the environment's kill switch applied."""
+"""The agent's options: the one list of their names, types, defaults, allowed values and meanings.
+
+The command line of ``-m paceenv.live``, its ``--help``, the checks and the table in ``docs/live.md`` are made from
+:class:`Options`. This module also applies the kill switch of the environment.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from paceenv.core.errors import InputError, out_of_range
 
@@ -17,85 +21,143 @@ ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
 """Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
+LAUNCHER_SETTINGS: dict[str, Any] = {}
+"""Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
+_BLOCK_RULE = "a multiple of interval_iterations"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an option means.
+
+    Attributes:
+        help: its meaning and unit, without a full stop.
+        choices: the allowed values, where they can be listed.
+        low: the smallest allowed number.
+        high: the largest allowed number.
+        rule: the allowed values in words, where they are neither choices nor a range.
+        unset: what happens without a value, for a default of None or "".
+    """
+
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float = -math.inf
+    high: float = math.inf
+    rule: str = ""
+    unset: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words; empty where everything of the type is."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        return f"{self.low:.12g} to {self.high:.12g}" if self.low > -math.inf else self.rule
 
 
 @dataclass(frozen=True)
 class Options:
-    """Settings of one agent; every rank of a job must have the same.
+    """Settings of one agent. Every rank of a job must have the same. Raises InputError for a value out of range."""
 
-    Parameters
-    ----------
-    mode : off, observe (measures only), probe (tiny delays by chance, to measure what a delay does), shadow (decides,
-        does not delay), canary (paired blocks with and without pacing), active (pacing, with a tenth of the blocks
-        without)
-    out : folder for trace segments, status and summary; None writes no files
-    job : the job's name in traces and metrics; by default the script's
-    cap_s, cap_share : longest delay of an iteration, in seconds and as a share of the job's baseline step
-    budget_s_per_minute : most seconds of delay in a minute
-    probe_s : longest delay in mode probe, seconds; the caps bound it too
-    quiet_first : iterations at the start that are never delayed
-    interval_iterations : control interval of the policy, as in its training
-    block_iterations : length of a block with or without pacing, a multiple of the interval
-    min_gain : smallest gain in mean step time that counts as help
-    seed : of the order of the blocks, and of the probes; None takes one that all ranks of the launch share
-    metrics_port : port of the Prometheus endpoint of the node's first rank, the others follow; None opens none
-    metrics_host : address of that endpoint
-    kill_file : the agent lets go of the job as soon as this file exists
-    actuator : where a delay is spent: ``host`` sleeps in the training thread, ``device`` spins on the GPU's stream
-    """
-
-    mode: str = "observe"
-    out: Path | None = None
-    job: str = ""
-    cap_s: float = 0.1
-    cap_share: float = 0.1
-    budget_s_per_minute: float = 6.0
-    probe_s: float = 0.01
-    quiet_first: int = 50
-    interval_iterations: int = 20
-    block_iterations: int = 60
-    min_gain: float = 0.01
-    seed: int | None = None
-    metrics_port: int | None = None
-    metrics_host: str = "127.0.0.1"
-    kill_file: Path | None = None
-    actuator: str = "host"
+    mode: Annotated[str, Meaning("What the agent may do", choices=MODES)] = "observe"
+    out: Annotated[
+        Path | None, Meaning("Folder for trace, status and summary, the same for all ranks", unset="no files")
+    ] = None
+    job: Annotated[str, Meaning("The job's name in traces and metrics", unset="the script's name")] = ""
+    cap_s: Annotated[float, Meaning("Longest delay before an iteration, seconds", low=0, high=1)] = 0.1
+    cap_share: Annotated[float, Meaning("Longest delay as a share of the job's baseline step", low=0, high=0.5)] = 0.1
+    budget_s_per_minute: Annotated[float, Meaning("Most delay in any minute, seconds", low=0, high=30)] = 6.0
+    probe_s: Annotated[
+        float, Meaning("Longest delay in mode probe, seconds; the two caps limit it too", low=0, high=1)
+    ] = 0.01
+    quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = 50
+    interval_iterations: Annotated[
+        int, Meaning("Control interval of the policy in iterations, as in its training", low=1, high=10**4)
+    ] = 20
+    block_iterations: Annotated[int, Meaning("Iterations of a block with or without pacing", rule=_BLOCK_RULE)] = 60
+    min_gain: Annotated[
+        float, Meaning("Smallest relative gain in mean step time that counts as help", low=0, high=1)
+    ] = 0.01
+    seed: Annotated[
+        int | None,
+        Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        Meaning(
+            "Port of the Prometheus endpoint of a node's first rank; the other ranks use the next ones",
+            low=1,
+            high=65535,
+            unset="no endpoint",
+        ),
+    ] = None
+    metrics_host: Annotated[str, Meaning("Address of that endpoint")] = "127.0.0.1"
+    kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
+    actuator: Annotated[
+        str,
+        Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
+    ] = "host"
 
     def __post_init__(self) -> None:
-        where = "live"
-        for name, value, allowed in (("mode", self.mode, MODES), ("actuator", self.actuator, ACTUATORS)):
-            if value not in allowed:
-                raise out_of_range(name, value, "one of " + ", ".join(allowed), where)
-        for name, low, high in (
-            ("cap_s", 0.0, 1.0),
-            ("cap_share", 0.0, 0.5),
-            ("budget_s_per_minute", 0.0, 30.0),
-            ("probe_s", 0.0, 1.0),
-            ("min_gain", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not (math.isfinite(value) and low <= value <= high):
-                raise out_of_range(name, value, f"{low:g} to {high:g}", where)
-        for name, low, high in (("quiet_first", 0, 10**9), ("interval_iterations", 1, 10**4)):
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise out_of_range(name, value, f"a whole number from {low} to {high}", where)
-        if type(self.block_iterations) is not int or not (
-            self.block_iterations >= self.interval_iterations and self.block_iterations % self.interval_iterations == 0
-        ):
-            allowed_blocks = f"a multiple of interval_iterations, {self.interval_iterations}"
-            raise out_of_range("block_iterations", self.block_iterations, allowed_blocks, where)
-        if self.metrics_port is not None and not (type(self.metrics_port) is int and 1 <= self.metrics_port <= 65535):
-            raise out_of_range("metrics_port", self.metrics_port, "1 to 65535", where)
+        for option in OPTIONS:
+            option.check(getattr(self, option.name))
+        blocks, interval = self.block_iterations, self.interval_iterations
+        if type(blocks) is not int or blocks < interval or blocks % interval:
+            raise out_of_range("block_iterations", blocks, f"{_BLOCK_RULE}, {interval}", "live")
+
+
+class Option(NamedTuple):
+    """One field of :class:`Options`: its name, its type (``int | None``, say), its default and its meaning."""
+
+    name: str
+    type: Any
+    default: Any
+    meaning: Meaning
+
+    def check(self, value: Any) -> None:
+        """Raise InputError for a value that is not one of the choices, or not a number within the range."""
+        means, whole = self.meaning, self.type in (int, int | None)
+        if means.choices:
+            fits = value in means.choices
+        elif means.low == -math.inf or (value is None and self.default is None):
+            return
+        else:
+            number = type(value) is int or (not whole and isinstance(value, (int, float)))
+            fits = number and means.low <= value <= means.high  # not-a-number fails too
+        if not fits:
+            raise out_of_range(self.name, value, "a whole number from " * whole + means.allowed, "live")
+
+
+def _options() -> Iterator[Option]:
+    hints = get_type_hints(Options, include_extras=True)
+    for field in fields(Options):
+        kind, meaning = get_args(hints[field.name])
+        yield Option(field.name, kind, field.default, meaning)
+
+
+OPTIONS = tuple(_options())
+
+
+def options_table() -> str:
+    """The options as the Markdown table in ``docs/live.md``."""
+    rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
+    for name, kind, default, means in OPTIONS:
+        type_name = (get_args(kind) or (kind,))[0].__name__
+        rows.append(f"| `{name}` | {type_name} | {means.unset or f'`{default}`'} | {means.allowed} | {means.help} |")
+    return "\n".join(rows)
 
 
 def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Options:
-    """Options from keywords, with the environment's word on mode and kill file.
+    """Options from keywords, with the kill switch of the environment applied.
 
-    Raises InputError for an unknown keyword or a value out of range. A mode in the environment that is none counts as
-    ``off``: who reaches for the kill switch of a running fleet must not be punished for a typing error.
+    Args:
+        values: options by name.
+        environ: environment variables. A mode in :data:`ENVIRONMENT_MODE` overrides the one in ``values``. An invalid
+            mode there counts as ``off``: a typing error must never keep the agent running.
+
+    Raises:
+        InputError: an unknown option, or a value out of range.
     """
-    known = {f.name for f in fields(Options)}
+    known = {option.name for option in OPTIONS}
     unknown = sorted(set(values) - known)
     if unknown:
         raise InputError(f"live: unknown option {unknown[0]}; allowed: {', '.join(sorted(known))}")

@@ -1,4 +1,4 @@
-"""What an agent gives out: its snapshot, and through the housekeeping thread trace, status, metrics and summary."""
+"""The agent's output: its snapshot and, through the housekeeping thread, trace, status, metrics and summary."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.loop import Loop
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.history import compare_ranks
 from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 
-STATUS_S, PAGE_S, LOOK_S = 2.0, 600.0, 0.5
-"""How often status and page are written, and the kill file looked for, seconds."""
+STATUS_S, PAGE_S, KILL_FILE_S = 2.0, 600.0, 0.5
+"""Seconds between two writes of the status, two writes of the page, and two checks of the kill file."""
 FILES_PER_S = 50.0
-"""Status files a second that all ranks of a job together may write; a tenth as many segments of traces."""
+"""Status files per second that all ranks of a job may write together; a tenth as many trace segments."""
 SEGMENT_S = 30.0
-MOST_BLIND_LOOKS = 20
-"""A kill file that cannot be looked for so often in a row is taken for a wish to delay nothing."""
-MOST_PORT = 65535
+MAX_FAILED_CHECKS = 20
+"""After this many failed checks of the kill file in a row the agent delays nothing any more."""
+MAX_PORT = 65535
 EXIT_DEADLINE_S, PATIENCE_S = 5.0, 1.0
-"""How long the end of a job may wait for the last files; and the page for the other ranks' last words."""
+"""Longest wait at the end of a job for the last files, and of the page for the other ranks' last status, seconds."""
 
 
 class Output:
@@ -39,26 +39,27 @@ class Output:
         self._locality: dict[str, Any] = {}
         self._recorder: Any = None
         self._metrics: Any = None
-        self._housekeeping = Housekeeping(loop.voice.say)
-        self._watch = Housekeeping(loop.voice.say)  # its own thread: a file system that hangs must not hold it up
-        self._blind_looks = 0
+        self._housekeeping = Housekeeping(loop.messages.log_once)
+        self._watch = Housekeeping(
+            loop.messages.log_once
+        )  # its own thread: a file system that hangs must not hold it up
+        self._failed_checks = 0
         self._closed, self._page = False, ""
         loop.on_begin = self._begin
 
     def compared(self) -> Snapshot:
-        """The snapshot beside what the other ranks last wrote; reads the status files of all of them."""
+        """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
         own, out = self.snapshot(), self._options.out
         if out is not None:
             with contextlib.suppress(InputError, OSError):
                 others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
-                return side_by_side([own, *others])[0]
+                return compare_ranks([own, *others])[0]
         return own
 
     def close(self) -> None:
-        """The last words: what is left of trace and status is written, and rank 0 shows the page.
+        """Write the rest of trace and status; rank 0 prints the page.
 
-        Whatever touches the folder does so on the housekeeping thread, for which nobody waits longer than a few
-        seconds.
+        All access to the folder is on the housekeeping thread, which may hold up the end by a few seconds at most.
         """
         if self._closed:
             return
@@ -71,7 +72,7 @@ class Output:
             print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
 
     def snapshot(self) -> Snapshot:
-        """Everything this rank can tell about itself (``paceenv.live.record.snapshot``), without a look at any file."""
+        """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
         loop, history, options = self._loop, self._loop.history, self._options
         pacer, policy = loop.control.pacer, loop.policy
         return {
@@ -104,11 +105,11 @@ class Output:
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
             "trace": self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0},
-            "events": list(loop.voice.events),
+            "events": list(loop.messages.events),
         }
 
     def _begin(self) -> None:
-        """The first tick, on the training thread: find out where this rank is, start what runs beside it."""
+        """The first tick, on the training thread: describe this rank's place, start the background tasks."""
         from paceenv.live.observe import locality
 
         loop, options, keep = self._loop, self._options, self._housekeeping
@@ -125,11 +126,11 @@ class Output:
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
-            self._watch.add("the look at the kill file", LOOK_S, self._look_for_kill_file)
+            self._watch.add("the check of the kill file", KILL_FILE_S, self._check_kill_file)
             self._watch.start()
         keep.start()
         if loop.rank == 0:
-            loop.voice.say(self._greeting(), level=20)
+            loop.messages.log_once(self._greeting(), level=20)
 
     def _record(self, out: Path) -> None:
         from paceenv.live.record.recorder import TraceRecorder, rank_metadata
@@ -148,7 +149,7 @@ class Output:
             metadata,
             rank=loop.rank,
             attempt=loop.attempt,
-            problem=loop.voice.say,
+            problem=loop.messages.log_once,
             segment_s=max(SEGMENT_S, 10.0 * loop.world_size / FILES_PER_S),
         )
         loop.listeners.append(self._recorder.append)
@@ -158,10 +159,12 @@ class Output:
         from paceenv.live.record.prometheus import MetricsServer
 
         port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
-        if port > MOST_PORT:
-            self._loop.voice.say(f"no metrics: port {port} of this local rank; allowed: up to {MOST_PORT}")
+        if port > MAX_PORT:
+            self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
             return
-        server = MetricsServer(self.snapshot, port, host=self._options.metrics_host, problem=self._loop.voice.say)
+        server = MetricsServer(
+            self.snapshot, port, host=self._options.metrics_host, problem=self._loop.messages.log_once
+        )
         self._metrics = server
         self._housekeeping.once("the metrics", server.start)
 
@@ -172,18 +175,18 @@ class Output:
         page = write_summary(out, self.snapshot() | {"final": final}, PATIENCE_S if final else 0.0)
         self._page = page if final else ""
 
-    def _look_for_kill_file(self, final: bool) -> None:
+    def _check_kill_file(self, final: bool) -> None:
         file = self._options.kill_file
         if final or file is None:
             return
         try:
             found = file.exists()
-            self._blind_looks = 0
+            self._failed_checks = 0
         except OSError as error:
             found = False
-            self._blind_looks += 1
-            if self._blind_looks == MOST_BLIND_LOOKS:
-                self._loop.calm(f"the kill file {file} cannot be looked for: {error.strerror}")
+            self._failed_checks += 1
+            if self._failed_checks == MAX_FAILED_CHECKS:
+                self._loop.downgrade(f"the kill file {file} cannot be checked: {error.strerror}")
         if found:
             self._loop.stop(f"stopped by the kill file {file}")
 

@@ -1,8 +1,8 @@
-"""Runs a script or a module in this process as the interpreter itself would have done.
+"""Runs a script or a module in this process as the interpreter itself does.
 
-The very module ``__main__`` is emptied and used, so that what looks at it (pickle, multiprocessing's spawn, debuggers)
-finds what it expects, to the end of the process. An exception passes through to the interpreter, which handles it as it
-always does; only our own frames are taken off its traceback first.
+It empties and uses the module ``__main__`` itself. So pickle, multiprocessing's spawn and debuggers find what they
+expect there, to the end of the process. An exception passes through to the interpreter, which handles it as usual; only
+our own frames are removed from its traceback first.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _KEPT = {"__name__", "__doc__", "__package__", "__loader__", "__spec__", "__anno
 
 
 def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """What runs ``python path arguments...``: a file of Python, or a folder or archive with a ``__main__.py``.
+    """A function that runs ``python path arguments...``: a Python file, or a folder or archive with ``__main__.py``.
 
-    Raises InputError if there is none that can be read.
+    Raises InputError if it cannot be read.
     """
     folder = os.path.isdir(path) or (os.path.isfile(path) and get_importer(path) is not None)
     execute = _execute_folder if folder else _load(path)
@@ -39,7 +39,7 @@ def prepare_script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def prepare_module(name: str, arguments: Sequence[str]) -> Callable[[], None]:
-    """What runs ``python -m name arguments...``."""
+    """A function that runs ``python -m name arguments...``."""
 
     def run() -> None:
         sys.argv[:] = ["-m", *arguments]
@@ -85,7 +85,7 @@ def _run(execute: Callable[[dict[str, Any]], None]) -> None:
 
 
 def _hide_our_frames(error: BaseException) -> None:
-    """Have the interpreter, which prints ``error`` in a moment, print it as of a script that was started directly."""
+    """Make the interpreter print ``error`` as it does for a script that was started directly."""
     hook, theirs = sys.excepthook, _after_ours(error.__traceback__)
 
     def print_theirs(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:

@@ -1,11 +1,16 @@
-"""Policies by name, as command lines, suites and a live job spell them, and the hand-written ones; needs numpy only."""
+"""Policies by name, as command lines, suites and a live job spell them, and the hand-written ones.
+
+Needs numpy, and PyYAML for ``static:FILE.yaml``: a production node has no pydantic and no simulator.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from paceenv.core import pacing
-from paceenv.core.errors import InputError
+from paceenv.core import files, pacing
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.renames import RENAMED_MECHANISMS, mechanism_name
 from paceenv.policies.base import Policy
 from paceenv.policies.rules import Adaptive, Static, paper, passive
@@ -16,21 +21,33 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
     "phase_shift": (0.05, 0.4),
     "stagger": (0.5, 0.4),
 }
-"""(threshold, window) of ``static`` for a mechanism whose settings nobody gave; the paper's rule has its own name."""
+"""(threshold, window) of ``static`` for a mechanism without given settings; the paper's rule has its own name."""
 LEARNED = "learned"
 """The name of the policy file that is released with the package; see ``paceenv.policies.saved``."""
 NAMES = (*RULES, "static", LEARNED)
 NEED_SIMULATOR = ("projection", "clairvoyant")
-"""Policies that look ahead in the simulator of a cluster; ``paceenv.policies.select`` makes them, a live job cannot."""
+"""Policies that need the simulator; ``paceenv.policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
+_CLUSTER_KEYS = (*_OPTIONS, "cap")
 
 
 def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy | None:
-    """The hand-written policy that ``text`` names, or None if it names none.
+    """The hand-written policy that ``text`` names.
 
-    ``static:mechanism=phase_shift,threshold=0.1,window=0.05`` takes what it is not told from ``default``, (mechanism,
-    threshold, window), and without one from :data:`STATIC_DEFAULTS`. ``static:slack=0.02/0.3,phase_shift=0.05/0.05``
-    has several mechanisms on at once, each with its threshold/window. Raises InputError for options that are none.
+    Args:
+        text: ``passive``, ``paper``, ``adaptive``, ``static``, or ``static`` with settings:
+            ``static:mechanism=phase_shift,threshold=0.1,window=0.05`` (one mechanism),
+            ``static:slack=0.02/0.3,phase_shift=0.05/0.05`` (threshold/window of several), or
+            ``static:my-cluster.yaml`` and ``static:two-jobs`` (section ``pacing`` of a cluster config, a file or a
+            packaged one).
+        default: (mechanism, threshold, window) for settings that ``text`` leaves out; without it,
+            :data:`STATIC_DEFAULTS`.
+
+    Returns:
+        The policy, or None where ``text`` does not name a hand-written policy.
+
+    Raises:
+        InputError: unknown options, values out of range, or a cluster config without a valid section ``pacing``.
     """
     name, separated, options = text.partition(":")
     if text in RULES:
@@ -39,6 +56,8 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
         return None
     if separated and not options.strip(","):
         raise InputError(f"policy {text}: no options; allowed: static alone, or such as static:slack=0.1/0.2")
+    if _names_cluster(options):
+        return _static_of_cluster(text, options)
     given: dict[str, str] = {}
     for option in filter(None, options.split(",")):
         key, separator, value = option.partition("=")
@@ -61,7 +80,7 @@ def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy |
 def _one(
     text: str, given: Mapping[str, str], default: tuple[str, float, float] | None
 ) -> dict[str, tuple[float, float]]:
-    """Settings of one mechanism from what is ``given`` of its name, threshold and window."""
+    """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
     mechanism = mechanism_name(given.get("mechanism")) or (default[0] if default else "slack")
     known = default[1:] if default else STATIC_DEFAULTS.get(mechanism, (0.0, 0.0))
     threshold, window = (
@@ -83,3 +102,49 @@ def _number(text: str, key: str, value: str) -> float:
         return float(value)
     except ValueError:
         raise InputError(f"policy {text}: {key} = {value!r}; allowed: 0 to 1") from None
+
+
+def _names_cluster(options: str) -> bool:
+    """Whether the text after ``static:`` names a cluster config, not options or a mechanism without its settings."""
+    if options.endswith(files.YAML_SUFFIXES):
+        return True
+    return bool(options) and not {"=", ","} & set(options) and options not in {*_OPTIONS, *pacing.MECHANISMS}
+
+
+def _static_of_cluster(text: str, cluster: str) -> Static:
+    """Fixed settings from section ``pacing`` of a cluster config. Its ``cap`` limits the simulator only."""
+    try:
+        path = files.find("clusters", cluster)
+        config = files.read_yaml(path)
+    except InputError as error:
+        raise InputError(f"policy {text}: {error}") from None
+    where, section = f"policy {text}: {path}", config.get("pacing")
+    if section is None:
+        raise InputError(
+            f"{where}: section pacing is missing; add pacing: {{mechanism: ..., threshold: ..., window: ...}}"
+        )
+    if not isinstance(section, dict):
+        raise out_of_range("pacing", section, f"a section with the keys {', '.join(_CLUSTER_KEYS)}", where)
+    for key in section:
+        if key not in _CLUSTER_KEYS:
+            raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_CLUSTER_KEYS)}")
+    default = pacing.CLUSTER_DEFAULT
+    mechanism = mechanism_name(section.get("mechanism", default[0]))
+    if mechanism not in tuple(STATIC_DEFAULTS):
+        raise out_of_range("pacing.mechanism", mechanism, f"one of {', '.join(STATIC_DEFAULTS)}", where)
+    threshold = _ratio(section.get("threshold", default[1]), "pacing.threshold", where)
+    window = _ratio(section.get("window", default[2]), "pacing.window", where)
+    return Static(
+        {mechanism: (threshold, window)}, name=f"static:mechanism={mechanism},threshold={threshold},window={window}"
+    )
+
+
+def _ratio(value: Any, name: str, where: str) -> float:
+    """A number from 0 to 1; also as text, because YAML reads 1e-2 as text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 <= number <= 1.0:
+        raise out_of_range(name, value, "a number from 0 to 1", where)
+    return number

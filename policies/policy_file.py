@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.learned import Learned
 
@@ -65,7 +65,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "provenance": dict(content.provenance),
     }
     blob = save(tensors, {"paceenv": json.dumps(header, sort_keys=True)})
-    write_whole(path, blob)
+    atomic_write(path, blob)
     return hashlib.sha256(blob).hexdigest()
 
 

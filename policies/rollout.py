@@ -16,7 +16,8 @@ from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import ClusterMix
-from paceenv.sim.engine.simulator import JobBatch, Outcome, Recording, Simulator, episode_keys
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import JobBatch, Outcome, Simulator, episode_keys
 from paceenv.sim.reference import References
 
 INTERVAL_ITERATIONS = 20

@@ -1,4 +1,4 @@
-"""Policy files as command lines, suites and a live job spell them: a file or ``learned``, each also with a preference.
+"""Policy files as command lines, suites and a live job name them: a file or ``learned``, also with a preference.
 
 ``learned`` is the file released with the package, ``policies/learned.safetensors``. Needs numpy and safetensors.
 """
@@ -19,15 +19,16 @@ _SUFFIX = ".safetensors"
 
 
 def released() -> Path:
-    """Where the released policy lies, if there is one."""
+    """The path of the released policy, whether it exists or not."""
     return Path(str(importlib.resources.files("paceenv.policies"))) / f"{LEARNED}{_SUFFIX}"
 
 
 def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
-    """The policy file that ``text`` names, and what it says: ``FILE.safetensors:preference=0.3``, ``learned``.
+    """The policy file that ``text`` names, and its content.
 
-    ``known`` are the names that are allowed where it is meant. Raises InputError for what is neither a name nor a file,
-    for a file with anything wrong, and for a preference that its policy does not take.
+    ``text`` is ``learned`` or a file, also with a preference: ``FILE.safetensors:preference=0.3``. ``known`` are the
+    allowed names, for the error message. Raises InputError for an unknown name, an invalid file, and a preference that
+    the policy does not take.
     """
     name, preference = parts(text)
     if name == LEARNED:
@@ -47,9 +48,9 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
 
 
 def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | None]:
-    """The name and the preference in a policy's spelling; a file that is there is one, whatever its name.
+    """The name and the preference in ``text``. Policy files and the names in ``taking`` take a preference.
 
-    Files take a preference, and the names in ``taking``.
+    An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
     """
     name, _, option = text.rpartition(":")
     if not (name in taking or name.endswith(_SUFFIX)) or Path(text).exists():

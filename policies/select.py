@@ -14,13 +14,17 @@ POLICY_HELP = (
     "passive, static, paper, adaptive, projection (from rollouts of this cluster), learned (the released policy file), "
     "clairvoyant (a bound: it knows the noise to come), or a policy file. static takes options: "
     "static:threshold=0.05,window=0.2,mechanism=phase_shift, or threshold/window by mechanism: "
-    "static:slack=0.02/0.3,phase_shift=0.05/0.05; a policy trained for a range of weights of variation takes one: "
+    "static:slack=0.02/0.3,phase_shift=0.05/0.05, or the settings of a cluster config: "
+    "static:my-cluster.yaml; a policy trained for a range of weights of variation takes one: "
     "learned:preference=0.3, FILE.safetensors:preference=0.3"
 )
 
 
 def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
-    """The policy that ``text`` names; ``static`` takes what it is not told from the cluster config."""
+    """The policy that ``text`` names; ``static`` takes settings that are not given from the cluster config.
+
+    Raises InputError for an unknown name or option, and for an invalid file.
+    """
     pacing = cluster.pacing
     named = names.rule(text, (pacing.mechanism, pacing.threshold, pacing.window))
     if named is not None:
@@ -29,9 +33,7 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     if name == "clairvoyant":
         return Clairvoyant(preference=preference or 0.0)
     if text == "projection":
-        from paceenv.policies.projection import (
-            Projection,  # simulates when it is made, and needs SciPy: not for other policies
-        )
+        from paceenv.policies.projection import Projection  # only here: it needs SciPy, other policies do not
 
         return Projection(cluster, threads=os.cpu_count() or 1)
     return saved.find(text, NAMES)[1].policy

@@ -33,10 +33,11 @@ EVERY_NOISE: dict[str, Any] = {
 }
 """Engine parameters with every kind of noise on."""
 
-settings.register_profile(  # no timing is asserted in a test
-    "paceenv", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("paceenv")
+for _profile, _examples in {"quick": 20, "thorough": 200}.items():  # chosen with --hypothesis-profile
+    settings.register_profile(  # no timing is asserted in a test
+        _profile, max_examples=_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile("quick")
 
 
 def build_simulator(
@@ -64,8 +65,12 @@ def build_simulator(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The file that takes longest comes first: of several workers, none is left with it when the others are through."""
-    items.sort(key=lambda item: item.path.stem != "test_sweep_ray")
+    """The longest file comes first and then those of real jobs, so that two workers end at about the same time.
+
+    The first one needs the engine at once, the others do not: it is compiled once, not by every worker.
+    """
+    first = ("test_sweep_ray", "test_installed", "test_live_launch", "test_live_identity", "test_live_faults")
+    items.sort(key=lambda item: first.index(item.path.stem) if item.path.stem in first else len(first))
 
 
 @pytest.fixture(scope="session")
@@ -74,10 +79,10 @@ def simulator() -> Callable[..., Simulator]:
     return build_simulator
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+@pytest.fixture(scope="module")  # while its driver runs, no test can run an event loop of its own
+def browser() -> Iterator[Browser]:
     """A browser to look at pages with."""
-    with chromium(tmp_path_factory.mktemp("browser")) as running:
+    with chromium() as running:
         yield running
 
 

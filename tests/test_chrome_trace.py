@@ -19,9 +19,17 @@ from paceenv.core.trace import read_trace
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.ui.chrome_trace import LANE, ChromeTraceWriter, write_chrome_trace
+from paceenv.ui.chrome_trace import LANE, ChromeTraceWriter
 
 Events = list[dict[str, Any]]
+
+
+def write_jobs(path: Path, jobs: list[tuple[str, dict[str, Any]]]) -> None:
+    """Whole jobs, each a name and the columns of a trace."""
+    with ChromeTraceWriter(path) as writer:
+        for pid, (name, columns) in enumerate(jobs, 1):
+            writer.process(pid, name, {int(r): f"rank {int(r)}" for r in np.unique(columns["rank"])})
+            writer.operations(pid, columns)
 
 
 def read(path: Path) -> Events:
@@ -80,7 +88,7 @@ def test_what_follows_in_time_never_overlaps_however_late(
 ) -> None:
     path = tmp_path_factory.mktemp("chain") / "chain.json"
     at_s = late + np.sort(stamps)
-    write_chrome_trace(path, [("job", {"rank": 3, "op": "compute", "start_s": at_s[:-1], "end_s": at_s[1:]})])
+    write_jobs(path, [("job", {"rank": 3, "op": "compute", "start_s": at_s[:-1], "end_s": at_s[1:]})])
     found = threads(read(path))
     assert set(found) <= {(1, 3)}, "one after the other needs one thread"
     spans = found.get((1, 3), [])
@@ -106,7 +114,7 @@ def test_a_trace_of_the_simulator_exports_whole(cluster: str, tmp_path: Path) ->
     trace = read_trace(tmp_path / "run.parquet")
     columns = {name: trace.column(name) for name in ("rank", "op", "start_s", "end_s", "iteration")}
     for path in (tmp_path / "run.json", tmp_path / "run.json.gz"):
-        write_chrome_trace(path, [(cluster, columns)])
+        write_jobs(path, [(cluster, columns)])
     assert read(tmp_path / "run.json") == read(tmp_path / "run.json.gz")
     found = threads(read(tmp_path / "run.json"))
     for spans in found.values():

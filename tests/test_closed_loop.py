@@ -89,6 +89,7 @@ def test_the_measure_is_the_agents_own() -> None:
     assert found.change < 0.5
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     hits, jobs = 0, 400
     for seed in range(jobs):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing
@@ -161,7 +161,6 @@ def test_mixed_batches_make_room_when_a_later_episode_needs_it(simulator: Make) 
 # Bounded staleness
 
 
-@settings(max_examples=25)
 @given(staleness=st.integers(1, 8), seed=st.integers(0, 1000), transfer_s=st.floats(0.0, 0.3))
 def test_bounded_staleness_follows_its_recurrence(
     simulator: Make, staleness: int, seed: int, transfer_s: float

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
 from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
@@ -22,13 +22,13 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.autoregression import memory
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose, diagnose_cells
+from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose, diagnose_matrix
 from paceenv.diagnosis.graph_replay import own_durations, replay
 from paceenv.diagnosis.ideal_replay import ideal_durations
-from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_sources
+from paceenv.diagnosis.transfer_attribution import predictability
 from paceenv.sim.cluster.pipeline import pipeline_s
 
 STRAGGLER = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
@@ -75,14 +75,13 @@ def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_c
     columns["seq"] = np.where(is_first & (columns["rank"] == 1), 3, columns["seq"])
     both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
     trace = Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test"))
-    cells = read_cells(trace)
+    cells = read_matrix(trace)
     graph = build_graph(cells)
     assert sorted(graph.member_N.tolist()) == list(range(len(cells.op_N)))
     assert np.isfinite(replay(graph, own_durations(cells, graph))).all()
     assert "worker 2" in diagnose(trace).causes[0].advice
 
 
-@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1 << 20),
     stages=st.integers(1, 4),
@@ -97,7 +96,7 @@ def test_the_replay_is_the_job(
     job = PipelineJob(
         seed, steps=4, stages=stages, replicas=replicas, micro_batches=micro_batches, stall_rate=0.1, causes=causes
     )
-    cells = read_cells(job.trace())
+    cells = read_matrix(job.trace())
     graph = build_graph(cells)
     own_NT = own_durations(cells, graph)
     # an order that holds by less than a thousandth of a step may be taken for a dependency
@@ -107,7 +106,7 @@ def test_the_replay_is_the_job(
 
 def test_the_ideal_of_a_pipeline_is_that_of_the_schedule() -> None:
     job = PipelineJob(0, steps=8, stages=4, replicas=2, micro_batches=8, causes={"jitter": 0.1, "slow": 2.0})
-    cells = read_cells(job.trace())
+    cells = read_matrix(job.trace())
     graph = build_graph(cells)
     ideal_NT = ideal_durations(cells, own_durations(cells, graph))
     forward_s, backward_s, transfer_s, reduce_s = (
@@ -178,7 +177,7 @@ def test_busy_hosts_are_no_tenant() -> None:
 
 
 def test_a_tenant_of_another_period_is_one() -> None:
-    """It comes by every seven steps or so: not alike at any distance, yet foretold by the last few steps."""
+    """It comes by every seven steps or so: not alike at any distance, yet predicted by the last few steps."""
     rng = np.random.default_rng(3)
     phase_T = 2.0 * np.pi * np.cumsum(1.0 / 7.0 + 0.07 * rng.standard_normal(200))
     met_T = np.clip(0.5 + 0.5 * np.cos(phase_T) + 0.15 * rng.standard_normal(200), 0.0, 1.0)
@@ -191,15 +190,14 @@ def test_a_tenant_of_another_period_is_one() -> None:
 
 
 @given(first=st.floats(-0.6, 0.6), second=st.floats(-0.6, 0.3), seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
 def test_memory_is_what_an_autoregression_explains(first: float, second: float, seed: int) -> None:
     """In closed form from its partial autocorrelations; nothing of white noise or of a constant."""
     noise_T = np.random.default_rng(seed).standard_normal(20_000)
     x_T = signal.lfilter([1.0], [1.0, -first * (1.0 - second), -second], noise_T)
     explained = 1.0 - (1.0 - first**2) * (1.0 - second**2)
-    assert memory(x_T) ** 2 == pytest.approx(explained, abs=0.04)
-    assert memory(noise_T[:200]) < 0.4
-    assert memory(np.full(50, 0.3)) == 0.0
+    assert predictability(x_T) ** 2 == pytest.approx(explained, abs=0.04)
+    assert predictability(noise_T[:200]) < 0.4
+    assert predictability(np.full(50, 0.3)) == 0.0
 
 
 def test_what_another_cause_hides_is_said_to_save_nothing() -> None:
@@ -257,7 +255,7 @@ def test_of_a_long_trace_only_blocks_are_read(tmp_path: Path) -> None:
     job = PipelineJob(2, stages=1, micro_batches=1, replicas=8, steps=600, causes={"jitter": 0.01, "slow": 1.5})
     write_trace(job.trace(), path)
     whole, _ = read_sources([path])
-    part, notes = read_sources([path], most_rows=6000)
+    part, notes = read_sources([path], max_rows=6000)
     assert whole.steps == 600
     assert part.steps * 8 * 3 <= 6000
     assert "blocks" in notes[0]
@@ -349,7 +347,7 @@ def test_published_slowdowns(
     name: str, slowdown: float, ranks: dict[int, float] | None, stages: dict[int, float], operations: dict[str, float]
 ) -> None:
     cells, _ = read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])
-    found = diagnose_cells(cells)
+    found = diagnose_matrix(cells)
     assert found.slowdown == pytest.approx(slowdown, rel=1e-3)
     for said, measured in ((ranks, found.attribution.rank), (stages, found.attribution.stage)):
         if said is not None:
@@ -385,8 +383,8 @@ def test_what_a_rank_computes_before_one_bucket_is_not_what_it_does_before_anoth
     later_s = 0.06 * both["iteration"]
     assert (begin_T[1:] >= end_T[:-1] - 1e-9).all()
     both |= {"start_s": both["start_s"] + later_s, "end_s": both["end_s"] + later_s}
-    cells = read_cells(Trace.from_columns(both, TraceMetadata({"name": "buckets"}, (), "test")))
-    found = diagnose_cells(cells)
+    cells = read_matrix(Trace.from_columns(both, TraceMetadata({"name": "buckets"}, (), "test")))
+    found = diagnose_matrix(cells)
     assert len(np.unique(cells.kind_N)) == 4
     assert found.attribution.rank == pytest.approx(dict.fromkeys(range(4), 1.0), abs=0.003)
     assert found.slowdown == pytest.approx(1.0, abs=0.003)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -305,14 +306,42 @@ def test_checker_refuses_arguments_that_check_nothing(arguments: dict[str, int])
 # Behaviour
 
 
-def test_observation_and_action_spaces_are_as_documented() -> None:
-    env = PacingEnv(mechanisms=("phase_shift", "paper"))
-    assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (signals.SIGNALS,), np.float32)
+@pytest.mark.parametrize("cv_weight", [0.5, (0.0, 1.0)])
+def test_spaces_and_docstring_agree_with_the_definitions(cv_weight: float | tuple[float, float]) -> None:
+    env = PacingEnv(mechanisms=("phase_shift", "paper"), cv_weight=cv_weight)
+    entries = [*signals.DEFINITIONS, signals.PREFERENCE][: signals.SIGNALS + isinstance(cv_weight, tuple)]
+    low, high = min(s.low for s in entries), max(s.high for s in entries)
+    assert env.observation_space == gymnasium.spaces.Box(low, high, (len(entries),), np.float32)
+    assert env.observation_space == gymnasium.spaces.Box(-1.0, 1.0, (len(entries),), np.float32)
     assert env.action_space == gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     documented = PacingEnv.__doc__ or ""
-    assert f"({signals.SIGNALS},)" in documented
-    assert f"0 to {pacing.MAX_WINDOW:g}" in documented
-    assert f"({signals.SIGNALS + 1},)" in documented
+    assert f"Box(-1, 1, ({len(entries)},), float32)" in documented
+    for i, s in enumerate(entries):
+        [row] = [line for line in documented.splitlines() if line.startswith(f"    | {i} |")]
+        _, _, name, meaning, least, most, scale, _ = (cell.strip() for cell in row.split("|"))
+        assert (name.strip("`"), meaning, float(least), float(most)) == (s.name, s.meaning, s.low, s.high)
+        assert scale == "not squashed" if s.scale == 0.0 else float(scale) == s.scale
+    assert f"| 0 to {pacing.MAX_WINDOW:g} |" in documented
+    for m in pacing.DEFINITIONS:
+        assert f"    | `{m.name}` | {m.compares} | 0 to {m.max_threshold:g} |" in documented
+        assert f"{m.max_threshold:g} (`{m.name}`)" in documented
+    assert "TABLE" not in documented
+    assert "SIGNALS" not in documented
+
+
+@pytest.mark.parametrize("cluster", ["two-jobs", "unequal-slack", "incast-shallow", "when-scaling-fails"])
+def test_signals_stay_within_their_defined_ends(cluster: str) -> None:
+    env = PacingVectorEnv(8, cluster, mechanisms=pacing.MECHANISMS)
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    seen_BO = np.concatenate([env.step(env.action_space.sample())[0] for _ in range(32)])
+    for s, low, high in zip(signals.DEFINITIONS, seen_BO.min(axis=0), seen_BO.max(axis=0), strict=True):
+        assert s.low - 1e-6 <= low <= high <= s.high + 1e-6, s.name
+
+
+@pytest.mark.parametrize("table", [signals.table(), pacing.mechanism_table(), pacing.action_table()])
+def test_tables_of_the_docs_are_those_of_the_definitions(table: str) -> None:
+    assert table in (Path(__file__).parents[1] / "docs" / "model.md").read_text()
 
 
 def test_info_has_the_raw_terms_of_the_reward() -> None:

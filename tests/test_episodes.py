@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.calibration.fits.episodes import Episodes, find_episodes
+from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes
 
 TRACES, ITERATIONS, SERIES = 600, 300, 4
 
@@ -26,8 +26,8 @@ def found(share: float, mean_iterations: float, seed: int) -> list[Episodes]:
 @pytest.mark.parametrize(("share", "mean_iterations"), [(0.05, 60.0), (0.1, 40.0), (0.2, 20.0)])
 def test_intervals_of_share_and_length_hold_the_truth(share: float, mean_iterations: float) -> None:
     episodes = found(share, mean_iterations, seed=1)
-    shares = np.array([low <= share <= high for low, high in (one.share_interval for one in episodes)])
-    lengths = np.array([a <= mean_iterations <= b for a, b in (one.mean_iterations_interval for one in episodes)])
+    shares = np.array([share in one.share for one in episodes])
+    lengths = np.array([mean_iterations in one.mean_iterations for one in episodes])
     for inside in (shares, lengths):
         assert 0.92 <= np.mean(inside) <= 0.995
 
@@ -38,7 +38,7 @@ def test_one_short_episode_bounds_next_to_nothing() -> None:
     on_TN[50:55, 2] = True
     one = find_episodes(on_TN)
     assert one is not None
-    assert one.share == pytest.approx(5 / 800)
-    assert one.share_interval[0] > 0.05 * one.share
-    assert 20.0 * one.share < one.share_interval[1] < 0.99
-    assert one.mean_iterations_interval[1] > 30.0 * one.mean_iterations
+    assert one.share.value == pytest.approx(5 / 800)
+    assert one.share.low > 0.05 * one.share.value
+    assert 20.0 * one.share.value < one.share.high < 0.99
+    assert one.mean_iterations.high > 30.0 * one.mean_iterations.value

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -86,7 +86,7 @@ def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_
     record = {"compute_s": 100.0, "uplink_work_s": 2.0} | {k: v for k, v in tenant.items() if k != "left"}
     sim = simulator(uplink_work_s=1.0, tenants=[record])
     if tenant["weight"] > 0.0:
-        sim.tenant_ENK[0, layout.LEFT_S, 0] = tenant.get("left", 2.0)
+        sim.state.tenant_ENK[0, layout.LEFT_S, 0] = tenant.get("left", 2.0)
     assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
 
 
@@ -104,7 +104,6 @@ def test_two_groups_with_jitter_in_closed_form(simulator: Make) -> None:
     assert (alone == 0.08).any(), "both cases occur"
 
 
-@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.floats(0, 10), min_size=1, max_size=12),
     work_s=st.floats(1e-3, 5),
@@ -126,14 +125,14 @@ def test_a_tenant_left_alone_keeps_its_own_period(simulator: Make) -> None:
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5}
     sim = simulator(range(5), uplink_work_s=1e-9, tenants=[tenant])
     elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    np.testing.assert_allclose(sim.tenant_ENK[:, layout.CYCLES, 0], elapsed_E / (0.7 + 0.2), atol=1.0)
+    np.testing.assert_allclose(sim.state.tenant_ENK[:, layout.CYCLES, 0], elapsed_E / (0.7 + 0.2), atol=1.0)
 
 
 def test_a_tenant_waits_for_the_slowest_of_its_ranks(simulator: Make) -> None:
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "jitter_cv": 0.05, "ranks": 8.0}
     sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
     elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    period_s = elapsed_E / sim.tenant_ENK[:, layout.CYCLES, 0]
+    period_s = elapsed_E / sim.state.tenant_ENK[:, layout.CYCLES, 0]
     expected_maximum = 1.42360  # of eight normals
     assert period_s.mean() == pytest.approx(0.7 * (1 + 0.05 * expected_maximum) + 0.1, rel=1e-3)
 
@@ -142,7 +141,7 @@ def test_a_tenant_pauses_for_up_to_a_period(simulator: Make) -> None:
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.1, "rate_cap": 0.5, "pause_rate": 0.2}
     sim = simulator(range(10), uplink_work_s=1e-9, tenants=[tenant])
     elapsed_E = sim.run(sim.off(), 3000).sum(axis=1)
-    period_s = elapsed_E / sim.tenant_ENK[:, layout.CYCLES, 0]
+    period_s = elapsed_E / sim.state.tenant_ENK[:, layout.CYCLES, 0]
     assert period_s.mean() == pytest.approx(0.9 * (1.0 + 0.2 * 0.5), rel=5e-3)
 
 
@@ -150,12 +149,12 @@ def test_a_tenant_comes_and_goes(simulator: Make) -> None:
     """Pauses of up to 400 periods at one in 100: present a third of the time, from the first step to the last."""
     tenant = {"compute_s": 0.7, "uplink_work_s": 0.3, "pause_rate": 0.01, "pause_periods": 400.0}
     sim = simulator(range(2000), uplink_work_s=1e-9, tenants=[tenant])
-    away_E = (sim.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
+    away_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
     assert away_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
-    rest_E = (sim.tenant_ENK[away_E, layout.NEXT_S, 0] - 0.7) / 400.0
+    rest_E = (sim.state.tenant_ENK[away_E, layout.NEXT_S, 0] - 0.7) / 400.0
     assert rest_E.mean() == pytest.approx(1.0 / 3.0, abs=0.03), "of a uniform pause that one looks into"
     sim.run(sim.off(), 1000)
-    later_E = (sim.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
+    later_E = (sim.state.tenant_ENK[:, layout.LEFT_S, 0] == 0.0) & (sim.state.tenant_ENK[:, layout.NEXT_S, 0] > 0.7)
     assert later_E.mean() == pytest.approx(2.0 / 3.0, abs=4 * (2 / 9 / 2000) ** 0.5)
 
 
@@ -163,7 +162,7 @@ def test_a_bursty_tenant_is_a_renewal_process_of_exponential_bursts(simulator: M
     tenant = {"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5, "bursty": True}
     sim = simulator(range(600), uplink_work_s=1e-9, tenants=[tenant])
     sim.run(sim.off(), 400)
-    cycles_E = sim.tenant_ENK[:, layout.CYCLES, 0]
+    cycles_E = sim.state.tenant_ENK[:, layout.CYCLES, 0]
     mean_s, variance_s2 = 0.6 + 0.4, 0.6**2 + 0.4**2  # bursts last 0.4 s at half the uplink
     assert cycles_E.mean() == pytest.approx(400 / mean_s, rel=0.01)
     assert cycles_E.var() == pytest.approx(400 * variance_s2 / mean_s**3, rel=0.25)
@@ -173,7 +172,7 @@ def test_tenants_start_anywhere_in_their_period(simulator: Make) -> None:
     sim = simulator(
         range(1000), uplink_work_s=0.1, tenants=[{"compute_s": 0.6, "uplink_work_s": 0.2, "rate_cap": 0.5}] * 2
     )
-    left, after = sim.tenant_ENK[:, layout.LEFT_S], sim.tenant_ENK[:, layout.NEXT_S]
+    left, after = sim.state.tenant_ENK[:, layout.LEFT_S], sim.state.tenant_ENK[:, layout.NEXT_S]
     phase_EK = np.where(left > 0.0, 0.6 + 0.4 * (1.0 - left / 0.2), 0.6 - after)
     for k in range(2):
         assert stats.kstest(phase_EK[:, k], stats.uniform(0.0, 1.0).cdf).pvalue > 1e-3
@@ -272,7 +271,6 @@ tenants_strategy = st.lists(
 )
 
 
-@settings(max_examples=80)
 @given(
     groups=st.integers(1, 6),
     work_s=st.floats(0.01, 0.5),
@@ -296,7 +294,7 @@ def test_engine_agrees_with_the_event_driven_reference(
         [seed], ranks=2 * groups, groups=groups, has_barrier=True, uplink_work_s=work_s, transfer_alone_s=work_s / cap,
         jitter_cv=jitter_cv, latency_s=0.01, tenants=tenants,
     )  # fmt: skip
-    reference = Reference(tenants, *sim.tenant_ENK[0, [layout.LEFT_S, layout.NEXT_S]].copy())
+    reference = Reference(tenants, *sim.state.tenant_ENK[0, [layout.LEFT_S, layout.NEXT_S]].copy())
     rec = sim.record(np.array([[pacing.one_mechanism("slack", 0.0, window)]]), 12)
     start_s = 0.0
     for t in range(12):
@@ -306,7 +304,6 @@ def test_engine_agrees_with_the_event_driven_reference(
         start_s += rec.step_ET[0, t]
 
 
-@settings(max_examples=100)
 @given(
     arrivals=st.lists(st.one_of(st.floats(0, 3), st.sampled_from([0.0, 1.0])), min_size=1, max_size=10),
     work_s=st.floats(1e-6, 2),
@@ -317,7 +314,6 @@ def test_any_arrivals_agree_with_the_reference(arrivals: list[float], work_s: fl
     np.testing.assert_allclose(finish(arrivals, work_s, work_s / cap), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60)
 @given(flows=tenants_strategy, own=st.integers(0, 4), own_cap=st.floats(0.01, 1.0))
 def test_water_level_is_the_max_min_share(flows: list[dict[str, float]], own: int, own_cap: float) -> None:
     assume(flows or own)

@@ -28,7 +28,7 @@ from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
 from paceenv.importers import load_traces, sniff
-from paceenv.importers.json_events import MOST_EVENT, EventFile
+from paceenv.importers.json_events import MAX_EVENT, EventFile
 from paceenv.importers.kineto import Event, import_kineto, op_name
 from paceenv.importers.plain_pickle import read_plain_pickle
 
@@ -143,7 +143,6 @@ def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@settings(max_examples=200)
 @given(content=st.binary(max_size=400), at=st.integers(0, 3000), protocol=st.integers(2, 5))
 @example(content=b"S'\\y'\n.", at=2, protocol=2)  # an escape that Python warns of
 def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> None:
@@ -211,13 +210,13 @@ def test_an_event_beyond_all_bounds_ends_the_file(tmp_path: Path) -> None:
     path = tmp_path / "huge.json"
     with path.open("w") as file:
         file.write('{"traceEvents": [{"ph": "X"}, {"name": "')
-        for _ in range(3 * MOST_EVENT >> 16):
+        for _ in range(3 * MAX_EVENT >> 16):
             file.write("x" * (1 << 16))
         file.write('"}]}')
     with EventFile(path) as events:
         assert [event["ph"] for event in events] == ["X"]
         assert events.damage.startswith("damaged after event 1")
-        assert len(events._buffer) < 2 * MOST_EVENT, "no more is held than one event may have"
+        assert len(events._buffer) < 2 * MAX_EVENT, "no more is held than one event may have"
 
 
 def _read(path: Path, *, at_once: bool) -> tuple[Any, str]:
@@ -262,7 +261,7 @@ _PROFILES = st.lists(_events(), max_size=12)
 _PROFILES |= st.lists(_events() | _events("1", None, 1.5, [1], 10**30, float("nan"), "\ud800"), max_size=12)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     events=_PROFILES,
     indent=st.sampled_from([None, 1]),
@@ -356,7 +355,7 @@ def read_or_refused(read: Callable[[], Found]) -> Found | None:
     return None
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(contents=st.lists(_FILES, min_size=1, max_size=2), packed=st.booleans())
 def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: list[bytes], packed: bool) -> None:
     paths = []
@@ -367,7 +366,7 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path: Path, contents: l
     assert trace is None or trace.table.num_rows
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     lines=st.lists(
         st.text(max_size=40) | st.lists(st.floats() | st.integers(), max_size=14).map(lambda n: " ".join(map(str, n))),

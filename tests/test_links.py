@@ -55,6 +55,7 @@ def fitted(stamps: JobStamps, memory: float, seed: int) -> LinkFit:
     return fit_links(dataclasses.replace(stamps, finish_TG=finish_TG), LATENCY_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "least", "share"), [(0.0, 0.82, 0.9), (0.9, 0.75, 0.6)], ids=["white", "lasting"])
 def test_error_bars_hold_the_truth(memory: float, least: float, share: float, probed: Jobs) -> None:
     """Of 90 %. Noise of some ten iterations leaves hardly thirty independent numbers in a trace, and less to tell."""

@@ -13,9 +13,9 @@ from paceenv.core.errors import InputError
 from paceenv.live.decide.actuator import (
     FIRST_PAUSE,
     FIRST_RATE_HZ,
-    LEAST_S,
     LONGEST_PAUSE,
-    MOST_RATE_HZ,
+    MAX_RATE_HZ,
+    MIN_DELAY_S,
     WATCHED_DELAYS,
     DeviceActuator,
     HostActuator,
@@ -74,7 +74,7 @@ def test_a_real_sleep_delays_the_host_s_timeline_by_at_least_what_was_asked() ->
     assert effective_s >= delay.slept_s
 
 
-@given(asked=st.floats(LEAST_S, 0.2), backlog=st.floats(0.0, 0.3))
+@given(asked=st.floats(MIN_DELAY_S, 0.2), backlog=st.floats(0.0, 0.3))
 def test_what_reaches_a_device_is_the_sleep_beyond_its_backlog(asked: float, backlog: float) -> None:
     device = Device(backlog_s=backlog)
     actuator = _host(device)
@@ -87,7 +87,7 @@ def test_what_reaches_a_device_is_the_sleep_beyond_its_backlog(asked: float, bac
     assert actuator.settle(delay) == pytest.approx(max(0.0, min(asked, 0.1) - backlog), abs=1e-12)
 
 
-@pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * LEAST_S, -math.inf])
+@pytest.mark.parametrize("asked", [math.nan, -1.0, 0.0, 0.99 * MIN_DELAY_S, -math.inf])
 def test_what_is_no_delay_is_not_slept(asked: float) -> None:
     device = Device()
     actuator = DeviceActuator(device, cap_s=0.1, spin=device.spin, capturing=lambda: False)
@@ -181,7 +181,7 @@ def test_a_device_whose_clock_seems_endless_is_still_capped() -> None:
     for _ in range(50):
         delay = actuator.delay(1.0)
         assert delay is not None
-        assert delay.cycles <= 0.1 * MOST_RATE_HZ
+        assert delay.cycles <= 0.1 * MAX_RATE_HZ
         device.host_s += 1.0
         actuator.settle(delay)
 

@@ -23,8 +23,11 @@ def marked(folder: Path, rank: int, op: str) -> set[int]:
 
 @pytest.mark.parametrize(
     ("body", "parameters"),
-    [(hugging_face, {}), (lightning, {"manual": False}), (lightning, {"manual": True})],
-    ids=["Hugging Face", "Lightning", "Lightning, two optimizers by hand"],
+    [
+        pytest.param(hugging_face, {}, id="Hugging Face"),
+        pytest.param(lightning, {"manual": False}, id="Lightning", marks=pytest.mark.slow),
+        pytest.param(lightning, {"manual": True}, id="Lightning, two optimizers by hand"),
+    ],
 )
 def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], parameters: Any, tmp_path: Path) -> None:
     environ = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from paceenv.core.errors import InputError
-from paceenv.core.student_t import upper_quantile, upper_tail
+from paceenv.core.student_t import student_t_quantile, student_t_tail
 from paceenv.live.decide.canary import (
     ACTIVE_HOLDOUT_EVERY,
     ALPHA,
@@ -30,20 +30,20 @@ SMALL: dict[str, Any] = {"block_iterations": 12, "settle_iterations": 2}
 @pytest.mark.parametrize("degrees", [1, 2, 3, 7, 15, 31, 127, 1023])
 @pytest.mark.parametrize("tail", [0.5, 0.3, 0.025, 0.0125, 0.00625, 1e-5, 1e-9, 0.9])
 def test_quantiles_of_student_are_those_of_scipy(degrees: int, tail: float) -> None:
-    t = upper_quantile(tail, degrees)
+    t = student_t_quantile(tail, degrees)
     assert t == pytest.approx(stats.t.isf(tail, degrees), rel=1e-9, abs=1e-9)
-    assert upper_tail(t, degrees) == pytest.approx(tail, rel=1e-9)
+    assert student_t_tail(t, degrees) == pytest.approx(tail, rel=1e-9)
 
 
 @pytest.mark.parametrize(("tail", "degrees", "t"), [(0.025, 3, 3.1824), (0.005, 10, 3.1693), (0.05, 1, 6.3138)])
 def test_quantiles_of_student_are_those_of_the_table(tail: float, degrees: int, t: float) -> None:
-    assert round(upper_quantile(tail, degrees), 4) == t
+    assert round(student_t_quantile(tail, degrees), 4) == t
 
 
 @pytest.mark.parametrize(("tail", "degrees"), [(0.0, 3), (1.0, 3), (float("nan"), 3), (0.1, 0), (0.1, float("nan"))])
 def test_what_is_no_tail_is_refused(tail: float, degrees: float) -> None:
     with pytest.raises(InputError, match="allowed"):
-        upper_quantile(tail, degrees)
+        student_t_quantile(tail, degrees)
 
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "WORLD_SIZE": "8"}
@@ -126,6 +126,7 @@ def _judge(
     return comparison
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0.0, 0.9, 0.99])
 def test_false_alarms_are_no_more_frequent_than_alpha(memory: float) -> None:
     """Looks at 4, 8 and 16 pairs and at the end, noise with a memory shorter, alike and longer than a block."""

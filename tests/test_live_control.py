@@ -37,7 +37,7 @@ class Job:
         actuator._sleeper = self
         self.shape = Shape({0: (1, 2)})
         for _ in range(LEARNING_ITERATIONS):
-            self.shape.learn([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], STEP_S)
+            self.shape.observe([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], STEP_S)
         self.delays_s: list[float] = []
 
     def sleep(self, seconds: float) -> None:
@@ -45,13 +45,13 @@ class Job:
 
     def run(self, iterations: int, slack_s: float = 0.02) -> None:
         for i in range(len(self.delays_s), len(self.delays_s) + iterations):
-            delay = self.control.hold_back(i)
+            delay = self.control.apply_delay(i)
             delay_s = self.control.settle(delay)
             self.delays_s.append(delay_s)
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
             step_s = self._step_s(delay_s)
             iteration = Iteration(i, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "")
-            self.control.learn(iteration, self.shape, 1, 2)
+            self.control.observe(iteration, self.shape, 1, 2)
             self.now_s += step_s - delay_s
 
 
@@ -197,7 +197,7 @@ def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -
         ({"cap_share": "a lot"}, "cap_share = 'a lot'"),
         ({"quiet_first": 1.5}, "quiet_first = 1.5; allowed: a whole number"),
         ({"block_iterations": 30}, "block_iterations = 30; allowed: a multiple of interval_iterations, 20"),
-        ({"metrics_port": 70000}, "metrics_port = 70000; allowed: 1 to 65535"),
+        ({"metrics_port": 70000}, "metrics_port = 70000; allowed: a whole number from 1 to 65535"),
         ({"speed": 1}, "unknown option speed; allowed: actuator, block_iterations"),
     ],
 )

@@ -70,7 +70,13 @@ FILES: dict[str, Callable[[bytes], bytes | None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in {"deleted", "a pickle that runs a command"} else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in FILES
+    ],
+)
 def test_a_policy_file_that_is_none_means_to_observe(
     kind: str, tmp_path: Path, alone: list[tuple[list[float], str]]
 ) -> None:

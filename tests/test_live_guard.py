@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
-from paceenv.live.decide.guard import MOST_THRESHOLD, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
+from paceenv.live.decide.guard import MAX_THRESHOLD, Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import OUTSIDE_INTERVALS
@@ -173,7 +173,7 @@ FAULTS: dict[str, Callable[[np.ndarray], Any]] = {
     "huge window": lambda _: _with(1.5),
     "negative window": lambda _: _with(-1e-9),
     "nan threshold": lambda _: _with(math.nan, pacing.THRESHOLD),
-    "huge threshold": lambda _: _with(MOST_THRESHOLD * 2, pacing.THRESHOLD),
+    "huge threshold": lambda _: _with(MAX_THRESHOLD * 2, pacing.THRESHOLD),
 }
 
 
@@ -273,7 +273,7 @@ def test_whatever_a_policy_returns_a_delay_is_within_the_limits(answer: np.ndarr
             asked_s = pacer.iteration(comm_s, 0.0, 0.1 + comm_s)
         except PolicyFault:
             sane = (answer >= 0.0).all() and (answer[..., pacing.WINDOW] <= 1.0).all()
-            assert not (sane and (answer <= MOST_THRESHOLD).all())
+            assert not (sane and (answer <= MAX_THRESHOLD).all())
             return
         delay_s = guard.allowed_s(asked_s, iteration=i, now_s=float(i), step_s=0.1 + comm_s)
         guard.taken(delay_s, float(i))

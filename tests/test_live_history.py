@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceenv.live.record.compare_ranks import side_by_side
-from paceenv.live.record.history import History
+from paceenv.live.record.history import History, compare_ranks
 
 STEP_S, TRANSFER_S, RANKS = 0.05, 0.004, 4
 
@@ -68,20 +67,20 @@ def _snapshots(histories: list[History]) -> list[dict[str, Any]]:
 def test_a_constant_skew_shows_only_side_by_side() -> None:
     alone = _snapshots(_job(np.full(400, 0.01)))
     assert [s["arrival"]["verdict"] for s in alone] == ["on time"] * RANKS
-    together = side_by_side(alone)
+    together = compare_ranks(alone)
     assert [s["arrival"]["verdict"] for s in together] == ["early", "early", "late", "early"]
     assert together[0]["arrival"]["early_s"] == pytest.approx(0.01, abs=0.001)
     assert together[2]["arrival"]["late_s"] == pytest.approx(0.01, abs=0.001)
 
 
 def test_without_skew_nobody_is_late_side_by_side() -> None:
-    together = side_by_side(_snapshots(_job(np.zeros(400))))
+    together = compare_ranks(_snapshots(_job(np.zeros(400))))
     assert {s["arrival"]["verdict"] for s in together} == {"on time"}
 
 
 def test_a_missing_rank_leaves_what_each_says_alone() -> None:
     alone = _snapshots(_job(np.full(400, 0.01)))[:3]
-    assert side_by_side(alone) == alone
+    assert compare_ranks(alone) == alone
 
 
 def test_stages_with_other_payloads_are_not_compared() -> None:
@@ -89,7 +88,7 @@ def test_stages_with_other_payloads_are_not_compared() -> None:
     stages = [s | {"group": {"number": 1 + i // 2, "members": 2}} for i, s in enumerate(job)]
     for stage in stages[2:]:  # the second stage has more to compute
         stage["own"] = stage["own"] | {"mean_s": stage["own"]["mean_s"] + 0.02}
-    assert {s["arrival"]["verdict"] for s in side_by_side(stages)} == {"on time"}
+    assert {s["arrival"]["verdict"] for s in compare_ranks(stages)} == {"on time"}
 
 
 def test_alone_nobody_is_late() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from live_samples import DEADLINE_S, run_python
 
-from paceenv.live.record.housekeeping import MOST_FAILURES, Housekeeping
+from paceenv.live.record.housekeeping import MAX_FAILURES, Housekeeping
 
 PERIOD_S = 0.005
 
@@ -63,13 +63,13 @@ def test_a_task_that_fails_is_said_once_and_the_others_go_on() -> None:
 
     def run(final: bool) -> None:
         calls.append(final)
-        if len(calls) == 2 * MOST_FAILURES:
+        if len(calls) == 2 * MAX_FAILURES:
             often.set()
 
     house, said = started(("status", fail), ("trace", run))
     assert often.wait(DEADLINE_S)
     assert house.stop(DEADLINE_S)
-    assert len(failed) > MOST_FAILURES  # it is tried again, ever more rarely
+    assert len(failed) > MAX_FAILURES  # it is tried again, ever more rarely
     assert said == ["status failed: RuntimeError: no such luck"]
     assert calls[-1] is True
 

@@ -19,7 +19,7 @@ def _operations(*parts: tuple[str, int, int, float, float]) -> list[Operation]:
 
 def _learned(operations: Sequence[Operation], step_s: float = 0.1) -> Shape:
     shape = Shape(MEMBERS)
-    assert not any(shape.learn(operations, step_s) for _ in range(LEARNING_ITERATIONS))
+    assert not any(shape.observe(operations, step_s) for _ in range(LEARNING_ITERATIONS))
     assert shape.known
     return shape
 
@@ -69,37 +69,37 @@ def test_an_iteration_with_other_collectives_is_irregular_until_it_is_the_rule()
     usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
     two = usual + _operations(("all_reduce", WORLD, BIG, 0.16, 0.2))
     shape = _learned(usual)
-    assert shape.learn(usual, 0.1)
-    assert not shape.learn(two, 0.2)
-    assert shape.learn(usual, 0.1)
-    assert not any(shape.learn(two, 0.2) for _ in range(RELEARN_ITERATIONS))
-    assert shape.learn(two, 0.2)
+    assert shape.observe(usual, 0.1)
+    assert not shape.observe(two, 0.2)
+    assert shape.observe(usual, 0.1)
+    assert not any(shape.observe(two, 0.2) for _ in range(RELEARN_ITERATIONS))
+    assert shape.observe(two, 0.2)
 
 
 def test_sizes_and_order_may_change() -> None:
     one, other = ("all_reduce", WORLD, BIG, 0.0, 0.1), ("all_gather", WORLD, BIG, 0.1, 0.2)
     shape = _learned(_operations(one, other))
-    assert shape.learn(_operations(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3)), 0.1)
+    assert shape.observe(_operations(other, ("all_reduce", WORLD, 2 * BIG, 0.2, 0.3)), 0.1)
 
 
 def test_a_suspended_process_is_an_outlier() -> None:
     usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
     shape = _learned(usual)
-    assert shape.learn(usual, 0.1)
-    assert shape.learn(usual, 1.0)
-    assert not shape.learn(usual, 30.0)
+    assert shape.observe(usual, 0.1)
+    assert shape.observe(usual, 1.0)
+    assert not shape.observe(usual, 30.0)
 
 
 def test_one_short_step_does_not_make_the_others_outliers() -> None:
     usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
     shape = _learned(usual)
-    assert all(shape.learn(usual, 0.3) for _ in range(40))
-    assert shape.learn(usual, 0.001)
-    assert all(shape.learn(usual, 0.3) for _ in range(40))
+    assert all(shape.observe(usual, 0.3) for _ in range(40))
+    assert shape.observe(usual, 0.001)
+    assert all(shape.observe(usual, 0.3) for _ in range(40))
 
 
 def test_what_goes_on_for_long_is_no_outlier() -> None:
     usual = _operations(("all_reduce", WORLD, BIG, 0.06, 0.1))
     shape = _learned(usual)
-    assert all(shape.learn(usual, 0.001) for _ in range(40))
-    assert sum(shape.learn(usual, 0.3) for _ in range(100)) == 100 - RELEARN_ITERATIONS
+    assert all(shape.observe(usual, 0.001) for _ in range(40))
+    assert sum(shape.observe(usual, 0.3) for _ in range(100)) == 100 - RELEARN_ITERATIONS

@@ -10,17 +10,19 @@ import sys
 import textwrap
 import zipfile
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_jobs import run_torchrun
+from live_jobs import results, run_ranks, run_torchrun
+from live_train import train
 
-from paceenv.live.options import Options
+from paceenv.core.errors import InputError
+from paceenv.live.options import OPTIONS, Option, Options, options_table
 from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
+HELPERS = TESTS / "helpers"
 DEADLINE_S = 60.0
 
 LOOKS_AROUND = """
@@ -147,8 +149,25 @@ def test_help_teaches(tmp_path: Path) -> None:
     ended = python("-m", "paceenv.live", "--help", folder=tmp_path)
     assert ended.returncode == 0
     assert "torchrun --nproc-per-node 8 -m paceenv.live train.py" in ended.stdout
-    for option in fields(Options):
-        assert f"--{option.name.replace('_', '-')} " in ended.stdout
+    words = " ".join(ended.stdout.split())
+    for option in OPTIONS:
+        assert f"--{option.name.replace('_', '-')} " in words
+        assert option.meaning.help in words
+        assert option.meaning.allowed in words
+
+
+def test_the_docs_list_the_options_as_they_are() -> None:
+    assert options_table() in (TESTS.parent / "docs" / "live.md").read_text()
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.meaning.allowed], ids=lambda option: option.name)
+def test_an_option_is_checked_as_it_is_described(option: Option) -> None:
+    means = option.meaning
+    for value in (option.default, *means.choices):
+        option.check(value)
+    for value in ("no such choice", means.low - 1, means.high + 1):
+        with pytest.raises(InputError, match=f"^live: {option.name} = .*; allowed: .*{means.allowed}"):
+            Options(**{option.name: value})
 
 
 PROBE = """
@@ -225,33 +244,34 @@ def test_a_script_without_an_optimizer_is_told_why_nothing_was_seen(tmp_path: Pa
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What the ranks of ``torchrun live_train.py`` write."""
-    folder = tmp_path_factory.mktemp("plain")
-    ended = run_torchrun([str(TESTS / "live_train.py"), str(folder)], ranks=2, folder=folder)
-    assert ended.exit_code == 0, ended.output
-    return written(folder)
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    """The losses of the ranks of a job like ``live_train.py`` without torchrun and without the agent."""
+    losses: list[list[float]] = results(run_ranks(train, 2, tmp_path_factory.mktemp("plain"), fails=False))
+    return losses
 
 
 def written(folder: Path) -> list[Any]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_zero_lines_under_torchrun(plain: list[Any], tmp_path: Path) -> None:
-    arguments = ["-m", "paceenv.live", "--out", str(tmp_path / "run"), str(TESTS / "live_train.py"), str(tmp_path)]
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", [False, True])
+def test_zero_lines_under_torchrun(agent: bool, plain: list[list[float]], tmp_path: Path) -> None:
+    launcher = ["-m", "paceenv.live", "--out", str(tmp_path / "run")] if agent else []
+    arguments = [*launcher, str(HELPERS / "live_train.py"), str(tmp_path)]
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path)
     assert ended.exit_code == 0, ended.output
-    assert [rank["agent"] for rank in (*plain, *written(tmp_path))] == [False, False, True, True]
-    assert [rank["losses"] for rank in written(tmp_path)] == [rank["losses"] for rank in plain]
-    statuses = RunFolder(tmp_path / "run").statuses(0)
-    assert [(s["rank"], s["job"], s["state"], s["final"], s["iterations"]) for s in statuses] == [
-        (0, "live_train", "observe", True, 19),
-        (1, "live_train", "observe", True, 19),
-    ]
-    assert "Where the step went" in ended.output
+    assert [(rank["agent"], rank["losses"]) for rank in written(tmp_path)] == [(agent, losses) for losses in plain]
+    if agent:
+        statuses = RunFolder(tmp_path / "run").statuses(0)
+        assert [(s["rank"], s["job"], s["state"], s["final"], s["iterations"]) for s in statuses] == [
+            (0, "live_train", "observe", True, 19),
+            (1, "live_train", "observe", True, 19),
+        ]
+    assert ("Where the step went" in ended.output) == agent
 
 
-def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[Any], tmp_path: Path) -> None:
+def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], tmp_path: Path) -> None:
     arguments = [
         "-m",
         "paceenv.live",
@@ -263,19 +283,22 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[Any], tmp_path
         "--fail-first",
     ]
     environ = {
-        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "PYTHONPATH": os.pathsep.join([str(HELPERS), str(TESTS.parent)]),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else gloo may find the first attempt's addresses in the second
     }
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path, restarts=1, environ=environ)
     assert ended.exit_code == 0, ended.output
     assert "RuntimeError: as asked for" in ended.output
     assert "live/run_script.py" not in ended.output
-    assert [(rank["attempt"], rank["losses"]) for rank in written(tmp_path)] == [
-        ("1", rank["losses"]) for rank in plain
+    assert [(rank["attempt"], rank["agent"], rank["losses"]) for rank in written(tmp_path)] == [
+        ("1", True, losses) for losses in plain
     ]
     run = RunFolder(tmp_path / "run")
     assert run.attempts() == [0, 1]
     assert next(s["iterations"] for s in run.statuses(0) if s["rank"] == 1) == 9
-    assert [s["iterations"] for s in run.statuses(1)] == [19, 19]
+    assert [(s["rank"], s["job"], s["state"], s["final"], s["iterations"]) for s in run.statuses(1)] == [
+        (rank, "live_train", "observe", True, 19) for rank in range(2)
+    ]
+    assert "Where the step went" in ended.output
     traces = {path.parent.name for path in (tmp_path / "run" / "trace").glob("attempt*/rank00001-*.parquet")}
     assert traces == {"attempt0", "attempt1"}

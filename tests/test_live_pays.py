@@ -20,7 +20,7 @@ from paceenv.live.decide.canary import Schedule
 pytestmark = pytest.mark.alone
 
 SLACK = "static:mechanism=slack,threshold=0.05,window=0.4"
-LINK_MBPS, BLOCK, QUIET, PAIRS_OF_BLOCKS = 200.0, 20, 20, 4
+LINK_MBPS, BLOCK, QUIET, PAIRS_OF_BLOCKS = 200.0, 20, 20, 8
 CANARY: dict[str, Any] = {
     "policy": SLACK,
     "mode": "canary",
@@ -33,8 +33,8 @@ CANARY: dict[str, Any] = {
 ITERATIONS = 1 + QUIET + 2 * BLOCK * (1 + PAIRS_OF_BLOCKS) + 5
 """The tick that begins, the quiet time, a pair of blocks to warm up, the judged pairs, and a few to take them in."""
 
-TRIES, MOST_TRIES, NOISY = 3, 8, 0.5
-"""A try whose canary knows the gain only to ``NOISY`` of a step tells of the machine, and does not count."""
+TRIES, MOST_TRIES, NOISY = 3, 8, 0.2
+"""A try whose canary knows the gain only to ``NOISY`` of a step is about the machine's noise, and does not count."""
 
 
 def _measured_gain(steps_s: Sequence[float]) -> float:
@@ -59,28 +59,31 @@ def _is_precise(canary: dict[str, Any]) -> bool:
 
 
 def _judged(tmp_path: Path, ranks: int, wanted: str, **job: Any) -> list[dict[str, Any]]:
-    """Results of a job of which every rank says ``wanted``: a machine with other work may need more than one try."""
-    heard, told = [], 0
+    """Results of all ranks of the jobs that say ``wanted``, which must be the majority of ``TRIES`` jobs."""
+    agreed: list[list[dict[str, Any]]] = []
+    heard = []
     with limited_link(LINK_MBPS) as link:
         for _ in range(MOST_TRIES):
             found = results(run_ranks(pairs, ranks, tmp_path, namespace=link, iterations=ITERATIONS, **job, **CANARY))
+            if not all(_is_precise(rank["summary"]["canary"]) for rank in found):
+                continue
             heard.append(_said(found))
-            if heard[-1] == wanted:
-                return found
-            told += all(_is_precise(rank["summary"]["canary"]) for rank in found)
-            if told == TRIES:
+            agreed += [found] if heard[-1] == wanted else []
+            if len(agreed) > TRIES / 2:
+                return [rank for found in agreed for rank in found]
+            if len(heard) - len(agreed) > TRIES / 2:
                 break
     raise AssertionError(f"wanted {wanted!r}, heard {heard}: {[rank['summary']['canary'] for rank in found]}")
 
 
 def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: Path) -> None:
     job = {"payload_bytes": 100_000, "buckets": 5, "compute_s": 0.004, "post_work_s": 0.032}
-    for rank, found in enumerate(_judged(tmp_path, 8, "helps", **job)):
+    for k, found in enumerate(_judged(tmp_path, 8, "helps", **job)):
         canary, paced = found["summary"]["canary"], found["summary"]["pacing"]
         assert 0.0 < canary["low"] <= canary["gain"], canary
         assert canary["gain"] > 0.05, canary
         assert abs(_measured_gain(found["steps_s"]) - canary["gain"]) < 0.05
-        if rank < 2:  # the pair that all wait for
+        if k % 8 < 2:  # the pair that all wait for
             assert paced["total_s"] < 0.01 * sum(found["steps_s"])
         else:
             assert paced["taken"] > 0
@@ -89,7 +92,7 @@ def test_unequal_slack_on_a_shared_link_is_turned_into_shorter_steps(tmp_path: P
 
 def test_independent_jitter_is_left_alone_and_called_hopeless(tmp_path: Path) -> None:
     # The same jitter in every block, such that nobody is early for long; what is left to chance is the machine's noise.
-    jitter = {"jitter_s": 0.01, "jitter_iterations": BLOCK, "jitter_seed": 56}
-    job = {"payload_bytes": 50_000, "buckets": 2, "compute_s": 0.004}
+    jitter = {"jitter_s": 0.025, "jitter_iterations": BLOCK, "jitter_seed": 56}
+    job = {"payload_bytes": 125_000, "buckets": 2, "compute_s": 0.01}
     for found in _judged(tmp_path, 4, "does not help", **job, **jitter):
         assert found["summary"]["pacing"]["total_s"] <= 0.005 * sum(found["steps_s"])

@@ -27,7 +27,7 @@ from paceenv.core.probing import (
 )
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import find_policy
-from paceenv.live.decide.probe import LOOK_HOLDS, MOST_COST_SHARE
+from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
@@ -130,7 +130,7 @@ class Job:
         actuator._sleeper = self
         self.shape = Shape({0: self._place})
         for _ in range(LEARNING_ITERATIONS):
-            self.shape.learn([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], 0.1)
+            self.shape.observe([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], 0.1)
         self.delays_s: list[float] = []
 
     def sleep(self, seconds: float) -> None:
@@ -138,10 +138,10 @@ class Job:
 
     def run(self, iterations: int) -> np.ndarray:
         for i in range(len(self.delays_s), len(self.delays_s) + iterations):
-            delay_s = self.control.settle(self.control.hold_back(i))
+            delay_s = self.control.settle(self.control.apply_delay(i))
             self.delays_s.append(delay_s)
             step_s = self._step_s(delay_s)
-            self.control.learn(
+            self.control.observe(
                 Iteration(i, 0.0, step_s, 0.0, delay_s, (), 0.01, 0.0, True, ""), self.shape, *self._place
             )
             self.now_s += step_s - delay_s
@@ -201,12 +201,12 @@ def test_after_an_odd_iteration_nothing_is_delayed_until_a_regular_one() -> None
     job.run(100)
     plan = Plan(3, 0.01, 50)
     delayed = next(i for i in range(101, 2000) if plan.level(i, "rank 2", 8) > 0.0)
-    assert job.control.hold_back(delayed) is not None
+    assert job.control.apply_delay(delayed) is not None
     job.control.skip()
-    assert job.control.hold_back(delayed) is None
+    assert job.control.apply_delay(delayed) is None
 
 
-LOOK = LOOK_HOLDS * HOLD_ITERATIONS
+EVALUATION = EVALUATION_HOLDS * HOLD_ITERATIONS
 
 
 def _costly(cost_share: float, noise: float) -> Callable[[float], float]:
@@ -223,18 +223,18 @@ def _costly(cost_share: float, noise: float) -> Callable[[float], float]:
 
 def test_probing_that_costs_too_much_ends_and_says_so() -> None:
     job = Job(_costly(0.1, noise=0.05))
-    delay_s_T = job.run(3 * LOOK)
+    delay_s_T = job.run(3 * EVALUATION)
     assert job.control.mode == "observe"
     assert "probing cost" in job.control.reason
-    assert f"allowed: {100.0 * MOST_COST_SHARE:g} %" in job.control.reason
+    assert f"allowed: {100.0 * MAX_COST_SHARE:g} %" in job.control.reason
     assert len(job.said) == 1
-    assert not delay_s_T[2 * LOOK :].any()
+    assert not delay_s_T[2 * EVALUATION :].any()
 
 
 def test_probing_goes_on_where_it_costs_little_or_nothing_can_be_told() -> None:
     for cost_share, noise in ((0.01, 0.01), (0.0, 0.3)):
         job = Job(_costly(cost_share, noise))
-        job.run(6 * LOOK)
+        job.run(6 * EVALUATION)
         assert job.control.mode == "probe", job.said
 
 
@@ -246,7 +246,7 @@ def test_a_stall_is_not_what_probing_costs() -> None:
         return 30.0 if begun[0] - 1 == next(i for i in range(100, 300) if not plan.rests(i)) else 0.1
 
     job = Job(step_s)
-    job.run(3 * LOOK)
+    job.run(3 * EVALUATION)
     assert job.control.mode == "probe", job.said
 
 

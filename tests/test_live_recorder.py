@@ -177,7 +177,7 @@ def test_a_killed_writer_leaves_whole_segments_and_the_next_run_replaces_them(tm
         "    first += 500; target.write(False); print('.', flush=True)\n"
     )
     root = Path(__file__).resolve().parents[1]
-    environ = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    environ = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{root / 'tests' / 'helpers'}"}
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=environ)
     try:
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from live_skewed import skewed
 
 pytestmark = pytest.mark.alone
 
-TRIES = 3
+JOBS = 3
 SKEWS_S = (0.0, 0.001, 0.005, 0.02)
 
 
@@ -21,6 +21,7 @@ def _check(arrivals: list[dict[str, Any]], skew_s: float, late: int) -> None:
     for rank, found in enumerate(arrivals):
         if rank == late:
             assert found["early_s"] <= (tolerance_s if skew_s else 0.0), found
+            assert found["verdict"] == "late" or skew_s <= tolerance_s, found
         else:
             assert abs(found["early_s"] - skew_s) <= tolerance_s, found
             assert found["late_s"] <= tolerance_s, found
@@ -44,17 +45,15 @@ def test_a_constant_skew_is_seen_by_ranks_side_by_side(ranks: int, tmp_path: Pat
 def test_a_skew_that_begins_is_seen_by_each_rank_alone(ranks: int, kind: str, tmp_path: Path) -> None:
     """Without files a rank has only its own past, and in it the noise of its network: it may say that it cannot tell.
 
-    The more ranks share a core, the more of that there is. Two must not hide behind it; nobody may say what is wrong.
+    It may do so in one job of three; in the others its answer is right. A wrong answer is never allowed.
     """
-    skew_s, late = 0.02, 0
-    job = {"kind": kind, "skews_s": [skew_s], "late": late, "iterations": 160, "from_iteration": 100}
-    for _ in range(TRIES):
-        arrivals = [found[0]["arrival"] for found in results(run_ranks(skewed, ranks, tmp_path, **job))]
-        if "insufficient evidence" not in {found["verdict"] for found in arrivals}:
-            break
-    for rank, found in enumerate(arrivals):
+    skew_s, late = 0.05, 0
+    job = {"kind": kind, "skews_s": [skew_s], "late": late, "iterations": 140, "from_iteration": 100}
+    jobs = [[found[0]["arrival"] for found in results(run_ranks(skewed, ranks, tmp_path, **job))] for _ in range(JOBS)]
+    for rank in range(ranks):
         right = "late" if rank == late else "early"
-        if found["verdict"] == "insufficient evidence" and ranks > 2:
-            continue
-        assert found["verdict"] == right, arrivals
-        assert 0.5 * skew_s < found[f"{right}_s"] < 1.5 * skew_s, arrivals
+        answers = [arrivals[rank] for arrivals in jobs if arrivals[rank]["verdict"] != "insufficient evidence"]
+        assert len(answers) > JOBS / 2, jobs
+        for found in answers:
+            assert found["verdict"] == right, jobs
+            assert 0.5 * skew_s < found[f"{right}_s"] < 1.5 * skew_s, jobs

@@ -64,7 +64,7 @@ def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
 
 def test_times_keep_their_zero_when_the_base_moves() -> None:
     device = Device()
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=4, most_events=4, clock=lambda: 7.0)
+    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=4, max_events=4, clock=lambda: 7.0)
     for second in range(1, 50):  # the pool holds four: what is released comes back, the base included
         device.now_s = float(second)
         stamp = stamps.record()
@@ -76,7 +76,7 @@ def test_times_keep_their_zero_when_the_base_moves() -> None:
 
 def test_an_empty_pool_drops_and_counts() -> None:
     device = Device()
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=2, most_events=3)
+    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=2, max_events=3)
     assert [stamps.record() is None for _ in range(4)] == [False, False, True, True]
     assert stamps.dropped == 2
 

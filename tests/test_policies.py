@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing, signals
@@ -41,7 +41,6 @@ def seen(**values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     return row
 
 
-@settings(max_examples=25)
 @given(name=st.sampled_from(sorted(EVERY)), seed=st.integers(0, 1000), rows=st.integers(1, 5))
 def test_settings_are_always_within_their_ranges(name: str, seed: int, rows: int) -> None:
     policy, rng = EVERY[name](), np.random.default_rng(seed)

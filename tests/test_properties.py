@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -110,7 +110,6 @@ def drawn_settings(plan: int, environments: int, ranks: int, intervals: int) -> 
 SHORT_COMPUTE = {"ranks": 1, "compute_s": 0.5, "uplink_work_s": 1.0, "transfer_cv": 0.5, "cap_s": 1.0}
 
 
-@settings(max_examples=60)
 @given(job=null_jobs, seed=seeds, plan=st.integers(0, 10**6))
 @example(job=SHORT_COMPUTE, seed=0, plan=0)
 def test_nothing_gains_in_a_plain_synchronous_job(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
@@ -132,7 +131,6 @@ def test_the_property_above_is_not_about_zeros(simulator: Make) -> None:
     pytest.fail("no plan ever delays")
 
 
-@settings(max_examples=40)
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6), cap_s=st.sampled_from([0.0, 0.02, 10.0]))
 def test_delays_stay_within_window_and_cap(
     simulator: Make, job: dict[str, Any], seed: int, plan: int, cap_s: float
@@ -144,10 +142,9 @@ def test_delays_stay_within_window_and_cap(
         assert (delay_R >= 0.0).all()
         assert (delay_R <= widest_s).all()
         share_R = setting[0, :, :, pacing.WINDOW].max(axis=1)
-        widest_s = np.minimum(share_R * sim.tick_EK[0, timing.STEP_BASELINE_S], cap_s)
+        widest_s = np.minimum(share_R * sim.state.tick_EK[0, timing.STEP_BASELINE_S], cap_s)
 
 
-@settings(max_examples=40)
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
 def test_window_zero_is_bit_identical_to_passive(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
     passive, off = (simulator([seed, seed + 1], **job) for _ in range(2))
@@ -158,7 +155,6 @@ def test_window_zero_is_bit_identical_to_passive(simulator: Make, job: dict[str,
         np.testing.assert_array_equal(off.observe(every_rank=True), passive.observe(every_rank=True))
 
 
-@settings(max_examples=40)
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
 def test_noise_does_not_depend_on_pacing(simulator: Make, job: dict[str, Any], seed: int, plan: int) -> None:
     passive, paced = (simulator([seed, seed + 1], **job) for _ in range(2))
@@ -166,14 +162,13 @@ def test_noise_does_not_depend_on_pacing(simulator: Make, job: dict[str, Any], s
         calm, rec = passive.record(passive.off(), 25), paced.record(setting, 25)
         np.testing.assert_allclose(rec.entry_ETR - rec.delay_ETR, calm.entry_ETR, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(rec.ready_ETG - rec.finish_ETG, calm.ready_ETG - calm.finish_ETG, atol=1e-12)
-    np.testing.assert_array_equal(paced.noise_ENR, passive.noise_ENR)
-    np.testing.assert_array_equal(paced.group_ENG, passive.group_ENG)
+    np.testing.assert_array_equal(paced.state.noise_ENR, passive.state.noise_ENR)
+    np.testing.assert_array_equal(paced.state.group_ENG, passive.state.group_ENG)
     for name in layout.CLOCK.names or ():
         if name not in {"link_s", "delay_s", "time_s", "energy_j", "steps_s"}:
-            np.testing.assert_array_equal(paced.clocks[name], passive.clocks[name], err_msg=name)
+            np.testing.assert_array_equal(paced.state.clocks[name], passive.state.clocks[name], err_msg=name)
 
 
-@settings(max_examples=30)
 @given(
     job=coupled_jobs,
     first=seeds,
@@ -196,7 +191,6 @@ def test_order_threads_length_and_forks_do_not_matter(
     np.testing.assert_array_equal(fork.run(two[order][[3, 0]], 30 - cut), step_ET[[order[3], order[0]], 30 + cut :])
 
 
-@settings(max_examples=40)
 @given(job=coupled_jobs, seed=seeds, plan=st.integers(0, 10**6))
 def test_observations_and_steps_are_sound_whatever_the_job(
     simulator: Make, job: dict[str, Any], seed: int, plan: int

@@ -7,7 +7,16 @@ import pytest
 
 from benchmarks.evidence.recovery import ASKED, Case, coverage, recover, tables
 
-COUNTS = {"jitter": 8, "imbalance": 6, "slow rank": 10, "fail-slow": 6, "shared uplink": 1, "exposed episodes": 2}
+pytestmark = pytest.mark.slow
+
+COUNTS = {
+    "jitter": 8,
+    "imbalance": 6,
+    "slow rank": 10,
+    "fail-slow": 6,
+    "shared uplink": 1,
+    "post-collective episodes": 2,
+}
 CHANCE = 0.02
 """How far the share of so few may be off for no reason."""
 
@@ -22,7 +31,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cases: list[Case]) -> Non
     low, high = ASKED[0] - CHANCE, ASKED[1] + CHANCE
     assert low <= coverage(found) <= high
     # an interval half as wide, or twice, would not pass
-    z = np.array([abs(one.z) for one in found if one.told])
+    z = np.array([abs(one.z) for one in found if one.is_identified])
     assert np.mean(z < 0.5 * 1.645) < low
     assert np.mean(z < 2.0 * 1.645) > high
 
@@ -43,4 +52,4 @@ def test_what_is_there_is_seen_and_hardly_anything_else(cases: list[Case]) -> No
 
 def test_a_fitted_cluster_takes_as_long_as_the_job(cases: list[Case]) -> None:
     assert np.median([abs(case.mean_error) for case in cases]) < 0.01
-    assert [title for title, _, _ in tables(cases)] == ["By parameter", "By mechanism", "What is seen"]
+    assert [title for title, _, _ in tables(cases)] == ["By parameter", "By mechanism", "Detection"]

@@ -17,9 +17,9 @@ from paceenv.core import pacing, trace
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER
+from paceenv.sim.engine.layout import ALL_TO_ALL, GATHER, Recording
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import Reference, References, Setup, check_size
 
 
@@ -125,7 +125,7 @@ def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> 
     )
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(derandomize=True)
 @given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
 def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, seed: int) -> None:
     settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
@@ -134,7 +134,7 @@ def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, 
     assert abs(cv) < 0.01
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(derandomize=True)
 @given(config=clusters(per_node=1), seed=st.integers(0, 1000), share_=st.floats(0.1, 0.9))
 def test_overlap_agrees_with_the_fast_engine(config: Cluster, seed: int, share_: float) -> None:
     config = config.model_copy(update={"tenants": []})  # whose period is relative to the step without overlap
@@ -147,7 +147,7 @@ def test_overlap_agrees_with_the_fast_engine(config: Cluster, seed: int, share_:
     assert abs(cv) < 0.01
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(derandomize=True)
 @given(config=clusters(one_group=True), seed=st.integers(0, 1000), staleness=st.integers(1, 4))
 def test_ranks_that_run_ahead_agree_with_the_fast_engine(config: Cluster, seed: int, staleness: int) -> None:
     mean, cv = errors(*both(config, seed, 30, None, {"staleness": staleness}, staleness=staleness))
@@ -171,7 +171,7 @@ def incast(config: Cluster, kind: Any, fit: float) -> tuple[Cluster, dict[str, A
     return config, record, changes
 
 
-@settings(max_examples=20, derandomize=True)
+@settings(derandomize=True)
 @given(
     config=clusters(per_node=1),
     seed=st.integers(0, 1000),

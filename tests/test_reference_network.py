@@ -41,7 +41,7 @@ def test_a_cap_leaves_its_rest_to_the_others() -> None:
     assert rates == pytest.approx([0.1, 0.3, 0.6], rel=1e-12)
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(derandomize=True)
 @given(data=st.data())
 def test_nothing_can_be_given_to_a_flow_without_taking_it_from_a_poorer_one(data: st.DataObject) -> None:
     links = [Resource(str(i), data.draw(st.floats(0.1, 10.0))) for i in range(4)]

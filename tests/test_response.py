@@ -42,6 +42,7 @@ def within(effect: Effect, truth: float) -> bool:
     return effect.lo <= truth <= effect.hi
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [drifting(0.0), drifting(0.9), stalling], ids=["white", "drift", "stalls"])
 def test_intervals_cover_the_truth_as_often_as_they_say(noise: Noise) -> None:
     traces = 80
@@ -55,6 +56,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(noise: Noise) -> None:
     assert np.mean([within(r.after, 0.0) for r in found]) >= least
 
 
+@pytest.mark.slow
 def test_nothing_is_said_to_help_that_does_not() -> None:
     texts = [measure_response(linear_job((0.2, 0.0, 0.3, 0.0), seed=s, iterations=500)).text for s in range(80)]
     assert sum("shorten" in text for text in texts) <= 0.05 * 80 + 2.5 * np.sqrt(0.05 * 80)
@@ -145,6 +147,7 @@ def test_the_simulator_s_contention_is_found(seed: int, tmp_path: Path) -> None:
     assert critical.step.verdict == "lengthens"
     assert sum(unit.step.verdict == "shortens" for unit in response.units) >= 2
     assert "shortens the step" in response.text
+    assert len(response.collectives) == len(response.units)
     for one in response.collectives:
         assert one.others.verdict == "shortens"  # they share the uplink
 
@@ -180,7 +183,7 @@ def test_ranks_by_themselves_respond_as_without_chance(tmp_path: Path) -> None:
 def _text(trace: Trace) -> str:
     response = measure_response(trace)
     assert response.overall.value is None
-    assert {effect.verdict for effect in (response.overall, response.after)} == {"cannot tell"}
+    assert {effect.verdict for effect in (response.overall, response.after)} == {"not identified"}
     return response.text
 
 
@@ -191,13 +194,15 @@ def _of_two_jobs(trace: Trace) -> Trace:
 
 
 def test_what_a_trace_cannot_tell_it_says() -> None:
-    assert "cannot tell from this trace: it is not of a run in mode probe" in _text(linear_job(TRUTH, with_plan=False))
+    assert "cannot be identified from this trace: it is not of a run in mode probe" in _text(
+        linear_job(TRUTH, with_plan=False)
+    )
     assert "no probe was taken" in _text(linear_job(TRUTH, plan=Plan(0, 0.01, 10**6)))
     assert "several jobs" in _text(_of_two_jobs(linear_job(TRUTH)))
     assert "at least 40 are needed" in _text(linear_job(TRUTH, iterations=200))
     one = linear_job((0.0, 0.0), iterations=400)
     noisy = measure_response(linear_job((0.0, 0.0), iterations=400, noise=lambda r, n: 0.3 * r.normal(size=n)))
-    assert "cannot tell from this trace: " in noisy.text
+    assert "cannot be identified from this trace: " in noisy.text
     assert "iterations instead of" in noisy.text
     many = measure_response(linear_job((0.0,) * 30, iterations=400))
     assert all("at least 4 for each" in unit.step.text for unit in many.units)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import EVERY_NOISE
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing, signals, timing
-from paceenv.sim.engine.simulator import Recording, Simulator
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import Simulator
 
 Observation = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -82,7 +83,6 @@ def test_squash_is_odd_bounded_and_increasing(value: float, scale: float) -> Non
     assert signals.squash(scale, scale) == 0.5
 
 
-@settings(max_examples=60)
 @given(
     history=st.lists(
         st.tuples(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(-1e-3, 1e4), st.floats(0, 10)),

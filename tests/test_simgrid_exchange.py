@@ -13,7 +13,8 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.environment import Tenant
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import layout
-from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 
 def recorded(config: Cluster, iterations: int) -> tuple[Simulator, Recording]:
@@ -49,7 +50,7 @@ def test_post_work_work_and_tenants_are_told_in_the_uplink_s_unit() -> None:
         assert len(tenant["compute_s"]) * tenant["bytes"] / tenant["Bps"] + sum(tenant["compute_s"]) > sum(
             recording.step_ET[0]
         ), "it must not run out of them"
-    cycles = before.tenant_ENK[0, layout.CYCLES, 0]
+    cycles = before.state.tenant_ENK[0, layout.CYCLES, 0]
     assert cycles == 0, "what is told leaves the simulator's state alone"
     # four groups' rings, every hop over the uplink: the same work whichever way it is told
     assert flow["flow"]["bytes"] / flow["uplink_Bps"] == pytest.approx(2 * ring["ring"]["bytes"] / ring["uplink_Bps"])

@@ -23,8 +23,7 @@ from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 from paceenv.validation import described
-from paceenv.validation.described import DescribedTarget
-from paceenv.validation.measured_throughput import checks
+from paceenv.validation.described import DescribedTarget, throughput_checks
 
 NANO = load_cluster("nano-cluster")
 TARGET = config_files.load(ThroughputTarget, "targets", "nano-cluster")
@@ -62,7 +61,7 @@ def test_fit_finds_the_parameters_that_made_the_throughputs() -> None:
         for row, p in zip(TARGET.rows, predict(TARGET, NANO, true), strict=True)
     ]
     parameters, predictions = fit(TARGET.model_copy(update={"rows": made}), NANO)
-    assert {p.key: p.value for p in parameters} == pytest.approx(true, rel=1e-3)
+    assert {key: found.value for key, found in parameters.items()} == pytest.approx(true, rel=1e-3)
     assert all(abs(p.error) < 1e-3 for p in predictions)
 
 
@@ -79,6 +78,7 @@ def test_all_throughputs_and_their_order(rows: dict[str, Prediction]) -> None:
 
 
 def test_the_engine_takes_the_steps_that_the_description_predicts(rows: dict[str, Prediction]) -> None:
+    assert rows
     for p in rows.values():
         some = NANO.changed([f"{key}={value}" for key, value in p.row.set.items()])
         ideal_s = derive(some, episode_keys([0])).jobs["ideal_step_s"]
@@ -193,7 +193,7 @@ def test_a_setting_that_cannot_run_names_the_row() -> None:
 
 
 def test_validate_holds_every_published_number(rows: dict[str, Prediction]) -> None:
-    found = list(checks(TARGET))
+    found = list(throughput_checks(TARGET))
     assert len(found) == 2 * 9 + 2 * 6  # throughput and scaling; rate and volume where there is a network
     assert [c.row for c in found if c.kind == "fitted" and c.quantity == "tokens per s"] == [
         r.name for r in TARGET.rows if r.fit

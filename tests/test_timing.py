@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -204,7 +204,6 @@ def test_decide_writes_its_own_columns_only() -> None:
     assert 0.0 < delay_R[1] < 7.0
 
 
-@settings(max_examples=50)
 @given(
     setting=st.lists(st.floats(0, 1), min_size=8, max_size=8),
     cap_s=st.floats(0, 1),

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from traced_jobs import STRAGGLER_DIR, needs_traces
 
@@ -75,7 +75,6 @@ def test_round_trip_fills_defaults_and_keeps_metadata(tmp_path: Path) -> None:
     assert load_trace(path) == trace
 
 
-@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_any_rows_survive_the_file(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     size = data.draw(st.integers(0, 30), label="rows")

@@ -83,6 +83,7 @@ def test_the_adapter_is_the_environment() -> None:
     plain.desync_episodes()
     np.testing.assert_array_equal(observation, wrapped.reset())
     random = np.random.default_rng(0)
+    ended = 0
     for _ in range(9):
         action = random.uniform(-1, 1, (6, 2)).astype(np.float32)
         observation, reward, _, truncated, info = plain.step(action)
@@ -94,6 +95,8 @@ def test_the_adapter_is_the_environment() -> None:
             np.testing.assert_array_equal(infos[n]["terminal_observation"], info["final_obs"][n])
             assert infos[n]["TimeLimit.truncated"] is True
         assert all(not infos[n] for n in np.flatnonzero(~done))
+        ended += done.sum()
+    assert ended > 6
 
 
 def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs() -> None:
@@ -175,6 +178,7 @@ ppo: {total_timesteps: 1152, n_steps: 8, batch_size: 64, n_epochs: 1}
 """
 
 
+@pytest.mark.slow
 def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> None:
     """Clusters of two shapes, a constraint, selection with early stopping, and the better of two seeds kept."""
     (tmp_path / "selected.yaml").write_text(SELECTED)

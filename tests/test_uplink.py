@@ -10,10 +10,10 @@ from paceenv.calibration.link_replay import share_uplink
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import diagnose_cells
+from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.graph_replay import own_durations
-from paceenv.diagnosis.operation_matrix import read_cells
-from paceenv.diagnosis.transfer_attribution import split_transfers
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.transfer_attribution import attribute_transfers
 from paceenv.diagnosis.uplink_contention import fit_uplink
 
 GROUPS, STEPS, COMPUTE_S, SPREAD_S = 4, 200, 1.0, 0.04
@@ -35,16 +35,17 @@ def everywhere() -> NDArray[np.bool_]:
     return np.ones(STEPS, np.bool_)
 
 
+@pytest.mark.slow
 def test_error_bars_hold_the_truth() -> None:
     held, widths = [], []
     for seed in range(40):
         start_KT, lasts_KT = transfers(0.6, seed)
         fit = fit_uplink(start_KT, lasts_KT, everywhere())
-        low, high = fit.between(start_KT)
+        found = fit.mean_contention(start_KT)
         true = float((transfers(0.6, seed, noise=0.0)[1] / (WORK_S / 0.6)).mean())
         assert fit.contended
-        held.append(low <= true <= high)
-        widths.append(high - low)
+        held.append(true in found)
+        widths.append(found.high - found.low)
     assert 0.75 <= np.mean(held) <= 0.99
     assert np.mean(widths) < 0.2
 
@@ -73,12 +74,14 @@ def test_groups_that_do_not_feel_each_other_are_not_said_to() -> None:
 def test_buckets_one_after_the_other_are_one_payload(cap: float) -> None:
     """In its second bucket a group meets those that are still at their first: taken by itself, no bucket shows it."""
     start_KT, lasts_KT = transfers(cap, 3)
-    cells = read_cells(bucketed(start_KT, lasts_KT, buckets=5))
-    assert diagnose_cells(cells).causes[0].cause == names.CONTENTION
+    cells = read_matrix(bucketed(start_KT, lasts_KT, buckets=5))
+    assert diagnose_matrix(cells).causes[0].cause == names.CONTENTION
     graph = build_graph(cells)
-    classes = split_transfers(cells, graph, own_durations(cells, graph), 1.0).classes
+    classes = attribute_transfers(cells, graph, own_durations(cells, graph), 1.0).classes
     assert len(classes) == 5
-    assert [found.contention for found in classes] == pytest.approx([(lasts_KT * cap / WORK_S).mean()] * 5, rel=0.05)
+    assert [found.contention.value for found in classes] == pytest.approx(
+        [(lasts_KT * cap / WORK_S).mean()] * 5, rel=0.05
+    )
 
 
 def bucketed(start_KT: Array, lasts_KT: Array, *, buckets: int) -> Trace:

@@ -21,9 +21,9 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace, write_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.operation_matrix import read_cells
-from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.diagnosis.sources import read_sources
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
@@ -37,8 +37,8 @@ from paceenv.sim.cluster import Cluster, load_cluster
 QUICK: dict[str, Any] = {"seeds": 4, "first_seed": 0, "iterations": 200}
 
 
-def scenario_of(compute_s_TR: NDArray[np.float64]) -> Scenario:
-    return Scenario(read_cells(job_of(compute_s_TR)))
+def scenario_of(compute_s_TR: NDArray[np.float64]) -> RankScenario:
+    return RankScenario(read_matrix(job_of(compute_s_TR)))
 
 
 def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> float:
@@ -51,7 +51,7 @@ def mean_step_s(cluster: Cluster, policy: str = "passive", **quick: Any) -> floa
 # --- a trace's own operations --------------------------------------------------------------------------------------
 def test_ranks_replaced_and_taken_out_in_closed_form() -> None:
     scenario = scenario_of(np.tile([1.0, 1.2, 1.0, 2.0], (20, 1)))
-    assert scenario.cells.step_s_T.mean() == pytest.approx(2.5)
+    assert scenario.matrix.step_s_T.mean() == pytest.approx(2.5)
     assert scenario.steps(removed=[3]).mean() == pytest.approx(1.2 + 0.5)
     assert scenario.steps(removed=[3, 1]).mean() == pytest.approx(1.0 + 0.5)
     assert scenario.steps(removed=[3], spread=True).mean() == pytest.approx(1.2 * 4 / 3 + 0.5)
@@ -67,7 +67,7 @@ def test_a_replaced_rank_varies_as_its_peers_and_with_what_all_share() -> None:
     healthy_TR = common_T1 * (1.0 + 0.1 * rng.standard_normal((4000, 4)))
     sick_TR = healthy_TR * [2.0, 1.0, 1.0, 1.0]
     found = scenario_of(sick_TR).steps(replaced=[0])
-    truth = scenario_of(healthy_TR).cells.step_s_T
+    truth = scenario_of(healthy_TR).matrix.step_s_T
     assert found.mean() == pytest.approx(truth.mean(), rel=0.01), "a rank at the mean of its peers would be 2 % less"
     assert found.std() == pytest.approx(truth.std(), rel=0.05)
 
@@ -76,7 +76,7 @@ def test_time_that_no_operation_explains_stays() -> None:
     trace = job_of(np.tile([1.0, 2.0, 1.0], (20, 1)))
     late_s = trace.column("start_s") + np.where(trace.isin("op", "compute"), 0.25, 0.0)
     table = trace.table.set_column(trace.table.schema.get_field_index("start_s"), "start_s", [late_s])
-    scenario = Scenario(read_cells(Trace(table, trace.metadata)))
+    scenario = RankScenario(read_matrix(Trace(table, trace.metadata)))
     assert scenario.replayed_s_T == pytest.approx(2.25)
     assert scenario.steps(removed=[1])[1:] == pytest.approx(1.5), "the quarter second before it computes is not its own"
 
@@ -97,7 +97,7 @@ def test_what_a_trace_cannot_answer(asked: dict[str, list[int]], said: str) -> N
 @needs_traces
 def test_replacing_the_slow_worker_of_a_production_trace_gives_back_what_it_costs() -> None:
     cells, _ = read_sources([STRAGGLER_DIR / "trace-AR.parquet"])
-    scenario, diagnosis = Scenario(cells), diagnose_cells(cells)
+    scenario, diagnosis = RankScenario(cells), diagnose_matrix(cells)
     saved_s = cells.step_s_T.mean() - scenario.steps(replaced=[0]).mean()
     (slow,) = [cause for cause in diagnosis.causes if cause.cause == names.SLOW_RANK]
     # one against an ideal that has the slow worker in its mean, one shared with other causes (Shapley): neither is the
@@ -192,6 +192,7 @@ def test_a_prediction_is_what_rollouts_say() -> None:
 def test_nothing_changes_where_nothing_is_changed() -> None:
     """On the same noise, to the last bit."""
     answer = predict(of_config("null-jitter"), [Change(nodes=8), Change(settings=("job.nodes=8",))], **QUICK)
+    assert len(answer.changed) == 2
     for row in answer.changed:
         assert row.against_today.step == row.against_today.throughput
         assert (row.against_today.step.low, row.against_today.step.high) == (0.0, 0.0)
@@ -339,6 +340,7 @@ def test_ends_add_up() -> None:
     assert widened(plain, [], by_factors=True) is plain
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_one_finds_the_truth_in_the_interval() -> None:
     found = benchmark.judge("groups on one uplink", 0)
     assert [f.question for f in found] == ["64 nodes", "oversubscription 1", "64 nodes, paced"]

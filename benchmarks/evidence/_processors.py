@@ -70,7 +70,13 @@ class Processors:
 
 
 def stolen(path: Path, begin_s_W: Array, end_s_W: Array) -> Array:
-    """Share of processor time that was taken away between two times, for each pair of them; monotonic seconds."""
+    """Share of processor time that a hypervisor took, ``(W,)``.
+
+    Args:
+        path: samples that ``Processors.save`` wrote.
+        begin_s_W: begin of each window, monotonic seconds.
+        end_s_W: end of each window.
+    """
     at_s, *counts = np.load(path, allow_pickle=False).T
     stolen_W, passed_W = (np.interp(end_s_W, at_s, n) - np.interp(begin_s_W, at_s, n) for n in counts)
     return np.asarray(stolen_W / np.maximum(passed_W, 1.0))

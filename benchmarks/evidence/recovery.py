@@ -105,7 +105,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         "unequal-slack",
         GROUPS | {"post_collective_work.groups": lambda rng: "1", "post_collective_work.work_s": _between(0.05, 0.2)},
     ),
-    "exposed episodes": (
+    "post-collective episodes": (
         "equal-slack",
         GROUPS
         | {
@@ -134,7 +134,7 @@ MECHANISMS: dict[str, tuple[str, dict[str, Callable[[Rng], str]]]] = {
         },
     ),
 }
-"""What a cluster is made of: a packaged one, and how the keys that differ are drawn."""
+"""Clusters by mechanism: a packaged one, and how the keys that differ are drawn."""
 UNKNOWN = (
     *("fabric.nic_gbps=50", "fabric.uplink_gbps=50", "fabric.barrier_us=0", "fabric.buffer_kb=null"),
     *("fabric.timeout_ms=200", "post_collective_work={}", "noise={}", "tenants=[]"),
@@ -161,7 +161,8 @@ TENANTS_IN = 4
 class Recovered:
     """One parameter of one calibration beside the value the trace was made with; ``inside`` by level of LEVELS.
 
-    ``z`` is the error over what the interval gives for a standard error on the side of the true value, NaN untold.
+    ``z`` is the error over what the interval gives for a standard error on the side of the true value; NaN if not
+    identified.
     """
 
     mechanism: str
@@ -170,7 +171,7 @@ class Recovered:
     value: float
     z: float
     inside: tuple[bool, ...]
-    told: bool
+    is_identified: bool
 
     @property
     def error(self) -> float:
@@ -222,7 +223,13 @@ def _is_on(cluster: Cluster, switch: str) -> bool:
 
 
 def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
-    """The parameters of a fit beside those of the cluster that made its trace."""
+    """The parameters of a fit beside those of the cluster that made its trace.
+
+    Args:
+        mechanism: what the cluster has.
+        fit: the calibration.
+        cluster: the true cluster.
+    """
     found = []
     for p in fit.parameters:
         true = truth(cluster, p.key)
@@ -230,15 +237,15 @@ def compare(mechanism: str, fit: JobFit, cluster: Cluster) -> list[Recovered]:
             true = None  # what is not there has no true value: see ``Case.seen``
         if not true or p.value is None or p.se == 0.0 or (p.se or math.inf) < ROUNDING * abs(true):
             continue
-        edges = [p.interval(level) for level in LEVELS] if p.told else []
+        edges = [p.interval(level) for level in LEVELS] if p.is_identified else []
         inside = tuple(low <= true <= high for low, high in edges)
-        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.told))
+        found.append(Recovered(mechanism, p.key, true, p.value, _away(p, true), inside, p.is_identified))
     return found
 
 
 def _away(parameter: Parameter, true: float) -> float:
-    """How far a value is off by its own interval, in standard errors of a normal with that edge; NaN untold."""
-    if not parameter.told or parameter.value is None:
+    """The error in standard errors of a normal with the interval's edge on that side; NaN if not identified."""
+    if not parameter.is_identified or parameter.value is None:
         return math.nan
     error = parameter.value - true
     edge = parameter.interval(SIGMA)[0 if error > 0.0 else 1]
@@ -284,21 +291,21 @@ def main(
 
 
 def coverage(found: Sequence[Recovered], level: int = 0) -> float:
-    """The share of told parameters inside their interval of a level of LEVELS."""
-    return float(np.mean([one.inside[level] for one in found if one.told]))
+    """The share of identified parameters inside their interval of a level of LEVELS."""
+    return float(np.mean([one.inside[level] for one in found if one.is_identified]))
 
 
 Named = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
 
 
 def tables(cases: Sequence[Case]) -> list[Named]:
-    """By parameter, by mechanism, and what was seen of what was there; each with its title and columns."""
+    """By parameter, by mechanism, and which mechanisms were detected; each with its title and columns."""
     everything = [one for case in cases for one in case.parameters]
-    keys = sorted({one.key for one in everything if one.told})
+    keys = sorted({one.key for one in everything if one.is_identified})
     rows = [_row(key, [one for one in everything if one.key == key]) for key in keys]
     columns = (
         "parameter",
-        "told",
+        "identified",
         "inside 90 %",
         "inside 95 %",
         "median error",
@@ -330,22 +337,22 @@ def _seen(cases: Sequence[Case]) -> Named:
         there = [switch in case.seen for case in cases if switch in case.there]
         absent = [switch in case.seen for case in cases if switch not in case.there]
         rows.append((switch, f"{sum(there)} of {len(there)}", f"{sum(absent)} of {len(absent)}"))
-    return "What is seen", ("what", "seen where it is", "seen where it is not"), rows
+    return "Detection", ("what", "detected where present", "detected where absent"), rows
 
 
 def _row(key: str, found: Sequence[Recovered]) -> tuple[str, ...]:
-    told = [one for one in found if one.told]
-    errors = np.array([one.error for one in told])
-    z = np.array([one.z for one in told])
-    inside, n = sum(one.inside[0] for one in told), len(told)
+    identified = [one for one in found if one.is_identified]
+    errors = np.array([one.error for one in identified])
+    z = np.array([one.z for one in identified])
+    inside, n = sum(one.inside[0] for one in identified), len(identified)
     # a count that chance alone may make of a share within what was asked for is not called off
     low, high = stats.binom.ppf(0.025, n, ASKED[0]), stats.binom.ppf(0.975, n, ASKED[1])
     spread = float(np.diff(np.quantile(errors, [0.25, 0.75]))[0]) / 1.349  # of the bulk, as a standard deviation
     return (
         key,
         f"{n} of {len(found)}",
-        _share(told, 0),
-        _share(told, 1),
+        _share(identified, 0),
+        _share(identified, 1),
         f"{np.median(errors):+.2%}",
         f"{spread:.2%}",
         f"{np.sqrt(np.mean(z**2)):.2f}",
@@ -359,17 +366,17 @@ def _share(found: Sequence[Recovered], level: int) -> str:
 
 
 def document(cases: Sequence[Case]) -> str:
-    """``docs/calibration.md``: what stands above MARK stays, the tables below are made anew."""
+    """``docs/calibration.md``: the text above MARK stays, the tables below are new."""
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     lines = [head.rstrip(), "", MARK, ""]
     lines += [
-        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters,",
-        f"traces of {LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated knowing latencies",
-        "and racks only. Asked: of 90 % intervals",
-        f"{ASKED[0]:.0%} to {ASKED[1]:.0%} hold the truth; a remark says where it is missed by more than chance.",
-        "Errors are relative; the spread is of the bulk (quartiles); z is the error over a standard error, as the",
-        "interval has it on the side of the true value.",
-        "Not counted: what a noise-free trace tells to the digits of its stamps.",
+        f"Made by `python -m benchmarks.evidence.recovery --write`: {len(cases)} random clusters with traces of "
+        f"{LENGTHS[0]} to {LENGTHS[1]} iterations, each calibrated with known latencies and racks only.",
+        f"The target: {ASKED[0]:.0%} to {ASKED[1]:.0%} of 90 % intervals hold the truth. The last column names a "
+        "parameter that misses it by more than chance.",
+        "Errors are relative. The spread is that of the bulk (quartiles). z is the error over the standard error of "
+        "the interval on the side of the true value.",
+        "Parameters that a noise-free trace identifies to the digits of its stamps are not counted.",
     ]
     for title, columns, rows in tables(cases):
         lines += ["", f"### {title}", "", *markdown_table(columns, rows)]

@@ -1,4 +1,4 @@
-"""What the released policy is held to beyond the score table: Pareto front, far-off clusters, its seeds, ablations.
+"""Evidence on the released policy beyond the score table: Pareto front, far-off clusters, its seeds, ablations.
 
 `python -m benchmarks.evidence.released --write` makes docs/released-policy.md from the folder of a training with
 several seeds (`paceenv train released -o FOLDER --seeds 5`); `--ablations` also trains what is compared there, one

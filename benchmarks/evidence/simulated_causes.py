@@ -181,7 +181,13 @@ FLAT = (names.SLOW_RANK, names.CHECKPOINT, names.STALLS, names.DRIFT)
 
 
 def pipeline_case(rng: Rng, wanted: tuple[str, ...], *, flat: bool = False) -> Case:
-    """A job with pipeline stages, or, ``flat``, of several groups without, and these causes."""
+    """A job with known causes, with pipeline stages or of several groups without.
+
+    Args:
+        rng: draws the job.
+        wanted: the causes.
+        flat: several groups instead of stages.
+    """
     strengths = {PIPELINE[c][0]: float(rng.uniform(*PIPELINE[c][1])) for c in wanted}
     job = PipelineJob(
         int(rng.integers(1 << 31)),
@@ -312,13 +318,19 @@ def _row(v: Verdict) -> dict[str, Any]:
 
 
 def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str, Any]) -> str:
-    """``docs/diagnosis.md``: what stands above MARK stays, the tables below are made anew."""
+    """``docs/diagnosis.md``: the text above MARK stays, the tables below are new.
+
+    Args:
+        with_cause: verdicts on jobs with causes.
+        without: verdicts on jobs without.
+        result: the numbers of :func:`summary`.
+    """
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     lines = [head.rstrip(), "", MARK, ""]
     lines += markdown_table(("", ""), [(key, _spelled(value)) for key, value in result.items()])
     lines += [
         "",
-        "Rows: the largest cause; columns: the first one named, or none. Jobs with one cause and with two.",
+        "Rows: the largest true cause. Columns: the first cause named, or none. Jobs have one cause or two.",
         "",
     ]
     counts = Counter((v.truth, v.named) for v in [*with_cause, *without])
@@ -333,7 +345,11 @@ def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str
         ("lost time, share of the step", "jobs", "top cause right", "share within 10 points"), strengths
     )
     missed = [v for v in with_cause if not v.top_right or v.error > WITHIN]
-    lines += ["", "Every job whose top cause or its share was missed:", ""]
+    lines += [
+        "",
+        f"Every job with a wrong top cause, or with its share off by more than {WITHIN * 100:.0f} points:",
+        "",
+    ]
     table = [(v.case.label, f"{v.lost:.0%}", _shares(v.true), _shares(v.found)) for v in missed]
     lines += markdown_table(("job", "lost", "true", "found"), table)
     return "\n".join(lines) + "\n"

@@ -1,9 +1,8 @@
-"""Is the cause that `paceenv diagnose` names the one that was put there? Real jobs on the testbed, over real sockets.
+"""Whether `paceenv diagnose` names the cause that was put there: real jobs on the testbed, over real sockets.
 
 `python -m benchmarks.evidence.testbed_causes --write` puts the table into docs/diagnosis.md. Takes root, and an hour of
 a machine with nothing else to do.
-What a real host adds is really there, so a cause that was not put there and is named beside the right one is shown, not
-counted as an error; named before it, it is one.
+A real host adds causes of its own. A cause that was not put there is an error only if it is named before the right one.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from benchmarks.evidence._processors import Processors, stolen
 from benchmarks.evidence.simulated_causes import HEALTHY
 from paceenv.core.trace import read_trace
 from paceenv.diagnosis import causes as names
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_cells
-from paceenv.diagnosis.operation_matrix import Cells, read_cells
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.live.testbed.testbed_run import agent_options, run_scenario
 from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.ui import config_files, output
@@ -35,13 +34,13 @@ from paceenv.ui.output import markdown_table
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "diagnosis.md"
 MARK: Final = "## Causes put into real jobs"
-"""Heading of what this script writes, up to the next heading of its rank."""
+"""Heading of the section that this script writes."""
 ITERATIONS: Final = 120
 WITHIN: Final = 0.1
-"""Of the step: how far what a cause is said to cost may be from what was put there."""
+"""Share of the step: allowed error of the cost of a cause."""
 LONGER: Final = 2
 SOUND_RUNS: Final = 3
-"""Of a job without what is put there, as several are held against it."""
+"""Runs of a job without causes, as several jobs are compared with it."""
 FIRST: Final = 5
 """Iterations in which a job still warms up."""
 
@@ -157,11 +156,17 @@ class Found:
         return told | {"verdict": self.diagnosis.verdict}
 
 
-def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[Cells, float]:
-    """Run a scenario with the agent watching its job; the trace it wrote, and the share of processor time stolen.
+def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1) -> tuple[OperationMatrix, float]:
+    """Run a scenario with the agent watching its job; the matrix of its trace, and the share of processor time stolen.
 
-    Iterations from which a hypervisor took processor time away say nothing of the job: it makes LONGER times as many,
-    and of all ``runs`` the ``iterations`` in a row that lost least count, whatever shows in them.
+    A stretch that loses processor time to a hypervisor does not show the job. So the scenario makes LONGER times as
+    many iterations, and the stretch that lost least counts, whatever it shows.
+
+    Args:
+        scenario: what to run.
+        iterations: length of the stretch that counts.
+        folder: where runs are kept.
+        runs: number of runs to choose from.
     """
     agents = {scenario.loop.job: agent_options(scenario.loop, "observe")}
     made = LONGER * iterations + FIRST
@@ -181,19 +186,25 @@ def observed(scenario: Scenario, iterations: int, folder: Path, *, runs: int = 1
     share, first, path = min(found)
     trace = read_trace(path)
     counts = (trace.column("iteration") >= first) & (trace.column("iteration") < first + iterations)
-    return read_cells(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks())), share
+    return read_matrix(replace(trace, table=trace.table.filter(pa.array(counts)).combine_chunks())), share
 
 
 def run_cases(cases: Sequence[Case], iterations: int, folder: Path) -> Iterator[Found]:
-    """Every case, held against the same job without what was put there."""
+    """Every case, compared with the same job without its causes.
+
+    Args:
+        cases: what to run.
+        iterations: iterations that count.
+        folder: where runs are kept.
+    """
     for case in cases:
         sound, share = observed(case.load(sound=True), iterations, folder, runs=SOUND_RUNS)
-        cells = sound
+        matrix = sound
         if case.put:
-            cells, share = observed(case.load(), iterations, folder)
-        mean_s = float(cells.step_s_T.mean())
+            matrix, share = observed(case.load(), iterations, folder)
+        mean_s = float(matrix.step_s_T.mean())
         put = 1.0 - float(sound.step_s_T.mean()) / mean_s
-        yield Found(case, diagnose_cells(cells), float(cells.step_s_T.std()) / mean_s, put, share)
+        yield Found(case, diagnose_matrix(matrix), float(matrix.step_s_T.std()) / mean_s, put, share)
 
 
 def _row(one: Found) -> tuple[str, ...]:
@@ -206,21 +217,22 @@ def _row(one: Found) -> tuple[str, ...]:
 def section(found: list[Found], iterations: int) -> list[str]:
     """The part of the document that is measured here."""
     sick, sound = [one for one in found if one.case.causes], [one for one in found if not one.case.causes]
-    about = (
-        "`python -m benchmarks.evidence.testbed_causes`: torchrun jobs over real sockets between namespaces, "
-        f"{iterations} iterations each, whose traces the live agent wrote. Percentages are of the step; "
-        "what was put there costs "
-        "what the step is longer than that of the same job without it. Stolen is what a hypervisor took of the "
-        f"processors' time: each job ran {LONGER} times as long, those without causes {SOUND_RUNS} times, and the "
-        "stretch that lost least counts. The first cause named is one that was put "
-        f"there in {sum(one.right for one in sick)} of {len(sick)}, what it costs within 10 points in "
-        f"{sum(one.error <= WITHIN for one in sick)}; of {len(sound)} jobs without a cause "
-        f"{sum(not one.right for one in sound)} got one."
-    )
+    summary = [
+        ("first cause named is one that was put there", f"{sum(one.right for one in sick)} of {len(sick)}"),
+        (f"its cost within {100 * WITHIN:.0f} points", f"{sum(one.error <= WITHIN for one in sick)} of {len(sick)}"),
+        ("jobs without a cause that got one", f"{sum(not one.right for one in sound)} of {len(sound)}"),
+    ]
     lines = [
         MARK,
         "",
-        about,
+        "`python -m benchmarks.evidence.testbed_causes` runs torchrun jobs over real sockets between namespaces, "
+        f"{iterations} iterations each; the live agent writes their traces.",
+        "Percentages are of the step. The cost of what was put there is the difference to the step of the same job "
+        "without it.",
+        f"*Stolen* is the share of processor time that a hypervisor took: each job ran {LONGER} times as long, those "
+        f"without causes {SOUND_RUNS} times, and the stretch that lost least counts.",
+        "",
+        *markdown_table(("result", ""), summary),
         "",
         *markdown_table(("job", "step", "stolen", "put there", "named", ""), [_row(one) for one in found]),
     ]

@@ -242,7 +242,13 @@ def main(
 
 
 def document(found: list[Found], refused: list[str], count: int) -> str:
-    """``docs/whatif.md``: what stands above MARK stays, the table below is made anew."""
+    """``docs/whatif.md``: the text above MARK stays, the table below is new.
+
+    Args:
+        found: predictions beside the truth.
+        refused: jobs without an answer, and why.
+        count: clusters of each kind.
+    """
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     text = (
         f"Up to {count} random clusters of each kind are traced for {TRACED} iterations at {NODES} nodes and asked the "

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks._common import Report, Table, Target, command, measure, repeated
 from paceenv.core import pacing, signals
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import PairedComparison, Schedule
 from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits
 from paceenv.policies.learned import Learned
@@ -51,7 +51,7 @@ def contestants() -> dict[str, Callable[[], object]]:
         GUARDED: lambda: guarded.act(view),
         LIMITED: lambda: guard.allowed_s(0.01, iteration=1000, now_s=0.0, step_s=0.2, slack_s=0.02),
         COMPARED: lambda: comparison.add(next(iteration), 0.2, 0.01),
-        LOOK: lambda: upper_quantile(0.00625, 7.0),
+        LOOK: lambda: student_t_quantile(0.00625, 7.0),
     }
 
 

@@ -21,9 +21,9 @@ RANKS, ITERATIONS, BATCH = 1000, 6000, 500
 EVENTS = 1_000_000
 ROWS_TARGET = 1e6
 _DIAGNOSE = """
-from paceenv.diagnosis.diagnose import diagnose_cells
+from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.sources import read_sources
-diagnose_cells(read_sources([Path(sys.argv[1])])[0])
+diagnose_matrix(read_sources([Path(sys.argv[1])])[0])
 """
 _IMPORT = """
 from paceenv.importers.kineto import import_kineto

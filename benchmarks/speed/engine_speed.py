@@ -167,8 +167,8 @@ def two_threads() -> dict[str, float]:
 
 def state_bytes(environments: int, ranks: int) -> int:
     """Bytes of the arrays that a simulator remembers from one iteration to the next."""
-    arrays = simulator(cluster(ranks, NOISE), environments)._state()
-    return int(sum(array.nbytes for array in arrays))
+    state = simulator(cluster(ranks, NOISE), environments).state
+    return int(sum(array.nbytes for array in state))
 
 
 def memory() -> tuple[dict[str, float], Table]:

@@ -25,7 +25,8 @@ from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.engine import fluid, layout
 from paceenv.sim.engine.draws import normal_table
-from paceenv.sim.engine.simulator import Recording, Simulator, episode_keys
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import output
 
 TOLERANCE = 0.02
@@ -84,7 +85,9 @@ def described(config: Cluster, network: Network, before: Simulator, recording: R
         told |= {"ring": ring, "uplink_Bps": uplink_Bps}
     ends_s = float(recording.step_ET[0].sum())
     flows = 1 if network == "flow" else config.job.ranks // config.job.groups
-    tenants = [_tenant(before, k, uplink_Bps, ends_s) | {"flows": flows} for k in range(before.tenant_ENK.shape[2])]
+    tenants = [
+        _tenant(before, k, uplink_Bps, ends_s) | {"flows": flows} for k in range(before.state.tenant_ENK.shape[2])
+    ]
     return told | {"tenants": tenants}
 
 
@@ -97,22 +100,22 @@ def _number(quantity: Any) -> float:
 
 def _tenant(before: Simulator, k: int, uplink_Bps: float, ends_s: float) -> dict[str, Any]:
     """Tenant ``k`` of environment 0 from where it stands, with the compute times that it will draw until ``ends_s``."""
-    tenants, clock = before.batch.tenants_EK[0], before.clocks[0]
+    tenants, clock = before.batch.tenants_EK[0], before.state.clocks[0]
     if tenants[k]["weight"] != 1.0 or tenants[k]["bursty"]:
         raise ValueError("only steady tenants of weight 1 can be described to SimGrid")
-    state = before.tenant_ENK[0].copy()
+    state = before.state.tenant_ENK[0].copy()
     compute_s: list[float] = []
     # alone on the uplink it would be this far, so it needs no more of them
     shortest_s = float(tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"])
     while sum(compute_s) + len(compute_s) * shortest_s <= ends_s + 1.0:
         with np.errstate(over="ignore"):  # 64-bit hashes
             compute_s.append(fluid._next_compute_s(clock, tenants, state, k, normal_table()))
-    left_s, work_s = float(before.tenant_ENK[0, layout.LEFT_S, k]), float(tenants[k]["uplink_work_s"])
+    left_s, work_s = float(before.state.tenant_ENK[0, layout.LEFT_S, k]), float(tenants[k]["uplink_work_s"])
     return {
         "Bps": float(tenants[k]["rate_cap"]) * uplink_Bps,
         "bytes": work_s * uplink_Bps,
         "compute_s": compute_s,
-        "first_s": 0.0 if left_s > 0.0 else float(before.tenant_ENK[0, layout.NEXT_S, k]),
+        "first_s": 0.0 if left_s > 0.0 else float(before.state.tenant_ENK[0, layout.NEXT_S, k]),
         "first_bytes": (left_s or work_s) * uplink_Bps,
     }
 

@@ -1,1 +1,1 @@
-"""The agent for trainers of other libraries, a module each; nothing here is imported before it is asked for."""
+"""The agent for trainers of other libraries, one module for each; none is imported before it is used."""

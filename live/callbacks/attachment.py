@@ -1,4 +1,4 @@
-"""The agent for the duration of a trainer's run: what the callbacks for all trainers have in common."""
+"""The agent for the duration of a trainer's run: the common part of the callbacks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,15 @@ from paceenv.policies.base import Policy
 
 
 class Attachment:
-    """Attaches at the beginning of training and detaches at its end; an agent that was there before stays.
+    """Attaches at the beginning of training and detaches at its end; an agent that was attached before stays.
 
-    Parameters are those of :func:`live.attach`. Raises InputError for options that are none, when it is made.
+    Args:
+        policy: as for :func:`live.attach`.
+        mode: as for :func:`live.attach`.
+        options: fields of :class:`paceenv.live.options.Options`.
+
+    Raises:
+        InputError: an unknown option or a value out of range.
     """
 
     def __init__(self, policy: Policy | str | os.PathLike[str] | None, mode: str, options: dict[str, Any]) -> None:
@@ -22,17 +28,17 @@ class Attachment:
         self._ours = False
 
     def begin(self, optimizer: Any) -> None:
-        """Training begins; its iterations end with a step of ``optimizer``, or, if that is none, of the first."""
+        """Training begins; an iteration ends with a step of ``optimizer``, or of the first one that steps for None."""
         from paceenv.live.agent import attach, attached
 
         self._ours = self._ours or attached() is None
         try:
             attach(optimizer, **self._arguments)
-        except InputError:  # not the options, so it is something of the trainer's that only looks like an optimizer
+        except InputError:  # the options are valid, so it is a trainer's own object that is no real optimizer
             attach(**self._arguments)
 
     def mark(self, kind: str) -> None:
-        """A checkpoint or an evaluation has just ended, so this iteration is unlike the others."""
+        """A checkpoint or an evaluation has just ended, so this iteration is irregular."""
         from paceenv.live.agent import attached
 
         agent = attached()

@@ -14,8 +14,15 @@ from paceenv.policies.base import Policy
 class PaceCallback(TrainerCallback):  # type: ignore[misc]
     """Attaches the agent when training begins and detaches it when it ends; evaluations and saves are marked.
 
-    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m paceenv.live``, is
-    kept. Raises InputError for options that are none.
+    An agent that is attached already, as under ``-m paceenv.live``, is kept.
+
+    Args:
+        policy: as for :func:`live.attach`.
+        mode: as for :func:`live.attach`.
+        options: fields of :class:`paceenv.live.options.Options`.
+
+    Raises:
+        InputError: an unknown option or a value out of range.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The agent in a Lightning ``Trainer``: ``Trainer(..., callbacks=[PaceCallback(mode="observe")])``.
 
-For the package ``lightning`` as for ``pytorch_lightning``: the one that the script has imported, else one there is.
+Works with the packages ``lightning`` and ``pytorch_lightning``: the imported one, otherwise an installed one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,15 @@ else:
 class PaceCallback(Callback):  # type: ignore[misc]
     """Attaches the agent when training starts and detaches it when it ends; validations and checkpoints are marked.
 
-    Parameters are those of :func:`live.attach`; an agent that is attached already, as under ``-m paceenv.live``, is
-    kept. Raises InputError for options that are none.
+    An agent that is attached already, as under ``-m paceenv.live``, is kept.
+
+    Args:
+        policy: as for :func:`live.attach`.
+        mode: as for :func:`live.attach`.
+        options: fields of :class:`paceenv.live.options.Options`.
+
+    Raises:
+        InputError: an unknown option or a value out of range.
     """
 
     def __init__(
@@ -34,7 +41,7 @@ class PaceCallback(Callback):  # type: ignore[misc]
         self._attachment = Attachment(policy, mode, options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        optimizers = trainer.optimizers  # of several, whichever steps first
+        optimizers = trainer.optimizers  # with several, the first that steps
         self._attachment.begin(optimizers[0] if len(optimizers) == 1 else None)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:

@@ -1,1 +1,1 @@
-"""What the agent does about it: policy, guard, paired blocks, and the delay itself."""
+"""Decisions of the agent: policy, guard, paired blocks, and the delay itself."""

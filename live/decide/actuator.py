@@ -1,9 +1,9 @@
 """How a rank is delayed, and whether the delay reached the device's timeline.
 
-A host that runs ahead of its accelerator delays it by ``max(0, sleep - backlog)`` only. So a delay is bracketed by two
-stamps on the device's own timeline, and what lies between them is what counted; nothing ever waits for a stamp. Where
-delays have no effect, :class:`HostActuator` says so once and sleeps ever more rarely. Talks to
-``paceenv.live.observe.stamps``; the stamps of a delay are given back by whoever asked for it.
+A host that runs ahead of its accelerator delays it by ``max(0, sleep - backlog)`` only. So two stamps on the device's
+own timeline bracket each delay, and the time between them is the delay that counts. Nothing ever waits for a stamp.
+Where delays have no effect, :class:`HostActuator` reports it once and sleeps less and less often. Uses
+``paceenv.live.observe.stamps``; the caller of ``delay`` releases its stamps.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from typing import Any, NamedTuple, Protocol
 from paceenv.core.errors import out_of_range
 from paceenv.live.observe.stamps import Stamps
 
-LEAST_S = 1e-4
-"""Below this a delay is left out: an operating system oversleeps by about as much."""
+MIN_DELAY_S = 1e-4
+"""A shorter delay is left out: an operating system oversleeps by about as much."""
 EFFECTIVE_SHARE = 0.5
-"""A delay of which less than this share arrived had no effect."""
+"""A delay has no effect if less than this share of it reaches the device."""
 WATCHED_DELAYS, HOPELESS_SHARE = 20, 0.8
-"""With this share of the last so many delays without effect, delaying is a waste of host time."""
+"""If this share of the last WATCHED_DELAYS had no effect, delaying wastes host time."""
 FIRST_PAUSE, LONGEST_PAUSE = 100, 12_800
-"""Delays that are asked for and not taken before the next try; doubles from one try to the next."""
-FIRST_RATE_HZ, LEAST_RATE_HZ, MOST_RATE_HZ = 1e9, 0.2e9, 3e9
-"""A device clock that is not known yet is taken for a slow one: too short a delay is the harmless side."""
+"""Requested delays that are skipped before the next try; doubles from one try to the next."""
+FIRST_RATE_HZ, MIN_RATE_HZ, MAX_RATE_HZ = 1e9, 0.2e9, 3e9
+"""An unknown device clock is assumed to be slow: a delay that is too short does no harm."""
 RATE_SMOOTHING = 0.5
 
 
 class Sleeper(Protocol):
-    """Something that sleeps on the host, as the module ``time`` does."""
+    """Sleeps on the host, as the module ``time`` does."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Return after so many seconds."""
+        """Return after ``seconds``."""
 
 
 class Delay(NamedTuple):
-    """A delay under way, with its two stamps. ``slept_s`` is how long the host slept, or the device is to spin."""
+    """A delay under way, with its two stamps. ``slept_s`` is the host's sleep or the device's planned spin, seconds."""
 
     asked_s: float
     slept_s: float
@@ -48,29 +48,31 @@ class Delay(NamedTuple):
 
 
 class Actuator(Protocol):
-    """Delays this rank, and tells later what came of it."""
+    """Delays this rank, and measures the effect later."""
 
     @property
     def ineffective(self) -> int:
         """Delays so far that had no effect."""
 
     def delay(self, seconds: float) -> Delay | None:
-        """Delay the rank from here on; None if it was not delayed at all. Never longer than the actuator's cap."""
+        """Delay the rank from here on, at most by the actuator's cap; None if it was not delayed at all."""
 
     def settle(self, delay: Delay) -> float | None:
-        """By how much the rank was delayed, seconds, or None if that is not known yet; ask until it is, once."""
+        """The effective delay, seconds; None while it is not known yet. Call it until it is known, and not again."""
 
 
 class HostActuator:
-    """Sleeps on the host; on an accelerator that works as far as the host does not run ahead.
+    """Sleeps on the host. On an accelerator this works only while the host does not run ahead.
 
-    Parameters
-    ----------
-    stamps : the timeline that counts, the device's where there is one
-    cap_s : the longest sleep whatever is asked for, seconds
-    sleeper : what sleeps
-    clock : monotonic, seconds
-    problem : is told, once, that delays have no effect
+    Args:
+        stamps: the timeline that counts, the device's where there is one.
+        cap_s: the longest sleep, seconds, 0 to 10.
+        sleeper: an object with ``sleep(seconds)``.
+        clock: monotonic, seconds.
+        problem: called once with a message when delays have no effect.
+
+    Raises:
+        InputError: ``cap_s`` out of range.
     """
 
     def __init__(
@@ -89,8 +91,8 @@ class HostActuator:
         self._pause, self._pause_left = FIRST_PAUSE, 0
 
     def delay(self, seconds: float) -> Delay | None:
-        """Sleep; None, and no sleep, if it is too short to be worth it, during a pause, or if it cannot be measured."""
-        if not seconds >= LEAST_S:
+        """Sleep. None, without a sleep, for a very short delay, during a pause, or if it cannot be measured."""
+        if not seconds >= MIN_DELAY_S:
             return None
         if self._pause_left > 0:
             self._pause_left -= 1
@@ -104,13 +106,13 @@ class HostActuator:
         return Delay(seconds, slept_s, before, self._stamps.record())
 
     def settle(self, delay: Delay) -> float | None:
-        """Seconds between the two stamps; 0 without a second one, as too little slack is the harmless side."""
+        """Seconds between the two stamps; 0 without a second one, because too little slack does no harm."""
         effective_s = _between(self._stamps, delay)
         if effective_s is not None and delay.after is not None:
-            self._judge(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
+            self._note_effect(effective_s < EFFECTIVE_SHARE * min(delay.asked_s, self._cap_s))
         return effective_s
 
-    def _judge(self, vain: bool) -> None:
+    def _note_effect(self, vain: bool) -> None:
         self.ineffective += vain
         self._vain.append(vain)
         if len(self._vain) < WATCHED_DELAYS:
@@ -129,22 +131,24 @@ class HostActuator:
 
 
 class DeviceActuator:
-    """Spins on the device, on the current stream, so that the delay counts however far the host runs ahead.
+    """Spins on the device, on the current stream, so that a delay counts however far the host runs ahead.
 
-    Cycles are all that a spin can count. Their rate is learned from the delays themselves, which the stamps measure, so
-    nothing has to be waited for; the first ones are too short rather than too long. Nothing is launched while a CUDA
-    graph is being captured, which would replay the delay for ever.
+    A spin counts cycles. Their rate is learned from the measured delays, so nothing has to wait; the first delays are
+    too short rather than too long. Nothing is launched while a CUDA graph is being captured: it would replay the delay
+    for ever.
 
-    Parameters
-    ----------
-    stamps : the device's timeline
-    cap_s : the longest delay whatever is asked for, seconds
-    spin : occupies the device for so many cycles
-    capturing : whether a graph is being captured
+    Args:
+        stamps: the device's timeline.
+        cap_s: the longest delay, seconds, 0 to 10.
+        spin: occupies the device for a number of cycles; ``torch.cuda._sleep`` by default.
+        capturing: whether a CUDA graph is being captured; asks PyTorch by default.
+
+    Raises:
+        InputError: ``cap_s`` out of range.
     """
 
     ineffective = 0
-    """None ever is."""
+    """Delays without effect: always 0, because the device itself waits."""
 
     def __init__(
         self,
@@ -156,15 +160,15 @@ class DeviceActuator:
     ) -> None:
         self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), FIRST_RATE_HZ
         if spin is None or capturing is None:
-            import torch  # only here: whoever delays on the host, or hands in both, does not need it
+            import torch  # only here: delays on the host do not need it
 
             spin = spin or torch.cuda._sleep
             capturing = capturing or torch.cuda.is_current_stream_capturing
         self._spin, self._capturing = spin, capturing
 
     def delay(self, seconds: float) -> Delay | None:
-        """Launch a spin; None, and no spin, if it is too short to be worth it or cannot be measured."""
-        if not seconds >= LEAST_S or self._capturing():
+        """Launch a spin. None, without a spin, for a very short delay, or if it cannot be measured."""
+        if not seconds >= MIN_DELAY_S or self._capturing():
             return None
         before = self._stamps.record()
         if before is None:
@@ -177,7 +181,7 @@ class DeviceActuator:
         """Seconds between the two stamps; 0 without a second one."""
         effective_s = _between(self._stamps, delay)
         if effective_s:
-            seen_hz = min(max(delay.cycles / effective_s, LEAST_RATE_HZ), MOST_RATE_HZ)
+            seen_hz = min(max(delay.cycles / effective_s, MIN_RATE_HZ), MAX_RATE_HZ)
             self._rate_hz += RATE_SMOOTHING * (seen_hz - self._rate_hz)
         return effective_s
 

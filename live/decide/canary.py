@@ -1,11 +1,11 @@
-"""When pacing is on and when it is off for comparison, and what the two say about mean step time.
+"""The switchback test of modes canary and active: when pacing is on or off, and its effect on mean step time.
 
-A job is paced in blocks. Judged blocks come in pairs, one with pacing and one without, in an order drawn from a seed
-that all ranks of the job know; the end of a step is the same instant on every rank, so each rank judges alone, without
-communication. What is judged is the logarithm of the ratio of the two blocks' mean step times, pair by pair: noise
-that is common to both blocks of a pair, which is most of what drifts in a shared cluster, cancels.
+Every rank alternates blocks with and without pacing. Blocks come in pairs, in an order drawn from a seed that all ranks
+of the job share. The end of a step is the same instant on every rank, so each rank evaluates alone, without
+communication. The effect is the logarithm of the ratio of the two blocks' mean step times, pair by pair: noise that is
+common to both blocks of a pair cancels, and most of the drift in a shared cluster is.
 
-Talks to ``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
+Uses ``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceenv.core.errors import out_of_range
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 
 BLOCK_ITERATIONS = 60
 SETTLE_SHARE = 1 / 3
-"""Share of a block that is not counted: a delay approaches its end by a tenth an iteration, so 20 iterations do."""
+"""Share of a block that is not counted: a delay moves a tenth of the way per iteration, so 20 iterations suffice."""
 ACTIVE_HOLDOUT_EVERY = 10
-"""In mode active one block in ten is off, so that pacing stays under test: on for 90 % of the time."""
-ALPHA, FIRST_LOOK_PAIRS = 0.05, 4
+"""In mode active one block in ten is off, so that pacing stays under test."""
+ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
 CLIP_MEDIANS = 4.0
 """A step longer than this many medians of its pair counts as this many."""
 NEGLIGIBLE_DELAY_SHARE = 1e-3
-"""A rank whose delays were below this share of its paced blocks was not paced in any way that counts."""
+"""A rank counts as not paced if its delays were below this share of its paced blocks."""
 _BALANCED = (0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100)
 """The ways to start two of four pairs with the paced block."""
 
@@ -36,11 +36,11 @@ Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
 
 
 def shared_seed(environ: Mapping[str, str]) -> int:
-    """A number of 64 bits that all ranks of a job get from their own environment, without communication.
+    """A 64-bit number that all ranks of a job get from their own environment, without communication.
 
-    What names the job is hashed: the launcher's run id, the batch job, the master's port; its address only where
-    nothing else does, as one rank may know it by name and another by number. ``TORCHELASTIC_RESTART_COUNT`` is left
-    out: each node's launcher counts its own restarts, and a node that was only told to restart counts none.
+    It is a hash of the launcher's run id, the batch job and the master's port. The master's address counts only where
+    no id exists, because one rank may know it by name and another by number. ``TORCHELASTIC_RESTART_COUNT`` does not
+    count: each node's launcher counts its own restarts.
     """
     named = [(key, environ.get(key, "")) for key in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")]
     names_the_job = any(value not in ("", "none") for _, value in named)  # torchrun calls a run without an id "none"
@@ -50,7 +50,7 @@ def shared_seed(environ: Mapping[str, str]) -> int:
 
 
 class Slot(NamedTuple):
-    """What an iteration is in the schedule: paced or not, in which pair (-1: in none), counted for it or not."""
+    """An iteration's place in the schedule: pacing ``on`` or off, its ``pair`` (-1: none), and if it is ``counted``."""
 
     on: bool
     pair: int
@@ -60,17 +60,21 @@ class Slot(NamedTuple):
 class Schedule:
     """Which iterations are paced: a pure function of the iteration, the same on every rank with the same seed.
 
-    Before ``first_iteration`` pacing is off. Then comes a pair of blocks that warms up and is not judged, then judged
-    pairs. Of every four pairs two start with the paced block, which two is drawn: a steady trend cancels, and nothing
-    periodic in the job can stay in step with the blocks.
+    Before ``first_iteration`` pacing is off. The first pair of blocks warms up and is not compared. Two of every four
+    pairs start with the paced block; which two is drawn. So a steady trend cancels, and nothing periodic in the job
+    can stay in step with the blocks.
 
-    Parameters
-    ----------
-    seed : ``shared_seed``
-    block_iterations : iterations of a block, at least 6; a multiple of the policy's control interval suits it best
-    first_iteration : where the schedule starts
-    holdout_every : one block in so many is off: 2 compares all the time; more puts paced blocks between the pairs
-    settle_iterations : first iterations of a judged block that are not counted; a third of the block by default
+    Args:
+        seed: the same on every rank (:func:`shared_seed`).
+        block_iterations: iterations of a block, at least 6, best a multiple of the policy's control interval.
+        first_iteration: iteration in which the schedule starts, at least 0.
+        holdout_every: one block in this many is off, at least 2. With 2 the blocks are compared all the time; a larger
+            number puts paced blocks between the pairs.
+        settle_iterations: first iterations of a compared block that are not counted, at most half of the block; a third
+            of it by default.
+
+    Raises:
+        InputError: a value out of range.
     """
 
     def __init__(
@@ -96,11 +100,11 @@ class Schedule:
 
     @property
     def counted_iterations(self) -> int:
-        """Iterations that count in a judged block."""
+        """Iterations that count in a compared block."""
         return self.block_iterations - self.settle_iterations
 
     def slot(self, iteration: int) -> Slot:
-        """What ``iteration`` is."""
+        """The place of ``iteration`` in the schedule."""
         block, offset = divmod(iteration - self._first, self.block_iterations)
         if block < 0:
             return Slot(False, -1, False)
@@ -119,9 +123,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found: ``gain`` is the relative fall of mean step time, ``low`` to ``high`` its interval.
+    """The result of a comparison: ``gain`` is the relative fall of mean step time, ``low`` to ``high`` its interval.
 
-    ``text`` says it in a sentence. Without a look there is no interval: the three numbers are None.
+    ``text`` is the result as a sentence. Before the first evaluation the three numbers are None.
     """
 
     kind: Kind
@@ -133,7 +137,7 @@ class Verdict:
 
 
 class _Block:
-    """One judged block: counted regular steps of the rank, and the delays in it."""
+    """One compared block: counted regular steps of the rank, and the delays in it."""
 
     def __init__(self) -> None:
         self.steps_s: list[float] = []
@@ -144,25 +148,27 @@ class _Block:
 
 
 class PairedComparison:
-    """Judges pacing by the pairs of a schedule, as the job goes, on the step time that all ranks have in common.
+    """Compares the paired blocks of a schedule while the job runs, on the step time that all ranks have in common.
 
-    **The interval** is Student's t over the pairs' log ratios. It is looked at after 4, 8, 16, 32, ... pairs, look
-    ``k`` with an error share of ``alpha / 2 ** k``, so that all looks together err in at most ``alpha`` of the jobs;
-    between looks the last one stands.
+    **The interval** is Student's t over the pairs' log ratios. Interim evaluations follow 4, 8, 16, 32, ... pairs.
+    Evaluation ``k`` has an error share of ``alpha / 2 ** k``, so all of them together err in at most ``alpha`` of the
+    jobs. Between evaluations the last verdict stands.
 
-    **A block's mean, not its median**: the mean is what the job pays. A step counts with at most ``CLIP_MEDIANS``
-    medians of its pair, both blocks alike, so that one stall of half a minute does not decide a comparison; clipped
-    steps still speak for the side they fell on.
+    **A block's mean, not its median**: the job pays the mean. A step counts with at most ``CLIP_MEDIANS`` medians of
+    its pair, in both blocks alike, so that one stall of half a minute does not decide a comparison. Clipped steps still
+    count for their own block.
 
-    **A pair counts** when both blocks have at least half of their counted iterations; others are dropped whole.
+    **A pair counts** when both blocks have at least half of their counted iterations; other pairs are dropped.
 
-    Parameters
-    ----------
-    schedule : says what an iteration is
-    alpha : share of comparisons whose interval may, at some look, miss the truth
-    min_gain : a gain below this is no help
-    memory_pairs : after a look at so many pairs a new comparison starts, with its own alpha, so that pacing which used
-        to pay is found out when it no longer does; None: never
+    Args:
+        schedule: the place of each iteration.
+        alpha: share of comparisons, above 0 and below 1, whose interval may miss the truth at any evaluation.
+        min_gain: a smaller relative gain counts as no help, 0 to 1.
+        memory_pairs: after an evaluation of this many pairs (4, 8, 16, ...) a new comparison starts with its own alpha,
+            so that an old gain does not hide a new loss; None: never.
+
+    Raises:
+        InputError: a value out of range.
     """
 
     def __init__(
@@ -176,7 +182,7 @@ class PairedComparison:
         for name, value, allowed, fits in (
             ("alpha", alpha, "above 0, below 1", 0.0 < alpha < 1.0),
             ("min_gain", min_gain, "0 to 1", 0.0 <= min_gain <= 1.0),
-            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_look(memory_pairs)),
+            ("memory_pairs", memory_pairs, "4, 8, 16, ... or None", _is_evaluation(memory_pairs)),
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
@@ -184,42 +190,47 @@ class PairedComparison:
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
         self._forget()
-        self.verdict = self._judged(self._share(1))
-        """The last look's verdict."""
+        self.verdict = self._evaluate(self._share(1))
+        """The last evaluation's verdict."""
 
     def add(self, iteration: int, step_s: float, delay_s: float = 0.0) -> bool:
-        """Take in a regular iteration: its step time and the rank's own delay in it, seconds; True after a new look.
+        """Take in a regular iteration; a step time that is not a positive number is left out.
 
-        Iterations come in order; those that are left out are missing in their block, nothing else. A step time that is
-        no positive number is left out too.
+        Args:
+            iteration: its number, in ascending order; gaps are allowed.
+            step_s: its step time, seconds.
+            delay_s: the rank's own delay in it, seconds.
+
+        Returns:
+            Whether there was a new evaluation.
         """
-        slot, looked = self._schedule.slot(iteration), False
+        slot, evaluated = self._schedule.slot(iteration), False
         if slot.pair != self._pair:
-            looked = self._close()
+            evaluated = self._close()
             self._pair, self._blocks = slot.pair, (_Block(), _Block())
         if slot.counted and 0.0 < step_s < math.inf:
             block = self._blocks[slot.on]
             block.steps_s.append(step_s)
             block.delay_s += delay_s
-        return looked
+        return evaluated
 
     def final(self) -> Verdict:
-        """A last look, at the end of the job, with the error share of the look that would have come next."""
+        """The last evaluation, at the end of the job, with the error share of the evaluation that would come next."""
         self._close()
         self._pair = -1
         if self._pairs != self.verdict.pairs:
-            self._settle(self._judged(self._share(self._looks + 1)))
+            self._settle(self._evaluate(self._share(self._evaluations + 1)))
         return self.verdict
 
     def _forget(self) -> None:
-        self._pairs, self._mean, self._squares, self._looks = 0, 0.0, 0.0, 0
+        self._pairs, self._mean, self._squares, self._evaluations = 0, 0.0, 0.0, 0
         self._delays_s = self._paced_s = 0.0
 
-    def _share(self, look: int) -> float:
-        return self._alpha / 2.0**look
+    def _share(self, evaluation: int) -> float:
+        return self._alpha / 2.0**evaluation
 
     def _close(self) -> bool:
-        """Fold the pair that just ended into the comparison and look at it if it is time."""
+        """Fold the pair that just ended into the comparison and evaluate it if it is time."""
         off, on = self._blocks
         if self._pair < 0 or 2 * min(len(off.steps_s), len(on.steps_s)) < self._schedule.counted_iterations:
             return False
@@ -232,27 +243,27 @@ class PairedComparison:
         self._squares += moved * (ratio - self._mean)
         self._delays_s += on.delay_s
         self._paced_s += sum(on.steps_s)
-        if self._pairs != FIRST_LOOK_PAIRS << self._looks:
+        if self._pairs != FIRST_EVALUATION_PAIRS << self._evaluations:
             return False
-        self._looks += 1
-        self._settle(self._judged(self._share(self._looks)))
+        self._evaluations += 1
+        self._settle(self._evaluate(self._share(self._evaluations)))
         if self._pairs == self._memory_pairs:
             self._forget()
             self._earlier = True
         return True
 
     def _settle(self, new: Verdict) -> None:
-        """Let a look's verdict stand, unless it only says that a new comparison is younger than the one before."""
+        """Take over a verdict, unless it only says that a new comparison has fewer pairs than the one before."""
         if not (self._earlier and new.kind == "insufficient evidence" and new.pairs < self.verdict.pairs):
             self.verdict = new
 
-    def _judged(self, error_share: float) -> Verdict:
+    def _evaluate(self, error_share: float) -> Verdict:
         n = self._pairs
-        if n < FIRST_LOOK_PAIRS:  # no look yet, so no error share is spent
-            waits = f"insufficient evidence: {n} of at least {FIRST_LOOK_PAIRS} pairs of blocks"
+        if n < FIRST_EVALUATION_PAIRS:  # no evaluation yet, so no error share is spent
+            waits = f"insufficient evidence: {n} of at least {FIRST_EVALUATION_PAIRS} pairs of blocks"
             return Verdict("insufficient evidence", None, None, None, n, waits)
         deviation = math.sqrt(self._squares / (n - 1) / n)
-        half = upper_quantile(0.5 * error_share, n - 1) * deviation
+        half = student_t_quantile(0.5 * error_share, n - 1) * deviation
         gain, low, high = (-math.expm1(x) for x in (self._mean, self._mean + half, self._mean - half))
         undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
         kind: Kind = "insufficient evidence"
@@ -260,15 +271,17 @@ class PairedComparison:
             kind = "helps"
         elif high < 0.0:
             kind = "hurts"
-        # a rank that was not delayed may be one that others make room for: what points to that is no null result
+        # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
         elif high < self._min_gain or (undelayed and (gain < self._min_gain or self._mean > -2.0 * deviation)):
             kind = "does not help"
         return Verdict(kind, gain, low, high, n, _sentence(kind, gain, low, high, n, undelayed))
 
 
-def _is_look(pairs: int | None) -> bool:
-    """Whether there is a look at so many pairs."""
-    return pairs is None or (pairs >= FIRST_LOOK_PAIRS and pairs % FIRST_LOOK_PAIRS == 0 and pairs.bit_count() == 1)
+def _is_evaluation(pairs: int | None) -> bool:
+    """Whether there is an evaluation after this many pairs."""
+    return pairs is None or (
+        pairs >= FIRST_EVALUATION_PAIRS and pairs % FIRST_EVALUATION_PAIRS == 0 and pairs.bit_count() == 1
+    )
 
 
 def _sentence(kind: Kind, gain: float, low: float, high: float, pairs: int, undelayed: bool) -> str:

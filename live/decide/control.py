@@ -1,7 +1,7 @@
 """The control of one rank: from a regular iteration to the delay before the next, under the guard.
 
-Holds what may delay: policy and decision core (``paceenv.live.decide.pacer``), guard, schedule and comparison of
-blocks, actuator. The mode in force only ever goes down, to observing, and says why. No hook, no thread.
+Holds policy and decision core (``paceenv.live.decide.pacer``), guard, schedule and comparison of blocks, and actuator.
+The mode in force is only ever downgraded to observe, with a reason. No hook, no thread.
 """
 
 from __future__ import annotations
@@ -24,27 +24,26 @@ from paceenv.live.options import Options
 from paceenv.policies.rules import passive
 
 BARRIER_ALONE_S = 1e-3
-"""A barrier takes at most this when everybody is there; what a rank sees beyond it is waiting, however constant."""
+"""A barrier takes at most this once all ranks are there; the time beyond it is waiting, however constant."""
 ACTIVE_MEMORY_PAIRS = 32
-"""In mode active the comparison starts anew after so many pairs, so that a good past does not hide harm for long."""
+"""In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
 SLACK_MEMORY = 32
-"""Iterations over which the guard remembers slack: a rule that lets a delay fade may outlive its slack that long."""
+"""Iterations over which the guard remembers slack: a fading delay may outlive its slack that long."""
 
 
 class Control:
     """Decides and delays, as far as the mode allows.
 
-    Parameters
-    ----------
-    options : settings, the same on every rank
-    policy : what decides in modes shadow, canary and active
-    say : how to tell, once, that the mode changed
-    clock : monotonic seconds of the host
+    Args:
+        options: settings, the same on every rank.
+        policy: decides in modes shadow, canary and active.
+        log_once: called with a message when the mode changes.
+        clock: monotonic seconds of the host.
     """
 
-    def __init__(self, options: Options, policy: NamedPolicy, say: Callable[[str], None], clock: Clock) -> None:
+    def __init__(self, options: Options, policy: NamedPolicy, log_once: Callable[[str], None], clock: Clock) -> None:
         self.mode, self.reason = options.mode, ""
-        self._options, self._policy, self._say, self._clock = options, policy, say, clock
+        self._options, self._policy, self._log_once, self._clock = options, policy, log_once, clock
         self.pacer: RankPacer | None = None
         self._actuator: Actuator | None = None
         self._decided_s = 0.0
@@ -70,49 +69,63 @@ class Control:
         self._comparison = PairedComparison(self._schedule, min_gain=options.min_gain, memory_pairs=memory)
         self._place = (0, 1)
         self.probe: Probe | None = None
-        """In mode probe: what delays instead of a policy."""
+        """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
             plan = Plan(seed, options.probe_s, options.quiet_first)
             self.probe = Probe(plan, cap_s=options.cap_s, cap_share=options.cap_share)
 
     @property
     def decides(self) -> bool:
-        """Whether anything is decided; else iterations only teach the baselines."""
+        """Whether the mode decides on delays; otherwise iterations only teach the baselines."""
         return self.mode != "observe"
 
     @property
     def decided_s(self) -> float:
-        """What is asked for before the next iteration, seconds, whether it may be taken or not; of probes the bound."""
+        """The delay requested before the next iteration, seconds, allowed or not; in mode probe its bound."""
         return self._decided_s
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the blocks with and without pacing say so far; None in modes without blocks."""
+        """The comparison of blocks with and without pacing so far; None in modes without blocks."""
         return self._comparison.verdict if self._options.mode in ("canary", "active") else None
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
-        """The rank, of how many, and its timeline are known: an actuator can be had."""
+        """Make the actuator, now that the rank and its timeline are known.
+
+        Args:
+            stamps: the timeline that counts.
+            device: ``"cpu"``, or PyTorch's name of the GPU.
+            rank: this rank, 0 to ``ranks - 1``.
+            ranks: ranks of the job.
+        """
         cap_s, self._place = self._options.cap_s, (rank, ranks)
         if self._options.actuator == "device" and device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s)
         else:
-            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._say)
+            self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
 
-    def fall_back(self, reason: str) -> None:
-        """Go on observing only, and say why."""
+    def downgrade(self, reason: str) -> None:
+        """Only observe from now on, and log the reason."""
         if self.mode == "observe":
             return
         self.mode, self.reason, self._decided_s = "observe", reason, 0.0
         if self.pacer is not None:
             self.pacer.follow(passive())
-        self._say(f"observes from now on and delays nothing: {reason}")
+        self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def finish(self) -> None:
-        """The job ends: a comparison under way gets its last look."""
+        """The job ends: a comparison under way gets its last evaluation."""
         self._comparison.final()
 
-    def learn(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
-        """Take in a regular iteration; ``member`` of ``members`` is this rank's place in its process group."""
+    def observe(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
+        """Take in a regular iteration and decide on the next delay.
+
+        Args:
+            iteration: the iteration.
+            shape: the usual iteration of this job.
+            member: this rank's place in the process group of the payload, 0 to ``members - 1``.
+            members: size of that group.
+        """
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
@@ -127,24 +140,24 @@ class Control:
                 standing=not self._may_pace(iteration.iteration),
             )
         except (PolicyFault, OutOfRange) as error:
-            self.fall_back(str(error))
+            self.downgrade(str(error))
         if self.mode == "probe" and self.probe is not None and self.pacer is not None:
             self._decided_s = self.probe.bound_s(self.pacer.step_baseline_s)
             too_costly = self.probe.add(iteration.iteration, iteration.step_s)
             if too_costly:
-                self.fall_back(too_costly)
+                self.downgrade(too_costly)
         if self.mode in ("canary", "active") and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
-            looked = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
-            if looked and self._comparison.verdict.kind == "hurts":
-                self.fall_back(f"rolled back, as pacing {self._comparison.verdict.text}")
+            evaluated = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
+            if evaluated and self._comparison.verdict.kind == "hurts":
+                self.downgrade(f"rolled back, as pacing {self._comparison.verdict.text}")
 
     def skip(self) -> None:
-        """An iteration could not be measured, or is unlike the others: nothing is delayed until one is again."""
+        """An iteration could not be measured, or is irregular: no delay until the next regular one."""
         self._decided_s = 0.0
 
-    def hold_back(self, iteration: int) -> Delay | None:
-        """Take the delay before ``iteration``, if there is to be one."""
+    def apply_delay(self, iteration: int) -> Delay | None:
+        """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
         asked_s = self._decided_s
         if self.mode == "probe" and self.probe is not None:
             asked_s *= self.probe.level(iteration)
@@ -168,7 +181,7 @@ class Control:
         return delay
 
     def settle(self, delay: Delay | None) -> float:
-        """By how much a delay that is readable now held the rank back, seconds."""
+        """The effective length of a delay that can be read now, seconds."""
         effective_s = self._actuator.settle(delay) if delay is not None and self._actuator is not None else 0.0
         if not effective_s:
             return 0.0
@@ -178,7 +191,7 @@ class Control:
         return effective_s
 
     def delays(self) -> dict[str, Any]:
-        """What came of the decisions: counts, and seconds."""
+        """Requested and taken delays: counts, and seconds."""
         return {
             "asked": self._asked,
             "taken": self._taken,
@@ -190,13 +203,13 @@ class Control:
         }
 
     def _may_pace(self, iteration: int) -> bool:
-        """Whether a delay may be taken before ``iteration``, as far as mode and schedule say."""
+        """Whether mode and schedule allow a delay before ``iteration``."""
         if self.mode in ("shadow", "probe"):
             return iteration >= self._options.quiet_first
         return self.mode in ("canary", "active") and self._schedule.slot(iteration).on
 
     def _slack_s(self) -> float | None:
-        """The slack within which a delay is to stay; None where that is no limit, as for a probe, which may cost."""
+        """The slack that limits a delay; None where it is no limit, as for a probe, which may cost time."""
         if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack:
             return None
         return max(self._slack, default=0.0)

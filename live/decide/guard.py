@@ -1,7 +1,7 @@
-"""What stands between a policy and a job: limits on every delay, and a policy that is believed only within reason.
+"""Protects a job from its policy: limits on every delay, and checks of every decision.
 
-:class:`Guard` cuts a delay to what the job can bear; :class:`GuardedPolicy` calls a policy, checks what it returns and
-how long it took, and gives up on it with one exception that says why. No sleep, no thread; clocks are handed in.
+:class:`Guard` cuts a delay to its limits. :class:`GuardedPolicy` calls a policy, checks its answer and the time it
+took, and gives it up with one exception that gives the reason. No sleep, no thread; clocks are arguments.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import RangeWatch
 
-MOST_WINDOW, MOST_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
-"""What a sane policy stays within, ratios; hand-written ones may go beyond the codec's ends, but not by much."""
+MAX_WINDOW, MAX_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
+"""Largest settings of a sane policy, ratios; hand-written policies may go a little beyond the codec's ends."""
 BURST_SHARE = 1 / 12
-"""Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute sees more than one."""
+"""Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute exceeds the budget."""
 SLOW_DECISIONS, FAR_TOO_SLOW = 3, 10.0
-"""A decision over the limit may be the machine's fault; so many in a row, or one so many limits long, are not."""
+"""One late decision may be the machine's fault; three in a row, or one of ten times the limit, are the policy's."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What no delay exceeds. Times in seconds; ``cap_share`` is a share of the step.
+    """Limits of every delay. Raises InputError for a value out of range.
 
-    Parameters
-    ----------
-    cap_s : the longest delay
-    cap_share : the longest delay as a share of the step time
-    budget_s_per_minute : the most delay in any minute
-    quiet_first : first iterations of a job without any delay
-    quiet_after_mark : iterations without delay after a checkpoint or an evaluation
+    Attributes:
+        cap_s: the longest delay, seconds, 0 to 10.
+        cap_share: the longest delay as a share of the step time, 0 to 1.
+        budget_s_per_minute: the most delay in any minute, seconds, 0 to 60.
+        quiet_first: first iterations of a job without any delay, at least 0.
+        quiet_after_mark: iterations without delay after a checkpoint or an evaluation, at least 0.
     """
 
     cap_s: float = 0.1
@@ -58,15 +57,15 @@ class Limits:
 class Guard:
     """Cuts delays to the limits: cap, share of the step, own slack, budget, quiet times.
 
-    The budget is a bucket that holds ``BURST_SHARE`` of a minute's and fills with the rest over a minute, so that a
-    minute never sees more than the budget, wherever it starts. A clock that steps back fills nothing, one that steps
-    forward fills the bucket and no more.
+    The budget is a bucket that holds ``BURST_SHARE`` of a minute's budget and fills with the rest over a minute. So no
+    minute exceeds the budget, wherever it starts. A clock that steps back fills nothing; one that steps forward at most
+    fills the bucket.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.cut: dict[str, int] = {}
-        """How often what was asked for was cut, by the limit that cut it most."""
+        """How often each limit shortened or forbade a delay; of several, the strictest counts."""
         self._burst_s = BURST_SHARE * limits.budget_s_per_minute
         self._fill = (limits.budget_s_per_minute - self._burst_s) / 60.0
         self._left_s, self._now_s = self._burst_s, math.nan
@@ -78,21 +77,25 @@ class Guard:
         self._touched = True
 
     def unmark(self) -> None:
-        """It ends; one without a beginning is ignored."""
+        """A checkpoint or an evaluation ends; an end without a beginning is ignored."""
         self._marks = max(self._marks - 1, 0)
         self._touched = True
 
     def quiet(self, iteration: int) -> None:
-        """Something like a checkpoint was seen in ``iteration``: no delay for as long as after a mark."""
+        """A checkpoint or the like was seen in ``iteration``: no delay for ``quiet_after_mark`` iterations."""
         self._quiet_until = max(self._quiet_until, iteration + 1 + self.limits.quiet_after_mark)
 
     def allowed_s(
         self, asked_s: float, *, iteration: int, now_s: float, step_s: float, slack_s: float | None = None
     ) -> float:
-        """How long the rank may be delayed before ``iteration``, seconds: at most ``asked_s`` and every limit, or 0.
+        """The allowed delay before ``iteration``, seconds: at most ``asked_s`` and every limit.
 
-        ``now_s`` is a monotonic clock, ``step_s`` the usual step time, ``slack_s`` the low quantile of the rank's own
-        slack where the mechanism uses it (None: another mechanism). What is not a number counts as no permission.
+        Args:
+            asked_s: the requested delay, seconds.
+            iteration: the iteration after the delay.
+            now_s: a monotonic clock, seconds.
+            step_s: the usual step time, seconds; not-a-number allows no delay.
+            slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
         self._refill(now_s)
         if self._marks or self._touched:
@@ -114,8 +117,8 @@ class Guard:
     def taken(self, slept_s: float, now_s: float) -> None:
         """A delay of ``slept_s`` ended: take it from the budget.
 
-        What was overslept is a debt of at most one minute's budget: a process that was stopped for an hour in its delay
-        should not have to pay for it for days.
+        The debt is at most one minute's budget: a process that was stopped for an hour in its delay must not pay for
+        days.
         """
         self._refill(now_s)
         if slept_s > 0.0:
@@ -134,22 +137,24 @@ class Guard:
 
 
 class PolicyFault(RuntimeError):
-    """A policy raised, returned what makes no sense, or took too long: it is not asked again."""
+    """A policy raised, returned an invalid answer, or took too long. It is not asked again."""
 
 
 class OutOfRange(RuntimeError):
-    """The job looks unlike anything the policy was calibrated for."""
+    """The job's signals lie outside the range that the policy was calibrated for."""
 
 
 class GuardedPolicy(Policy):
-    """A policy that is checked at every call, and not called again once it failed.
+    """A policy that is checked at every call, and not called again after a fault.
 
-    Parameters
-    ----------
-    policy : the policy inside
-    calibrated_range : for each signal the interval ``[low, high]`` met in training; signals not named are not checked
-    limit_s : how long a decision may take
-    clock : monotonic, seconds
+    Args:
+        policy: the policy inside.
+        calibrated_range: for each signal the interval ``[low, high]`` of its training; other signals are not checked.
+        limit_s: the longest time for a decision, seconds, above 0.
+        clock: monotonic, seconds.
+
+    Raises:
+        InputError: ``limit_s`` out of range, or an unknown signal.
     """
 
     def __init__(
@@ -192,8 +197,8 @@ class GuardedPolicy(Policy):
                 f"returned {settings.dtype} of shape {settings.shape}; allowed: numbers of shape {wanted}"
             )
         for what, index, most in (
-            ("window", pacing.WINDOW, MOST_WINDOW),
-            ("threshold", pacing.THRESHOLD, MOST_THRESHOLD),
+            ("window", pacing.WINDOW, MAX_WINDOW),
+            ("threshold", pacing.THRESHOLD, MAX_THRESHOLD),
         ):
             values = settings[..., index]
             wrong = values[~((values >= 0.0) & (values <= most))]
@@ -218,7 +223,7 @@ class GuardedPolicy(Policy):
 
 
 def _said_by(error: BaseException) -> str:
-    """An exception's kind and the beginning of what it says, in one line; never raises."""
+    """An exception's type and the beginning of its text, in one line; never raises."""
     try:
         return " ".join(f"{type(error).__name__}: {error}".split())[:200]
     except Exception:

@@ -1,6 +1,6 @@
-"""The policy of a live job: by name, from a policy file, or as an object, with where it came from.
+"""The policy of a live job, by name, from a file, or as an object, with its origin.
 
-Whatever is wrong with a policy is a reason to observe and not to stop a job, so nothing here raises for it.
+An invalid policy is a reason to observe, not to stop a job: nothing here raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paceenv.policies.rules import passive
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy with its origin; ``fault`` says why there is none to follow."""
+    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or ""."""
 
     policy: Policy
     source: str
@@ -29,7 +29,7 @@ class NamedPolicy:
 
 
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
-    """The policy that ``given`` names; with a fault, and passive, where there is none."""
+    """The policy that ``given`` names; a passive one with a ``fault`` where it cannot be had."""
     if given is None:
         return NamedPolicy(passive(), "none given", fault="no policy was given")
     if isinstance(given, Policy):
@@ -43,7 +43,7 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
             )
         named = rule(text)
         return NamedPolicy(named, text) if named is not None else _from_file(text)
-    except Exception as error:  # of a hostile file anything may be expected
+    except Exception as error:  # a hostile file may raise anything
         reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
         return NamedPolicy(passive(), text, fault=reason)
 

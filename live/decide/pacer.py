@@ -1,8 +1,7 @@
-"""One rank's decision core: stamps of an iteration in, the delay of the next one out. No clock, no sleep, no thread.
+"""One rank's decision core: times of an iteration in, the delay before the next one out. No clock, sleep or thread.
 
-Runs the simulator's own estimator, signals and rules as plain Python on one column, so that a policy that was tuned on
-the simulator acts through the same arithmetic here. Talks to ``paceenv.core.timing`` and a
-``paceenv.policies.base.Policy``.
+Runs the simulator's own estimator, signals and rules as plain Python on one column. So a policy that was tuned on the
+simulator acts through the same arithmetic here. Uses ``paceenv.core.timing`` and a ``paceenv.policies.base.Policy``.
 """
 
 from __future__ import annotations
@@ -16,21 +15,25 @@ from paceenv.core import pacing, signals, timing
 from paceenv.policies.base import Policy
 
 _STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
-"""What a policy and the stagger rule judge themselves by; it must not move while they may not act."""
+"""The fields by which a policy and the stagger rule measure their own effect; fixed while they may not act."""
 
 
 class RankPacer:
-    """Follows one rank through its iterations and decides how long it should hold back before each.
+    """Follows one rank through its iterations and decides on the delay before each.
 
-    Parameters
-    ----------
-    policy : decides threshold and window of the mechanisms once per control interval, on this rank's own view
-    cap_s : the longest delay, in seconds; no policy and no rule exceeds it
-    has_barrier : whether the job ends its step with a barrier after the payload collective
-    barrier_alone_s : what that barrier takes when everybody is there, in seconds; waiting is what exceeds it
-    interval_iterations : iterations of a control interval, as in training; the first one runs without pacing
-    member, members : this rank's place in its process group and the group's size, for the stagger rule
-    cap_share : the longest delay as a share of the job's baseline step; the smaller of the two caps counts
+    Args:
+        policy: decides threshold and window of the mechanisms once per control interval, on this rank's own view.
+        cap_s: the longest delay, seconds, at least 0; no policy and no rule exceeds it.
+        has_barrier: whether the job ends its step with a barrier after the payload collective.
+        barrier_alone_s: the barrier's duration once all ranks are there, seconds; the time beyond it is waiting.
+        interval_iterations: iterations of a control interval, as in training, at least 1; the first interval runs
+            without pacing.
+        member: this rank's place in its process group, for the stagger rule.
+        members: size of that group.
+        cap_share: the longest delay as a share of the job's baseline step; the smaller of the two caps counts.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     def __init__(
@@ -82,12 +85,12 @@ class RankPacer:
 
     @property
     def within_slack(self) -> bool:
-        """Whether only rules are on that hold back within the rank's own slack (slack and the paper's)."""
+        """Whether only rules are on that delay within the rank's own slack (slack and the paper's)."""
         window_M = self._settings_M2[:, pacing.WINDOW]
         return not (window_M[pacing.PHASE_SHIFT] > 0.0 or window_M[pacing.STAGGER] > 0.0)
 
     def view(self) -> NDArray[np.float32]:
-        """What this rank sees of the current interval: the observation vector ``(O,)``."""
+        """This rank's view of the current interval: the observation vector ``(O,)``."""
         out = np.empty(signals.SIGNALS, np.float32)
         signals.write_signals(self._rank, 0, self._tick, out)
         return out
@@ -101,13 +104,18 @@ class RankPacer:
         delay_s: float | None = None,
         standing: bool = False,
     ) -> float:
-        """Take in one iteration and return the delay before the next, both in seconds.
+        """Take in one iteration.
 
-        ``comm_s`` is the time from entry to exit of the payload collective, ``barrier_s`` that in the barrier (ignored
-        in a job without one), ``step_s`` the time since the last step's end. ``delay_s`` is what the rank really held
-        back at the start of this iteration, by default what was decided. In a ``standing`` iteration pacing was not
-        allowed: the baselines go on learning, the policy and what it judges itself by stand still, and the answer is
-        again the delay with which it was interrupted.
+        Args:
+            comm_s: time from entry to exit of the payload collective, seconds.
+            barrier_s: time in the barrier, seconds; ignored in a job without one.
+            step_s: time since the end of the last step, seconds.
+            delay_s: the rank's real delay at the start of this iteration, seconds; by default the decided one.
+            standing: whether pacing was not allowed in this iteration. Then the baselines go on learning, the policy
+                and its measurements stand still, and the delay before the interruption is returned again.
+
+        Returns:
+            The delay before the next iteration, seconds.
         """
         if delay_s is not None:
             decided_s = self._rank[timing.DELAY_S, 0]

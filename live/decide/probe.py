@@ -1,8 +1,7 @@
-"""Probes of one rank: tiny delays by chance, so that what a delay does to the job is measured and not only fitted.
+"""Probes of one rank: tiny random delays, so that the effect of a delay on the job is measured and not only fitted.
 
-Who is delayed when is ``paceenv.core.probing``'s plan, the same on every rank; here is how long that is on this job,
-and a watch on what it costs. The delays go the way of all others, through guard and actuator
-(``paceenv.live.decide.control``).
+``paceenv.core.probing`` draws which rank is delayed when, the same on every rank. This module sets the length on this
+job and watches the cost. The delays pass guard and actuator like all others (``paceenv.live.decide.control``).
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Any, Final
 from paceenv.core.probing import HOLD_ITERATIONS, Plan, unit_of
 from paceenv.live.decide.canary import CLIP_MEDIANS
 
-LOOK_HOLDS, KEPT_HOLDS = 60, 600
-"""What probing costs is looked at after so many holds, over the last so many."""
-MOST_COST_SHARE: Final = 0.02
+EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
+"""The cost of probing is evaluated after every EVALUATION_HOLDS holds, over the last KEPT_HOLDS."""
+MAX_COST_SHARE: Final = 0.02
 """Probing ends when it makes the mean step longer by more than this ..."""
 SURE_ERRORS: Final = 3.0
-"""... and by more than so many standard errors: it is looked at again and again, and noise must not end it."""
+"""... and by more than this many standard errors: there are many evaluations, and noise must not end it."""
 
 
 class Probe:
-    """What this rank's probes are, and what all probes together cost.
+    """This rank's probes, and the cost of all ranks' probes together.
 
-    Parameters
-    ----------
-    plan : the same on every rank
-    cap_s, cap_share : what no delay exceeds: seconds, share of the step
+    Args:
+        plan: the drawn delays, the same on every rank.
+        cap_s: the longest delay, seconds.
+        cap_share: the longest delay as a share of the step.
     """
 
     def __init__(self, plan: Plan, *, cap_s: float, cap_share: float) -> None:
@@ -39,42 +38,49 @@ class Probe:
         self._bound_s = 0.0
         self._hold, self._steps_s = -1, list[float]()
         self._holds = deque[tuple[bool, float]](maxlen=KEPT_HOLDS)
-        self._since_look = 0
+        self._since_evaluation = 0
         self.cost_share: float | None = None
-        """By how much of the step probing makes it longer on average, at the last look; None before the first."""
+        """Mean relative increase of the step by probing, at the last evaluation; None before the first."""
 
     def join(self, rank: int, group: int, members: int, ranks: int) -> None:
-        """Tell which unit this rank belongs to; before, it is not delayed."""
+        """Set the unit that moves together with this rank; before, the rank is not delayed.
+
+        Args:
+            rank: this rank.
+            group: number of the process group that carries the payload.
+            members: size of that group.
+            ranks: ranks of the job.
+        """
         self._unit, self._units = unit_of(rank, group, members, ranks)
 
     def bound_s(self, step_s: float) -> float:
-        """The longest probe where a step usually takes ``step_s``, seconds; 0 while that is not known."""
+        """The longest probe for a usual step time of ``step_s``, seconds; 0 while the step time is not known."""
         self._bound_s = min(self._most_s, self._most_share * step_s) if 0.0 < step_s < math.inf else 0.0
         return self._bound_s
 
     def level(self, iteration: int) -> float:
-        """The share of the bound by which this rank is to be delayed before ``iteration``."""
+        """This rank's delay before ``iteration``, as a share of the bound."""
         return self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
     def add(self, iteration: int, step_s: float) -> str:
-        """Take in a regular iteration and its step time; returns why probing should end, or nothing."""
+        """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or ""."""
         hold, reason = iteration // HOLD_ITERATIONS, ""
         if hold != self._hold:
             if self._steps_s:
                 self._holds.append((self.plan.rests(HOLD_ITERATIONS * self._hold), _clipped_mean(self._steps_s)))
-                self._since_look += 1
+                self._since_evaluation += 1
             self._hold, self._steps_s = hold, []
-            if self._since_look >= LOOK_HOLDS:
-                self._since_look, reason = 0, self._judged()
+            if self._since_evaluation >= EVALUATION_HOLDS:
+                self._since_evaluation, reason = 0, self._evaluate()
         if iteration >= self.plan.first_iteration and 0.0 < step_s < math.inf:
             self._steps_s.append(step_s)
         return reason
 
     def snapshot(self) -> dict[str, Any]:
-        """What can be told: unit, longest probe and cost."""
+        """Unit, longest probe and cost, as plain data."""
         return {"unit": self._unit, "bound_s": self._bound_s, "cost_share": self.cost_share}
 
-    def _judged(self) -> str:
+    def _evaluate(self) -> str:
         rest, probed = ([mean_s for rests, mean_s in self._holds if rests == which] for which in (True, False))
         if min(len(rest), len(probed)) < 2:
             return ""
@@ -82,12 +88,12 @@ class Probe:
         cost = share * (fmean(probed) / rest_s - 1.0)
         error = share * math.sqrt(variance(rest) / len(rest) + variance(probed) / len(probed)) / rest_s
         self.cost_share = cost
-        if cost <= max(MOST_COST_SHARE, SURE_ERRORS * error):
+        if cost <= max(MAX_COST_SHARE, SURE_ERRORS * error):
             return ""
-        return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MOST_COST_SHARE:g} %"
+        return f"probing cost {100.0 * cost:.1f} % of the mean step; allowed: {100.0 * MAX_COST_SHARE:g} %"
 
 
 def _clipped_mean(steps_s: list[float]) -> float:
-    """The mean of a hold's steps, in which a stall counts as a few medians."""
+    """The mean of a hold's steps; a stall counts as at most a few medians."""
     most_s = CLIP_MEDIANS * median(steps_s)
     return fmean(min(step_s, most_s) for step_s in steps_s)

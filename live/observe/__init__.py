@@ -1,1 +1,1 @@
-"""What the agent sees of a job: time stamps of PyTorch calls, and where the rank runs."""
+"""Observation of a job: time stamps of PyTorch calls, and the place where the rank runs."""

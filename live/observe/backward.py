@@ -1,11 +1,10 @@
-"""Watches what DistributedDataParallel makes a rank wait for: from the end of its own backward pass to the reduction's.
+"""Times the gradient reduction of DistributedDataParallel: from the end of the rank's own backward pass to its end.
 
 The reducer waits for its buckets in a callback at the end of the backward pass. We queue one callback before it, which
-runs when this rank's gradients are done, and that one queues another, which runs after the reducer's. What tells us of
-a backward pass is a hook on a few of the graph's own nodes, where gradients are accumulated. Nothing is registered with
-the reducer or with the model: no communication hook, so a user's own stays as it is, results cannot change, and a model
-is copied and saved as ever. On a GPU both stamps are events on the compute stream, which waits for the communication
-stream between them.
+runs when this rank's gradients are done. That one queues another, which runs after the reducer's. A hook on a few nodes
+of the graph, where gradients are accumulated, detects a backward pass. Nothing is registered with the reducer or the
+model. So a user's communication hook stays as it is, results cannot change, and a model is copied and saved as usual.
+On a GPU both stamps are events on the compute stream, which waits for the communication stream between them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ import gc
 import weakref
 from typing import Any
 
-from paceenv.live.observe.patches import Function, Patches
-from paceenv.live.observe.timing_source import Log
+from paceenv.live.observe.timing_source import Function, Log, Patches
 
 
 class Backward:
-    """Follows every DDP model there is and will be, and marks iterations in which one is evaluated.
+    """Follows every existing and future DDP model, and marks iterations in which one is evaluated.
 
-    Nothing happens while PyTorch compiles: what is ours must neither become part of a graph nor break it.
+    Nothing happens while PyTorch compiles: our code must neither become part of a graph nor break it.
     """
 
     def __init__(self, log: Log) -> None:
@@ -34,7 +32,7 @@ class Backward:
         self._patches.wrap(DistributedDataParallel, "__init__", self._following)
         self._patches.wrap(DistributedDataParallel, "forward", self._marking)
         for thing in gc.get_objects():
-            if issubclass(type(thing), DistributedDataParallel):  # isinstance would ask the thing itself
+            if issubclass(type(thing), DistributedDataParallel):  # isinstance would call code of the thing itself
                 self._follow(thing)
 
     def stop(self) -> None:
@@ -75,7 +73,7 @@ class Backward:
 
 
 class _Model:
-    """The backward passes of one DDP model; everything about it that does not change is looked up once."""
+    """The backward passes of one DDP model; constants of the model are read once."""
 
     def __init__(self, log: Log, patches: Patches, ddp: Any) -> None:
         import torch
@@ -89,7 +87,7 @@ class _Model:
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._running_in = -1
         self._entry: Any = None
-        # any one of them tells; three, as a pass may leave parameters out
+        # any one of them is enough; three, because a pass may leave parameters out
         told_by = {0, len(parameters) // 2, len(parameters) - 1} if parameters else set()
         self._nodes = [get_gradient_edge(parameters[i]).node for i in told_by]
         self._handles = [node.register_prehook(self._backward_runs) for node in self._nodes]
@@ -100,9 +98,9 @@ class _Model:
             handle.remove()
 
     def _backward_runs(self, gradients: Any) -> None:
-        """A gradient of the model is there: have the engine tell when this rank's part is through."""
+        """A gradient of the model is done: queue a callback for the end of this rank's own part."""
         if self._running_in == self._log.ticks or self._is_compiling() or not self._patches.active:
-            return  # a pass that failed is forgotten at the tick
+            return  # a failed pass is forgotten at the tick
         try:
             ddp = self._ddp()
             if ddp is not None and ddp.require_backward_grad_sync:

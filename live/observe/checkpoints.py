@@ -1,12 +1,11 @@
-"""Watches the functions that write checkpoints: an iteration with one in it is marked, neither measured nor delayed."""
+"""Watches the functions that write checkpoints: their iteration is marked, and neither measured nor delayed."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from paceenv.live.observe.patches import Function, Patches
-from paceenv.live.observe.timing_source import Log
+from paceenv.live.observe.timing_source import Function, Log, Patches
 
 FUNCTIONS = (
     ("torch", "save"),

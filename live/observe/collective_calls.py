@@ -1,10 +1,10 @@
 """Watches every collective that Python code starts, by its entry into the process group and the return of its wait.
 
-The methods of ``ProcessGroup`` and ``Work`` are wrapped, not the functions of ``torch.distributed``: code that imported
-those by name, or compares them by identity (``P2POp``, torch.compile), keeps working, and one place sees them all. A
+It wraps the methods of ``ProcessGroup`` and ``Work``, not the functions of ``torch.distributed``. So code that imported
+those by name, or compares them by identity (``P2POp``, torch.compile), keeps working, and one place sees all calls. A
 blocking collective lasts from entry to return, an asynchronous one from the start of ``wait()``: the time in which this
-rank could do nothing else. Collectives that C++ starts by itself (the reducer of DistributedDataParallel) are the
-business of ``paceenv.live.observe.backward``.
+rank can do nothing else. ``paceenv.live.observe.backward`` handles collectives that C++ starts by itself (the reducer
+of DistributedDataParallel).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from paceenv.live.observe.patches import Function, Patches
-from paceenv.live.observe.timing_source import Log
+from paceenv.live.observe.timing_source import Function, Log, Patches
 
 OPS = {
     "allreduce": "all_reduce",
@@ -43,8 +42,8 @@ OPS = {
     "recv": "recv",
     "recv_anysource": "recv",
 }
-"""Methods of a process group, and what the trace calls them. Those that this PyTorch does not have are passed over."""
-_MOST_PENDING = 1024
+"""Methods of a process group, and their names in the trace. Methods that this PyTorch does not have are skipped."""
+_MAX_PENDING = 1024
 
 
 class Collectives:
@@ -71,7 +70,7 @@ class Collectives:
         self._pending.clear()
 
     def _around(self, watched: Function) -> Callable[[Function], Function]:
-        """Makes of a method one that goes through ``watched``."""
+        """A function that replaces a method by one that goes through ``watched``."""
 
         def make(original: Function) -> Function:
             def wrapped(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,10 +109,10 @@ class Collectives:
         return work
 
     def _remember(self, work: Any, started: tuple[str, int, int, Any]) -> None:
-        """What ``work`` is, until somebody waits for it; a hook that returns its future never does."""
+        """Keep the description of ``work`` until its wait; a hook that returns its future never waits."""
         before = self._pending.pop(id(work), None)
         forgotten = [before] if before is not None else []
-        if len(self._pending) >= _MOST_PENDING:
+        if len(self._pending) >= _MAX_PENDING:
             forgotten += self._pending.values()
             self._pending = {}
         self._log.release(*(entry for *_, entry in forgotten))

@@ -1,6 +1,6 @@
-"""Which GPU a rank uses, and what it is: from CUDA if the job has started it, from NVML if that is there, else sysfs.
+"""Which GPU a rank uses, and its properties: from CUDA if the job has started it, from NVML if available, else sysfs.
 
-Starts no CUDA context. NVML is NVIDIA's management library, through its own binding ``pynvml`` if that can be imported.
+Starts no CUDA context. NVML is NVIDIA's management library, used through its binding ``pynvml`` if that is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ _DISPLAY_CLASS: Final = "0x03"
 
 
 def describe_gpu(device: str, environ: Mapping[str, str], sysfs: Path) -> dict[str, Any]:
-    """What is known of torch's ``device`` (``cuda:1``): name, uuid, PCI address, link, memory in bytes, power limit."""
+    """Known properties of a GPU: name, uuid, PCI address, link, memory in bytes, power limit in watts.
+
+    Args:
+        device: PyTorch's name of the GPU, such as ``cuda:1``.
+        environ: environment variables; ``CUDA_VISIBLE_DEVICES`` is used.
+        sysfs: the folder ``/sys``.
+    """
     index = int(device.partition(":")[2] or 0)
     found = _from_torch(index)
     found |= {key: value for key, value in _from_nvml(_choose(index, environ, found)).items() if value is not None}
@@ -38,7 +44,7 @@ def pci_addresses(sysfs: Path) -> list[str]:
 
 
 def _choose(index: int, environ: Mapping[str, str], known: Mapping[str, Any]) -> int | str:
-    """How to name the device to NVML: PCI address if known, else what CUDA_VISIBLE_DEVICES says, a number or a uuid."""
+    """The device's name for NVML: PCI address if known, else the number or uuid in CUDA_VISIBLE_DEVICES."""
     if "pci" in known:
         return str(known["pci"])
     visible = [part.strip() for part in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]

@@ -1,7 +1,7 @@
-"""What happened in one iteration as plain data, and which of its operations the estimator takes for what.
+"""One iteration as plain data, and the roles of its operations for the estimator.
 
 The estimator knows one payload collective and, in some jobs, a barrier that ends the step. A real iteration has any
-number of collectives, so a job's ``Shape`` is learned from its first iterations: its usual list of collectives, the
+number of collectives. So a job's ``Shape`` is learned from its first iterations: its usual list of collectives, the
 process group whose transfers count as the payload, and whether a barrier ends the step.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEARNING_ITERATIONS = 8
-"""Iterations from which the shape is learned; the first ones of a job, which are often unlike the rest."""
+"""The shape is learned from this many first iterations of a job."""
 RELEARN_ITERATIONS = 16
-"""So many iterations in a row unlike the usual one are the new usual."""
+"""After this many irregular iterations in a row, they become the usual ones."""
 BARRIER_BYTES = 4096
 """A collective of at most this size only synchronises."""
 OUTLIER, RECENT_STEPS = 50.0, 64
@@ -35,10 +35,17 @@ class Operation(NamedTuple):
 class Iteration(NamedTuple):
     """One iteration of one rank.
 
-    ``iteration`` counts ticks since the agent was attached, the same on every rank. ``start_s`` is the exit of the last
-    collective of the iteration before, ``end_s`` that of this one's. From ``pace_start_s`` to ``pace_end_s`` the rank
-    held back, near the start. ``comm_s``, ``barrier_s`` and ``step_s`` are what the estimator takes. ``regular`` is
-    false for an iteration unlike the usual one, which is recorded but not estimated from; ``mark`` says why if known.
+    Attributes:
+        iteration: ticks since the agent was attached, the same on every rank.
+        start_s: exit of the last collective of the iteration before, seconds.
+        end_s: exit of the last collective of this iteration, seconds.
+        pace_start_s: start of this rank's delay, near ``start_s``.
+        pace_end_s: end of this rank's delay.
+        operations: the intervals in which this rank was blocked.
+        comm_s: time in the payload collectives, for the estimator, seconds.
+        barrier_s: time in the barrier that ends the step, for the estimator, seconds.
+        regular: false for an iteration that is recorded but not used by the estimator.
+        mark: why it is irregular, if known.
     """
 
     iteration: int
@@ -71,11 +78,13 @@ def signature(operations: Sequence[Operation]) -> Signature:
 
 
 class Shape:
-    """What an iteration of this job usually looks like, learned while it runs.
+    """The usual iteration of this job, learned while it runs.
 
-    ``members`` has this rank's place in every process group seen and the group's size, by number.
-    ``payload_group`` carries the payload; ``waiting_group`` is the one in whose last collective the ranks wait for each
-    other. ``barrier_alone_s`` is the shortest barrier met while learning, seconds.
+    ``payload_group`` carries the payload. In the last collective of ``waiting_group`` the ranks wait for each other.
+    ``barrier_alone_s`` is the shortest barrier seen while learning, seconds.
+
+    Args:
+        members: this rank's place in every process group and the group's size, by number of the group.
     """
 
     def __init__(self, members: Mapping[int, tuple[int, int]]) -> None:
@@ -94,8 +103,8 @@ class Shape:
         """Whether the shape has been learned."""
         return self._usual is not None
 
-    def learn(self, operations: Sequence[Operation], step_s: float) -> bool:
-        """Take in an iteration; returns whether it is a regular one."""
+    def observe(self, operations: Sequence[Operation], step_s: float) -> bool:
+        """Take in an iteration; returns whether it is regular."""
         now = signature(operations)
         if self._usual is None:
             self._first.append((now, operations))
@@ -114,7 +123,7 @@ class Shape:
         return self._is_usual(step_s)
 
     def _is_usual(self, step_s: float) -> bool:
-        """Whether a step is no outlier; enough of them in a row are none."""
+        """Whether a step is no outlier; enough outliers in a row become usual."""
         if step_s > OUTLIER * self._usual_s and self._outliers < RELEARN_ITERATIONS:
             self._outliers += 1
             return False
@@ -129,7 +138,7 @@ class Shape:
         return True
 
     def _settle(self) -> None:
-        """The most frequent signature is the usual one; payload and barrier are read off its last occurrence."""
+        """The most frequent signature becomes the usual one; its last occurrence gives payload and barrier."""
         [(self._usual, _)] = Counter(s for s, _ in self._first).most_common(1)
         operations = next(o for kind, o in reversed(self._first) if kind == self._usual)
         collectives = [o for o in operations if o.op not in POINT_TO_POINT]

@@ -1,8 +1,8 @@
-"""Where a rank sits: host, process, CPUs, device, network cards and how near they are to each other; read once.
+"""A rank's place: host, process, CPUs, device, network cards and their distances; read once.
 
-GPUs are asked through NVML where ``pynvml`` can be imported, everything else (and the GPU's place, if its PCI address
-is known) is read from the system's own files. Nothing here raises, starts a CUDA context or waits for a device; what
-cannot be found out is left out. Names of fields are the keys of the trace's metadata and of the snapshot.
+GPUs are queried through NVML where ``pynvml`` is installed. Everything else (and the GPU's place, if its PCI address is
+known) is read from the system's own files. Nothing here raises, starts a CUDA context or waits for a device; unknown
+fields are left out. Names of fields are the keys of the trace's metadata and of the snapshot.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENVIRONMENT: Final = (
     "NCCL_PROTO",
     "NCCL_NET",
 )
-"""Variables that decide over the path of a collective; no others are recorded."""
+"""Variables that influence the path of a collective; no others are recorded."""
 
 
 def describe(
@@ -47,7 +47,17 @@ def describe(
     proc: Path = Path("/proc"),
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Everything about this rank's place, as plain JSON data. ``device`` is torch's name of it, such as ``cuda:0``."""
+    """Everything about this rank's place, as plain JSON data.
+
+    Args:
+        device: PyTorch's name of the device, such as ``cuda:0``.
+        backend: name of the communication backend.
+        rank: this rank, 0 to ``world_size - 1``.
+        world_size: ranks of the job.
+        sysfs: the folder ``/sys``.
+        proc: the folder ``/proc``.
+        environ: environment variables; by default those of this process.
+    """
     environ = os.environ if environ is None else environ
     gpu = _or_none(lambda: gpu_identity.describe_gpu(device, environ, sysfs)) if device.startswith("cuda") else None
     place = _or_none(lambda: pci_place((gpu or {}).get("pci"), sysfs)) or {}
@@ -70,14 +80,14 @@ def describe(
 
 
 def clock_name(proc: Path) -> str:
-    """Names the monotonic clock: ranks of one boot and one time namespace read the same one."""
+    """A name of the monotonic clock: ranks of one boot and one time namespace read the same clock."""
     boot = (proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
     namespace = _or_none(lambda: os.readlink(proc / "self" / "ns" / "time"))
     return f"{boot} {namespace}" if namespace else boot
 
 
 def pci_place(address: str | None, sysfs: Path) -> dict[str, Any] | None:
-    """Where a PCI device sits: its path of bridges, NUMA node and CPUs nearby; None if there is no such device."""
+    """A PCI device's path of bridges, NUMA node and nearby CPUs; None if there is no such device."""
     if not address:
         return None
     domain, _, rest = address.lower().partition(":")
@@ -117,7 +127,7 @@ def describe_cpus(sysfs: Path, proc: Path) -> dict[str, Any]:
 
 
 def cpu_quota(sysfs: Path, proc: Path) -> float | None:
-    """CPUs' worth of time that the control groups above this process grant, None without a limit."""
+    """CPU time that the control groups of this process grant, in CPUs; None without a limit."""
     found = []
     for line in (proc / "self" / "cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -196,7 +206,7 @@ def _device_place(entry: Path) -> dict[str, Any]:
     found = {
         "pci": real.name,
         "path": "/".join(parts[start:]),
-        "numa_node": int(node) if node.isdecimal() else None,  # -1 means the firmware does not tell
+        "numa_node": int(node) if node.isdecimal() else None,  # -1: unknown to the firmware
         "cpus": _text(real / "local_cpulist") or None,
         "link": " x".join(filter(None, (_text(real / "current_link_speed"), _text(real / "current_link_width")))),
         "driver": driver.resolve().name if driver.exists() else None,
@@ -207,12 +217,12 @@ def _device_place(entry: Path) -> dict[str, Any]:
 def _text(path: Path) -> str | None:
     try:
         return path.read_text().strip()
-    except (OSError, ValueError):  # a card that is down refuses to tell its speed
+    except (OSError, ValueError):  # the speed of a card that is down cannot be read
         return None
 
 
 def _or_none(read: Callable[[], T]) -> T | None:
     try:
         return read()
-    except Exception:  # whatever a driver or a container does; the place is a nicety
+    except Exception:  # drivers and containers may raise anything; the place is optional
         return None

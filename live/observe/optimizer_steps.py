@@ -1,9 +1,8 @@
 """Watches the optimizers: the end of one optimizer's step is the tick of an iteration, and where pacing happens.
 
-With several optimizers the largest keeps the tick, the first seen among equals, so that one iteration has one tick
-however many there are, and a small one that only some ranks run has no say; if it stops stepping, another takes over. A
-step that a gradient scaler skips has no tick: two iterations become one, which the agent sees to be unlike the others
-and leaves out.
+With several optimizers the largest owns the tick, the first seen among equals. So one iteration has one tick, and a
+small optimizer that only some ranks run does not count. If the owner stops stepping, another takes over. A step that a
+gradient scaler skips has no tick: two iterations become one, which is irregular and left out.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _PATIENCE = 16
-"""Steps of other optimizers after which the owner of the tick is taken to have stopped."""
+"""After this many steps of other optimizers, the owner of the tick counts as stopped."""
 
 
 class OptimizerTick:
@@ -33,7 +32,7 @@ class OptimizerTick:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._is_compiling: Callable[[], bool] = is_compiling
-        # as PyTorch marks its own: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
+        # PyTorch's own mark: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
         disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
         self._outside: Callable[[Any], None] = disable(self._stepped)
         self._handle, self._active = register_optimizer_step_post_hook(self._after_step), True
@@ -56,7 +55,7 @@ class OptimizerTick:
         return any(p.is_cuda for group in owner.param_groups for p in group["params"])
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # a compiled step, which PyTorch itself breaks into several graphs: what is ours must not become part of one
+        # in a compiled step, which PyTorch itself breaks into several graphs, our code must not become part of one
         (self._outside if self._is_compiling() else self._stepped)(optimizer)
 
     def _stepped(self, optimizer: Any) -> None:

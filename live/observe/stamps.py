@@ -1,7 +1,7 @@
-"""When something happened, without ever waiting to know: host clock readings, or CUDA events that are read later.
+"""Time stamps that never wait: readings of the host's clock, or CUDA events that are read later.
 
-A source asks for a stamp and goes on. On a CPU the stamp is the time. On a GPU it is an event on the current stream,
-which the agent reads one or two iterations later, when ``query()`` says that it has passed: nothing here synchronises.
+A source records a stamp and goes on. On a CPU the stamp is the time. On a GPU it is an event on the current stream. The
+agent reads it one or two iterations later, when ``query()`` reports that it has passed. Nothing here synchronises.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ Clock = Callable[[], float]
 
 
 class Stamps(Protocol):
-    """Where stamps come from; a stamp is whatever ``record`` returned."""
+    """A source of stamps; a stamp is a return value of ``record``."""
 
     dropped: int
-    """Stamps that could not be given."""
+    """Stamps that could not be recorded."""
 
     def record(self) -> Any:
-        """A stamp of now, or None if there is none to give."""
+        """A stamp of now, or None if it cannot be recorded."""
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: then nothing may be recorded, and nothing read."""
+        """Whether a CUDA graph is being captured: then stamps may neither be recorded nor read."""
 
     def ready(self, stamp: Any) -> bool:
         """Whether the moment has passed and can be read."""
 
     def seconds(self, stamp: Any) -> float:
-        """The moment, in seconds on this rank's own monotonic time; only of a stamp that is ready."""
+        """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
 
     def rebase(self, stamp: Any) -> None:
         """Measure from ``stamp`` from now on; it is kept until the next call."""
 
     def release(self, stamps: Iterable[Any]) -> None:
-        """Give stamps back once they are read."""
+        """Return stamps to the pool after they are read."""
 
 
 class HostStamps:
-    """The host's clock, for gloo and everything else that blocks the host."""
+    """Stamps of the host's clock, for gloo and all other backends that block the host."""
 
     dropped = 0
 
@@ -64,7 +64,7 @@ class HostStamps:
 
 
 class Event(Protocol):
-    """The part of ``torch.cuda.Event`` that is used: nothing that waits."""
+    """The used part of ``torch.cuda.Event``, without anything that waits."""
 
     def record(self) -> None: ...
     def query(self) -> bool: ...
@@ -74,8 +74,15 @@ class Event(Protocol):
 class DeviceStamps:
     """CUDA events from a pool, recorded on the current stream.
 
-    The pool grows to ``most_events``. An event beyond that, or while a graph is captured, is dropped and counted. Times
-    are measured from a base event that moves along, as the milliseconds between two events have only a float's digits.
+    An event beyond the pool's limit, or during the capture of a graph, is dropped and counted. Times are measured from
+    a base event that moves along, because the milliseconds between two events have only the digits of a float.
+
+    Args:
+        make_event: makes an event.
+        capturing: whether a CUDA graph is being captured.
+        pool_events: events made at the start.
+        max_events: events made at most.
+        clock: monotonic seconds of the host, for the base of the device's timeline.
     """
 
     def __init__(
@@ -84,11 +91,11 @@ class DeviceStamps:
         *,
         capturing: Callable[[], bool] = lambda: False,
         pool_events: int = 256,
-        most_events: int = 1 << 15,
+        max_events: int = 1 << 15,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._make_event, self.capturing, self.dropped = make_event, capturing, 0
-        self._pool, self._left_to_make = [make_event() for _ in range(pool_events)], most_events - pool_events
+        self._pool, self._left_to_make = [make_event() for _ in range(pool_events)], max_events - pool_events
         self._base, self._base_s = self._pool.pop(), clock()
         self._base.record()
 

@@ -1,1 +1,1 @@
-"""What the agent leaves behind: trace, status files, metrics, summary."""
+"""The agent's records: trace, status files, metrics, summary."""

@@ -1,39 +1,42 @@
-"""The last few thousand iterations of a rank as numbers, and what they say: step times, parts, waits, early or late.
+"""The last few thousand iterations of a rank: step times, parts, waits, and whether it is early or late.
 
-Local evidence only: a rank sees its own stamps. It is *early* in the steps in which it waited for longer than its own
-noise explains, and *late* in those that its own work made longer while it waited for nobody. A skew that has been
-constant since the start is inside every duration this rank has ever seen, so that its own stamps cannot show it unless
-a barrier ends the step; ``paceenv.live.record.compare_ranks`` can, where the other ranks of the job have written their
-status.
+:class:`History` has local evidence only: the rank's own stamps. A rank is *early* in steps in which it waited for
+longer than its own noise explains. It is *late* in steps that its own work made longer while it did not wait. A skew
+that has been constant since the start is inside every duration this rank has ever seen. Its own stamps cannot show it,
+unless a barrier ends the step; :func:`compare_ranks` can, where the other ranks of the job have written their status.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN
+from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, number
 
 KEPT_ITERATIONS = 4096
 ENOUGH_ITERATIONS = 40
-"""Fewer say nothing about early or late."""
+"""With fewer, early and late cannot be identified."""
 NOISE_SPREADS = 5.0
 """Robust standard deviations of the rank's own work beyond which a wait is not noise."""
 FLOOR_S, FLOOR_SHARE = 0.5e-3, 0.01
-"""Never call less than this a wait: seconds, share of the step."""
+"""A shorter time is never called a wait: seconds, share of the step."""
 TOO_NOISY_SHARE = 0.25
-"""Where this share of the step would still pass for noise, nothing can be said."""
+"""Where this share of the step would still count as noise, early and late cannot be identified."""
 STRETCHES = 8
 CLAIM_SHARE = 0.1
-"""Share of the steps that must be early, or late, before the rank is called so."""
+"""Share of the steps that must be early, or late, before the rank is called early, or late."""
 
 _STEP, _COMM, _BARRIER, _PACING, _WAIT = range(5)
 
 OWN, OWN_WAIT = "own timing", "own timing, which cannot tell a late peer from a slow network"
-"""Evidence, as the page names it."""
+COMPARED = "all ranks side by side, on average"
+"""Kinds of evidence, as the page names them."""
 
 
 class History:
@@ -44,10 +47,18 @@ class History:
         self.count = 0
         self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
         self.add_overhead = self._overhead_s.append
-        """Takes in what a tick cost the training thread, seconds."""
+        """Takes in the cost of a tick to the training thread, seconds."""
 
     def add(self, step_s: float, comm_s: float, barrier_s: float, pacing_s: float, wait_s: float) -> None:
-        """Take in a regular iteration."""
+        """Take in a regular iteration.
+
+        Args:
+            step_s: step time, seconds.
+            comm_s: time in the payload collectives, seconds.
+            barrier_s: time in the barrier, seconds.
+            pacing_s: this rank's delay, seconds.
+            wait_s: wait for other ranks, seconds.
+        """
         self._rows[self.count % KEPT_ITERATIONS] = step_s, comm_s, barrier_s, pacing_s, wait_s
         self.count += 1
 
@@ -92,7 +103,7 @@ class History:
         return {"mean_s": float(own.mean()), "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5}
 
     def _in_order(self) -> NDArray[np.float64]:
-        """What is kept, the oldest first."""
+        """The kept iterations, the oldest first."""
         return (
             np.roll(self._rows, -(self.count % KEPT_ITERATIONS), axis=0)
             if self.count > KEPT_ITERATIONS
@@ -108,10 +119,10 @@ class History:
         return {"mean_s": float(wait.mean()), "p50_s": float(p50), "p95_s": float(p95)}
 
     def arrival(self, members: int) -> dict[str, Any]:
-        """Whether this rank is early or late, by how much when it is, and in which share of the steps.
+        """Whether this rank is early or late, by how much in those steps, and in which share of the steps.
 
-        ``members`` is the size of its process group: by chance alone a rank is the last of them in one of so many
-        steps, and then it sees what a collective takes when nobody is missing.
+        ``members`` is the size of its process group: by chance alone a rank arrives last in one of ``members`` steps,
+        and then it sees a collective without any wait.
         """
         rows = self._kept()
         if len(rows) < ENOUGH_ITERATIONS:
@@ -120,7 +131,7 @@ class History:
             return arrival_of(UNKNOWN, 0.0, 0.0, None, "no process group of several ranks waits for each other")
         step, blocked = rows[:, _STEP], rows[:, _COMM] + rows[:, _BARRIER]
         own = step - blocked - rows[:, _PACING]
-        # without a barrier the policy's baseline is a minimum, from which a noisy network alone makes a wait
+        # without a barrier the policy's baseline is a minimum: a noisy network alone would look like a wait
         from_low = blocked - np.quantile(blocked, 0.5 / max(members, 2))
         wait = rows[:, _WAIT] if rows[:, _BARRIER].any() else from_low
         usual_s, margin_s = float(np.quantile(own, 0.25)), self._margin_s(step, own, blocked)
@@ -143,12 +154,59 @@ class History:
     def _margin_s(step: NDArray[np.float64], own: NDArray[np.float64], blocked: NDArray[np.float64]) -> float:
         """Below this a wait is noise, seconds.
 
-        Spreads of the own work and of the collectives, about a standard deviation each, from their lower sides: the
-        upper tail of what is late, or waits, now and then is no noise.
+        From the spreads of the own work and of the collectives, about a standard deviation each. Only their lower sides
+        count: the upper tails hold the late steps and the waits themselves.
         """
         spreads_s = [float(np.quantile(part, 0.25) - np.quantile(part, 0.05)) for part in (own, blocked)]
         return max(FLOOR_S, FLOOR_SHARE * float(np.median(step)), NOISE_SPREADS * max(spreads_s))
 
 
 def arrival_of(verdict: str, early_s: float, late_s: float, share: float | None, evidence: str) -> dict[str, Any]:
+    """The field ``arrival`` of a snapshot.
+
+    Args:
+        verdict: one of ``snapshot.ARRIVALS``.
+        early_s: how early the rank is, seconds.
+        late_s: how late it is, seconds.
+        share: share of the steps in which it is so; None where single steps are not known.
+        evidence: the reason for the verdict, in words.
+    """
     return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "share": share, "evidence": evidence}
+
+
+def compare_ranks(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """The snapshots of a job's ranks, each with its ``arrival`` from the comparison within its process group.
+
+    The step is common to all ranks, so the last rank to arrive spends the most of it outside collectives. Another rank
+    waits for the difference. The times inside collectives are not compared: they hold the network's noise. A snapshot
+    stays unchanged where a rank of its group, or its times, are missing. Ranks are compared over the iterations that
+    each kept, which are the same except for the newest few.
+    """
+    groups: dict[float | None, list[int]] = {}
+    for i, snapshot in enumerate(snapshots):
+        groups.setdefault(number(snapshot, "group", "number"), []).append(i)
+    found = list(snapshots)
+    for together in groups.values():
+        group = [snapshots[i] for i in together]
+        times = [seconds for snapshot in group if (seconds := number(snapshot, "own", "mean_s")) is not None]
+        sizes = {number(snapshot, "group", "members") for snapshot in group}
+        if len(times) < 2 or len(times) != len(group) or sizes != {float(len(group))}:
+            continue
+        typical_s, margin_s = median(times), max(_margin_s(snapshot) for snapshot in group)
+        for i, seconds in zip(together, times, strict=True):
+            found[i] = snapshots[i] | {"arrival": _compared(seconds, max(times), typical_s, margin_s)}
+    return found
+
+
+def _compared(own_s: float, longest_s: float, typical_s: float, margin_s: float) -> dict[str, Any]:
+    if longest_s - own_s > margin_s:
+        return arrival_of(EARLY, longest_s - own_s, 0.0, None, COMPARED)
+    if own_s - typical_s > margin_s:
+        return arrival_of(LATE, 0.0, own_s - typical_s, None, COMPARED)
+    return arrival_of(ON_TIME, 0.0, 0.0, None, COMPARED)
+
+
+def _margin_s(snapshot: Snapshot) -> float:
+    """Smallest difference that counts, seconds: at least three standard errors of a difference of two ranks."""
+    error_s = number(snapshot, "own", "error_s") or 0.0
+    return max(FLOOR_S, FLOOR_SHARE * (number(snapshot, "step", "mean_s") or 0.0), 3.0 * math.sqrt(2.0) * error_s)

@@ -1,13 +1,13 @@
-"""The one background thread of a rank: runs a few periodic tasks, and never becomes the job's problem.
+"""The one background thread of a rank: runs a few periodic tasks, and never harms the job.
 
-A task that raises three times in a row is said once and then tried ever more rarely. ``stop`` lets every task finish
-with a deadline, so that a hanging file system cannot hold up the end of a job. A forked child has no such thread and
-``stop`` does nothing there. The thread takes no signals: they reach the main thread as they would without it.
+A task that raises three times in a row is reported once and then tried less and less often. ``stop`` lets every task
+finish with a deadline, so that a hanging file system cannot hold up the end of a job. A forked child has no such
+thread, and ``stop`` does nothing there. The thread takes no signals: they reach the main thread as usual.
 
-Modules that a task needs must be imported before the thread starts: a fork in the middle of an import on another
-thread would leave the child with a lock that nobody will ever release. Calls into C++ that give up the interpreter
-belong under :data:`native`: a thread that asks for the interpreter back after it has gone is unwound where it stands,
-and unwinding such code aborts the process.
+Import the modules of a task before the thread starts: a fork during an import on another thread would leave the child
+with a lock that is never released. Calls into C++ that give up the interpreter belong under :data:`native`. At the end
+of the process, a thread that asks for the interpreter again is unwound where it stands, and unwinding such code aborts
+the process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _KEPT_SIGNALS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-"""Raised by the thread's own instructions, so that a fault handler must see them there."""
+"""The thread's own instructions raise these, so a fault handler must see them there."""
 
-MOST_FAILURES = 3
-"""In a row until it is said; a network file system may be away for a moment."""
+MAX_FAILURES = 3
+"""Failures in a row before the report; a network file system may be away for a moment."""
 LONGEST_PAUSE = 64
-"""Periods between two tries of a task that fails."""
+"""Most periods between two tries of a failing task."""
 NATIVE_S = 5.0
 """The end of the process waits at most this long for :data:`native`."""
 
@@ -40,7 +40,7 @@ class _Native:
         self.renew()
 
     def renew(self) -> None:
-        """In a forked child, which has the lock perhaps taken and nobody who will release it."""
+        """Make a new lock in a forked child, where the old one may be held for ever."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -53,14 +53,14 @@ class _Native:
         self._lock.release()
 
     def end(self) -> None:
-        """Let nobody in again, and wait for who is in."""
+        """Refuse new entries, and wait for the current one."""
         self._ended = True
         self._lock.acquire(timeout=NATIVE_S)
 
 
 native = _Native()
-"""Around what a task computes in C++ (pyarrow); nothing in it may wait for a file or a peer."""
-# registered with this import, so that what an agent registers later, its last words, runs before
+"""Guards the parts of a task that run in C++ (pyarrow); nothing in it may wait for a file or a peer."""
+# registered with this import, so that functions that an agent registers later, for its last output, run before
 atexit.register(native.end)
 os.register_at_fork(after_in_child=native.renew)
 
@@ -77,7 +77,7 @@ class _Task:
 class Housekeeping:
     """Runs tasks on one daemon thread until :meth:`stop`.
 
-    ``problem`` is told in one line what went wrong, once per task; it is called on the thread and may raise.
+    ``problem`` is called with one line for an error, once per task, on the thread; it may raise.
     """
 
     def __init__(self, problem: Callable[[str], None]) -> None:
@@ -89,10 +89,15 @@ class Housekeeping:
         self._process = os.getpid()
 
     def add(self, name: str, period_s: float, run: Callable[[bool], None]) -> None:
-        """Run ``run(final)`` every ``period_s`` seconds, first after one period, and once more with True at the end.
+        """Add a periodic task, before :meth:`start`. Tasks due together run in the order they were added.
 
-        To be called before :meth:`start`. Tasks due together run in the order they were added. ValueError for a
-        period that is not positive.
+        Args:
+            name: its name in messages.
+            period_s: seconds between two runs, above 0; the first run is after one period.
+            run: called with False, and once more with True at the end.
+
+        Raises:
+            ValueError: a period that is not positive, or the thread has started.
         """
         if not period_s > 0.0:
             raise ValueError(f"{name}: period_s = {period_s!r}; allowed: above 0")
@@ -101,13 +106,13 @@ class Housekeeping:
         self._tasks.append(_Task(name, period_s, run, 0.0))
 
     def once(self, name: str, run: Callable[[], object]) -> None:
-        """Run ``run()`` once, as soon as the thread has started. To be called before :meth:`start`."""
+        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`."""
         if self._thread is not None:
             raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._first.append((name, run))
 
     def start(self) -> None:
-        """Start the thread; where the system grants none, that is the problem and the job goes on without."""
+        """Start the thread; if the system refuses, that is reported and the job goes on without."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="paceenv-live", daemon=True)
@@ -119,9 +124,9 @@ class Housekeeping:
             self._thread = thread
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """Let every task run a last time and wait for that, at most ``deadline_s`` seconds; True if all is done.
+        """Let every task run a last time, and wait at most ``deadline_s`` seconds; returns whether all are done.
 
-        Later calls, and calls in a forked child, do nothing and return True. Called by a task it does not wait.
+        Later calls, and calls in a forked child, do nothing and return True. A call by a task does not wait.
         """
         thread = self._thread
         if os.getpid() != self._process or thread is None:
@@ -162,10 +167,10 @@ class Housekeeping:
             task.failures = 0
         except Exception as error:
             task.failures += 1
-            if task.failures == MOST_FAILURES or (final and task.failures < MOST_FAILURES):
+            if task.failures == MAX_FAILURES or (final and task.failures < MAX_FAILURES):
                 self._say(f"{task.name} failed: {describe(error)}")
         # counted from the end, so that a process that was stopped for a while does not catch up
-        pause = min(2 ** max(task.failures - MOST_FAILURES, 0), LONGEST_PAUSE)
+        pause = min(2 ** max(task.failures - MAX_FAILURES, 0), LONGEST_PAUSE)
         task.due_s = time.monotonic() + pause * task.period_s
 
     def _say(self, text: str) -> None:
@@ -174,6 +179,6 @@ class Housekeeping:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line, with its type where its text alone says too little."""
+    """An exception in one line, with its type where the text alone is not clear."""
     text = " ".join(str(error).split())
     return text if text and isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -1,12 +1,11 @@
 """Merges the segments of all ranks of a run into one trace on one clock.
 
-Every host's monotonic clock starts somewhere else. The end of an iteration's last collective is common to all ranks,
-up to what the network takes to let them go, so the clocks are laid over each other there: per iteration, the shift of
-a clock is the median difference of its ranks' ends to those of the reference clock (that of the lowest rank), smoothed
-over neighbouring iterations. Ranks that name the same ``clock`` in their metadata are shifted alike, so that what they
-see of each other stays as it was. All rows of an iteration are shifted by the same amount: durations never change, and
-a clock that runs slow, or stood still while its machine slept, is followed. Two passes, one segment in memory at a
-time. Legend: T iterations.
+The monotonic clocks of hosts start at different times. The end of an iteration's last collective is common to all
+ranks, up to the network's delay, so the clocks are aligned there. Per iteration, the shift of a clock is the median
+difference between its ranks' ends and those of the reference clock (the lowest rank's), smoothed over neighbouring
+iterations. Ranks with the same ``clock`` in their metadata get the same shift, so their relative times stay unchanged.
+All rows of an iteration get the same shift. So durations never change, and the shift follows a clock that runs slow or
+stood still while its machine slept. Two passes, one segment in memory at a time. Legend: T iterations.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Merged:
-    """What was merged. ``spread_s`` says per rank how well its clock agrees with the reference, in seconds.
+    """The result of a merge. ``spread_s`` is the agreement of each rank's clock with the reference, seconds.
 
     It is the median absolute deviation of single iterations from the smoothed shift; 0 on the reference clock.
     """
@@ -55,7 +54,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Shift:
-    """What to add to the times of each iteration, seconds; interpolated where an iteration is unknown."""
+    """The seconds to add to the times of each iteration; interpolated for unknown iterations."""
 
     iteration_T: Integers
     shift_s_T: Array
@@ -90,7 +89,16 @@ def merge_trace(folder: RunFolder, attempt: int | None = None) -> Trace:
 
 
 def write_merged(folder: RunFolder, path: str | Path, attempt: int | None = None) -> Merged:
-    """Write the merged trace to ``path``, whole or not at all. Raises InputError."""
+    """Write the merged trace, completely or not at all.
+
+    Args:
+        folder: the run.
+        path: the Parquet file to write.
+        attempt: a start of the job's processes; None takes the latest.
+
+    Raises:
+        InputError: no such attempt, no readable trace, or ``path`` cannot be written.
+    """
     merger = _Merger(folder, folder.chosen(attempt))
     rows = 0
     with TraceWriter(path, merger.metadata) as writer:
@@ -162,7 +170,7 @@ class _Merger:
         return _RankTicks(metadata, clock, first_iteration, start_s, ends)
 
     def _of_this_run(self, ticks: dict[int, _RankTicks]) -> dict[int, _RankTicks]:
-        """Without ranks that a larger job left in this folder before."""
+        """``ticks`` without ranks that an earlier, larger job left in this folder."""
         size = ticks[min(ticks)].metadata.job.get("ranks")
         if not isinstance(size, int):
             return ticks
@@ -190,7 +198,7 @@ class _Merger:
 
 
 def _median_ticks(ranks: list[_Ticks]) -> _Ticks:
-    """The median over the ranks of one clock, per iteration that any of them has."""
+    """The median over the ranks of one clock, for each iteration of any of them."""
     iteration = np.concatenate([ticks.iteration_T for ticks in ranks])
     end_s = np.concatenate([ticks.end_s_T for ticks in ranks])
     order = np.lexsort((end_s, iteration))
@@ -211,7 +219,7 @@ def _shift_between(own: _Ticks, reference: _Ticks) -> _Shift | None:
 
 
 def describe_spread(merged: Merged) -> str:
-    """How well the clocks agree, in words."""
+    """The agreement of the clocks in words."""
     worst_s = max(merged.spread_s.values())
     if not worst_s:
         return "all ranks on one clock"

@@ -1,8 +1,8 @@
-"""The Prometheus endpoint of a rank: its last snapshot as metrics, over HTTP, on the loopback unless told otherwise.
+"""The Prometheus endpoint of a rank: its last snapshot as metrics over HTTP, by default on the loopback.
 
-Metrics are made when they are asked for, on a thread of the server; nothing is added to an iteration. The server has a
-registry of its own, so that a job's own Prometheus metrics stay apart. A port that is taken is said once, and the job
-goes on without. Names and units are in :data:`METRICS`; the dashboard in ``live/dashboards`` queries them.
+Metrics are made on request, on a thread of the server; nothing is added to an iteration. The server has its own
+registry, separate from the job's own Prometheus metrics. A port in use is reported once, and the job goes on without.
+Names and units are in :data:`METRICS`; the dashboard in ``live/dashboards`` queries them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from paceenv.live.record.housekeeping import describe
 from paceenv.live.record.snapshot import ARRIVALS, PARTS, STATES, VERDICTS, Snapshot, entry, number, text
 
 END_S: Final = 1.0
-"""How long the end of an endpoint is waited for."""
+"""Longest wait for the end of an endpoint."""
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
-"""Not ``job``: that one is Prometheus' own, the name of its scrape configuration, and would win."""
+"""Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
 REQUEST_TIMEOUT_S: Final = 10.0
-"""A client that says nothing for so long is let go."""
+"""A silent client is disconnected after this time."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number of the snapshot as a metric; a counter's exported name has ``_total`` behind it."""
+    """A number of the snapshot as a metric; a counter's exported name ends in ``_total``."""
 
     name: str
     help: str
@@ -84,7 +84,7 @@ QUANTITIES: Final = (
 
 @dataclass(frozen=True)
 class Choice:
-    """A word of the snapshot as one metric per possible word: 1 for the one that holds, 0 for the others."""
+    """A word of the snapshot as one metric per possible word: 1 for the current one, 0 for the others."""
 
     name: str
     help: str
@@ -111,16 +111,16 @@ METRICS: Final = tuple(
 
 
 class SnapshotCollector(Collector):
-    """Turns a snapshot into metrics; what it does not know has no sample. No snapshot, or a failing one: no metrics."""
+    """Turns a snapshot into metrics; unknown numbers have no sample. Without a snapshot there are no metrics."""
 
     def __init__(self, snapshot: Callable[[], Snapshot | None]) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of this moment."""
+        """The current metrics."""
         try:
             snapshot = self._snapshot()
-        except Exception:  # the endpoint must not be how anybody learns of it
+        except Exception:  # the agent reports its own errors; the endpoint stays silent
             snapshot = None
         if snapshot is not None:
             yield from _families(snapshot)
@@ -156,10 +156,18 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 class MetricsServer:
-    """Serves the metrics of ``snapshot()`` on ``host:port`` until :meth:`close`; port 0 takes any free one.
+    """Serves the metrics of a snapshot over HTTP until :meth:`close`.
 
-    ``start`` may take as long as the system's resolver and belongs on a background thread. What goes wrong there is
-    told to ``problem`` once, in one line, and raises nothing.
+    ``start`` may take as long as the system's resolver and belongs on a background thread.
+
+    Args:
+        snapshot: makes the snapshot, or None.
+        port: 0 to 65535; 0 takes any free port.
+        host: the address to listen on.
+        problem: called once with one line if the endpoint cannot be started.
+
+    Raises:
+        ValueError: ``port`` out of range.
     """
 
     def __init__(
@@ -179,11 +187,11 @@ class MetricsServer:
 
     @property
     def port(self) -> int | None:
-        """The port it listens on, None while it does not."""
+        """The port it listens on; None while it does not."""
         return self._server.server_port if self._server is not None else None
 
     def start(self) -> bool:
-        """Listen and serve; False, and the problem said, where that is not possible."""
+        """Listen and serve; False, with a report to ``problem``, where that is not possible."""
         host, port = self._asked
         server: _Server | None = None
         try:
@@ -200,7 +208,7 @@ class MetricsServer:
         return True
 
     def close(self) -> None:
-        """Stop listening; requests under way are finished by nobody."""
+        """Stop listening; requests under way are not finished."""
         server, self._server = self._server, None
         if server is not None and os.getpid() == server.process:
             server.end()
@@ -210,11 +218,11 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def get_stderr(self) -> TextIO:
-        """Where the library reports errors of a request: nowhere, as the error stream is the job's."""
+        """Discard the library's reports of request errors: the error stream belongs to the job."""
         return io.StringIO()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing on the job's error stream."""
+        """Write nothing to the job's error stream."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -229,29 +237,29 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         _release_in_children(weakref.ref(self))
 
     def serve(self) -> None:
-        """Answer until :meth:`end`, asleep in between: ``serve_forever`` would wake up twice a second."""
+        """Answer until :meth:`end` and sleep in between: ``serve_forever`` would wake up twice a second."""
         while not self._ending:
             self.handle_request()
 
     def end(self) -> None:
-        """Stop answering and give the port back."""
+        """Stop answering and release the port."""
         self._ending = True
-        self.socket.shutdown(socket.SHUT_RDWR)  # on Linux this wakes up who waits for a connection
+        self.socket.shutdown(socket.SHUT_RDWR)  # on Linux this wakes the thread that waits for a connection
         self.thread.join(END_S)
         self.server_close()
 
     def server_bind(self) -> None:
-        """Bind without asking the resolver for our own full name, which the library wants and may take minutes."""
+        """Bind without asking the resolver for our own full name: the library does, and it may take minutes."""
         socketserver.TCPServer.server_bind(self)
         self.server_port = self.socket.getsockname()[1]
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is nobody's concern."""
+        """Ignore a client that goes away in the middle."""
 
 
 def _release_in_children(reference: weakref.ref[_Server]) -> None:
-    """A forked child lets go of the port, which would otherwise stay taken for as long as the child lives."""
+    """Close the port in a forked child: otherwise it stays in use for as long as the child lives."""
 
     def release() -> None:
         server = reference()

@@ -1,13 +1,13 @@
 """Records a rank's iterations as segments of a trace: a bounded ring in front, whole Parquet files behind.
 
 The training thread only appends to the ring. The housekeeping thread turns iterations into rows of the trace's schema
-(``paceenv.core.trace``) and writes a segment when enough rows or enough time have come together, by rename, so that a
-reader never sees half of one and a killed process loses only what it had not written. Imports pyarrow, which takes a
-while and must not happen on the housekeeping thread: import this module when attaching, and only if a trace is wanted.
+(``paceenv.core.trace``) and writes a segment after enough rows or enough time. It renames a finished file, so a reader
+never sees half a segment, and a killed process loses only the unwritten rows. This module imports pyarrow, which takes
+a while and must not happen on the housekeeping thread: import it when attaching, and only if a trace is wanted.
 
-An iteration's rows are, in order of their start: pace, the operations, and compute, which is whatever the rank spent
-outside of them. In an iteration that was marked (checkpoint, evaluation) that rest carries the mark's name instead, as
-it is not told apart; calibration leaves such an iteration out.
+An iteration's rows are, in order of their start: pace, the operations, and compute, the rest of the iteration. In a
+marked iteration (checkpoint, evaluation) the rest carries the mark's name instead; calibration leaves such an iteration
+out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.core.trace import COMPUTE_OPS, PACE_OP, TraceMetadata, trace_bytes
 from paceenv.live.observe.iteration import Iteration
 from paceenv.live.record import run_folder as run_folder
@@ -33,12 +33,12 @@ SOURCE: Final = "paceenv live"
 RING_OPERATIONS: Final = 200_000
 """Operations that the ring may hold, some 100 bytes each."""
 CHUNK_ITERATIONS: Final = 64
-"""Iterations turned into rows at a time; after each chunk the interpreter goes to whoever waits for it."""
+"""Iterations turned into rows at a time; after each chunk another thread may take the interpreter."""
 
 Row = tuple[int, int, str, int, float, float, int]
 _COLUMNS: Final = ("iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
 _TYPES: Final = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.float64(), pa.float64(), pa.int64())
-# pyarrow imports pandas, where that is installed, with the first array that it makes: here, not on the thread
+# pyarrow imports pandas, where it is installed, with its first array: do that here, not on the thread
 pa.array([], pa.int64())
 
 
@@ -52,7 +52,17 @@ def rank_metadata(
     locality: Mapping[str, Any],
     **more: Any,
 ) -> TraceMetadata:
-    """The metadata of a rank's segments; ``settings`` go to the job, ``more`` (``dp_rank``, ``stage``) to the rank."""
+    """The metadata of a rank's segments.
+
+    Args:
+        job: the job's name.
+        settings: further fields of the job.
+        rank: this rank, 0 to ``world_size - 1``.
+        world_size: ranks of the job.
+        attempt: number of the start of the job's processes, from 0.
+        locality: the rank's place (:func:`paceenv.live.observe.locality.describe`).
+        more: further fields of the rank, such as ``dp_rank`` and ``stage``.
+    """
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)} | more
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
@@ -95,15 +105,19 @@ def _is_finite(iteration: Iteration, rows: list[Row]) -> bool:
 class TraceRecorder:
     """Takes iterations on one thread and writes them on another.
 
-    Parameters
-    ----------
-    folder : the run's folder, made when the first segment is written
-    metadata : of this rank (:func:`rank_metadata`); its job's ``name`` is the trace's column ``job``
-    rank, attempt : name the files
-    segment_rows, segment_s : a segment is written when it has this many rows or spans this many seconds
-    ring_iterations : iterations kept for the writer; the oldest is dropped, and counted, when it falls behind
-    max_segments : segments kept per rank; the oldest is removed
-    problem : told once, in one line, if the trace cannot be written; from then on nothing is kept
+    Args:
+        folder: the run's folder, made when the first segment is written.
+        metadata: of this rank (:func:`rank_metadata`); its job's ``name`` is the trace's column ``job``.
+        rank: this rank, in the files' names.
+        attempt: number of the start of the job's processes, in the files' names.
+        problem: called once with one line if the trace cannot be written; from then on nothing is kept.
+        segment_rows: a segment is written when it has this many rows, at least 1.
+        segment_s: a segment is written when it spans this many seconds.
+        ring_iterations: iterations kept for the writer, at least 1; the oldest is dropped and counted.
+        max_segments: segments kept per rank, at least 1; the oldest is removed.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     def __init__(
@@ -138,7 +152,7 @@ class TraceRecorder:
         self._off = False
 
     def append(self, iteration: Iteration) -> None:
-        """Take in an iteration; never blocks, never raises, microseconds."""
+        """Take in an iteration within microseconds; never blocks, never raises."""
         if not self._appended:  # bounded in operations too: a step may have thousands
             most = RING_OPERATIONS // max(len(iteration.operations), 1)
             self._ring = deque(maxlen=max(min(self._ring.maxlen or most, most), 1))
@@ -148,12 +162,12 @@ class TraceRecorder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """``rows`` and ``segments`` written so far, and iterations ``dropped``, wherever they were lost."""
+        """``rows`` and ``segments`` written so far, and all iterations ``dropped``."""
         dropped = self._appended - self._taken - len(self._ring) + self._unfit + self._lost
         return {"rows": self._rows, "dropped": max(dropped, 0), "segments": self._segments}
 
     def write(self, final: bool) -> None:
-        """Take what is in the ring, and write a segment if it is time, or ``final``. Housekeeping thread only."""
+        """Empty the ring, and write a segment if it is due, or ``final``. Housekeeping thread only."""
         if self._off or os.getpid() != self._process:
             return
         try:
@@ -196,7 +210,7 @@ class TraceRecorder:
             columns = {name: table[name].combine_chunks() for name in _COLUMNS}
             rows = {"job": str(self._metadata.job["name"]), "rank": self._rank} | columns
             content = trace_bytes(rows, self._metadata, str(path))
-        write_whole(path, content)
+        atomic_write(path, content)
         self._rows += self._pending_rows
         self._segments += 1
         self._pending, self._pending_rows, self._pending_iterations = [], 0, 0

@@ -1,4 +1,4 @@
-"""The folder of a run: where each rank's files lie, and what its status files say.
+"""The folder of a run: the paths of each rank's files, and reading its status files.
 
 ::
 
@@ -7,8 +7,8 @@
     DIR/summary.txt                                the page of rank 0 at exit
 
 An attempt is one start of the job's processes (``TORCHELASTIC_RESTART_COUNT``). A folder holds one run: a later run in
-the same folder replaces, rank by rank, what it finds. Files whose names begin with a dot are being written, or were
-when their process was killed; nobody reads them. Imports neither pyarrow nor anything else that takes time.
+the same folder replaces the files of each rank. Files whose names begin with a dot are unfinished and never read.
+Imports neither pyarrow nor anything else that takes time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite
 
 STATUS, TRACE, SUMMARY = "status", "trace", "summary.txt"
@@ -31,17 +31,40 @@ _MAX_STATUS_BYTES = 1 << 20
 
 
 def status_path(folder: Path, attempt: int, rank: int) -> Path:
-    """Where a rank's status file lies."""
+    """The path of a rank's status file.
+
+    Args:
+        folder: the run's folder.
+        attempt: number of the start of the job's processes, from 0.
+        rank: the rank.
+    """
     return folder / STATUS / f"attempt{attempt}" / f"rank{rank:05d}.json"
 
 
 def segment_path(folder: Path, attempt: int, rank: int, number: int) -> Path:
-    """Where a segment of a rank's trace lies."""
+    """The path of a segment of a rank's trace.
+
+    Args:
+        folder: the run's folder.
+        attempt: number of the start of the job's processes, from 0.
+        rank: the rank.
+        number: number of the segment, from 0.
+    """
     return folder / TRACE / f"attempt{attempt}" / f"rank{rank:05d}-{number:06d}.parquet"
 
 
 def remove_leftovers(folder: Path, attempt: int, rank: int, *, unfinished_only: bool = False) -> None:
-    """Remove what an earlier run left of this rank: unfinished files and, unless told not to, its trace. OSError."""
+    """Remove the files that an earlier run left of this rank.
+
+    Args:
+        folder: the run's folder.
+        attempt: number of the start of the job's processes, from 0.
+        rank: the rank.
+        unfinished_only: keep the finished segments of its trace.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
     for kind in (STATUS, TRACE):
         place = folder / kind / f"attempt{attempt}"
         stale = [*place.glob(f".rank{rank:05d}[.-]*")]
@@ -51,15 +74,15 @@ def remove_leftovers(folder: Path, attempt: int, rank: int, *, unfinished_only: 
 
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
-    """Write a rank's snapshot, whole or not at all; numbers that are not finite become null. Raises InputError."""
+    """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError."""
     path = status_path(folder, int(snapshot["attempt"]), int(snapshot["rank"]))
-    write_whole(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
+    atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
 
 
 class RunFolder:
-    """Reads a run's folder while it is being written, or after. Raises InputError if it is none.
+    """Reads a run's folder while it is being written, or after. Raises InputError if it is not the folder of a run.
 
-    ``notes`` collects in one line each what could not be read and was passed over.
+    ``notes`` collects one line for each file that could not be read.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -71,7 +94,7 @@ class RunFolder:
             raise InputError(f"{self.path}: not the folder of a run: holds neither {STATUS} nor {TRACE} of any attempt")
 
     def attempts(self) -> list[int]:
-        """The attempts of which there is anything, in ascending order."""
+        """The attempts with any files, in ascending order."""
         found = set()
         for kind in (STATUS, TRACE):
             place = self.path / kind
@@ -82,7 +105,7 @@ class RunFolder:
         return sorted(found)
 
     def latest(self) -> int:
-        """The attempt that was heard of last; without any status, the one of the highest number."""
+        """The attempt with the newest status; without any status, the highest number."""
         heard = {attempt: [s["unix_time_s"] or 0.0 for s in self.statuses(attempt)] for attempt in self.attempts()}
         return max(heard, key=lambda attempt: (max(heard[attempt], default=0.0), attempt))
 
@@ -95,7 +118,7 @@ class RunFolder:
         return attempt
 
     def statuses(self, attempt: int) -> list[Snapshot]:
-        """The ranks' snapshots, by rank; without ranks that a larger job left here before."""
+        """The ranks' snapshots, ordered by rank, without ranks that an earlier, larger job left here."""
         place, found = self.path / STATUS / f"attempt{attempt}", []
         for path, match in _files(place, _STATUS_NAME):
             snapshot = self._read_status(path)
@@ -113,7 +136,7 @@ class RunFolder:
         return {rank: [path for _, path in sorted(found[rank])] for rank in sorted(found)}
 
     def note(self, text: str) -> None:
-        """Remember once what was passed over."""
+        """Keep a note, once."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -122,7 +145,7 @@ class RunFolder:
             with path.open("rb") as stream:
                 data = json.loads(stream.read(_MAX_STATUS_BYTES))
         except FileNotFoundError:
-            return None  # replaced or removed in this moment
+            return None  # replaced or removed meanwhile
         except (OSError, ValueError, RecursionError) as error:
             self.note(f"{path}: passed over: {getattr(error, 'strerror', None) or 'not JSON'}")
             return None

@@ -1,6 +1,6 @@
-"""The one page about a run: where the step went, who waits for whom, what pacing did, what the agent said.
+"""The one page about a run: where the step went, which rank waits for which, what pacing did, the agent's messages.
 
-Made from the snapshots of the ranks that can be found; says of how many. Plain text of at most 100 columns.
+Made from the ranks' snapshots that can be found; it gives their number. Plain text of at most 100 columns.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from statistics import fmean, median
 from typing import Final
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.observe.locality import format_list
-from paceenv.live.record.compare_ranks import side_by_side
+from paceenv.live.record.history import compare_ranks
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, PARTS, Snapshot, entry, number, text
 
@@ -35,34 +35,40 @@ NAMES_OF_LIMITS: Final = {
     "budget": "budget per minute",
 }
 LISTED: Final = 4
-"""Ranks listed of a kind; the others are counted."""
+"""Ranks listed for each kind; further ones are counted."""
 ALIKE: Final = 0.02
-"""Relative difference among ranks below which they are not told apart."""
+"""Ranks with a smaller relative difference are not listed separately."""
 MAX_EVENTS: Final = 12
 WIDTH: Final = 100
 
 
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
-    """Write the page to the run's folder and return it; of the other ranks it takes what they last wrote there.
+    """Write the page to the run's folder and return it; it uses the last status of the other ranks there.
 
-    Waits up to ``patience_s`` for their last words. Raises InputError if it cannot be written.
+    Args:
+        folder: the run's folder.
+        own: the snapshot of this rank.
+        patience_s: longest wait for the final status of the other ranks, seconds.
+
+    Raises:
+        InputError: the page cannot be written.
     """
     place, until_s = Path(folder), time.monotonic() + patience_s
     while True:
         others: list[Snapshot] = []
-        with contextlib.suppress(InputError):  # nobody has written there yet
+        with contextlib.suppress(InputError):  # no status there yet
             others = [s for s in RunFolder(place).statuses(int(own["attempt"])) if s["rank"] != own["rank"]]
         complete = len(others) + 1 >= own["world_size"] and all(entry(s, "final") for s in others)
         if complete or time.monotonic() >= until_s:
             break
         time.sleep(0.25)
-    page = summarise(side_by_side([own, *others]))
-    write_whole(place / SUMMARY, page.encode())
+    page = summarise(compare_ranks([own, *others]))
+    atomic_write(place / SUMMARY, page.encode())
     return page
 
 
 def summarise(snapshots: Sequence[Snapshot]) -> str:
-    """The page. The first snapshot is of the rank that speaks where ranks agree."""
+    """The page. Facts that all ranks share are taken from the first snapshot."""
     own = snapshots[0]
     ranks = sorted(snapshots, key=lambda s: int(s["rank"]))
     sections = (
@@ -111,7 +117,7 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     ]
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
     policy, digest = text(own, "policy", "name"), text(own, "policy", "sha256")
-    if policy and mode != "probe":  # which asks none
+    if policy and mode != "probe":  # probes need no policy
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
     silent = [s["rank"] for s in ranks if not entry(s, "final")]
     if silent and entry(own, "final"):
@@ -170,7 +176,7 @@ def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _last_by_waits(ranks: Sequence[Snapshot]) -> list[str]:
-    """Side by side, the ranks' waits say who comes last, whatever each one made of its own."""
+    """The ranks' mean waits side by side: the last rank has the shortest wait, whatever its own verdict is."""
     waits = {s["rank"]: value for s in ranks if (value := number(s, "wait", "mean_s")) is not None}
     if len(waits) < 2:
         return []
@@ -220,7 +226,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _probes(own: Snapshot) -> list[str]:
-    """What mode probe did, if that was the mode."""
+    """The probes, in mode probe."""
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []
@@ -229,7 +235,7 @@ def _probes(own: Snapshot) -> list[str]:
 
 
 def _cut(ranks: Sequence[Snapshot]) -> list[tuple[str, float]]:
-    """How often each limit of the guard cut a delay, over all ranks, most frequent first."""
+    """How often each limit of the guard cut a delay, over all ranks, the most frequent first."""
     sums: Counter[str] = Counter()
     for snapshot in ranks:
         limits = entry(snapshot, "pacing", "cut")
@@ -239,7 +245,7 @@ def _cut(ranks: Sequence[Snapshot]) -> list[tuple[str, float]]:
 
 
 def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
-    """What any rank said, in order of time; what several said alike, once."""
+    """The messages of all ranks in order of time; the same message of several ranks is listed once."""
     said: dict[str, tuple[float, list[int]]] = {}
     for snapshot in ranks:
         events = entry(snapshot, "events")

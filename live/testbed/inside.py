@@ -1,9 +1,9 @@
-"""The first process of a testbed's private namespaces: builds the network, runs the jobs on it, tells how they fare.
+"""The first process of a testbed's private namespaces: builds the network, runs the jobs on it, reports progress.
 
-Started by :mod:`paceenv.live.testbed.private_namespaces` with a request, a JSON file. Writes one JSON object a line on
-standard output: ``up`` (seconds it took), ``progress`` (iterations of the main job), ``ended`` (exit codes by job and
-host), ``failed`` (why). When this process ends, or is killed, the kernel kills all others in here and takes the network
-down.
+:mod:`paceenv.live.testbed.private_namespaces` starts it with a request, a JSON file. It writes one JSON object per line
+on standard output: ``up`` (seconds it took), ``progress`` (iterations of the main job), ``ended`` (exit codes by job
+and host), ``failed`` (the reason). When this process ends, or is killed, the kernel kills all others in its namespaces
+and takes the network down.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NAMES = Path("/run/netns")
 FIRST_PORT = 29_500
 POLL_S = 0.2
 BESIDE_S = 120.0
-"""Within this the jobs beside the main one must have made their first step."""
+"""Seconds within which the jobs beside the main one must make their first step."""
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 STEP_FILE, FLOAT_BYTES = "rank{rank:05d}.f64", 8
-"""The file of a rank's step ends, written by ``live.testbed.training_job``; here, as reading needs no PyTorch."""
+"""The file of a rank's step ends, written by ``training_job``; defined here because reading needs no PyTorch."""
 
 
 def main(request_file: str) -> None:
@@ -52,14 +52,14 @@ def main(request_file: str) -> None:
 
 
 def _mount_names() -> None:
-    """Namespaces get their names in a folder that only this mount namespace sees."""
+    """Mount a folder for the namespaces' names that only this mount namespace sees."""
     done = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(NAMES)], capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"testbed: cannot mount on {NAMES}: {done.stderr.strip()}")
 
 
 def _run(request: Mapping[str, Any]) -> dict[str, list[int | None]]:
-    """Run the main job to its end, the others beside it; exit codes by job and host, None where one still ran."""
+    """Run the main job to its end with the others beside it; exit codes by job and host, None for a running one."""
     jobs = {job["name"]: job for job in request["jobs"]}
     main_job = jobs[request["main"]]
     running: dict[str, list[Torchrun]] = {}

@@ -1,8 +1,8 @@
-"""Builds a scenario's network out of namespaces, bridges and token buckets, inside the caller's own namespaces.
+"""Builds a scenario's network from namespaces, bridges and token buckets, inside the caller's own namespaces.
 
 Racks and spine are bridges in the network namespace of the caller, hosts are named namespaces. The caller,
-:mod:`paceenv.live.testbed.inside`, has a network, mount and process namespace of its own: names, bridges and queues are
-seen by nobody else, and the kernel removes them with the last process in there, however it ends.
+:mod:`paceenv.live.testbed.inside`, has its own network, mount and process namespace. So no other process sees the
+names, bridges and queues, and the kernel removes them with the last process in the namespace, however it ends.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from paceenv.core.errors import InputError
 
 INTERFACE = "eth0"
-"""A host's only way out."""
+"""A host's only interface to the network."""
 SENDER_BUFFER_KB = 1000
-"""In front of a host's own link: a sender waits there, it loses nothing."""
+"""Buffer in front of a host's own link: a sender waits there and loses nothing."""
 _BURST_S = 0.5e-3
 _BURST_BYTES = 16_384
-"""A token bucket holds what passes in half a millisecond, and at least a few packets: less wakes it up too often."""
+"""A token bucket holds half a millisecond of traffic, and at least a few packets: less would wake it too often."""
 
 
 def host_name(number: int) -> str:
@@ -28,7 +28,7 @@ def host_name(number: int) -> str:
 
 
 def address(number: int) -> str:
-    """A host's address, which means something in its own network only."""
+    """A host's address, valid in its own network only."""
     return f"10.77.{number // 250}.{number % 250 + 1}"
 
 
@@ -57,7 +57,7 @@ def _bridge(name: str) -> None:
 
 def _host(number: int, network: Mapping[str, Any]) -> None:
     name, port = host_name(number), f"port{number}"
-    rate_mbps = network["host_mbps_of"].get(str(number), network["host_mbps"])  # plain data has names for keys
+    rate_mbps = network["host_mbps_of"].get(str(number), network["host_mbps"])  # JSON keys are strings
     _run("ip", "netns", "add", name)
     _run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
     _run("ip", "link", "set", port, "master", f"rack{number % network['racks']}", "up")

@@ -1,7 +1,7 @@
-"""Starts a process in network, mount and process namespaces of its own that die with it, and with whoever started it.
+"""Starts a process in its own network, mount and process namespaces; they end with it, and with its parent.
 
-A process namespace ends with its first process: the kernel kills every other in it, and with the last one go network
-namespaces, interfaces and queues. So nothing has to be cleaned up by code that may itself be killed.
+A process namespace ends with its first process: the kernel kills every other process in it. With the last one the
+network namespaces, interfaces and queues disappear. So no clean-up depends on code that may itself be killed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ from typing import Any
 from paceenv.core.errors import InputError
 
 TOOLS: Mapping[str, str] = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "setpriv": "util-linux"}
-"""What is run, and Debian's package that has it."""
+"""The needed tools, and Debian's packages for them."""
 ENDS_S = 30.0
-"""Longest wait for one that said it was through."""
+"""Longest wait for the end of a process that has reported its end."""
 
 
 def missing() -> str:
-    """What this machine lacks for a testbed, in words; "" if nothing."""
+    """The missing requirements of a testbed on this machine, in words; "" if there are none."""
     lacking = {f"{tool} (apt-get install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None}
     return ", ".join(sorted(lacking) + (["root's rights"] if os.geteuid() else []))
 
 
 def start(request_file: Path, *, outlives_us: bool = False, log: Path) -> subprocess.Popen[str]:
-    """Start :mod:`paceenv.live.testbed.inside` with a request; what it tells comes on ``stdout``, its errors go to
-    ``log``.
+    """Start :mod:`paceenv.live.testbed.inside` with a request; it reports on ``stdout``.
 
-    Killed when the calling thread ends, unless it ``outlives_us``. Raises InputError where something is missing.
+    Args:
+        request_file: the request, a JSON file.
+        outlives_us: otherwise the process is killed when the calling thread ends.
+        log: the file for its error stream.
+
+    Raises:
+        InputError: a tool or root's rights are missing.
     """
     if lacking := missing():
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
@@ -49,12 +54,12 @@ def start(request_file: Path, *, outlives_us: bool = False, log: Path) -> subpro
             stderr=errors,
             text=True,
             start_new_session=outlives_us,
-            env=os.environ | {"PYTHONSAFEPATH": "1"},  # a folder called live where we are started is not ours
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # the start folder may have a package of the same name
         )
 
 
 def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    """What the process tells, as it comes."""
+    """The events that the process reports, as they come. Raises InputError for the event ``failed``."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
@@ -64,7 +69,7 @@ def events(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 
 def ended(process: subprocess.Popen[str]) -> None:
-    """Wait until it has ended by itself, and with it everything in its namespaces; not for ever."""
+    """Wait, at most ``ENDS_S``, until it and all processes in its namespaces have ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ENDS_S)
 
@@ -79,7 +84,7 @@ def stop(process: subprocess.Popen[str]) -> None:
 
 
 def release(process: subprocess.Popen[str]) -> None:
-    """Let go of one that outlives us."""
+    """Stop waiting for a process that outlives us."""
     if process.stdout is not None:
         process.stdout.close()
     process.returncode = 0  # else subprocess complains at exit that it still runs

@@ -1,4 +1,4 @@
-"""Testbeds that stay up between commands, each with a file that names the process that holds it."""
+"""Testbeds that stay up between commands, each with a file that names the process that holds it up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.namespaces import host_name
 from paceenv.live.testbed.testbed_scenario import Scenario
@@ -22,7 +22,7 @@ FOLDER = Path("/run/paceenv-testbed")
 
 @dataclass(frozen=True)
 class Standing:
-    """A testbed that is up: the process that holds its namespaces, and when that started by the kernel's clock."""
+    """A testbed that is up: the process that holds its namespaces, and its start time by the kernel's clock."""
 
     name: str
     pid: int
@@ -31,14 +31,14 @@ class Standing:
 
 
 def up(scenario: Scenario) -> tuple[Standing, float]:
-    """Bring a scenario's network up and leave it up; also how long it took, seconds. Raises InputError."""
+    """Bring a scenario's network up and leave it up; returns it and the seconds it took. Raises InputError."""
     if any(one.name == scenario.name for one in standing()):
         raise InputError(f"testbed {scenario.name}: already up; paceenv testbed down {scenario.name}")
     if lacking := private_namespaces.missing():
         raise InputError(f"testbed: needs Linux with root and iproute2; missing: {lacking}")
     FOLDER.mkdir(mode=0o700, exist_ok=True)
     request = {"network": scenario.network.model_dump(), "jobs": []}
-    write_whole(_file(scenario.name, "request"), json.dumps(request).encode())
+    atomic_write(_file(scenario.name, "request"), json.dumps(request).encode())
     process = private_namespaces.start(
         _file(scenario.name, "request"), outlives_us=True, log=_file(scenario.name, "log")
     )
@@ -46,7 +46,7 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
         took_s = next(event["seconds"] for event in private_namespaces.events(process) if event["event"] == "up")
         pid = _first_child(process.pid)
         found = Standing(scenario.name, pid, _started(pid), scenario.network.hosts)
-        write_whole(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
+        atomic_write(_file(scenario.name, "json"), json.dumps(asdict(found)).encode())
     except BaseException as error:
         private_namespaces.stop(process)
         if isinstance(error, StopIteration):
@@ -57,7 +57,7 @@ def up(scenario: Scenario) -> tuple[Standing, float]:
 
 
 def standing() -> list[Standing]:
-    """The testbeds that are up; files of others are removed."""
+    """The testbeds that are up; the files of ended ones are removed."""
     found = []
     for path in sorted(FOLDER.glob("*.json")) if FOLDER.is_dir() else []:
         try:
@@ -72,14 +72,26 @@ def standing() -> list[Standing]:
 
 
 def down(one: Standing) -> None:
-    """Take it down: with the process that holds its namespaces everything in them ends."""
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+    """Take it down: everything in its namespaces ends with the process that holds them."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         os.kill(one.pid, signal.SIGKILL)
     _forget(one.name)
 
 
 def execute(one: Standing, host: int, command: Sequence[str]) -> int:
-    """Run a command on a host of it; returns the exit code. Raises InputError for a host that is not there."""
+    """Run a command on a host of a testbed.
+
+    Args:
+        one: the testbed.
+        host: number of the host, from 0.
+        command: the command and its arguments.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: no such host.
+    """
     if not 0 <= host < one.hosts:
         raise InputError(f"host = {host}; allowed: 0 to {one.hosts - 1} of testbed {one.name}")
     enter = ["nsenter", f"--target={one.pid}", "--mount", "--pid", "--net"]
@@ -101,7 +113,7 @@ def _first_child(pid: int) -> int:
 
 
 def _started(pid: int) -> int:
-    """When a process started, clock ticks since boot; -1 if there is none, or only its remains."""
+    """When a process started, clock ticks since boot; -1 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from paceenv.core.errors import InputError
+from paceenv.live.options import MODES
 from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.standing import Standing, down, execute, standing, up
 from paceenv.live.testbed.testbed_run import JobResult, RunResult, agent_options, run_scenario
@@ -20,14 +21,14 @@ application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="A small cluster on this machine: network namespaces as hosts, token-bucket links, real torchrun jobs. "
-    "Needs Linux, root and Debian's iproute2. Nothing outside its own namespaces is touched, and whatever ends it, "
-    "the kernel removes all of it.",
+    "Needs Linux, root and Debian's iproute2. It touches nothing outside its own namespaces. The kernel removes all of "
+    "it, however it ends.",
 )
 
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A file, or a name in configs/testbed (paceenv testbed list).")
 ]
-TestbedName = Annotated[str | None, typer.Argument(metavar="[SCENARIO]", help="Which, if several are up.")]
+TestbedName = Annotated[str | None, typer.Argument(metavar="[SCENARIO]", help="The testbed, if several are up.")]
 
 
 @application.command("list")
@@ -54,15 +55,14 @@ def run(
     scenario: ScenarioName,
     out: Annotated[Path, typer.Option("--out", "-o", help="A new folder for logs, step times and traces.")],
     iterations: Annotated[
-        int | None, typer.Option(min=2, help="Of the main job. Default: what the scenario observes or judges.")
+        int | None, typer.Option(min=2, help="Of the main job. Default: those of the scenario.")
     ] = None,
-    mode: Annotated[
-        str, typer.Option(help="Of the agent in the main job: off, observe, probe, shadow, canary, active.")
-    ] = "observe",
+    mode: Annotated[str, typer.Option(help=f"Mode of the agent in the main job: {', '.join(MODES)}.")] = "observe",
     policy: Annotated[
-        str | None, typer.Option(help="For shadow, canary and active: a rule by name, or a policy file.")
+        str | None,
+        typer.Option(help="For shadow, canary and active: a rule, static:my-cluster.yaml, or a policy file."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order of the canary's blocks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the canary's blocks.")] = 0,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run a scenario's jobs once: network up, real torchrun jobs, network down.
@@ -87,7 +87,7 @@ def run(
 
 @application.command("up")
 def up_(scenario: ScenarioName) -> None:
-    """Bring a scenario's network up and leave it up, to look around in."""
+    """Bring a scenario's network up and leave it up, to inspect it."""
     chosen = load_scenario(scenario)
     one, took_s = up(chosen)
     output.say(f"{one.hosts} hosts up in {took_s:.1f} s")
@@ -147,7 +147,7 @@ def _numbers(job: JobResult) -> dict[str, Any]:
 
 
 def _said(job: JobResult) -> str:
-    """The verdict of the job's first rank, or in which state it is."""
+    """The verdict of the job's first rank, or its state."""
     if not job.snapshots:
         return "-"
     canary = job.snapshots[0].get("canary")

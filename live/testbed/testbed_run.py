@@ -1,13 +1,13 @@
-"""Runs a scenario's jobs on its network and collects what they did: step times, agents' status, merged traces.
+"""Runs a scenario's jobs on its network and collects the results: step times, agents' status, merged traces.
 
 A run's folder::
 
     scenario.yaml      as resolved
-    result.json        how it ended; written last
-    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), without any agent's help
-    JOB/live/          the agent's own folder, where the job has one
+    result.json        exit codes; written last
+    JOB/steps.npy      monotonic seconds of each rank's end of each step, (T, R), written by the job itself
+    JOB/live/          the agent's own folder, if the job has an agent
     JOB/trace.parquet  its ranks' trace on one clock
-    JOB/log/host0.txt  what torchrun printed on a host
+    JOB/log/host0.txt  output of torchrun on a host
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.live.options import Options
 from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder
@@ -36,16 +36,16 @@ from paceenv.live.testbed.testbed_scenario import Job, LoopPlan, Scenario
 from paceenv.ui import config_files
 
 DEADLINE_S = 600.0
-"""Longest without a step of the main job, its start included: a run may be as long as it likes."""
+"""Longest time without a step of the main job, its start included; the whole run may last longer."""
 TAIL_LINES = 4
-"""Of a failed job's log that the error quotes."""
+"""Lines of a failed job's log in the error message."""
 _TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic")
 _WARNING = re.compile(r"\[?W\d{4} ")
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What one job did. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
+    """The result of one job. ``steps_s_TR`` are the ends of its steps by the machine's monotonic clock, seconds."""
 
     steps_s_TR: NDArray[np.float64]
     exit_codes: tuple[int | None, ...]
@@ -67,7 +67,7 @@ class RunResult:
 
 
 def agent_options(plan: LoopPlan, mode: str) -> list[str]:
-    """Options of ``-m paceenv.live`` for the job that gets the agent. Raises InputError for what it would refuse."""
+    """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an invalid value."""
     names = ("quiet_first", "interval_iterations", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
     settings: dict[str, Any] = {name: getattr(plan, name) for name in names}
     Options(mode=mode, **settings)
@@ -87,11 +87,18 @@ def run_scenario(
     deadline_s: float = DEADLINE_S,
     on_progress: Callable[[float], None] = lambda done: None,
 ) -> RunResult:
-    """Bring the network up, run ``scenario.loop.job`` for ``iterations`` with the other jobs beside it, take it down.
+    """Bring the network up, run the main job with the other jobs beside it, and take the network down.
 
-    ``agents`` gives jobs an agent: options of ``python -m paceenv.live`` by the job's name. ``on_progress`` is told the
-    main job's iterations; where no new one comes for ``deadline_s`` seconds the run has failed. Raises InputError where
-    the testbed cannot be had, ``out`` is in use, or a job fails; the run's folder then has the logs.
+    Args:
+        scenario: network and jobs; ``scenario.loop.job`` is the main job.
+        out: the run's folder, new or empty.
+        agents: options of ``python -m paceenv.live`` by job, for jobs with an agent.
+        iterations: iterations of the main job, at least 1; by default ``scenario.loop.observe_iterations``.
+        deadline_s: the run fails if the main job makes no step for this many seconds.
+        on_progress: called with the main job's iterations.
+
+    Raises:
+        InputError: the testbed is not possible here, ``out`` is in use, or a job fails; the logs are in ``out`` then.
     """
     agents, iterations = agents or {}, scenario.loop.observe_iterations if iterations is None else iterations
     if iterations < 1:
@@ -99,7 +106,7 @@ def run_scenario(
     if unknown := sorted(set(agents) - {job.name for job in scenario.jobs}):
         raise out_of_range("job", unknown[0], f"one of {', '.join(job.name for job in scenario.jobs)}", scenario.name)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: already there; allowed: a new or an empty folder")
+        raise InputError(f"{out}: already exists; allowed: a new or an empty folder")
     folder = out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     config_files.write_text(folder / "scenario.yaml", config_files.to_yaml(scenario.model_dump(exclude_unset=True)))
@@ -109,7 +116,7 @@ def run_scenario(
         "deadline_s": deadline_s,
         "jobs": [_prepare(scenario, job, folder, agents.get(job.name), iterations) for job in scenario.jobs],
     }
-    write_whole(folder / "request.json", json.dumps(request, indent=1).encode())
+    atomic_write(folder / "request.json", json.dumps(request, indent=1).encode())
     exit_codes = _follow(folder, on_progress)
     if failed := _first_failed(exit_codes, scenario.loop.job):
         job, host = failed
@@ -124,14 +131,14 @@ def run_scenario(
         name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
         for name, job in jobs.items()
     }
-    write_whole(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
+    atomic_write(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
     return RunResult(folder, jobs)
 
 
 def _prepare(
     scenario: Scenario, job: Job, folder: Path, agent: Sequence[str] | None, iterations: int
 ) -> dict[str, Any]:
-    """The job's folders and data on disk, and what the inside needs to know to start it."""
+    """Make the job's directories and data files; returns the job's part of the request."""
     place = folder / job.name
     for name in ("log", "steps", "tmp"):
         (place / name).mkdir(parents=True)
@@ -142,7 +149,7 @@ def _prepare(
         "iterations": iterations if job.name == scenario.loop.job else None,
         "steps": str(place / "steps"),
     }
-    write_whole(place / "job.json", json.dumps(spec, indent=1).encode())
+    atomic_write(place / "job.json", json.dumps(spec, indent=1).encode())
     command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
     if agent is not None:
         command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *agent, *command]
@@ -158,14 +165,16 @@ def _prepare(
 
 
 def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, list[int | None]]:
-    """Run what was requested to its end; exit codes by job and host."""
+    """Run the request to its end; exit codes by job and host."""
     process = private_namespaces.start(folder / "request.json", log=folder / "testbed.txt")
     try:
         for event in private_namespaces.events(process):
             if event["event"] == "progress":
                 on_progress(event["iterations"])
             if event["event"] == "ended":
-                private_namespaces.ended(process)  # or jobs beside the main one still write where we collect
+                private_namespaces.ended(
+                    process
+                )  # otherwise jobs beside the main one may still write files that we collect
                 return dict(event["exit_codes"])
     finally:
         private_namespaces.stop(process)
@@ -173,7 +182,7 @@ def _follow(folder: Path, on_progress: Callable[[float], None]) -> dict[str, lis
 
 
 def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> tuple[str, int] | None:
-    """Job and host of the first failure. None of the main job's hosts may still be running, the others' are killed."""
+    """Job and host of the first failure. A main job that still runs has failed; the other jobs are killed."""
     for name, codes in exit_codes.items():
         for host, code in enumerate(codes):
             if code:
@@ -185,7 +194,7 @@ def _first_failed(exit_codes: Mapping[str, Sequence[int | None]], main: str) -> 
 
 
 def _why(log: Path) -> str:
-    """The end of what a job printed itself, in one line: before torchrun's account of it, without warnings."""
+    """The end of a job's own output in one line, without warnings and torchrun's report."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     own = list(itertools.takewhile(lambda line: not _TORCHRUN_FAILED.match(line), lines)) or lines
     kept = [" ".join(line.split()) for line in own if line.strip() and not _WARNING.match(line)]

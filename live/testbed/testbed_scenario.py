@@ -1,4 +1,4 @@
-"""A testbed scenario: hosts, racks and links, the jobs on them, and how the closed loop is to be run on it."""
+"""A testbed scenario: hosts, racks and links, the jobs on them, and the plan of the closed loop."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class Slow(Config):
 
 
 class Pause(Config):
-    """A job that stands still now and then, as for a checkpoint; its phase against other jobs is new afterwards."""
+    """Occasional pauses, as for a checkpoint; they change the job's phase against other jobs."""
 
     every: int = Field(ge=2, description="iterations from one to the next")
     at_most_s: Seconds = Field(description="each takes a time drawn evenly up to this, the same on all ranks")
 
 
 class Compute(Config):
-    """Emulated work: the rank sleeps, so that many fit on few cores."""
+    """Emulated work: the rank sleeps, so that many ranks fit on few cores."""
 
     mean_s: Seconds
     jitter_cv: Cv = Field(0.0, description="normal, anew each rank and iteration")
@@ -75,17 +75,17 @@ class Compute(Config):
     drift_iterations: float = Field(20.0, ge=1, le=1e6, description="correlation time of that")
     stall_rate: float = Field(0.0, ge=0, le=1, description="chance of a stall, anew each rank and iteration")
     stall_mean_s: Seconds = Field(0.0, description="mean length of a stall (exponential)")
-    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who does it; empty: all")
+    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks with this work; empty: all")
     slow: Slow | None = None
     pause: Pause | None = None
 
 
 class Checkpoint(Config):
-    """``torch.save`` to storage that takes its time, at the end of every so many iterations."""
+    """``torch.save`` to slow storage, at the end of some iterations."""
 
     every: int = Field(ge=2, description="iterations from one to the next")
     seconds: Seconds
-    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="who writes; empty: all")
+    ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks that write; empty: all")
 
 
 class Transfer(Config):
@@ -168,31 +168,31 @@ class LoopPlan(Config):
 
     job: str = Field(description="the job that gets the agent; others run beside it until it ends")
     mechanism: Mechanism = "slack"
-    expect: Literal["helps", "neutral", "hurts"] = Field(description="what pacing is held to do here")
+    expect: Literal["helps", "neutral", "hurts"] = Field(description="expected effect of pacing here")
     observe_iterations: int = Field(150, ge=20)
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
     probe_iterations: int = Field(200, ge=20)
-    pairs: int = Field(8, ge=2, description="judged pairs of blocks with and without pacing")
+    pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int = Field(40, ge=6)
     interval_iterations: int = Field(10, ge=1)
     quiet_first: int = Field(30, ge=1)
     cap_s: float = Field(0.1, ge=0, le=1)
     cap_share: float = Field(0.1, ge=0, le=0.5)
     budget_s_per_minute: float = Field(30.0, ge=0, le=30)
-    known: dict[str, Any] = Field({}, description="keys of a cluster config that an operator knows of this fabric")
+    known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
     @property
     def canary_iterations(self) -> int:
-        """Iterations of a canary run: the quiet start, a pair of blocks that warms up, the judged pairs, a few more."""
+        """Iterations of a canary run: the quiet start, a pair of blocks to warm up, the compared pairs, a few more."""
         return 1 + self.quiet_first + 2 * self.block_iterations * (1 + self.pairs) + 5
 
 
 class Scenario(Config):
-    """A network, the jobs on it, and how to close the loop."""
+    """A network, the jobs on it, and the plan of the closed loop."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,47}$")
     description: str = ""
-    seed: int = Field(0, ge=0, description="of the emulated noise")
+    seed: int = Field(0, ge=0, description="seed of the emulated noise")
     network: Network
     jobs: list[Job] = Field(min_length=1, max_length=8)
     loop: LoopPlan

@@ -1,4 +1,4 @@
-"""torchrun on a host, forked from a process that has PyTorch loaded: to import it for each host is most of a start."""
+"""torchrun on a host, forked from a process with PyTorch loaded: importing it takes most of the start of a host."""
 
 from __future__ import annotations
 
@@ -17,10 +17,17 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Torchrun:
-    """A torchrun that was started with ``arguments`` in a named network namespace; it prints into ``log``."""
+    """A torchrun process in a named network namespace.
+
+    Args:
+        namespace: the file of the network namespace.
+        arguments: of torchrun.
+        log: the file for its output.
+        environ: environment variables to add.
+    """
 
     def __init__(self, namespace: Path, arguments: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
-        from torch.distributed import run  # in the parent: a fork has it then
+        from torch.distributed import run  # in the parent, so that the fork has it
 
         self._exit_code: int | None = None
         self._pid = os.fork()
@@ -34,7 +41,7 @@ class Torchrun:
                 for stream in (1, 2):
                     os.dup2(output.fileno(), stream)
             os.environ.update(environ)
-            tempfile.tempdir = None  # PyTorch may have asked for it, in our environment
+            tempfile.tempdir = None  # PyTorch may have cached it from our environment
             _enter(namespace)
             run.main(list(arguments))
             exit_code = 0
@@ -57,12 +64,12 @@ class Torchrun:
 
 
 def _enter(namespace: Path) -> None:
-    """What ``ip netns exec`` does: the host's network, and a /sys that shows it."""
+    """Enter the host's network and mount its /sys, as ``ip netns exec`` does."""
     with namespace.open() as file:
         _checked(_LIBC.setns(file.fileno(), _CLONE_NEWNET))
     _checked(_LIBC.unshare(_CLONE_NEWNS))
     _checked(_LIBC.mount(b"", b"/", b"none", _MS_SLAVE | _MS_REC, None))
-    _LIBC.umount2(b"/sys", _MNT_DETACH)  # where there is none, a container's say, there is nothing to take away
+    _LIBC.umount2(b"/sys", _MNT_DETACH)  # in some containers there is none
     _checked(_LIBC.mount(namespace.name.encode(), b"/sys", b"sysfs", 0, None))
 
 

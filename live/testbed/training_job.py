@@ -1,9 +1,8 @@
 """The training script that a testbed's ranks run: iterations of emulated or real work and real collectives.
 
-Knows nothing of paceenv's agent: that comes from the launcher, ``-m paceenv.live``. Run by torchrun with a file of
-plain data (``paceenv.live.testbed.testbed_run`` writes it) as its argument. After every step a rank appends its
-monotonic time to a file of its own, so that step times are known without the agent, and up to the moment in which a job
-is killed.
+It has no code for the agent: the launcher ``-m paceenv.live`` adds it. torchrun runs this script with a JSON file from
+``paceenv.live.testbed.testbed_run`` as its argument. After every step a rank appends its monotonic time to its own
+file. So step times are known without the agent, and up to the moment in which a job is killed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from paceenv.live.testbed.inside import STEP_FILE
 GLOO_TIMEOUT_S = 120.0
 
 Work = Callable[[int], None]
-"""What a rank does in a phase, given the iteration."""
+"""A rank's work in a phase, given the iteration."""
 Group = tuple[dist.ProcessGroup | None, list[int]]
 """A process group of this rank, None for all, and its members."""
 
@@ -58,11 +57,11 @@ class _Nothing(torch.optim.Optimizer):
         self.param_groups.append(param_group)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss to return
-        """What an agent hooks on to."""
+        """Does nothing; an agent hooks on to it."""
 
 
 def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
-    """A step of emulated work, phases of ``spec["iteration"]`` from top to bottom, and the optimizer that ends it."""
+    """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
     groups: dict[tuple[int, bool], Group] = {}
     work = [_phase(spec, number, phase, groups) for number, phase in enumerate(spec["iteration"])]
 
@@ -90,7 +89,7 @@ def _phase(
 
 
 def _group(size: int, strided: bool) -> Group:
-    """This rank's group of ``size``; every rank makes all of them, as PyTorch wants it."""
+    """This rank's group of ``size``; every rank makes all groups, as PyTorch requires."""
     world, mine = dist.get_world_size(), None
     if size == world:
         return None, list(range(world))
@@ -127,7 +126,13 @@ def _compute(given: Mapping[str, Any], seed: list[int]) -> Work:
 
 
 def variation(given: Mapping[str, Any], own: np.random.Generator, common: np.random.Generator) -> Callable[[], float]:
-    """Draws how many times its mean the compute of a rank takes; what is switched off draws nothing."""
+    """A function that draws a rank's compute time as a multiple of its mean; noise that is off draws nothing.
+
+    Args:
+        given: a ``Compute`` phase as plain data.
+        own: random numbers of this rank.
+        common: random numbers that all ranks share.
+    """
     keep, course = math.exp(-1.0 / given["drift_iterations"]), own.standard_normal() if given["drift_cv"] else 0.0
 
     def draw() -> float:
@@ -155,7 +160,7 @@ def _checkpoint(given: Mapping[str, Any]) -> Work:
     def work(iteration: int) -> None:
         if iteration % given["every"] == given["every"] - 1:
             end_s = time.monotonic() + given["seconds"]
-            torch.save(torch.zeros(1), os.devnull)  # an agent sees the call; how long storage takes is emulated
+            torch.save(torch.zeros(1), os.devnull)  # an agent sees the call; the storage's time is emulated
             _sleep_until(end_s)
 
     return work

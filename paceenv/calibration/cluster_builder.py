@@ -1,7 +1,7 @@
-"""A cluster while it is calibrated: its data, the parameters with their evidence, and which errors hang together.
+"""A cluster while it is calibrated: its data, its parameters with their evidence, and correlated errors.
 
-What fits a part of a job puts it here, under the keys of a cluster config; :mod:`paceenv.calibration.job_fit` makes the
-config of it.
+Each fit adds its part of a job here, under the keys of a cluster config. :mod:`paceenv.calibration.job_fit` makes the
+config from it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.ui import config_files
 
-LEAST_UNPACED: Final = 16
+MIN_UNPACED: Final = 16
 """Steps without pacing from which on only those count as what the job does by itself."""
 
 
-class Draft:
-    """What is known so far. ``probed`` are the stamps that links are fitted to, ``base`` what the operator knows.
+class ClusterBuilder:
+    """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
 
-    ``measured`` is of the trace's steps without pacing, or of all where too few are.
+    ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
     """
 
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
         self.stamps, self.probed, self.base = stamps, probed, base
         step_T = stamps.step_T[stamps.unpaced_T]
-        self.measured = of_trace(step_T if len(step_T) >= LEAST_UNPACED else stamps.step_T)
+        self.measured = of_trace(step_T if len(step_T) >= MIN_UNPACED else stamps.step_T)
         self.parameters: list[Parameter] = []
         self.correlations: dict[str, dict[str, float]] = {}
         self.data: dict[str, Any] = {"fabric": {"nodes_per_leaf": 1, "nic_gbps": 1.0, "uplink_gbps": 1.0}, "job": {}}
@@ -45,19 +45,31 @@ class Draft:
 
     @property
     def steady_T(self) -> NDArray[np.bool_]:
-        """Which iterations count as what the job does by itself: those without pacing, or all where too few are."""
+        """Iterations that show the job by itself: those without pacing, or all where too few are without."""
         unpaced_T = self.stamps.unpaced_T
-        return unpaced_T if unpaced_T.sum() >= LEAST_UNPACED else np.ones_like(unpaced_T)
+        return unpaced_T if unpaced_T.sum() >= MIN_UNPACED else np.ones_like(unpaced_T)
 
     def add(self, *parameters: Parameter) -> None:
         self.parameters += parameters
 
-    def exactly(self, key: str, value: float, evidence: str) -> None:
-        """Add what has no error."""
+    def add_exact(self, key: str, value: float, evidence: str) -> None:
+        """Add a parameter that has no error.
+
+        Args:
+            key: key of a cluster config.
+            value: its exact value.
+            evidence: what it comes from.
+        """
         self.add(Parameter(key, float(value), 0.0, float(value), float(value), evidence))
 
-    def together(self, one: str, other: str, correlation: float) -> None:
-        """Record that the errors of two parameters hang together."""
+    def add_correlation(self, one: str, other: str, correlation: float) -> None:
+        """Record that the errors of two parameters are correlated; 0 is not recorded.
+
+        Args:
+            one: key of the first parameter.
+            other: key of the second.
+            correlation: of their errors, -1 to 1.
+        """
         if correlation:
             self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
 

@@ -1,9 +1,8 @@
-"""How well a calibration predicts steps that it has not seen: a trace's first part is fitted, the rest held out.
+"""How well a calibration predicts unseen steps: it is fitted to a trace's first part, and the rest is held out.
 
-One cut, not every second step: what drifts or lasts for a while must not be known from its neighbours. The cluster
-fitted to the first part is drawn anew from its errors for every few simulated runs as long as the held-out part, so
-that the interval over runs holds both what the fit does not know and what differs from run to run. Axes: T iterations,
-R ranks, G process groups, E simulated runs.
+There is one cut, because a drift or an episode must not be known from neighbouring steps. For every few simulated runs,
+as long as the held-out part, a cluster is drawn from the errors of the fit. So the interval over runs has both the
+errors of the fit and the differences between runs. Axes: T iterations, R ranks, G process groups, E simulated runs.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.cluster_builder import LEAST_UNPACED
+from paceenv.calibration.cluster_builder import MIN_UNPACED
 from paceenv.calibration.fits.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.calibration.step_statistics import GOOD_CV, GOOD_MEAN
-from paceenv.calibration.structure import LEAST_ITERATIONS, JobStamps
+from paceenv.calibration.structure import MIN_ITERATIONS, JobStamps
+from paceenv.core.intervals import Interval
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -31,7 +31,7 @@ FITTED_SHARE: Final = 2.0 / 3.0
 """Of the iterations; the rest is held out."""
 DRAWS, RUNS = 16, 12
 """Clusters drawn from the errors of the fit, and simulated runs of each."""
-_MOST_CELLS = 1e8
+_MAX_CELLS = 1e8
 """Rank-iterations simulated at most, beyond one run a cluster."""
 ROUNDING: Final = 1e-6
 """Of a step, or of what has no unit: stamps that differ by less do not differ."""
@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Line:
-    """One quantity: its value on held-out steps, the mean over simulated runs, and their central 95 %.
+    """One quantity: its value on held-out steps, and the mean and the central 95 % of simulated runs.
 
     ``tolerance`` is how far off still counts as close: relative, or for the CV absolute. ``unit`` is "s" or empty.
     """
@@ -52,9 +52,7 @@ class Line:
     quantity: str
     unit: str
     held_out: float
-    simulated: float
-    low: float
-    high: float
+    simulated: Interval
     tolerance: float
 
     @property
@@ -65,7 +63,7 @@ class Line:
     @property
     def error(self) -> float:
         """Relative, or for the CV absolute; 0 where both are 0."""
-        difference = self.simulated - self.held_out
+        difference = self.simulated.value - self.held_out
         if self.is_absolute or not difference:
             return difference
         return difference / self.held_out if self.held_out else math.inf
@@ -73,7 +71,7 @@ class Line:
     @property
     def verdict(self) -> str:
         """``agrees`` inside the interval, ``close`` outside of it but within the tolerance, else ``off``."""
-        if self.low <= self.held_out <= self.high:
+        if self.held_out in self.simulated:
             return "agrees"
         return "close" if abs(self.error) <= self.tolerance else "off"
 
@@ -93,10 +91,10 @@ class HeldOutCheck:
 
     def to_record(self) -> dict[str, Any]:
         """As plain data, to four digits."""
-        numbers = ("held_out", "simulated", "low", "high")
+        names = ("held_out", "simulated", "low", "high")
         lines = [
             {"quantity": line.quantity, "unit": line.unit}
-            | {name: float(f"{getattr(line, name):.4g}") for name in numbers}
+            | {n: float(f"{x:.4g}") for n, x in zip(names, (line.held_out, *line.simulated), strict=True)}
             | {"verdict": line.verdict}
             for line in self.lines
         ]
@@ -110,19 +108,23 @@ class HeldOutCheck:
 
 
 def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster | None = None) -> HeldOutCheck | str:
-    """Fit a job's first steps and hold the rest against the fitted cluster; or in words why that cannot be.
+    """Fit a job's first steps and compare the fitted cluster with the rest, or say in words why not.
 
-    ``probed`` and ``base`` as in :func:`paceenv.calibration.job_fit.calibrate_stamps`. Only steps without pacing are
-    held out, as the fitted cluster is simulated without.
+    Only steps without pacing are held out, as the fitted cluster is simulated without.
+
+    Args:
+        stamps: the job's stamps.
+        probed: stamps of a probe, to which links are fitted; ``stamps`` if None.
+        base: what the operator knows of the cluster.
     """
     T = len(stamps.step_T)
     cut = int(FITTED_SHARE * T)
     first, rest = stamps.part(np.arange(T) < cut), stamps.part((np.arange(T) >= cut) & stamps.unpaced_T)
-    least = round(LEAST_ITERATIONS / FITTED_SHARE)
-    if cut < LEAST_ITERATIONS or len(rest.step_T) < MIN_STEPS:
+    least = round(MIN_ITERATIONS / FITTED_SHARE)
+    if cut < MIN_ITERATIONS or len(rest.step_T) < MIN_STEPS:
         return f"{T} steps, {len(rest.step_T)} of them held out and without pacing; needed: {least} and {MIN_STEPS}"
-    if first.unpaced_T.sum() < LEAST_UNPACED:
-        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {LEAST_UNPACED}"
+    if first.unpaced_T.sum() < MIN_UNPACED:
+        return f"{int(first.unpaced_T.sum())} of the first {cut} steps are without pacing; needed: {MIN_UNPACED}"
     fit = calibrate_stamps(first, probed, base, "held-out check")
     drawn = drawn_clusters(fit.cluster, draws=DRAWS)
     measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
@@ -136,9 +138,13 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
 
 
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
-    """Fit the compute of a stage's first steps and hold the rest against it; or in words why that cannot be.
+    """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 
-    ``make`` gives the cluster of a fit. Of a stage only compute is known, so that the step is the slowest worker's.
+    Only compute is known of a stage, so its step is that of the slowest worker.
+
+    Args:
+        times: compute times of the stage.
+        make: gives the cluster of a fit.
     """
     steps, workers = times.compute_s_TR.shape
     cut = int(FITTED_SHARE * steps)
@@ -190,7 +196,7 @@ def _check(
     drawn: Sequence[Cluster],
     simulated: Callable[[Cluster, list[int]], list[dict[str, float]]],
 ) -> HeldOutCheck:
-    runs = int(np.clip(_MOST_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
+    runs = int(np.clip(_MAX_CELLS / (held_out * ranks * len(drawn)), 1, RUNS))
     found = [one for d, cluster in enumerate(drawn) for one in simulated(cluster, [*range(d * runs, (d + 1) * runs)])]
     lines, step_s = [], next(iter(measured.values()))
     for quantity, value in measured.items():
@@ -198,8 +204,8 @@ def _check(
         low, high = np.quantile(values, [0.025, 0.975]).tolist()
         unit = "" if quantity.startswith(("CV", "E[")) else "s"
         rounding = ROUNDING * (step_s if unit else 1.0)
-        interval = low - rounding, high + rounding
-        lines.append(Line(quantity, unit, value, float(values.mean()), *interval, _tolerance(quantity)))
+        interval = Interval(float(values.mean()), low - rounding, high + rounding)
+        lines.append(Line(quantity, unit, value, interval, _tolerance(quantity)))
     return HeldOutCheck(fitted, held_out, tuple(lines))
 
 

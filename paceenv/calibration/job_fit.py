@@ -1,8 +1,8 @@
 """A cluster config from the trace of a job: structure, compute, post-collective work, network; with evidence.
 
-Every part is fitted by a module of its own from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys
-of a cluster: what ranks do by themselves here, what they share in :mod:`paceenv.calibration.fits.network_fit`. The
-cluster is then simulated and held against the trace.
+Every part is fitted by its own module from the same stamps (:mod:`paceenv.calibration.structure`) and becomes keys of a
+cluster: the work of single ranks here, the shared network in :mod:`paceenv.calibration.fits.network_fit`. The cluster
+is then simulated and compared with the trace.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.calibration.cluster_builder import Draft
-from paceenv.calibration.fits.compute_fit import ComputeFit, fit_compute
+from paceenv.calibration.cluster_builder import ClusterBuilder
 from paceenv.calibration.fits.network_fit import fit_network
+from paceenv.calibration.fits.noise_fit import ComputeFit, fit_compute
 from paceenv.calibration.fits.post_collective_fit import PostCollectiveFit, fit_post_collective
-from paceenv.calibration.parameters import Parameter, bounded, estimated, told, untold
+from paceenv.calibration.parameters import Parameter, bounded, estimated, identified, not_identifiable
 from paceenv.calibration.step_statistics import Steps, simulate
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
@@ -59,111 +59,128 @@ def calibrate_job(
 ) -> JobFit:
     """Fit a cluster config to a trace.
 
-    ``base`` is what is known of the cluster: its numbers stand where the trace tells none. ``probe`` is a second trace
-    of the same job with small random delays, from which the links are fitted. ``job`` names one of several in a trace.
-    Raises InputError if the trace does not hold a job that can be described.
+    Args:
+        trace: the trace of a job.
+        base: known cluster, whose numbers stand where the trace identifies none.
+        name: name of the new config.
+        probe: a second trace of the same job with small random delays, to which links are fitted.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: the trace holds no job that can be described.
     """
     stamps = read_job(trace, job=job)
     return calibrate_stamps(stamps, None if probe is None else read_job(probe, job=job), base, name)
 
 
 def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster | None, name: str) -> JobFit:
-    """As :func:`calibrate_job`, from the stamps of a trace and, if there is one, of its probe."""
+    """As :func:`calibrate_job`, from stamps.
+
+    Args:
+        stamps: the job's stamps.
+        probed: stamps of a probe of the same job, if any.
+        base: known cluster, if any.
+        name: name of the new config.
+
+    Raises:
+        InputError: the probe is of another job, or ``base`` describes a workload or a torus.
+    """
     probed = stamps if probed is None else probed
     if (probed.members, probed.ops) != (stamps.members, stamps.ops):
         raise InputError("probe: another job than the trace; allowed: the same ranks, groups and collectives")
     if base is not None and (base.workload is not None or base.fabric.torus is not None):
         raise InputError(f"base: {base.name} describes a workload or a torus; allowed: a job given by its times")
-    draft = Draft(stamps, probed, base, name)
+    builder = ClusterBuilder(stamps, probed, base, name)
     compute, after = fit_compute(stamps), fit_post_collective(stamps)
-    _structure(draft, compute)
-    _noise(draft, compute)
-    _post_work(draft, after)
-    fit_network(draft)
-    cluster = draft.cluster()
+    _structure(builder, compute)
+    _noise(builder, compute)
+    _post_work(builder, after)
+    fit_network(builder)
+    cluster = builder.cluster()
     simulated = simulate(cluster, len(stamps.step_T))
-    cluster = cluster.model_copy(update={"calibration": _record(draft, simulated)})
-    return JobFit(cluster, tuple(draft.parameters), draft.measured, simulated)
+    cluster = cluster.model_copy(update={"calibration": _record(builder, simulated)})
+    return JobFit(cluster, tuple(builder.parameters), builder.measured, simulated)
 
 
-def _record(draft: Draft, simulated: Steps) -> dict[str, Any]:
+def _record(builder: ClusterBuilder, simulated: Steps) -> dict[str, Any]:
     """Where each number of the cluster comes from, as plain data."""
-    stamps, measured = draft.stamps, draft.measured
+    stamps, measured = builder.stamps, builder.measured
     return {
         "source": f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations",
-        "fitted": {p.key: p.to_record() for p in draft.parameters if p.told},
-        "cannot_tell": {p.key: p.to_record() for p in draft.parameters if not p.told},
-        "correlations": draft.correlations,
+        "fitted": {p.key: p.to_record() for p in builder.parameters if p.is_identified},
+        "cannot_tell": {p.key: p.to_record() for p in builder.parameters if not p.is_identified},
+        "correlations": builder.correlations,
         "measured": {"step_mean_s": measured.mean_s, "step_mean_se_s": measured.mean_sd, "step_cv": measured.cv},
         "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
     }
 
 
-def _structure(draft: Draft, compute: ComputeFit) -> None:
-    stamps, job = draft.stamps, draft.data["job"]
+def _structure(builder: ClusterBuilder, compute: ComputeFit) -> None:
+    stamps, job = builder.stamps, builder.data["job"]
     job |= {"nodes": stamps.ranks, "ranks_per_node": 1, "nodes_per_group": stamps.ranks // stamps.groups}
     job |= {"barrier": stamps.barrier or stamps.groups > 1, "collective": stamps.collective}
     job |= {"compute_s": compute.noise.mean_compute_s.value, "overlap": 0.0, "tail_bytes": 0.0}
     rows = f"{len(stamps.step_T)} iterations alike, {stamps.dropped} left out"
     members = ", ".join("+".join(map(str, group)) for group in stamps.members)
-    draft.exactly("job.nodes", stamps.ranks, f"ranks in the trace, one a node; {rows}")
-    draft.exactly("job.nodes_per_group", job["nodes_per_group"], f"ranks of the payload's process groups: {members}")
-    draft.exactly("job.barrier", float(job["barrier"]), f"an iteration's collectives are {', '.join(stamps.ops)}")
-    known = draft.known("job", "gradient_bytes")
+    builder.add_exact("job.nodes", stamps.ranks, f"ranks in the trace, one a node; {rows}")
+    builder.add_exact(
+        "job.nodes_per_group", job["nodes_per_group"], f"ranks of the payload's process groups: {members}"
+    )
+    builder.add_exact("job.barrier", float(job["barrier"]), f"an iteration's collectives are {', '.join(stamps.ops)}")
+    known = builder.known("job", "gradient_bytes")
     if stamps.payload_bytes:
         job["gradient_bytes"] = float(stamps.payload_bytes)
-        draft.exactly("job.gradient_bytes", stamps.payload_bytes, "bytes of the payload's rows")
+        builder.add_exact("job.gradient_bytes", stamps.payload_bytes, "bytes of the payload's rows")
     else:
         job["gradient_bytes"] = ASSUMED_BYTES if known is None else known
         source = "assumed, and rates with it" if known is None else "from base"
-        draft.add(untold("job.gradient_bytes", job["gradient_bytes"], "its rows have no bytes", source))
+        builder.add(not_identifiable("job.gradient_bytes", job["gradient_bytes"], "its rows have no bytes", source))
 
 
-def _noise(draft: Draft, compute: ComputeFit) -> None:
+def _noise(builder: ClusterBuilder, compute: ComputeFit) -> None:
     found, noise = compute.noise, compute.noise.to_config()["noise"]
-    draft.add(estimated("job.compute_s", found.mean_compute_s, "mean of what precedes the payload, healthy ranks"))
+    builder.add(estimated("job.compute_s", found.mean_compute_s, "mean of what precedes the payload, healthy ranks"))
     for key in ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew"):
         estimate = getattr(found, key)
         if estimate is not None:
-            draft.add(estimated(f"noise.{key}", estimate, "variance components of compute, jackknife over steps"))
+            builder.add(estimated(f"noise.{key}", estimate, "variance components of compute, jackknife over steps"))
     if found.slow_factor is not None:
-        slow = [draft.stamps.order_R[position] for position in found.slow_workers]
+        slow = [builder.stamps.order_R[position] for position in found.slow_workers]
         said = f"persistently slower than their peers: {', '.join(f'rank {r}' for r in slow)}"
-        draft.exactly("noise.slow_ranks", len(slow), said)
-        draft.add(estimated("noise.slow_factor", found.slow_factor, said))
+        builder.add_exact("noise.slow_ranks", len(slow), said)
+        builder.add(estimated("noise.slow_factor", found.slow_factor, said))
     episodes = compute.episodes
     if episodes is not None:
-        noise |= {"fail_slow_share": min(episodes.share, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
-        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations, 1.0)
-        ranks = [draft.stamps.order_R[r] for r in np.flatnonzero(episodes.on_TN.any(axis=0))]
+        noise |= {"fail_slow_share": min(episodes.share.value, 0.99), "fail_slow_factor": max(compute.factor, 1.0)}
+        noise["fail_slow_mean_iterations"] = max(episodes.mean_iterations.value, 1.0)
+        ranks = [builder.stamps.order_R[r] for r in np.flatnonzero(episodes.on_TN.any(axis=0))]
         said = f"{episodes.count} episodes on {', '.join(f'rank {r}' for r in ranks)}"
-        draft.add(bounded("noise.fail_slow_share", episodes.share, episodes.share_interval, said))
-        length = bounded(
-            "noise.fail_slow_mean_iterations", episodes.mean_iterations, episodes.mean_iterations_interval, said
-        )
-        draft.add(length)
-        draft.add(told("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
-    draft.data["noise"] = noise
+        builder.add(bounded("noise.fail_slow_share", episodes.share, said))
+        builder.add(bounded("noise.fail_slow_mean_iterations", episodes.mean_iterations, said))
+        builder.add(identified("noise.fail_slow_factor", compute.factor, compute.factor_se, said))
+    builder.data["noise"] = noise
 
 
-def _post_work(draft: Draft, found: PostCollectiveFit) -> None:
+def _post_work(builder: ClusterBuilder, found: PostCollectiveFit) -> None:
     barrier_us = max(found.barrier_s, 0.0) * 1e6
-    if draft.data["job"]["barrier"]:
-        draft.data["fabric"]["barrier_us"] = barrier_us
+    if builder.data["job"]["barrier"]:
+        builder.data["fabric"]["barrier_us"] = barrier_us
         said = "from the last group's end of work to the end of the step, and what all groups have in common"
-        draft.add(told("fabric.barrier_us", barrier_us, found.barrier_se * 1e6, said))
+        builder.add(identified("fabric.barrier_us", barrier_us, found.barrier_se * 1e6, said))
     work: dict[str, Any] = {"groups": len(found.always), "work_s": max(found.work_s, 0.0)}
     if found.always:
-        named = ", ".join("+".join(map(str, draft.stamps.members[g])) for g in found.always)
+        named = ", ".join("+".join(map(str, builder.stamps.members[g])) for g in found.always)
         said = f"between payload and barrier of the group of ranks {named}, beside what all groups have"
-        draft.exactly("post_collective_work.groups", len(found.always), said)
-        draft.add(told("post_collective_work.work_s", found.work_s, found.work_se, said))
+        builder.add_exact("post_collective_work.groups", len(found.always), said)
+        builder.add(identified("post_collective_work.work_s", found.work_s, found.work_se, said))
     if found.episodes is not None:
         episodes, said = found.episodes, f"{found.episodes.count} episodes between payload and barrier"
-        work |= {"share": min(episodes.share, 0.99), "mean_iterations": max(episodes.mean_iterations, 1.0)}
+        work |= {
+            "share": min(episodes.share.value, 0.99),
+            "mean_iterations": max(episodes.mean_iterations.value, 1.0),
+        }
         work |= {"episode_s": found.episode_s, "episode_spread": found.spread}
-        draft.add(bounded("post_collective_work.share", episodes.share, episodes.share_interval, said))
-        lengths = episodes.mean_iterations_interval
-        draft.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, lengths, said))
-        draft.add(told("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
-    draft.data["post_collective_work"] = work
+        builder.add(bounded("post_collective_work.share", episodes.share, said))
+        builder.add(bounded("post_collective_work.mean_iterations", episodes.mean_iterations, said))
+        builder.add(identified("post_collective_work.episode_s", found.episode_s, found.episode_se, said))
+    builder.data["post_collective_work"] = work

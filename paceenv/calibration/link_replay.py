@@ -1,7 +1,7 @@
-"""The engine's links under a trace's own arrivals: when every group's payload would end, whatever made the ranks late.
+"""The engine's links under a trace's own arrivals: when every group's payload would end.
 
 Compiles the engine's functions (``paceenv.sim.engine.fluid``, ``incast``) into loops over recorded iterations, so that
-calibration asks the physics that simulates. Axes: T iterations, R ranks, G groups.
+calibration and simulation share their physics. Axes: T iterations, R ranks, G groups.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _filter(
     order_G, finish_G, weight_N = np.arange(groups), np.empty(groups), np.empty(particles)
     before_NFK, total = np.empty_like(tenant_NFK), 0.0
     for i in range(particles):
-        fluid.reset_tenants(jobs[0], clocks[i], tenants_EK[0], tenant_NFK[i])
+        fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     for t in range(arrival_TG.shape[0]):
         kernel.sort_groups(arrival_TG[t], order_G)
         mean, expected = 0.0, 0.0
@@ -95,7 +95,7 @@ def _filter(
             fluid.rewind(clocks[i], tenant_NFK[i], advance_T[t])
             if uniform_TN[t, 1 + i] < lost:
                 clocks[i]["key"] += np.uint64(particles)
-                fluid.reset_tenants(jobs[0], clocks[i], tenants_EK[0], tenant_NFK[i])
+                fluid.reset_tenants(clocks[i], tenants_EK[0], tenant_NFK[i])
     return total
 
 
@@ -106,9 +106,12 @@ with numba_cache(compiled.cache_directory()) as _writable:
 
 
 def share_uplink(arrival_TG: Array, alone_s: float, work_s: float) -> Array:
-    """When each group's payload ends on an uplink that only they share, ``(T, G)``, in the seconds of ``arrival_TG``.
+    """When each group's payload ends on an uplink that only these groups share, ``(T, G)``, seconds.
 
-    ``alone_s`` is what a group takes by itself, ``work_s`` (at most that) what it occupies of the whole uplink.
+    Args:
+        arrival_TG: when the groups start, seconds.
+        alone_s: time that a group takes by itself, seconds.
+        work_s: time for which a group occupies the whole uplink, seconds; at most ``alone_s``.
     """
     jobs, finish_TG = layout.default_job(1), np.empty_like(arrival_TG)
     jobs["transfer_alone_s"], jobs["uplink_work_s"] = alone_s, work_s
@@ -128,9 +131,16 @@ def receive(
     timeout_s: float = 0.0,
     seed: int = 0,
 ) -> Array:
-    """When each group's gather, or ``exchange`` (all-to-all), ends, ``(T, G)``; losses are drawn anew for every seed.
+    """When each group's gather or all-to-all ends, ``(T, G)``, seconds; every seed draws new losses.
 
-    ``message_s`` is one sender's message at its receiver's port, ``fit`` how many opening windows the buffer holds.
+    Args:
+        entry_TR: when the ranks start, seconds.
+        groups: number of process groups.
+        exchange: all-to-all instead of gather.
+        message_s: time of one sender's message at its receiver's port, seconds.
+        fit: how many opening windows the buffer holds.
+        timeout_s: retransmission timeout, seconds.
+        seed: seed of the losses.
     """
     jobs, finish_TG = layout.default_job(1), np.empty((len(entry_TR), groups))
     jobs["incast_kind"] = layout.ALL_TO_ALL if exchange else layout.GATHER
@@ -166,12 +176,21 @@ def filter_tenant(
     seed: int,
     jumps: float = JUMPS,
 ) -> Filtered:
-    """Follow the one tenant of ``batch`` (one environment) through recorded arrivals by a bootstrap particle filter.
+    """Follow the one tenant of ``batch`` through recorded arrivals by a bootstrap particle filter.
 
-    Each particle is a tenant as the engine draws it, from a random phase; it is weighed by how well our payload's mean
-    duration, under the recorded arrivals, agrees with ``lasts_T`` (normal, ``spread_s``, with a share of outliers), and
-    the cloud resampled. ``advance_T`` is the time from an iteration's begin to that of the next.
+    Each particle is a tenant as the engine draws it, from a random phase. Its weight is how well our payload's mean
+    duration under the recorded arrivals agrees with the measured one: normal, with a share of outliers.
     Source: Gordon, Salmond and Smith, IEE Proceedings F 1993.
+
+    Args:
+        batch: one environment with one tenant.
+        arrival_TG: when our groups start, seconds from the begin of an iteration.
+        lasts_T: measured mean durations, seconds.
+        advance_T: time from the begin of an iteration to that of the next, seconds.
+        spread_s: standard deviation of a duration around the model, seconds.
+        particles: number of particles.
+        seed: seed of the particles and of resampling.
+        jumps: chance in an iteration that the tenant is at another phase, as after a pause.
     """
     clocks = np.zeros(particles, layout.CLOCK)
     clocks["key"] = episode_keys(list(range(seed, seed + particles)))

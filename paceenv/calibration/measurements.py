@@ -1,4 +1,4 @@
-"""What a trace says about compute noise, reduced to a few numbers that can be stored where the trace cannot.
+"""Compute noise of a trace, reduced to a few numbers that can be stored where the trace cannot.
 
 Reads :mod:`paceenv.core.trace`; :mod:`paceenv.calibration.fits.noise_fit` fits the simulator's noise to the result,
 whether it comes from a trace or from a packaged summary. Axes: T steps, R ranks (workers) of one pipeline stage.
@@ -12,7 +12,6 @@ subset of n workers without replacement, from order statistics, divided by the m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace
+from paceenv.ui import config_files
 
 FORMAT_KEY: Final = "paceenv_noise_measurements"
 FORMAT_VERSION: Final = 1
@@ -53,7 +53,7 @@ class Moments:
     """Moments of one set of steps; variances and skewness are of compute time relative to its mean.
 
     ``max_over_mean`` holds E[max]/mean at the widths of :data:`WIDTHS` up to the number of healthy workers.
-    ``slow_factor`` is slow over healthy mean compute time, 1 where nobody is slow.
+    ``slow_factor`` is slow over healthy mean compute time, 1 without slow workers.
     """
 
     mean_s: _Positive
@@ -123,9 +123,8 @@ class NoiseMeasurements:
         for stage in content["stages"]:
             # one list per moment instead of one mapping per replicate: a third of the size
             stage["replicates"] = {name: [r[name] for r in stage["replicates"]] for name in stage["all"]}
-        temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
-        temporary.write_text(_HEADER + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120))
-        os.replace(temporary, path)
+        text = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
+        config_files.write_text(path, _HEADER + text)
 
     @classmethod
     def load(cls, path: str | Path) -> NoiseMeasurements:
@@ -205,9 +204,15 @@ def slow_workers(compute_s_TR: Array) -> NDArray[np.bool_]:
 def measure_stage(
     compute_s_TR: Array, *, stage: int = 0, step_T: NDArray[np.integer] | None = None
 ) -> StageMeasurements:
-    """Measure one stage from its compute times ``(T, R)``, seconds; ``step_T`` are step numbers, consecutive if None.
+    """Measure one pipeline stage.
 
-    Raises InputError for fewer than MIN_STEPS steps, fewer than two healthy workers or times that are not positive.
+    Args:
+        compute_s_TR: compute times of the workers, seconds.
+        stage: number of the stage.
+        step_T: step numbers; consecutive if None.
+
+    Raises:
+        InputError: fewer than MIN_STEPS steps, fewer than two healthy workers, or times that are not positive.
     """
     steps, workers = compute_s_TR.shape
     if steps < MIN_STEPS or workers < 2:

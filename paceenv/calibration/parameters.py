@@ -1,4 +1,4 @@
-"""A calibrated parameter: value, error bars, and the evidence for it, or why the trace cannot tell."""
+"""A calibrated parameter: value, 95 % interval and evidence, or why the trace does not identify it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from scipy import stats
 
 from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 
-CANNOT_TELL: Final = "cannot tell from this trace: "
+_NOT_IDENTIFIED: Final = ("cannot be identified from this trace: ", "cannot tell from this trace: ")
+"""How evidence begins where the trace does not identify a parameter; configs of earlier versions have the second."""
 NORMAL_95: Final = 1.96
 ROUND_US: Final = (2.0, 1000.0)
 """Where 95 % of rounds of messages lie: between what a switched RDMA network and what loaded sockets take."""
@@ -21,9 +23,9 @@ ROUND_US: Final = (2.0, 1000.0)
 class Parameter:
     """One key of a cluster config, for example ``fabric.uplink_gbps``.
 
-    ``lo`` and ``hi`` are a 95 % interval. ``value`` is what the fitted cluster has. Where the trace cannot tell, ``se``
-    is None, ``lo`` and ``hi`` are given if it bounds the value at least on one side, and ``evidence`` says why and
-    where the value comes from.
+    ``value`` is what the fitted cluster has, ``lo`` and ``hi`` its 95 % interval. Where the trace does not identify the
+    parameter, ``se`` is None, ``lo`` or ``hi`` is given if the trace bounds it on that side, and ``evidence`` says why
+    and where the value comes from.
     """
 
     key: str
@@ -34,17 +36,22 @@ class Parameter:
     evidence: str
 
     @property
-    def told(self) -> bool:
-        """Whether the trace tells it."""
-        return not self.evidence.startswith(CANNOT_TELL)
+    def is_identified(self) -> bool:
+        """Whether the trace identifies it."""
+        return not self.evidence.startswith(_NOT_IDENTIFIED)
+
+    @property
+    def reason(self) -> str:
+        """The evidence, without its beginning where the trace does not identify the parameter."""
+        return self.evidence.removeprefix(_NOT_IDENTIFIED[0]).removeprefix(_NOT_IDENTIFIED[1])
 
     def interval(self, level: float) -> tuple[float, float]:
         """An interval of another level than 95 %, by the normal's quantiles on either side of the value.
 
-        Raises InputError where the trace does not tell the parameter.
+        Raises InputError where the trace does not identify the parameter.
         """
-        if not self.told or self.value is None or self.lo is None or self.hi is None:
-            raise InputError(f"{self.key}: has no interval; allowed: a parameter that the trace tells")
+        if not self.is_identified or self.value is None or self.lo is None or self.hi is None:
+            raise InputError(f"{self.key}: has no interval; allowed: a parameter that the trace identifies")
         shrink = float(stats.norm.ppf(0.5 + 0.5 * level)) / NORMAL_95
         return self.value + shrink * (self.lo - self.value), self.value + shrink * (self.hi - self.value)
 
@@ -55,24 +62,52 @@ class Parameter:
         return rounded | {"evidence": self.evidence}
 
 
-def told(key: str, value: float, se: float, evidence: str) -> Parameter:
-    """A parameter with a normal interval, kept above 0."""
+def identified(key: str, value: float, se: float, evidence: str) -> Parameter:
+    """A parameter with a normal 95 % interval, cut off at 0.
+
+    Args:
+        key: key of a cluster config.
+        value: the estimate.
+        se: its standard error.
+        evidence: what the estimate comes from.
+    """
     return Parameter(key, value, se, max(value - NORMAL_95 * se, 0.0), value + NORMAL_95 * se, evidence)
 
 
-def bounded(key: str, value: float, interval: tuple[float, float], evidence: str) -> Parameter:
-    """A parameter with an interval of its own; the standard error is what a normal one of that width has."""
-    low, high = interval
+def bounded(key: str, interval: Interval, evidence: str) -> Parameter:
+    """A parameter with an interval of its own; its standard error is that of a normal interval of this width.
+
+    Args:
+        key: key of a cluster config.
+        interval: the estimate with its 95 % interval.
+        evidence: what the estimate comes from.
+    """
+    value, low, high = interval
     return Parameter(key, value, (high - low) / (2.0 * NORMAL_95), low, high, evidence)
 
 
 def estimated(key: str, estimate: Estimate, evidence: str) -> Parameter:
-    """A parameter from a fit of noise."""
+    """A parameter from a fit.
+
+    Args:
+        key: key of a cluster config.
+        estimate: value, standard error and 95 % interval.
+        evidence: what the estimate comes from.
+    """
     return Parameter(key, estimate.value, estimate.se, estimate.lo, estimate.hi, evidence)
 
 
-def untold(
+def not_identifiable(
     key: str, value: float | None, why: str, source: str, *, lo: float | None = None, hi: float | None = None
 ) -> Parameter:
-    """A parameter that the trace does not tell; ``source`` says where ``value`` comes from."""
-    return Parameter(key, value, None, lo, hi, f"{CANNOT_TELL}{why}; {source}")
+    """A parameter that the trace does not identify.
+
+    Args:
+        key: key of a cluster config.
+        value: what the fitted cluster has instead; None if the config lacks the key.
+        why: why the trace does not identify it.
+        source: where ``value`` comes from.
+        lo: lower bound that the trace gives, if any.
+        hi: upper bound that the trace gives, if any.
+    """
+    return Parameter(key, value, None, lo, hi, f"{_NOT_IDENTIFIED[0]}{why}; {source}")

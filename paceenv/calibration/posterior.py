@@ -1,7 +1,7 @@
-"""Clusters that may be the real one: parameters drawn from a calibration's errors, for predictions and for training.
+"""Clusters that may be the real one: parameters drawn from a calibration's errors, for predictions and training.
 
-Everything comes from the ``calibration`` record of a cluster config: values, errors, which errors hang together, and
-the measured mean step. Legend: N values, P parameters.
+Everything comes from the ``calibration`` record of a cluster config: values, errors, correlations of errors, and the
+measured mean step. Legend: N values, P parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CANDIDATES, SHORT_ITERATIONS = 16, 200
 """Drawn clusters for each that is kept, and the iterations that tell their mean step."""
 SHORT_RUNS, USUAL_RUNS = 2, 64
 """Runs of every candidate, all on the same noise, and of the fitted cluster, which tell how lucky those few are."""
-TRIES, LEAST_SHARE = 1000, 0.05
+TRIES, MIN_SHARE = 1000, 0.05
 """Draws before the fitted values are taken; the share of a value that no draw falls below."""
 NEGLIGIBLE: Final = 1e-4
 """A relative error below the digits of a record is none: the value is known."""
@@ -40,7 +40,7 @@ _KEYS = {"mean_compute_s": "job.compute_s"}
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
-    """The parameters that a calibration wrote into a cluster config, those that the trace did not tell included."""
+    """The parameters that a calibration wrote into a cluster config, also those that are not identified."""
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
     found = []
     for key, record in records:
@@ -68,13 +68,18 @@ def drawn_clusters(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[Cluster]:
-    """Clusters that may be the real one: parameters drawn from their errors, such that the measured mean step results.
+    """Clusters that may be the real one: parameters drawn from their errors so that the measured mean step results.
 
-    ``parameters`` and ``measured`` are those of the cluster's own record unless given. A job's mean step is known
-    better than the parameters one by one, even where it is on record which errors hang together. So ``CANDIDATES``
-    times as many clusters are drawn; for each that is wanted a mean step is drawn from the interval of the measured one
-    (``mean_s``, ``low_s`` and ``high_s`` of ``measured``), and the candidate taken whose own comes nearest. Without a
-    mean step the first ones are taken.
+    A job's mean step is known better than its parameters, even with their correlations on record. So ``CANDIDATES``
+    times as many clusters are drawn. For each wanted one a mean step is drawn from the interval of the measured one,
+    and the candidate with the nearest mean step is taken. Without a measured mean step the first candidates are taken.
+
+    Args:
+        cluster: the fitted cluster.
+        parameters: parameters to draw; those of the cluster's own record if None.
+        measured: ``mean_s``, ``low_s`` and ``high_s`` of the mean step, seconds; from the record if None.
+        seed: seed of the draws.
+        draws: number of clusters.
     """
     random = np.random.default_rng(seed)
     vague = [p for p in (parameters_of(cluster) if parameters is None else parameters) if _can_be_drawn(cluster, p)]
@@ -107,7 +112,12 @@ def drawn_clusters(
 def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[Path]:
     """Write drawn clusters as configs, a suite of them, and a training config that draws its episodes from the suite.
 
-    The suite names the clusters beside it. Returns what was written, the clusters first.
+    The suite names the clusters beside it. Returns the written files, the clusters first.
+
+    Args:
+        folder: where to write.
+        cluster: the fitted cluster.
+        draws: number of clusters.
     """
     drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
     splits = ["train"] * (draws - sum(count for _, count in _SPLITS)) + [
@@ -155,7 +165,7 @@ def _edges(parameter: Parameter) -> tuple[float, float]:
         parameter.value + sign * NORMAL_95 * parameter.se if edge is None else edge
         for sign, edge in ((-1.0, parameter.lo), (1.0, parameter.hi))
     )
-    return max(low, LEAST_SHARE * abs(parameter.value)), high
+    return max(low, MIN_SHARE * abs(parameter.value)), high
 
 
 def _correlated(cluster: Cluster, parameters: Sequence[Parameter]) -> NDArray[np.float64]:

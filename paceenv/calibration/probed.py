@@ -1,4 +1,4 @@
-"""A trace of a run in mode ``probe`` as one row per hold: what was drawn, what was delayed, what the job then took.
+"""A trace of a run in mode ``probe`` as one row per hold: the draw, the measured delay, the step time.
 
 Reads :mod:`paceenv.core.trace` by the plan of :mod:`paceenv.core.probing`; :mod:`paceenv.calibration.response` makes
 effects of it. A step ends when its last rank has left the last operation. Iterations with a checkpoint, an evaluation
@@ -22,7 +22,7 @@ MIN_ITERATIONS: Final = 3
 CLIP_MEDIANS: Final = 4.0
 """A longer step counts as so many medians, as in a live rank's own comparisons: a stall must not decide everything."""
 BARRIER_BYTES: Final = 4096
-"""A collective of at most this size only synchronises; 0 bytes are an unknown size."""
+"""A collective of at most this size only synchronises; 0 bytes means unknown."""
 _INTERRUPTIONS: Final = ("checkpoint", "evaluation", "restart")
 _NOT_PAYLOAD: Final = (*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, *_INTERRUPTIONS, PACE_OP, "barrier")
 
@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Unit:
-    """What is delayed together, and the process group of its payload (-1: it has none)."""
+    """Ranks that are delayed together, and the process group of their payload (-1: none)."""
 
     name: str
     ranks: tuple[int, ...]
@@ -40,7 +40,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Probed:
-    """Means over the measured iterations of each hold, seconds; what could not be measured is not-a-number.
+    """Means over the measured iterations of each hold, seconds; not a number where not measured.
 
     ``level_BU`` is the share of the probe's bound that was drawn, ``delay_s_BU`` what its ranks held back on average,
     ``collective_s_BG`` from the entry of a group's last member into its first payload collective of an iteration to the
@@ -61,15 +61,8 @@ class Probed:
     def without_head_starts(self) -> Probed:
         """The holds in which each unit was delayed for itself, whose effects add up; iterations are still of all."""
         use_B = ~self.head_start_B
-        return replace(
-            self,
-            hold_B=self.hold_B[use_B],
-            head_start_B=self.head_start_B[use_B],
-            level_BU=self.level_BU[use_B],
-            delay_s_BU=self.delay_s_BU[use_B],
-            step_s_B=self.step_s_B[use_B],
-            collective_s_BG=self.collective_s_BG[use_B],
-        )
+        by_hold = ("hold_B", "head_start_B", "level_BU", "delay_s_BU", "step_s_B", "collective_s_BG")
+        return replace(self, **{name: getattr(self, name)[use_B] for name in by_hold})
 
 
 def read_probed(trace: Trace) -> Probed | str:

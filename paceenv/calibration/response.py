@@ -1,23 +1,24 @@
-"""What a delay does to a job, from a trace of a run in mode ``probe``: a cause and not a correlation.
+"""The effect of a delay on a job, from a trace of a run in mode ``probe``: causal, not a correlation.
 
-Which unit (process group, or rank) was to be delayed in which hold of a few iterations was drawn by chance
-(:mod:`paceenv.core.probing`), so the draws have nothing to do with whatever else made a step long. They are the
-instruments in a regression over holds b,
+A random draw decides which unit (process group or rank) is delayed in which hold of a few iterations
+(:mod:`paceenv.core.probing`). So the draws are independent of any other cause of long steps, and serve as instruments
+in a regression over holds b,
 
-    step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b,
+    step_b = intercept + sum_u response_u * delay_bu + c' before_b + error_b.
 
-where ``delay_bu`` is what unit u really held back (not by chance alone: a busy machine oversleeps when steps are long
-anyway) and ``before_b`` are the mean steps of the two holds before, which take out what drifts. Errors are robust to
-unequal spread (HC2) but never below those of equal spread, and Student's t has the freedom of the delayed holds: they
-are few, and may by luck be calm ones. Noise that lasts for many holds needs no more than that: a draw knows nothing of
-any other, so draw times error is uncorrelated from hold to hold however much the errors are not.
+- ``delay_bu`` is the measured delay of unit u. It is not random alone: a busy machine oversleeps when steps are long.
+- ``before_b`` are the mean steps of the two holds before, which remove drift.
+- Errors are robust to unequal spread (HC2) but never below those of equal spread. Student's t has the freedom of the
+  delayed holds, which are few and may by luck be calm ones.
+- Noise that lasts for many holds needs no correction: draws are independent of each other, so draw times error is
+  uncorrelated from hold to hold.
 
-Holds with head starts (all units but one or so delayed alike) are left out: effects of delays that small add up, those
-of a whole job that comes later do not. They are there for calibration (:mod:`paceenv.calibration.fits.links`).
+Holds with head starts (all units but about one delayed alike) are left out. Effects of small delays add up; those of a
+whole job that comes later do not. Calibration uses these holds (:mod:`paceenv.calibration.fits.links`).
 
-A response is in seconds of step per second of delay, the same as ms per ms, around what the job does by itself and for
-delays as small as the probes: what a delay does beyond the hold after it (a phase that moves against another job's, bit
-by bit) is not in it. Legend: B holds, U units.
+A response is in seconds of step per second of delay. It holds around the job's undisturbed state and for delays as
+small as the probes. Effects after the next hold, such as a phase that moves against another job's, are not in it.
+Legend: B holds, U units.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from paceenv.calibration.probed import Probed, read_probed
 from paceenv.core.probing import HOLD_ITERATIONS
 from paceenv.core.trace import Trace
 
-Verdict = Literal["shortens", "lengthens", "no effect", "cannot tell"]
+Verdict = Literal["shortens", "lengthens", "no effect", "not identified"]
 NEGLIGIBLE: Final = 0.25
-"""A response whose whole interval is within this, ms per ms, is no effect."""
+"""There is no effect if the whole interval is within this, ms per ms."""
 ERROR_SHARE: Final = 0.05
 MIN_HOLDS: Final = 40
 MIN_DELAYED: Final = 8
-"""Holds in which a unit must have been delayed to say something of it."""
+"""Holds in which a unit must be delayed for an estimate."""
 HOLDS_PER_UNIT: Final = 4
-"""With fewer, units are not told apart."""
+"""With fewer, units are not estimated one by one."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What one ms of delay does, ms per ms, with standard error and 95 % interval; None where nothing can be said.
+    """The effect of one ms of delay, ms per ms, with standard error and 95 % interval; None where not identified.
 
     ``freedom`` is of Student's t.
     """
@@ -66,7 +67,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class UnitResponse:
-    """What delaying one unit does to the step of the job. ``mean_delay_s`` is of the holds in which it was delayed."""
+    """The effect of delaying one unit on the step. ``mean_delay_s`` is over the holds in which it was delayed."""
 
     unit: str
     ranks: tuple[int, ...]
@@ -77,7 +78,7 @@ class UnitResponse:
 
 @dataclass(frozen=True)
 class CollectiveResponse:
-    """What delays do to a group's payload collectives: how long from its last member's entry to the last exit.
+    """The effect of delays on a group's payload collectives: the time from its last member's entry to the last exit.
 
     ``own`` is per ms by which a unit within the group comes later, ``others`` per ms by which one outside does, which
     is a head start for the group.
@@ -111,19 +112,19 @@ class Response:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what cannot be told is null."""
+        """Plain data; null where nothing is identified."""
         return asdict(self)
 
 
 def measure_response(trace: Trace) -> Response:
-    """What delays did in the job of ``trace``; where a trace cannot tell, the answer says why."""
+    """What delays did in the job of ``trace``; where the trace does not identify it, the answer says why."""
     every = read_probed(trace)
     if isinstance(every, str):
-        return _cannot_tell(every)
+        return _unknown(every)
     probed = every.without_head_starts()
     if len(probed.hold_B) < MIN_HOLDS:
         left_out = " without head starts" if every.head_start_B.any() else ""
-        return _cannot_tell(
+        return _unknown(
             f"{len(probed.hold_B)} holds of {HOLD_ITERATIONS} iterations{left_out}; at least {MIN_HOLDS} are needed"
         )
     step_s_B, delay_s_B, level_B = probed.step_s_B, probed.delay_s_BU.mean(axis=1), probed.level_BU.mean(axis=1)
@@ -182,7 +183,7 @@ def _regress(y_B: Array, delay_BX: Array, level_BX: Array, before_BK: Array) -> 
 
 
 def _before(probed: Probed, values_B: Array, *lags: int) -> Array:
-    """What ``values`` were ``lags`` holds before, ``(B, lags)``; their mean where that hold is missing."""
+    """The values ``lags`` holds before, ``(B, lags)``; their mean where that hold is missing."""
     place = {hold: b for b, hold in enumerate(probed.hold_B.tolist())}
     mean = float(np.nanmean(values_B))
     columns = []
@@ -200,11 +201,11 @@ def _units(probed: Probed) -> tuple[UnitResponse, ...]:
     asked = np.flatnonzero((delayed_U >= MIN_DELAYED) & (not few))
     before = _before(probed, probed.step_s_B, 1, 2)
     estimates = _regress(probed.step_s_B, probed.delay_s_BU[:, asked], probed.level_BU[:, asked], before)
-    told = dict(zip(asked.tolist(), estimates, strict=True))
+    estimated = dict(zip(asked.tolist(), estimates, strict=True))
     found = []
     for u, unit in enumerate(probed.units):
-        if u in told:
-            effect = _effect(told[u], probed.iterations)
+        if u in estimated:
+            effect = _effect(estimated[u], probed.iterations)
         elif few:
             effect = _nothing(f"{holds} holds for {len(probed.units)} units; at least {HOLDS_PER_UNIT} for each needed")
         else:
@@ -220,9 +221,9 @@ def _collective(probed: Probed, g: int) -> CollectiveResponse:
     own_U = np.array([unit.group == group for unit in probed.units])
     member = np.stack([which_U for which_U in (own_U, ~own_U) if which_U.any()], axis=1).astype(np.float64)
     before = _before(probed, span_s_B, 1, 2)
-    told = _regress(span_s_B, probed.delay_s_BU @ member, probed.level_BU @ member, before)
+    estimated = _regress(span_s_B, probed.delay_s_BU @ member, probed.level_BU @ member, before)
     alone = _nothing("no unit outside this group was delayed")
-    own, *others = [_effect(one, probed.iterations) for one in told]
+    own, *others = [_effect(one, probed.iterations) for one in estimated]
     ranks = tuple(sorted(rank for unit in probed.units if unit.group == group for rank in unit.ranks))
     return CollectiveResponse(group, ranks, float(np.nanmean(span_s_B)), own, others[0] if others else alone)
 
@@ -233,7 +234,7 @@ def _effect(estimate: _Estimate, iterations: int) -> Effect:
         return _nothing("what was drawn did not decide what was delayed")
     half = float(stats.t.ppf(1.0 - 0.5 * ERROR_SHARE, freedom)) * se
     lo, hi = value - half, value + half
-    verdict: Verdict = "cannot tell"
+    verdict: Verdict = "not identified"
     if hi < 0.0:
         verdict = "shortens"
     elif lo > 0.0:
@@ -241,19 +242,20 @@ def _effect(estimate: _Estimate, iterations: int) -> Effect:
     elif max(-lo, hi) < NEGLIGIBLE:
         verdict = "no effect"
     text = f"{value:+.2g} ms per ms [{lo:.2g}, {hi:.2g}]"
-    if verdict == "cannot tell":
+    if verdict == "not identified":
         needed = iterations * max((half / NEGLIGIBLE) ** 2, 2.0)
-        text = f"cannot tell from this trace: {text}; some {needed:.1g} iterations instead of {iterations} would do"
+        more = f"some {needed:.1g} iterations instead of {iterations} would do"
+        text = f"cannot be identified from this trace: {text}; {more}"
     return Effect(value, se, freedom, lo, hi, verdict, text)
 
 
-def _cannot_tell(why: str) -> Response:
+def _unknown(why: str) -> Response:
     nothing = _nothing(why)
     return Response(0, 0, None, None, nothing, nothing, (), (), nothing.text)
 
 
 def _nothing(why: str) -> Effect:
-    return Effect(None, None, None, None, None, "cannot tell", f"cannot tell from this trace: {why}")
+    return Effect(None, None, None, None, None, "not identified", f"cannot be identified from this trace: {why}")
 
 
 def _sentence(units: Sequence[UnitResponse], overall: Effect) -> str:
@@ -264,7 +266,7 @@ def _sentence(units: Sequence[UnitResponse], overall: Effect) -> str:
         "shortens": "delays shorten the step: ",
         "lengthens": "delays cost: ",
         "no effect": "no effect: ",
-        "cannot tell": "",
+        "not identified": "",
     }
     return "; ".join(
         [*said, ("the responses of all units together: " if said else named[overall.verdict]) + overall.text]

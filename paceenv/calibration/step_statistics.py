@@ -1,4 +1,4 @@
-"""Mean step and variation of a job, of its trace and as a cluster simulates it. Axes: E runs, T iterations."""
+"""Mean step and variation of a job, in its trace and in simulation. Axes: E runs, T iterations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD_MEAN, GOOD_CV = 0.05, 0.03
 """How far a good fit may be off: of the mean step relative to it, of its coefficient of variation."""
 _EPISODES = 32
 _BLOCKS = 8
-"""Of consecutive steps, whose means tell the error of the mean."""
+"""Blocks of consecutive steps, whose means give the error of the mean."""
 
 Array = NDArray[np.float64]
 
@@ -25,8 +25,8 @@ Array = NDArray[np.float64]
 class Steps:
     """Mean step of a job in seconds, and its coefficient of variation.
 
-    Of simulated runs as long as the trace the means over them, and how far one lies from another (standard deviation):
-    what locks into a tenant's phase is not the same twice. Of a trace ``mean_sd`` is the same by its own blocks.
+    For simulated runs, as long as the trace, these are means over runs, and ``_sd`` is the standard deviation between
+    runs: a job that locks into a tenant's phase differs from run to run. For a trace ``mean_sd`` comes from blocks.
     """
 
     mean_s: float
@@ -36,14 +36,14 @@ class Steps:
 
 
 def summary(step_ET: Array) -> Steps:
-    """Of simulated step times ``(E, T)``, seconds."""
+    """Statistics of simulated step times ``(E, T)``, seconds."""
     mean_E = step_ET.mean(axis=1)
     cv_E = step_ET.std(axis=1, ddof=1) / mean_E
     return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
 
 
 def of_trace(step_T: Array) -> Steps:
-    """Of a trace's steps ``(T,)``, seconds; the error of their mean by blocks, as steps near one another are alike."""
+    """Statistics of a trace's steps ``(T,)``, seconds; blocks give the error of the mean, as near steps are alike."""
     blocks = np.array([block.mean() for block in np.array_split(step_T, _BLOCKS)])
     mean_s = float(step_T.mean())
     se = float(blocks.std(ddof=1)) / math.sqrt(_BLOCKS)
@@ -51,7 +51,7 @@ def of_trace(step_T: Array) -> Steps:
 
 
 def simulate(cluster: Cluster, iterations: int) -> Steps:
-    """Of runs of a cluster without pacing, each ``iterations`` long."""
+    """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
     keys_E = episode_keys(list(range(_EPISODES)))
     simulator = Simulator(derive(cluster, keys_E), keys_E)
     return summary(simulator.run(simulator.off(), iterations))

@@ -1,9 +1,9 @@
 """The structure of a job as its trace shows it: process groups, the collective with the payload, a barrier, stamps.
 
-Reads :mod:`paceenv.core.trace`, from the simulator or from a live job. Of an iteration's collectives the last run of
-one kind in one process group carries the payload, as its buckets may follow one another; what comes before counts as
-compute, what follows on a group before the barrier as work after it. In a process group of one rank, which has
-nobody to send to or to wait for, the payload is more of its compute. An iteration runs from the end of the one before.
+Reads :mod:`paceenv.core.trace`, from the simulator or from a live job. The last run of one kind of collective in one
+process group carries the payload; it may have several buckets. Everything before counts as compute, everything between
+it and the barrier as post-collective work. A process group of one rank has no communication; its time counts as
+compute. An iteration begins at the end of the one before.
 
 Axes: T iterations, R ranks in the order of their groups, G process groups.
 """
@@ -21,18 +21,18 @@ from paceenv.calibration.measurements import job_of
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
-LEAST_ITERATIONS: Final = 16
+MIN_ITERATIONS: Final = 16
 SYNCHRONISES_BYTES: Final = 4096
 """A collective of at most this size beside a larger one only synchronises."""
 POST_COLLECTIVE_OP: Final = "optimizer"
-"""What the simulator calls work after the payload; it does not make an iteration unusual."""
+"""The simulator's name for work after the payload; it does not make an iteration unusual."""
 _ENDS_USE = tuple(op for op in OTHER_OPS if op != POST_COLLECTIVE_OP)
 _NOT_COLLECTIVE = frozenset((*COMPUTE_OPS, *POINT_TO_POINT_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 
 Array = NDArray[np.float64]
 Collective = Literal["all_reduce", "gather", "all_to_all"]
 _KINDS: Final[dict[str, Collective]] = {"gather": "gather", "all_to_all": "all_to_all"}
-"""Collectives of which the simulator knows more than their volume; the others are to it as an all-reduce."""
+"""Collectives that the simulator models beyond their volume; it treats the others as an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class JobStamps:
 
     @property
     def unpaced_T(self) -> NDArray[np.bool_]:
-        """Iterations in which nobody held back."""
+        """Iterations without any delay."""
         return np.asarray((self.delay_TR <= 0.0).all(axis=1))
 
     def part(self, use_T: NDArray[np.bool_]) -> JobStamps:
@@ -128,7 +128,7 @@ class _Rank:
 def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
     """The stamps of one job of a trace; ``job`` must be named where the trace holds several.
 
-    Raises InputError if it has no collective, fewer than LEAST_ITERATIONS complete iterations alike, or process groups
+    Raises InputError if it has no collective, fewer than MIN_ITERATIONS complete iterations alike, or process groups
     of unequal size.
     """
     name, rows = _rows_of(trace, job)
@@ -224,8 +224,8 @@ def _stamps(
     ended = set.intersection(*(set(ranks[r].end_s) for r in order))
     kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
     use = np.array(sorted(t for t in kept if t - 1 in ended and (only is None or t in only)), np.int64)
-    if len(use) < LEAST_ITERATIONS:
-        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {LEAST_ITERATIONS}")
+    if len(use) < MIN_ITERATIONS:
+        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {MIN_ITERATIONS}")
 
     def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
         return np.array([[value[t + shift] for value in values] for t in use.tolist()])
@@ -237,7 +237,7 @@ def _stamps(
     entry_TR = matrix([r.entry_s for r in chosen]) - begin_T[:, None]
     waits_T = (entry_TR > delay_TR).all(axis=1)
     if not waits_T.all():  # a rank got out of the barrier much later than another: nothing to say about that iteration
-        if waits_T.sum() < max(LEAST_ITERATIONS, len(use) / 2):
+        if waits_T.sum() < max(MIN_ITERATIONS, len(use) / 2):
             raise InputError(
                 f"trace of {name}: in {int((~waits_T).sum())} of {len(use)} iterations a rank began its payload before "
                 "others ended the iteration before; allowed: a job whose ranks wait for each other"

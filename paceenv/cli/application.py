@@ -43,7 +43,7 @@ EXTRAS = {
 
 
 def main() -> None:
-    """Entry point of the command line; exit code 2 for anything the user can mend."""
+    """Entry point of the command line; exit code 2 for errors that the user can fix."""
     warnings.showwarning = _show_warning
     try:
         code = run(sys.argv[1:])

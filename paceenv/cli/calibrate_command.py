@@ -37,8 +37,8 @@ def calibrate(
     base: Annotated[
         str | None,
         typer.Option(
-            help="Take what the source does not tell from this cluster. "
-            f"Default: {BASE} where only noise is fitted; for a job's trace what limits nothing."
+            help="The cluster that gives parameters that the source does not identify. "
+            f"Default: {BASE} where only noise is fitted; for a job's trace values that limit nothing."
         ),
     ] = None,
     probe: Annotated[
@@ -63,10 +63,10 @@ def calibrate(
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 
-    From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload, work exposed
-    after it, noise of compute, links, incast, a tenant; each with its evidence, or why the trace cannot tell. A second
-    fit to the first two thirds of the steps is held against the rest: step time, its variation and tail, the slowest
-    of n ranks, arrival skew.
+    From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload,
+    post-collective work, noise of compute, links, incast, a tenant; each with its evidence, or why it cannot be
+    identified. A second fit to the first two thirds of the steps is compared with the rest: step time, its variation
+    and tail, the slowest of n ranks, arrival skew.
 
     From a trace of pipeline stages or of another format: the noise of compute (mean, persistent, common-mode and
     idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
@@ -169,7 +169,13 @@ def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, 
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
-    """``base`` with the measured compute time and noise, one node per measured worker."""
+    """``base`` with the measured compute time and noise, one node per measured worker.
+
+    Args:
+        fit: the noise of one stage.
+        base: the cluster to change.
+        name: name of the new config.
+    """
     found, data = fit.to_config(), base.model_dump()
     data["name"], data["description"] = name, f"Noise of compute fitted to {fit.source}, stage {fit.stage}."
     data["job"] |= {"nodes": fit.workers, "compute_s": found["mean_compute_s"]}

@@ -1,4 +1,4 @@
-"""What ``paceenv calibrate`` does with the trace of a job: fit, write, print."""
+"""Calibration of a job for ``paceenv calibrate``: fit, write, print."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
-from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.structure import read_job
 from paceenv.core.trace import read_metadata, read_trace
 from paceenv.importers import detect_format
@@ -25,9 +25,16 @@ def is_job(path: Path) -> bool:
 
 
 def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
-    """Fit a cluster to the trace in ``path``, write it to ``out`` and say what was found; the cluster.
+    """Fit a cluster to a trace, write it and print the result; the cluster.
 
-    A second fit, to the first steps only, is held against the others.
+    A second fit, to the first steps only, is compared with the others.
+
+    Args:
+        path: the trace.
+        out: the cluster config to write.
+        base: name or file of the known cluster, if any.
+        probe: a second trace of the same job with random delays, if any.
+        json_: file for the result as JSON, or ``-`` for standard output.
     """
     known = None if base is None else load_cluster(base)
     stamps, probed = read_job(read_trace(path)), None if probe is None else read_job(read_trace(probe))
@@ -45,10 +52,10 @@ def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json
 
 
 def to_json(fit: JobFit) -> dict[str, Any]:
-    """A fit as plain data: the cluster, every parameter, and how well the cluster does what the job did."""
+    """A fit as plain data: the cluster, every parameter, and how well the cluster reproduces the job."""
     return {
         "cluster": fit.cluster.model_dump(exclude_defaults=True),
-        "parameters": [{"key": p.key, "told": p.told} | p.to_record() for p in fit.parameters],
+        "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
         "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
         "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
         "held_out_steps": fit.cluster.calibration["held_out_steps"],
@@ -56,46 +63,41 @@ def to_json(fit: JobFit) -> dict[str, Any]:
 
 
 def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
-    """The cluster with a check on held-out steps in its record, or with why there is none."""
+    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
     record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
     return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
 
 
 def print_check(check: HeldOutCheck | str) -> None:
-    """Print a check on held-out steps, or why there is none."""
+    """Print a check on held-out steps, or the reason why there is none."""
     if isinstance(check, str):
-        output.say(f"not held against unseen steps: {check}")
+        output.say(f"not compared with unseen steps: {check}")
         return
     rows = [
-        (f"{line.quantity}{line.unit and f', {line.unit}'}", *map(_number, numbers), _off(line), line.verdict)
-        for line in check.lines
-        for numbers in [(line.held_out, line.simulated, line.low, line.high)]
+        (f"{x.quantity}{x.unit and f', {x.unit}'}", *map(_number, (x.held_out, *x.simulated)), _off(x), x.verdict)
+        for x in check.lines
     ]
     output.print_table(
         f"Steps not seen: {check.held_out_steps} held out, fitted to the {check.fitted_steps} before",
         ("quantity", "held out", "simulated", "95 % low", "high", "error", "verdict"),
         rows,
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
-        "close: outside of it but not by much. What was written is fitted to all steps.",
+        "close: outside of it but not by much. The written cluster is fitted to all steps.",
     )
 
 
 def _print(fit: JobFit) -> None:
     source = fit.cluster.calibration["source"]
-    told = [p for p in fit.parameters if p.told]
+    identified = [p for p in fit.parameters if p.is_identified]
     output.print_table(
         f"{fit.cluster.name}: fitted to {source}",
         ("parameter", "value", "standard error", "95 % low", "high", "evidence"),
-        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in told],
+        [(p.key, *map(_number, (p.value, p.se, p.lo, p.hi)), p.evidence) for p in identified],
         f"mean step {fit.measured.mean_s:.4g} s, simulated {fit.simulated.mean_s:.4g} s ({fit.mean_error:+.1%}); "
         f"CV {fit.measured.cv:.3f}, simulated {fit.simulated.cv:.3f}",
     )
-    rows = [
-        (p.key, _number(p.value), _bounds(p), p.evidence.removeprefix(CANNOT_TELL))
-        for p in fit.parameters
-        if not p.told
-    ]
-    output.print_table("Cannot tell from this trace", ("parameter", "value used", "bounds", "why"), rows)
+    rows = [(p.key, _number(p.value), _bounds(p), p.reason) for p in fit.parameters if not p.is_identified]
+    output.print_table("Cannot be identified from this trace", ("parameter", "value used", "bounds", "why"), rows)
 
 
 def _off(line: Line) -> str:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_cells
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.sources import read_sources
 from paceenv.ui import output
 
-_MOST_ROWS = 8
+_MAX_ROWS = 8
 
 
 def diagnose(
@@ -22,18 +22,18 @@ def diagnose(
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Say what a job loses against its ideal step, to whom, and why.
+    """Find what a job loses against its ideal step, where, and why.
 
     The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
-    evidence, and what to do, which is often not pacing. Where the trace does not tell, it says so.
+    evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json -
     """
-    cells, notes = read_sources(traces, job)
+    matrix, notes = read_sources(traces, job)
     for note in notes:
         output.say(note)
-    found = diagnose_cells(cells)
+    found = diagnose_matrix(matrix)
     if json_ is not None:
         output.write_json(found.to_json(), json_)
     if json_ != "-":
@@ -51,7 +51,7 @@ def _print(found: Diagnosis, name: str) -> None:
     output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, found.verdict)
     a = found.attribution
     for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)):
-        worst = sorted(values.items(), key=lambda item: -item[1])[:_MOST_ROWS]
+        worst = sorted(values.items(), key=lambda item: -item[1])[:_MAX_ROWS]
         if len(values) > 1:
             output.print_table(
                 f"Slowdown with only one {what}'s own durations",

@@ -1,4 +1,4 @@
-"""``paceenv validate``: the simulator held against published and measured numbers."""
+"""``paceenv validate``: the simulator compared with published and measured numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceenv.calibration.fits.throughput_fit import ThroughputTarget
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
-from paceenv.validation import closed_forms, described, measured_throughput, simulated_runs
+from paceenv.validation import closed_forms, described, simulated_runs
 from paceenv.validation.checks import Check, Expected, Kind
 from paceenv.validation.closed_forms import ClosedFormTarget
 from paceenv.validation.described import DescribedTarget
@@ -72,7 +72,7 @@ def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list
         case "closed_form":
             return list(closed_forms.checks(config_files.parse(ClosedFormTarget, data, str(path))))
         case "throughput":
-            return list(measured_throughput.checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
+            return list(described.throughput_checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
         case "described":
             return list(described.checks(config_files.parse(DescribedTarget, data, str(path))))
         case _:
@@ -113,10 +113,18 @@ def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
     lines = [
         "# Validation",
         "",
-        f"What the model gives beside what was published or measured; {seeds} seeds of up to {iterations} iterations.",
-        "Rows marked *fitted* were seen by a fit, *predicted* ones were not, *closed form* is arithmetic. Errors are",
-        "relative where the tolerance is a percentage. Pacing acts in the simulation only by moving ranks in time.",
-        "Rebuild with `paceenv validate --write docs/validation.md`.",
+        "Here you can check the simulator against published and measured numbers. Each number is simulated with "
+        f"{seeds} seeds of up to {iterations} iterations.",
+        "Rebuild this page with `paceenv validate --write docs/validation.md`.",
+        "",
+        "| kind | meaning |",
+        "| --- | --- |",
+        "| fitted | a fit has used this number |",
+        "| predicted | no fit has used it |",
+        "| closed form | arithmetic, without simulation |",
+        "",
+        "Errors are relative where the tolerance is a percentage. "
+        "Pacing acts in the simulation only by moving ranks in time.",
         "",
     ]
     for name in dict.fromkeys(check.target for check in checks):

@@ -1,4 +1,4 @@
-"""The one exception a user's mistake becomes; the command line turns it into a single line and exit code 2."""
+"""The one exception for a user's mistake; the command line prints it as a single line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -13,5 +13,12 @@ class InputError(ValueError):
 
 
 def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
-    """An :class:`InputError` in the house form ``where: name = value; allowed: ...``."""
+    """An :class:`InputError` of the form ``where: name = value; allowed: ...``.
+
+    Args:
+        name: the key or option.
+        value: its invalid value.
+        allowed: the allowed values, in words.
+        where: the file, section or command that the value came from.
+    """
     return InputError(f"{where}: {name} = {value!r}; allowed: {allowed}")

@@ -4,51 +4,106 @@ Contract 1 of the house. The engine compiles these very functions and a live ran
 policy that was tuned on the simulator acts through the same arithmetic on a real job. Nothing here imports more than
 ``math`` and numpy, and the scalar rules use only what Numba compiles.
 
-Mechanisms, each a pair (threshold, window):
-
-=========== ======================================= ===================================== =========================
-name        threshold compares                      delay                                 source
-=========== ======================================= ===================================== =========================
-slack       low quantile of own recent slack / step ``SLACK_GAIN`` x that, approached     paceenv; bounded early rank
-                                                    slowly
-phase_shift own collective's inflation over its     ``PHASE_SHIFT_GAIN`` x the inflation, paceenv; whole-job phase
-            uncontended baseline                    seconds                               shift between two jobs
-paper       spread of own recent waits / step       mean of own recent waits, on ranks    "When Scaling Fails",
-                                                    that were early in the last step      section 5.3
-stagger     mean step's inflation over its baseline the rank's place in its group, as a   paceenv; incast at shallow
-            while collectives collapse              share of the window                   buffers
-=========== ======================================= ===================================== =========================
-
-Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
+A mechanism is a pair (threshold, window). :data:`DEFINITIONS` lists the mechanisms; every other table of them is made
+from it. Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-MECHANISMS = ("slack", "phase_shift", "paper", "stagger")
-"""Names of the mechanisms, in the order of the second-to-last axis of a settings array."""
-SLACK, PHASE_SHIFT, PAPER, STAGGER = range(len(MECHANISMS))
-THRESHOLD, WINDOW = 0, 1
-"""Index into the last axis of a settings array ``(..., M, 2)``."""
 
 SLACK_GAIN = 0.7
 """Share of the observed low-quantile slack that is used; the rest is the margin for the next step's noise."""
 PHASE_SHIFT_GAIN = 2.0
 """Seconds of shift per second of inflation: more than one, so that a job leaves another behind at once."""
+
+
+class Mechanism(NamedTuple):
+    """One pacing rule."""
+
+    name: str
+    compares: str
+    """What the rule compares with its threshold, a ratio."""
+    max_threshold: float
+    """Upper end of the threshold; the lower end is 0."""
+    delay: str
+    """The delay that it asks for, before the window cuts it."""
+    source: str
+
+
+DEFINITIONS = (
+    Mechanism(
+        "slack",
+        "low quantile of own recent slack / step",
+        0.25,
+        f"{SLACK_GAIN:g} times that slack, approached slowly",
+        "paceenv; bounded early rank",
+    ),
+    Mechanism(
+        "phase_shift",
+        "own collective's inflation over its uncontended baseline",
+        1.0,
+        f"{PHASE_SHIFT_GAIN:g} times the inflation in seconds",
+        "paceenv; phase shift of a whole job against another",
+    ),
+    Mechanism(
+        "paper",
+        "standard deviation of own recent waits / step",
+        0.25,
+        "mean of own recent waits, on ranks that were early in the last step",
+        '"When Scaling Fails", section 5.3',
+    ),
+    Mechanism(
+        "stagger",
+        "mean step's inflation over its baseline, while collectives collapse",
+        2.0,
+        "the rank's place in its group, as a share of the window",
+        "paceenv; incast at shallow buffers",
+    ),
+)
+"""The mechanisms, in the order of the second-to-last axis of a settings array."""
+MECHANISMS = tuple(mechanism.name for mechanism in DEFINITIONS)
+SLACK, PHASE_SHIFT, PAPER, STAGGER = range(len(MECHANISMS))
+THRESHOLD, WINDOW = 0, 1
+"""Index into the last axis of a settings array ``(..., M, 2)``."""
+
 SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
 NEGLIGIBLE_S = 1e-6
 """A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
-MAX_THRESHOLD = (0.25, 1.0, 0.25, 2.0)
-"""Upper end of each mechanism's threshold, as a ratio (see the table above)."""
+CLUSTER_DEFAULT: Final = ("slack", 0.0, 0.1)
+"""(mechanism, threshold, window) where section ``pacing`` of a cluster config leaves them out."""
+MAX_THRESHOLD = tuple(mechanism.max_threshold for mechanism in DEFINITIONS)
+"""Upper end of each mechanism's threshold, as a ratio."""
 MAX_WINDOW = 0.6
 """Upper end of a delay window, as a share of the job's own baseline step time."""
 OFF_BELOW = -0.5
 """A normalised window action at or below this is exactly off, so that a policy can rest there and not only at -1."""
+
+
+def mechanism_table() -> str:
+    """:data:`DEFINITIONS` as a Markdown table: what each threshold compares, its range, and the delay."""
+    rows = [f"| `{m.name}` | {m.compares} | 0 to {m.max_threshold:g} | {m.delay} | {m.source} |" for m in DEFINITIONS]
+    head = "| Mechanism | Threshold compares | Range | Delay, at most the window | Source |"
+    return "\n".join([head, "| --- | --- | --- | --- | --- |", *rows])
+
+
+def action_table() -> str:
+    """What :func:`decode_action` makes of an action, as a Markdown table with bounds."""
+    thresholds = ", ".join(f"{m.max_threshold:g} (`{m.name}`)" for m in DEFINITIONS)
+    return "\n".join(
+        [
+            "| Num | Action | Min | Max | Decoded to, both a ratio |",
+            "| --- | --- | --- | --- | --- |",
+            f"| 2k | threshold of mechanism `k`, quadratic | -1 | 1 | 0 to {thresholds} |",
+            f"| 2k + 1 | delay window / baseline step; off up to {OFF_BELOW:g}, then quadratic | -1 | 1 "
+            f"| 0 to {MAX_WINDOW:g} |",
+        ]
+    )
 
 
 def bounded(delay_s: float, window_s: float) -> float:

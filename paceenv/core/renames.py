@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 RENAMED_MECHANISMS = {"slide": "phase_shift"}
+RENAMED_CONFIGS = {"suites": {"slide": "phase-shift"}}
+"""New names of packaged configs, by kind and old name."""
 
 
 class RenamedWarning(FutureWarning):

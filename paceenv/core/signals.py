@@ -3,29 +3,14 @@
 Contract 2 of the house, shared by the environment and a live rank. Every entry is a ratio or a logarithm of ratios,
 squashed by ``x / (1 + |x|)`` on a fixed scale: no running normaliser exists that could be lost at deployment, the
 resolution is highest near zero, and nothing saturates hard. Step statistics are over the control interval, a rank's
-own over the last ten iterations or so (``timing.SMOOTHING``). Entry by entry, all dimensionless, in [-1, 1]:
-
-== ==================== ============================================================================ =====
-i  name                 what is squashed                                                             scale
-== ==================== ============================================================================ =====
-0  step_inflation       log(mean step / baseline step)                                               0.1
-1  step_cv              standard deviation of step time / mean step                                  0.05
-2  step_trend           log(mean step / mean step of the interval before)                            0.05
-3  step_inflation_slow  entry 0 before squashing, exponential mean over about twenty intervals       0.1
-4  comm_share           mean time in the payload collective / mean step (as it is, not squashed)     -
-5  comm_inflation       log(mean time in the payload collective / its own baseline)                  0.2
-6  comm_change          mean absolute change of that time from step to step / its baseline           0.2
-7  wait_share           mean wait / mean step                                                        0.05
-8  wait_variation       standard deviation of waits / mean step                                      0.05
-9  slack_share          low quantile of recent slack / mean step                                     0.05
-10 delay_share          own delay before the next step / mean step                                   0.05
-11 delay_share_slow     the same over about five hundred iterations                                  0.02
-== ==================== ============================================================================ =====
+own over the last ten iterations or so (``timing.SMOOTHING``). :data:`DEFINITIONS` lists the entries; every other table
+of them is made from it.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,28 +35,58 @@ from paceenv.core.timing import (
 
 SCHEMA = "paceenv.signals/2"
 """Name and version; a policy file carries it and is refused where it differs."""
-NAMES = (
-    "step_inflation",
-    "step_cv",
-    "step_trend",
-    "step_inflation_slow",
-    "comm_share",
-    "comm_inflation",
-    "comm_change",
-    "wait_share",
-    "wait_variation",
-    "slack_share",
-    "delay_share",
-    "delay_share_slow",
+
+
+class Signal(NamedTuple):
+    """One entry of the observation vector, without a unit."""
+
+    name: str
+    meaning: str
+    """The value before it is squashed."""
+    scale: float
+    """The value that is squashed to one half; 0: the value is not squashed."""
+    low: float
+    """Lower end of the entry; rounding may pass an end by some 1e-7."""
+    high: float
+
+
+DEFINITIONS = (
+    Signal("step_inflation", "log(mean step / baseline step)", 0.1, -1.0, 1.0),
+    Signal("step_cv", "standard deviation of step time / mean step", 0.05, 0.0, 1.0),
+    Signal("step_trend", "log(mean step / mean step of the interval before)", 0.05, -1.0, 1.0),
+    Signal("step_inflation_slow", "entry 0 before squashing, exponential mean of about 20 intervals", 0.1, -1.0, 1.0),
+    Signal("comm_share", "mean time in the payload collective / mean step", 0.0, 0.0, 1.0),
+    Signal("comm_inflation", "log(mean time in the payload collective / own baseline of it)", 0.2, -1.0, 1.0),
+    Signal("comm_change", "mean absolute change of that time from step to step / its baseline", 0.2, 0.0, 1.0),
+    Signal("wait_share", "mean wait / mean step", 0.05, 0.0, 1.0),
+    Signal("wait_variation", "standard deviation of waits / mean step", 0.05, 0.0, 1.0),
+    Signal("slack_share", "low quantile of own recent slack / mean step", 0.05, 0.0, 1.0),
+    Signal("delay_share", "own delay before the next step / mean step", 0.05, 0.0, 1.0),
+    Signal("delay_share_slow", "own delay, exponential mean of about 500 iterations / mean step", 0.02, 0.0, 1.0),
 )
-SIGNALS = len(NAMES)
-SCALES = (0.1, 0.05, 0.05, 0.1, 0.0, 0.2, 0.2, 0.05, 0.05, 0.05, 0.05, 0.02)
-"""What each entry is squashed with (the table above); 0 is as it is."""
+"""The observation vector, in order. The order and every scale are part of :data:`SCHEMA`."""
+PREFERENCE = Signal("preference", "the episode's `cv_weight`; only where that is drawn from a range", 0.5, 0.0, 1.0)
+"""The one entry that may follow the signals: how much less variation is worth."""
+NAMES = tuple(signal.name for signal in DEFINITIONS)
+SIGNALS = len(DEFINITIONS)
+SCALES = tuple(signal.scale for signal in DEFINITIONS)
+PREFERENCE_SCALE = PREFERENCE.scale
+LOW, HIGH = min(signal.low for signal in DEFINITIONS), max(signal.high for signal in DEFINITIONS)
+"""Ends of the observation space, the same for all entries, so that rounding never leaves it."""
 SLOW_WEIGHT = 0.05
-PREFERENCE_SCALE = 0.5
-"""Scale of the one entry that may follow the signals: how much less variation is worth, the reward's ``cv_weight``."""
 _TINY_S = 1e-12
 _FULL = 0.999
+
+
+def table() -> str:
+    """:data:`DEFINITIONS` and :data:`PREFERENCE` as a Markdown table with the bounds and scale of each entry."""
+    rows = [
+        f"| {i} | `{s.name}` | {s.meaning} | {s.low:g} | {s.high:g} | {f'{s.scale:g}' if s.scale else 'not squashed'} |"
+        for i, s in enumerate((*DEFINITIONS, PREFERENCE))
+    ]
+    return "\n".join(
+        ["| Num | Name | Observation | Min | Max | Scale |", "| --- | --- | --- | --- | --- | --- |", *rows]
+    )
 
 
 def squash(value: float, scale: float) -> float:

@@ -1,7 +1,7 @@
-"""Student's t distribution in plain Python: the one number an interval for a mean needs, without SciPy.
+"""Student's t distribution in plain Python, for intervals of means without SciPy.
 
-The upper tail is half a regularised incomplete beta function, whose continued fraction keeps full relative accuracy
-far out, where one minus a distribution function would be left with rounding errors.
+The upper tail is half a regularised incomplete beta function. Its continued fraction keeps full relative accuracy far
+out in the tail, where one minus a distribution function has only rounding errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceenv.core.errors import out_of_range
 _TERMS, _PRECISION, _TINY = 10_000, 1e-15, 1e-300
 
 
-def upper_tail(t: float, degrees: float) -> float:
+def student_t_tail(t: float, degrees: float) -> float:
     """Probability that Student's t with ``degrees`` degrees of freedom exceeds ``t``.
 
     Relative error below 1e-8 up to a million degrees, below 1e-10 up to a thousand.
@@ -23,28 +23,28 @@ def upper_tail(t: float, degrees: float) -> float:
     if not degrees > 0.0:
         raise out_of_range("degrees", degrees, "above 0", "Student's t")
     if t < 0.0:
-        return 1.0 - upper_tail(-t, degrees)
+        return 1.0 - student_t_tail(-t, degrees)
     square = t * t
     if square == math.inf:
         return 0.0
     return 0.5 * _incomplete_beta(0.5 * degrees, 0.5, degrees / (degrees + square), square / (degrees + square))
 
 
-def upper_quantile(tail: float, degrees: float) -> float:
-    """The ``t`` that Student's t with ``degrees`` degrees of freedom exceeds with probability ``tail``.
+def student_t_quantile(tail: float, degrees: float) -> float:
+    """The ``t`` that Student's t with ``degrees`` degrees of freedom exceeds with probability ``tail``, 0 to 1.
 
-    ``tail`` lies above 0 and below 1. Newton steps on the logarithm of the tail, kept inside a bracket that shrinks.
+    Newton steps on the logarithm of the tail, inside a shrinking bracket. Raises InputError for a value out of range.
     """
     if not 0.0 < tail < 1.0:
         raise out_of_range("tail", tail, "above 0 and below 1", "Student's t")
     if tail > 0.5:
-        return -upper_quantile(1.0 - tail, degrees)
+        return -student_t_quantile(1.0 - tail, degrees)
     low, high = 0.0, 1.0
-    while upper_tail(high, degrees) > tail:
+    while student_t_tail(high, degrees) > tail:
         low, high = high, 2.0 * high
     t, wanted = 0.5 * (low + high), math.log(tail)
     for _ in range(200):
-        found = upper_tail(t, degrees)
+        found = student_t_tail(t, degrees)
         low, high = (t, high) if found > tail else (low, t)
         step = (math.log(found) - wanted) * found / _density(t, degrees) if found > 0.0 else math.inf
         better = t + step if low < t + step < high else 0.5 * (low + high)

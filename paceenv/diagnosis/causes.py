@@ -1,4 +1,4 @@
-"""Names what layers cost: causes with their share of lost time, the evidence, and what to do about it.
+"""Turns the cost of components into named causes: share of lost time, evidence, and advice.
 
 The vocabulary is that of "When Scaling Fails" (section 3.3) and of the straggler study of OSDI 2025 (section 5).
 """
@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.attribution import Layers
-from paceenv.diagnosis.operation_matrix import Cells
+from paceenv.diagnosis.attribution import TimeAttribution
+from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.diagnosis.transfer_attribution import TransferClass
 
 AMPLIFICATION: Final = "synchronisation amplification"
@@ -35,19 +35,19 @@ CAUSES: Final = (
 )
 
 PACING_MAY_HELP: Final = (CONTENTION, TENANT, INCAST)
-"""Only where early work takes a shared resource from others can holding back pay."""
+"""Delays can pay only where early work takes a shared resource from other ranks."""
 REFERENCE_SKEWNESS: Final = 0.8
-"""Of compute under data imbalance, at least: production traces show 1.05; jitter has none."""
-MOST_DATA_SKEWNESS: Final = 2.0
-"""That of an exponential; what has a longer tail is rather a host that stalls now and then than data."""
+"""Smallest skewness of compute under data imbalance: production traces show 1.05, jitter has none."""
+MAX_DATA_SKEWNESS: Final = 2.0
+"""That of an exponential; a longer tail shows stalls of a host rather than data."""
 SIGNIFICANT: Final = 4.0
-"""Standard errors (of a normal's skewness) from which on a skewness is one."""
-LEAST_SHARE: Final = 0.03
-"""Of lost time, below which a cause is not worth a line."""
-LEAST_LOST: Final = 0.02
-"""Share of a step: a cause that costs less is not named."""
+"""A skewness counts if it is at least so many standard errors (of a normal's skewness)."""
+MIN_SHARE: Final = 0.03
+"""Share of lost time; a cause with less is not named."""
+MIN_LOST: Final = 0.02
+"""Share of a step; a cause that costs less is not named."""
 HIDDEN: Final = 0.5
-"""Of what a cause costs: if less would be saved without it, the others hide it."""
+"""Share of a cause's cost; if removing it would save less, the other causes hide it."""
 
 
 @dataclass(frozen=True)
@@ -61,82 +61,92 @@ class Cause:
     lost_s: float
 
 
-def name_causes(cells: Cells, layers: Layers) -> tuple[Cause, ...]:
+def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
     """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
     parts: dict[str, list[tuple[str, float]]] = {cause: [] for cause in CAUSES}
-    for cause, layer, share in _parts(layers):
-        parts[cause].append((layer, share))
-    costs = {cause: sum(share * layers.cost_s[layer] for layer, share in of) for cause, of in parts.items()}
+    for cause, component, share in _parts(attribution):
+        parts[cause].append((component, share))
+    costs = {
+        cause: sum(share * attribution.cost_s[component] for component, share in of) for cause, of in parts.items()
+    }
     lost_s = sum(max(cost, 0.0) for cost in costs.values())
     found = []
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
-        if lost_s > 0.0 and cost >= LEAST_SHARE * lost_s and cost >= LEAST_LOST * layers.measured_s:
-            evidence, advice = _WORDS[name](cells, layers)
-            found.append(Cause(name, cost / lost_s, evidence + _saved(layers, cost, parts[name]), advice, cost))
+        if lost_s > 0.0 and cost >= MIN_SHARE * lost_s and cost >= MIN_LOST * attribution.measured_s:
+            evidence, advice = _WORDS[name](matrix, attribution)
+            found.append(Cause(name, cost / lost_s, evidence + _saved(attribution, cost, parts[name]), advice, cost))
     return tuple(found)
 
 
-def _saved(layers: Layers, cost_s: float, parts: Sequence[tuple[str, float]]) -> str:
-    """What the step would take without a cause while all others stay, which may hide that it is gone."""
-    saved_s = layers.saved_s(frozenset(layer for layer, share in parts if share == 1.0))
-    saved_s += sum(share * layers.saved_s(frozenset({layer})) for layer, share in parts if share != 1.0)
-    left_s = layers.measured_s - max(saved_s, 0.0)  # a layer is taken off to its median, which may be above its mean
-    said = f"; without it a step would take {left_s:.4g} s instead of {layers.measured_s:.4g} s"
-    return said + (" (the other causes hide it: mend them first)" if saved_s < HIDDEN * cost_s else "")
+def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[str, float]]) -> str:
+    """The step time without a cause while all others stay; these may hide that it is gone."""
+    saved_s = attribution.saved_s(frozenset(component for component, share in parts if share == 1.0))
+    saved_s += sum(share * attribution.saved_s(frozenset({component})) for component, share in parts if share != 1.0)
+    # a component is replaced by its median, which may exceed its mean
+    left_s = attribution.measured_s - max(saved_s, 0.0)
+    said = f"; without it a step would take {left_s:.4g} s instead of {attribution.measured_s:.4g} s"
+    return said + (" (the other causes hide it: fix them first)" if saved_s < HIDDEN * cost_s else "")
 
 
-def _parts(layers: Layers) -> Iterator[tuple[str, str, float]]:
-    """The causes that a layer goes to, as cause, layer and share of the layer."""
-    of_layer = {"stage": STAGE, "rank": SLOW_RANK, "episode": FAIL_SLOW, "drift": DRIFT, "data": DATA, "stall": STALLS}
-    of_layer |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST, "hiccup": STALLS}
-    of_layer |= {"transfer": CONTENTION, "gap": STALLS}
+def _parts(attribution: TimeAttribution) -> Iterator[tuple[str, str, float]]:
+    """The causes that a component goes to, as cause, component and share of the component."""
+    of_component = {
+        "stage": STAGE,
+        "rank": SLOW_RANK,
+        "episode": FAIL_SLOW,
+        "drift": DRIFT,
+        "data": DATA,
+        "stall": STALLS,
+    }
+    of_component |= {"link": LOCALITY, "contention": CONTENTION, "tenant": TENANT, "timeout": INCAST, "hiccup": STALLS}
+    of_component |= {"transfer": CONTENTION, "gap": STALLS}
     of_extra = {"restart": RESTART, "pace": PACING, "gc": STALLS}
-    for layer in layers.cost_s:
-        kind, _, operation = layer.partition(":")
-        if layer == "rest":
-            skewed = _skewed_share(layers)
-            yield DATA if layers.compute.skewness <= MOST_DATA_SKEWNESS else STALLS, layer, skewed
-            yield AMPLIFICATION, layer, 1.0 - skewed
+    for component in attribution.cost_s:
+        kind, _, operation = component.partition(":")
+        if component == "rest":
+            skewed = _skewed_share(attribution)
+            yield DATA if attribution.compute.skewness <= MAX_DATA_SKEWNESS else STALLS, component, skewed
+            yield AMPLIFICATION, component, 1.0 - skewed
         elif kind == "work":
-            yield SLOW_RANK, layer, 1.0
+            yield SLOW_RANK, component, 1.0
         elif kind == "varies":
-            yield STALLS, layer, 1.0
+            yield STALLS, component, 1.0
         elif kind == "extra":
-            yield of_extra.get(operation, CHECKPOINT), layer, 1.0
+            yield of_extra.get(operation, CHECKPOINT), component, 1.0
         else:
-            yield of_layer[layer], layer, 1.0
+            yield of_component[component], component, 1.0
 
 
-def _skewed_share(layers: Layers) -> float:
-    """How much of memoryless variation is data: what of its variance a skewness of REFERENCE_SKEWNESS explains.
+def _skewed_share(attribution: TimeAttribution) -> float:
+    """The share of memoryless variation that is data: the part of its variance that REFERENCE_SKEWNESS explains.
 
     The third moments of independent parts add up, and jitter has none. Where forward and backward pass can be compared,
-    their correlation has already told data apart.
+    their correlation has already separated data.
     """
-    if np.isfinite(layers.compute.paired):
+    if np.isfinite(attribution.compute.paired):
         return 0.0
-    skewness = layers.compute.skewness
-    if skewness < SIGNIFICANT * layers.compute.skewness_se:
+    skewness = attribution.compute.skewness
+    if skewness < SIGNIFICANT * attribution.compute.skewness_se:
         return 0.0
     return float(min(skewness / REFERENCE_SKEWNESS, 1.0) ** (2.0 / 3.0))
 
 
-def _ranks(cells: Cells, at: Sequence[int], most: int = 4) -> str:
-    names = [str(cells.ranks[r]) for r in at]
+def _ranks(matrix: OperationMatrix, at: Sequence[int], most: int = 4) -> str:
+    names = [str(matrix.ranks[r]) for r in at]
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _slow(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
+def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c = attribution.compute
     at = np.flatnonzero(c.slow_R)
     at = at[np.argsort(-c.rank_R[at], kind="stable")]
-    work = {k.partition(":")[2]: v for k, v in layers.cost_s.items() if k.startswith("work:")}
-    if max(work.values(), default=0.0) > layers.cost_s.get("rank", 0.0):
+    work = {k.partition(":")[2]: v for k, v in attribution.cost_s.items() if k.startswith("work:")}
+    if max(work.values(), default=0.0) > attribution.cost_s.get("rank", 0.0):
         op = max(work, key=lambda name: work[name])
-        nodes = np.flatnonzero(cells.is_op(op))
-        own_R = np.bincount(cells.rank_N[nodes], cells.duration_NT[nodes].mean(axis=1), len(cells.ranks))
+        operations = np.flatnonzero(matrix.is_op(op))
+        own_R = np.bincount(matrix.rank_N[operations], matrix.duration_NT[operations].mean(axis=1), len(matrix.ranks))
         most = np.flatnonzero(own_R > 0.5 * own_R.max())
-        who, usual_s = _ranks(cells, most.tolist()), float(np.median(own_R))
+        who, usual_s = _ranks(matrix, most.tolist()), float(np.median(own_R))
         evidence = f"{op} takes rank {who} {own_R.max():.3g} s a step, the others {usual_s:.3g} s"
         return evidence, f"give the ranks equal work: spread {op}, or overlap it"
     if not len(at):
@@ -146,24 +156,24 @@ def _slow(cells: Cells, layers: Layers) -> tuple[str, str]:
         )
     worst = int(at[0])
     evidence = (
-        f"rank {cells.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
-        f"{len(at)} of {len(cells.ranks)} ranks are slower than their peers ({_ranks(cells, at.tolist())})"
+        f"rank {matrix.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
+        f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
     )
-    # who is far above is broken; many a little above are a mixed fleet
+    # ranks far above the others are broken; many ranks a little above them are a mixed fleet
     clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
-    if len(clear) <= max(1, len(cells.ranks) // 8):
+    if len(clear) <= max(1, len(matrix.ranks) // 8):
         word = "worker" if len(clear) == 1 else "workers"
-        return evidence, f"pacing will not help, replace {word} {_ranks(cells, clear, 8)}"
+        return evidence, f"pacing will not help, replace {word} {_ranks(matrix, clear, 8)}"
     return evidence, "pacing will not help: ranks are unequal; give slower ones less work, or pair like with like"
 
 
-def _fail_slow(cells: Cells, layers: Layers) -> tuple[str, str]:
-    on = layers.compute.episode_RT
+def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    on = attribution.compute.episode_RT
     at = np.flatnonzero(on.any(axis=1))
     at = at[np.argsort(-on[at].sum(axis=1), kind="stable")]
     share = float(on[at].mean()) if len(at) else 0.0
     evidence = (
-        f"rank {_ranks(cells, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
+        f"rank {_ranks(matrix, at.tolist())} moves between two speeds and stays there: slow in {share:.0%} of its steps"
     )
     return (
         evidence,
@@ -171,8 +181,8 @@ def _fail_slow(cells: Cells, layers: Layers) -> tuple[str, str]:
     )
 
 
-def _data(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
+def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c = attribution.compute
     if np.isfinite(c.paired):
         why = f"forward and backward pass of a micro-batch are long together (correlation {c.paired:.2f})"
     else:
@@ -185,11 +195,11 @@ def _data(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, advice
 
 
-def _amplification(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
+def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c = attribution.compute
     evidence = (
         f"compute varies by {c.rest_cv:.1%} on every rank, independently and without memory; a step waits for the "
-        f"slowest of {len(cells.ranks)}"
+        f"slowest of {len(matrix.ranks)}"
     )
     advice = (
         "pacing will not help: delaying a rank never lowers a maximum; reduce the jitter itself (system services, "
@@ -198,10 +208,10 @@ def _amplification(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, advice
 
 
-def _stage(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
-    stages = np.unique(cells.stage_N[c.node])
-    load = np.array([float((c.base_s * c.stage)[cells.stage_N[c.node] == s].mean()) for s in stages])
+def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c = attribution.compute
+    stages = np.unique(matrix.stage_N[c.operation])
+    load = np.array([float((c.base_s * c.stage)[matrix.stage_N[c.operation] == s].mean()) for s in stages])
     worst = int(np.argmax(load))
     factor = load[worst] / np.median(np.delete(load, worst))
     evidence = f"stage {stages[worst]} computes {factor:.2f} times as long as the others"
@@ -210,16 +220,16 @@ def _stage(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, f"pacing will not help: move layers away from stage {stages[worst]}, or split its output layer"
 
 
-def _worst(layers: Layers, key: Callable[[TransferClass], float]) -> TransferClass | None:
-    return max(layers.transfers.classes, key=key, default=None)
+def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) -> TransferClass | None:
+    return max(attribution.transfers.classes, key=key, default=None)
 
 
-def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
-    found = _worst(layers, lambda k: k.contention)
-    if layers.cost_s.get("contention", 0.0) >= layers.cost_s.get("transfer", 0.0) and found is not None:
-        low, high = found.contention_between
+def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    found = _worst(attribution, lambda k: k.contention.value)
+    if attribution.cost_s.get("contention", 0.0) >= attribution.cost_s.get("transfer", 0.0) and found is not None:
+        times, low, high = found.contention
         evidence = (
-            f"{found.groups} groups run {found.op} side by side; each takes {found.contention:.2f} times as long as "
+            f"{found.groups} groups run {found.op} side by side; each takes {times:.2f} times as long as "
             f"alone, as a shared uplink under their own starts explains (90 % likely: {low:.2f} to {high:.2f})"
         )
         advice = (
@@ -235,12 +245,12 @@ def _contention(cells: Cells, layers: Layers) -> tuple[str, str]:
     return varies, advice
 
 
-def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
-    found = _worst(layers, lambda k: k.inflated)
+def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    found = _worst(attribution, lambda k: k.inflated)
     assert found is not None
     evidence = (
         f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
-        f"last steps foretell it, correlation {found.memory:.2f}) that the job's own ranks do not explain"
+        f"last steps predict it, correlation {found.predictability:.2f}) that the job's own ranks do not explain"
     )
     advice = (
         "another job's transfers collide with ours: move one of them, or shift the phase; pacing (phase_shift) pays "
@@ -249,8 +259,8 @@ def _tenant(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, advice
 
 
-def _incast(cells: Cells, layers: Layers) -> tuple[str, str]:
-    found = _worst(layers, lambda k: k.timeout_s)
+def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    found = _worst(attribution, lambda k: k.timeout_s)
     assert found is not None
     late_ms = found.timeout_s * 1e3
     evidence = f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others: a timeout"
@@ -259,8 +269,8 @@ def _incast(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, "pacing (stagger) may help; or deeper buffers, lossless links, a tree instead of a gather"
 
 
-def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
-    found = _worst(layers, lambda k: float(k.link_K.max()))
+def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    found = _worst(attribution, lambda k: float(k.link_K.max()))
     assert found is not None
     k = int(np.argmax(found.link_K))
     at = ", ".join(map(str, found.ranks_K[k][:8]))
@@ -271,13 +281,13 @@ def _locality(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, "pacing will not help: check which NIC, socket and PCIe switch these ranks use, and the cable"
 
 
-def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c, t = layers.compute, layers.transfers
-    parts = {name: layers.cost_s.get(name, 0.0) for name in ("stall", "hiccup", "gap", "rest")}
-    parts["rest"] *= _skewed_share(layers) * (c.skewness > MOST_DATA_SKEWNESS)
+def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c, t = attribution.compute, attribution.transfers
+    parts = {name: attribution.cost_s.get(name, 0.0) for name in ("stall", "hiccup", "gap", "rest")}
+    parts["rest"] *= _skewed_share(attribution) * (c.skewness > MAX_DATA_SKEWNESS)
     most = max(parts, key=lambda name: parts[name])
     if most == "gap":
-        share = parts["gap"] / layers.measured_s
+        share = parts["gap"] / attribution.measured_s
         evidence = (
             f"{share:.1%} of the step lies between operations, where no dependency explains it: the host was late"
         )
@@ -299,20 +309,24 @@ def _stalls(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, advice
 
 
-def _checkpoint(cells: Cells, layers: Layers) -> tuple[str, str]:
-    steps = max((n for k, n in layers.present.items() if k.startswith("extra:") and k not in _OTHER_EXTRAS), default=0)
-    names = sorted(k.partition(":")[2] for k in layers.present if k.startswith("extra:") and k not in _OTHER_EXTRAS)
-    evidence = f"{' and '.join(names)} in {steps} of {cells.steps} steps"
+def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    steps = max(
+        (n for k, n in attribution.present.items() if k.startswith("extra:") and k not in _OTHER_EXTRAS), default=0
+    )
+    names = sorted(
+        k.partition(":")[2] for k in attribution.present if k.startswith("extra:") and k not in _OTHER_EXTRAS
+    )
+    evidence = f"{' and '.join(names)} in {steps} of {matrix.steps} steps"
     return evidence, "pacing will not help: write checkpoints asynchronously, or less often (Young's interval)"
 
 
-def _restart(cells: Cells, layers: Layers) -> tuple[str, str]:
-    steps = layers.present.get("extra:restart", 0)
-    return f"{steps} restarts in {cells.steps} steps", "pacing will not help: find the failing node; restart warm"
+def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    steps = attribution.present.get("extra:restart", 0)
+    return f"{steps} restarts in {matrix.steps} steps", "pacing will not help: find the failing node; restart warm"
 
 
-def _drift(cells: Cells, layers: Layers) -> tuple[str, str]:
-    c = layers.compute
+def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
+    c = attribution.compute
     spread = float(np.std(c.drift))
     evidence = (
         f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
@@ -320,12 +334,12 @@ def _drift(cells: Cells, layers: Layers) -> tuple[str, str]:
     return evidence, "pacing will not help by itself: look at clocks, temperature and power of the ranks that wander"
 
 
-def _own_pacing(cells: Cells, layers: Layers) -> tuple[str, str]:
+def _own_pacing(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     return "ranks hold themselves back", "compare with pacing off (canary): this pacing costs more than it may gain"
 
 
 _OTHER_EXTRAS = {"extra:restart", "extra:pace", "extra:gc"}
-_WORDS: Final[dict[str, Callable[[Cells, Layers], tuple[str, str]]]] = {
+_WORDS: Final[dict[str, Callable[[OperationMatrix, TimeAttribution], tuple[str, str]]]] = {
     AMPLIFICATION: _amplification,
     SLOW_RANK: _slow,
     FAIL_SLOW: _fail_slow,

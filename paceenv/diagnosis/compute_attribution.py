@@ -1,13 +1,19 @@
-"""Splits what compute operations last into layers, each the mark of one cause, that multiply or add up to the trace.
+"""Splits durations of compute into components, one per cause, that multiply or add up to the trace.
 
     duration = kind * stage * rank * common * episode * drift * data * rest + stall
 
-kind and common stay; each other layer can be taken out, which is what the shares of lost time rest on. rank is fixed
-per rank (slow ranks), episode moves between two levels, drift moves slowly, data is what the forward and the backward
-pass of a micro-batch have in common, rest is memoryless, stall is what no bulk explains. Everything that is fitted is
-fitted to a rank's compute per step, but for data, rest and stalls, which are of single operations.
+| component | meaning |
+| --- | --- |
+| kind, common | the usual time of an operation, and what all ranks share in a step; always stay |
+| stage, rank | fixed per pipeline stage and per rank (slow ranks) |
+| episode | moves between two levels |
+| drift | moves slowly |
+| data | common to the forward and the backward pass of a micro-batch |
+| rest | without memory |
+| stall | beyond the tail of the bulk |
 
-Axes: N nodes (here only those that compute), R ranks, T steps.
+Data, rest and stalls are fitted to single operations, the others to a rank's compute per step.
+Axes: N operations (here only those that compute), R ranks, T steps.
 """
 
 from __future__ import annotations
@@ -19,37 +25,37 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.fits.two_state_fit import two_levels
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.calibration.fits.two_state_fit import fit_two_states
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 
-MOST_BETWEEN: Final = 0.1
-"""Share of steps that may lie between the two levels of a rank that has episodes."""
+MAX_BETWEEN: Final = 0.1
+"""Share of steps between the two levels up to which a rank counts as having episodes."""
 SIGNIFICANT: Final = 4.0
-"""Standard errors from which on a rank differs from its peers."""
-LEAST_RANK: Final = 0.005
-"""And by at least this share."""
-LEAST_EPISODE: Final = 0.08
-LEAST_MEMORY: Final = 0.05
-"""Autocorrelation from one step to the next from which on compute drifts."""
-LEAST_DRIFT_STEPS: Final = 3.0
-"""What is forgotten sooner is no drift."""
-LEAST_PAIRED: Final = 0.3
-"""Correlation of forward and backward pass from which on they share data."""
+"""A rank differs from its peers if it is so many standard errors away ..."""
+MIN_RANK: Final = 0.005
+"""... and at least this share."""
+MIN_EPISODE: Final = 0.08
+MIN_AUTOCORRELATION: Final = 0.05
+"""Compute drifts if its autocorrelation from one step to the next is at least this."""
+MIN_DRIFT_STEPS: Final = 3.0
+"""A shorter memory is no drift."""
+MIN_PAIRED: Final = 0.3
+"""Forward and backward pass share data if they correlate at least this much."""
 _PEERS: Final = 3
 
 
 @dataclass(frozen=True)
-class ComputeLayers:
-    """``node`` are the nodes described; factors are ``(n, T)`` or ``(n, 1)`` for them, ``stall_s`` adds seconds.
+class ComputeAttribution:
+    """Components of the operations ``operation``; ``stall_s`` adds seconds, the others are factors.
 
-    ``rank_R`` and ``slow_R`` describe the rank factors, ``episode_RT`` when a rank is in an episode, ``paired`` the
-    correlation of forward and backward passes (not a number without both), ``skewness`` with its standard error is of
-    a rank's ``rest`` per step, ``stalls`` the number of operations that stalled. ``twins`` says whether ranks have
-    peers to be compared with.
+    Factors are ``(n, T)`` or ``(n, 1)`` for these operations. ``rank_R`` and ``slow_R`` describe the rank factors,
+    ``episode_RT`` when a rank is in an episode. ``paired`` is the correlation of forward and backward passes (not a
+    number without both). ``skewness`` and its standard error are of a rank's ``rest`` per step. ``stalls`` counts the
+    operations that stalled. ``twins`` says whether every rank has a peer to compare it with.
     """
 
-    node: Integers
+    operation: Integers
     base_s: Array
     stage: Array
     rank: Array
@@ -70,44 +76,44 @@ class ComputeLayers:
     twins: bool
 
 
-def split_compute(cells: Cells, own_NT: Array) -> ComputeLayers:
-    """The layers of a job's compute."""
-    node = np.flatnonzero(cells.is_compute_N & cells.usual_N & (own_NT > 0.0).any(axis=1))
-    d_NT, rank, stage = own_NT[node], cells.rank_N[node], cells.stage_N[node]
-    ranks = len(cells.ranks)
+def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribution:
+    """Split the compute of a job; ``own_NT`` are durations without waiting, seconds."""
+    operation = np.flatnonzero(matrix.is_compute_N & matrix.usual_N & (own_NT > 0.0).any(axis=1))
+    d_NT, rank, stage = own_NT[operation], matrix.rank_N[operation], matrix.stage_N[operation]
+    ranks = len(matrix.ranks)
     stage_R = np.zeros(ranks, np.int64)
     stage_R[rank] = stage
     typical_N = np.maximum(np.median(d_NT, axis=1), 1e-12)
     load_RT = _per_rank(d_NT, rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
     common_T = _common(load_RT)
-    episode_RT, level_RT = _episodes(load_RT / common_T)
-    drift_RT, drift_steps, drift_cv = _drift(load_RT / common_T / level_RT)
-    course_NT = (common_T * level_RT * drift_RT)[rank]
+    episode_RT, factor_RT = _episodes(load_RT / common_T)
+    drift_RT, drift_steps, drift_cv = _drift(load_RT / common_T / factor_RT)
+    course_NT = (common_T * factor_RT * drift_RT)[rank]
     v_NT = d_NT / typical_N[:, None] / course_NT
-    stalled_NT = _stalls(cells, node, v_NT)
+    stalled_NT = _stalls(matrix, operation, v_NT)
     v_NT = np.where(stalled_NT, np.median(v_NT, axis=1, keepdims=True), v_NT)
     stall_s = np.where(stalled_NT, d_NT - v_NT * typical_N[:, None] * course_NT, 0.0)
     clean_NT = v_NT * typical_N[:, None]
-    drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / cells.steps, 1.0))
-    base_N, stage_N, rank_R, slow_R, twins = _levels(cells, node, clean_NT, stage_R, drift_se)
+    drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / matrix.steps, 1.0))
+    base_N, stage_N, rank_R, slow_R, twins = _fixed_factors(matrix, operation, clean_NT, stage_R, drift_se)
     if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
         of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.bincount(rank, base_N * stage_N, ranks)
         drift_RT = drift_RT * np.where(rank_R == 1.0, of_rank_R, 1.0)[:, None]
         clean_NT = clean_NT / np.where(rank_R == 1.0, of_rank_R, 1.0)[rank][:, None]
     left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
-    data_NT, paired = _data(cells, node, left_NT)
+    data_NT, paired = _data(matrix, operation, left_NT)
     rest_NT = left_NT / data_NT
     rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
     x = rest_RT - rest_RT.mean(axis=1, keepdims=True)
     sd = float(x.std())
     kept = x[np.abs(x) < 8.0 * sd] if sd > 0.0 else x.ravel()
     skewness = float((kept**3).mean() / max(kept.std(), 1e-12) ** 3) if sd > 1e-9 else 0.0
-    return ComputeLayers(
-        node=node,
+    return ComputeAttribution(
+        operation=operation,
         base_s=base_N[:, None] * common_T,
         stage=stage_N[:, None],
         rank=rank_R[rank][:, None],
-        episode=level_RT[rank],
+        episode=factor_RT[rank],
         drift=drift_RT[rank],
         data=data_NT,
         rest=rest_NT,
@@ -132,7 +138,7 @@ def _per_rank(x_NT: Array, rank: Integers, ranks: int) -> Array:
 
 
 def _common(load_RT: Array) -> Array:
-    """What all ranks have in common in a step; with few ranks nobody can tell that from their own noise."""
+    """What all ranks have in common in a step; 1 with few ranks, whose own noise would look the same."""
     if len(load_RT) < _PEERS:
         return np.ones(load_RT.shape[1])
     common_T = np.median(load_RT, axis=0)
@@ -140,16 +146,16 @@ def _common(load_RT: Array) -> Array:
 
 
 def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
-    on_RT = np.stack([two_levels(x, LEAST_EPISODE * float(np.median(x))) for x in load_RT])
-    level_RT = np.ones_like(load_RT)
+    on_RT = np.stack([fit_two_states(x, MIN_EPISODE * float(np.median(x))) for x in load_RT])
+    factor_RT = np.ones_like(load_RT)
     for r in np.flatnonzero(on_RT.any(axis=1)):
         high, low = np.median(load_RT[r, on_RT[r]]), np.median(load_RT[r, ~on_RT[r]])
         place_T = (load_RT[r] - low) / (high - low)
-        if np.mean((place_T > 0.3) & (place_T < 0.7)) > MOST_BETWEEN:  # it wanders
+        if np.mean((place_T > 0.3) & (place_T < 0.7)) > MAX_BETWEEN:  # it wanders
             on_RT[r] = False
         else:
-            level_RT[r, on_RT[r]] = high / low
-    return on_RT, level_RT
+            factor_RT[r, on_RT[r]] = high / low
+    return on_RT, factor_RT
 
 
 def _drift(load_RT: Array) -> tuple[Array, float, float]:
@@ -168,7 +174,7 @@ def _drift(load_RT: Array) -> tuple[Array, float, float]:
     if steps < 8 or variance < 1e-12:
         return np.ones_like(load_RT), 0.0, 0.0
     covariance = np.array([float((x_RT[:, k:] * x_RT[:, :-k]).mean()) for k in lags])
-    if covariance[0] < max(SIGNIFICANT / math.sqrt(ranks * steps), LEAST_MEMORY) * variance:
+    if covariance[0] < max(SIGNIFICANT / math.sqrt(ranks * steps), MIN_AUTOCORRELATION) * variance:
         return np.ones_like(load_RT), 0.0, 0.0
     best, signal, steps_s = math.inf, 0.0, 0.0
     for tau in np.geomspace(1.0, steps / 2.0, 24):
@@ -179,7 +185,7 @@ def _drift(load_RT: Array) -> tuple[Array, float, float]:
         if misfit < best:
             best, signal, steps_s = misfit, part, float(tau)
     cv, signal = math.sqrt(max(signal, 0.0)), min(max(signal, 0.0), 0.99 * variance)
-    if steps_s < LEAST_DRIFT_STEPS:
+    if steps_s < MIN_DRIFT_STEPS:
         return np.ones_like(load_RT), 0.0, 0.0
     return 1.0 + _smoothed(x_RT, math.exp(-1.0 / steps_s), signal, variance - signal), steps_s, cv
 
@@ -200,19 +206,19 @@ def _smoothed(x_RT: Array, keep: float, signal: float, noise: float) -> Array:
     return mean_RT
 
 
-def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
-    """What lies beyond the tail that a shifted gamma with the bulk's quantiles would have.
+def _stalls(matrix: OperationMatrix, operation: Integers, v_NT: Array) -> NDArray[np.bool_]:
+    """Durations beyond the tail of a shifted gamma with the bulk's quantiles.
 
     A large value that the other pass of the same micro-batch shares is data, not a stall.
     """
     relative_NT = v_NT / np.maximum(np.median(v_NT, axis=1, keepdims=True), 1e-12)  # most of its steps may have none
     flagged = np.zeros(v_NT.shape, np.bool_)
-    kind_N = cells.kind_N[node]
+    kind_N = matrix.kind_N[operation]
     for kind in np.unique(kind_N):
         mine = kind_N == kind
         flagged[mine] = relative_NT[mine] > stall_threshold(relative_NT[mine])
     if flagged.any():
-        forward, backward = _pairs(cells, node)
+        forward, backward = _pairs(matrix, operation)
         if len(forward):
             excess = relative_NT - 1.0
             a, b = excess[forward], excess[backward]
@@ -222,13 +228,13 @@ def _stalls(cells: Cells, node: Integers, v_NT: Array) -> NDArray[np.bool_]:
     return flagged
 
 
-def _levels(
-    cells: Cells, node: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
+def _fixed_factors(
+    matrix: OperationMatrix, operation: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
 ) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
     """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
-    kinds, kind = np.unique(cells.kind_N[node], return_inverse=True)
-    stages, stage = np.unique(cells.stage_N[node], return_inverse=True)
-    rank, ranks, steps = cells.rank_N[node], len(cells.ranks), clean_NT.shape[1]
+    kinds, kind = np.unique(matrix.kind_N[operation], return_inverse=True)
+    stages, stage = np.unique(matrix.stage_N[operation], return_inverse=True)
+    rank, ranks, steps = matrix.rank_N[operation], len(matrix.ranks), clean_NT.shape[1]
     mean_N = clean_NT.mean(axis=1)
     cell = kind * ranks + rank
     mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(
@@ -250,19 +256,19 @@ def _levels(
     load_RT = _per_rank(clean_NT, rank, ranks)
     se_R = np.hypot(load_RT.std(axis=1) / load_RT.mean(axis=1) / math.sqrt(steps), drift_se)
     peers_R = np.bincount(of_stage, minlength=len(stages))[of_stage]
-    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), LEAST_RANK)
+    differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), MIN_RANK)
     rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
-    slow_R = rank_R > 1.0 + LEAST_RANK
+    slow_R = rank_R > 1.0 + MIN_RANK
     return base_K[kind], factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
 
 
-def _pairs(cells: Cells, node: Integers) -> tuple[Integers, Integers]:
+def _pairs(matrix: OperationMatrix, operation: Integers) -> tuple[Integers, Integers]:
     """Positions of forward and backward computes of the same rank, micro-batch and chunk."""
-    ops = cells.is_op("forward-compute")[node], cells.is_op("backward-compute")[node]
+    ops = matrix.is_op("forward-compute")[operation], matrix.is_op("backward-compute")[operation]
     keys = [
         {
-            (int(cells.rank_N[n]), int(cells.micro_batch_N[n]), int(cells.chunk_N[n]), int(cells.position_N[n])): i
-            for i, n in zip(np.flatnonzero(is_op).tolist(), node[is_op].tolist(), strict=True)
+            (int(matrix.rank_N[n]), int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n]), int(matrix.position_N[n])): i
+            for i, n in zip(np.flatnonzero(is_op).tolist(), operation[is_op].tolist(), strict=True)
         }
         for is_op in ops
     ]
@@ -270,15 +276,15 @@ def _pairs(cells: Cells, node: Integers) -> tuple[Integers, Integers]:
     return np.array([keys[0][k] for k in both], np.int64), np.array([keys[1][k] for k in both], np.int64)
 
 
-def _data(cells: Cells, node: Integers, left_NT: Array) -> tuple[Array, float]:
+def _data(matrix: OperationMatrix, operation: Integers, left_NT: Array) -> tuple[Array, float]:
     """What the two passes of a micro-batch have in common, as a factor on both; and how they correlate."""
-    data_NT, (forward, backward) = np.ones_like(left_NT), _pairs(cells, node)
+    data_NT, (forward, backward) = np.ones_like(left_NT), _pairs(matrix, operation)
     if not len(forward):
         return data_NT, np.nan
     a, b = left_NT[forward] - 1.0, left_NT[backward] - 1.0
     spread = a.std() * b.std()
     paired = float(((a - a.mean()) * (b - b.mean())).mean() / spread) if spread > 1e-12 else 0.0
-    if paired < LEAST_PAIRED:
+    if paired < MIN_PAIRED:
         return data_NT, paired
     shared = paired * (a / a.std() + b / b.std()) / (1.0 + paired)  # the common factor's best linear predictor
     data_NT[forward] = np.maximum(1.0 + shared * a.std(), 1e-3)

@@ -1,18 +1,19 @@
 """Which operation of a step waits for which: the dependency graph that every step shares.
 
-On a rank, what computes is one chain in its usual order; collectives that do not overlap it are links of that chain.
-Those that do overlap run beside it, one chain per process group: each waits for the last compute that ended before it
-began, and the first operation that begins after it waits for it. Sends and receives of a pipeline are a chain per kind;
-a send waits for the compute whose result it carries, a compute for what it receives, and a receive, unless it was
-posted ahead, for the compute before. The members of a collective, and the two ends of a transfer, begin together: when
-the last of them is there.
+On a rank:
+- compute is one chain in its usual order, and collectives that do not overlap it are links of that chain;
+- collectives that overlap compute form one chain per process group. Each waits for the last compute that ended before
+  it began, and the first operation that begins after it waits for it;
+- sends and receives of a pipeline form one chain per kind. A send waits for the compute whose result it carries, a
+  compute for what it receives. A receive waits for the compute before it, unless it was posted ahead.
 
-Operations that few steps have, and collectives that a rank runs on several threads, can come in different orders on
-different ranks, so that they wait for each other in a circle. Of a circle the operation that usually begins first waits
-for nothing that is still to come.
+The members of a collective, and the two ends of a transfer, begin together when the last of them arrives.
+
+Rare operations, and collectives that a rank runs on several threads, can have different orders on different ranks and
+then wait for each other in a circle. Circles are cut at the operation that usually begins first.
 
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), section 3,
-and the artefact's notes on what its profiler records. Axes: N nodes, K tasks (nodes that begin together).
+and the artefact's notes on what its profiler records. Axes: N operations, K tasks (operations that begin together).
 """
 
 from __future__ import annotations
@@ -25,24 +26,25 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.diagnosis.operation_matrix import Cells, Integers
+from paceenv.diagnosis.operation_matrix import Integers, OperationMatrix
 
 BARRIER_OP: Final = "barrier"
 QUEUED_OPS: Final = ("gather", "all_to_all")
-"""Collectives in which many send to one port."""
+"""Collectives in which many ranks send to one port."""
 _ALWAYS: Final = 0.9
-"""Share of steps in which one operation must follow another to be taken to wait for it, where both is possible."""
+"""An operation that may wait for another does so if it follows it in this share of steps."""
 _TOLERANCE: Final = 1e-3
-"""Share of a step by which stamps of one moment may differ."""
+"""Share of a step by which two stamps of the same moment may differ."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Tasks in an order in which what they wait for comes first.
+    """Tasks in topological order.
 
-    Task k has the nodes ``member_N[task_K[k] : task_K[k + 1]]``; node n waits for ``before[before_N[n] : before_N[n +
-    1]]``. ``meets_N`` are the nodes whose task has others: their own time counts from the last of them. Tasks in
-    ``queued_K`` are messages that queue up at a port: what came first is served while others are still on their way.
+    Task k has the operations ``member_N[task_K[k] : task_K[k + 1]]``. Operation n waits for the operations
+    ``before[before_N[n] : before_N[n + 1]]``. ``meets_N`` marks operations whose task has others: their own time counts
+    from the last arrival. Tasks in ``queued_K`` are messages that queue at a port, which serves the first ones while
+    others are still on their way.
     """
 
     task_K: Integers
@@ -54,36 +56,36 @@ class Graph:
     queued_K: NDArray[np.bool_]
 
 
-def build_graph(cells: Cells) -> Graph:
+def build_graph(matrix: OperationMatrix) -> Graph:
     """The graph of a job's usual step."""
-    sets = _sets(cells)
-    before: list[list[int]] = [[] for _ in cells.op_N]
-    start_N, end_N = (np.nanmedian(x, axis=1) for x in (cells.start_NT, cells.end_NT))
-    tolerance_s = _TOLERANCE * float(np.median(cells.step_s_T))
-    is_compute, is_collective, is_transfer = cells.is_compute_N, cells.is_collective_N, cells.is_transfer_N
-    bounds = np.flatnonzero(np.diff(cells.rank_N)) + 1
-    for nodes in np.split(np.arange(len(cells.op_N)), bounds):
-        computes = nodes[is_compute[nodes]]
+    sets = _sets(matrix)
+    before: list[list[int]] = [[] for _ in matrix.op_N]
+    start_N, end_N = (np.nanmedian(x, axis=1) for x in (matrix.start_NT, matrix.end_NT))
+    tolerance_s = _TOLERANCE * float(np.median(matrix.step_s_T))
+    is_compute, is_collective, is_transfer = matrix.is_compute_N, matrix.is_collective_N, matrix.is_transfer_N
+    bounds = np.flatnonzero(np.diff(matrix.rank_N)) + 1
+    for operations in np.split(np.arange(len(matrix.op_N)), bounds):
+        computes = operations[is_compute[operations]]
         beside = {
             int(n)
-            for n in nodes[is_collective[nodes]]
+            for n in operations[is_collective[operations]]
             if np.any((start_N[n] < end_N[computes] - tolerance_s) & (start_N[computes] < end_N[n] - tolerance_s))
         }
-        main = [n for n in nodes.tolist() if not is_transfer[n] and n not in beside]
+        main = [n for n in operations.tolist() if not is_transfer[n] and n not in beside]
         _chain(before, main)
-        _beside(before, cells, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
-        _transfers(before, cells, nodes, computes, tolerance_s)
-    return _sorted(cells, sets, before, start_N)
+        _beside(before, matrix, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
+        _transfers(before, matrix, operations, computes, tolerance_s)
+    return _sorted(matrix, sets, before, start_N)
 
 
-def _chain(before: list[list[int]], nodes: list[int]) -> None:
-    for earlier, later in pairwise(nodes):
+def _chain(before: list[list[int]], operations: list[int]) -> None:
+    for earlier, later in pairwise(operations):
         before[later].append(earlier)
 
 
 def _beside(
     before: list[list[int]],
-    cells: Cells,
+    matrix: OperationMatrix,
     beside: list[int],
     main: Integers,
     start_N: NDArray[np.float64],
@@ -93,7 +95,7 @@ def _beside(
     """Collectives that overlap the chain ``main`` of their rank."""
     streams: dict[int, list[int]] = defaultdict(list)
     for n in beside:
-        streams[int(cells.group_N[n])].append(n)
+        streams[int(matrix.group_N[n])].append(n)
         earlier = main[end_N[main] <= start_N[n] + tolerance_s]
         later = main[start_N[main] >= end_N[n] - tolerance_s]
         if len(earlier):
@@ -104,66 +106,70 @@ def _beside(
         _chain(before, stream)
 
 
-def _transfers(before: list[list[int]], cells: Cells, nodes: Integers, computes: Integers, tolerance_s: float) -> None:
+def _transfers(
+    before: list[list[int]], matrix: OperationMatrix, operations: Integers, computes: Integers, tolerance_s: float
+) -> None:
     """Sends and receives of one rank's pipeline stage."""
     for direction in ("forward", "backward"):
-        of_direction = computes[cells.is_op(f"{direction}-compute")[computes]].tolist()
-        served = {(int(cells.micro_batch_N[n]), int(cells.chunk_N[n])): i for i, n in enumerate(of_direction)}
+        of_direction = computes[matrix.is_op(f"{direction}-compute")[computes]].tolist()
+        served = {(int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])): i for i, n in enumerate(of_direction)}
         for way in ("send", "recv"):
-            stream = nodes[cells.is_op(f"{direction}-{way}")[nodes]].tolist()
+            stream = operations[matrix.is_op(f"{direction}-{way}")[operations]].tolist()
             _chain(before, stream)
             for n in stream:
-                i = served.get((int(cells.micro_batch_N[n]), int(cells.chunk_N[n])))
+                i = served.get((int(matrix.micro_batch_N[n]), int(matrix.chunk_N[n])))
                 if i is None:
                     continue
                 if way == "send":
                     before[n].append(of_direction[i])
                     continue
                 before[of_direction[i]].append(n)
-                if i and _follows(cells, of_direction[i - 1], n, tolerance_s):
+                if i and _follows(matrix, of_direction[i - 1], n, tolerance_s):
                     before[n].append(of_direction[i - 1])
             if direction == "backward" and stream:
-                _first_backward(before, cells, computes, stream[0], tolerance_s)
+                _first_backward(before, matrix, computes, stream[0], tolerance_s)
 
 
-def _follows(cells: Cells, earlier: int, later: int, tolerance_s: float) -> bool:
+def _follows(matrix: OperationMatrix, earlier: int, later: int, tolerance_s: float) -> bool:
     """Whether the trace allows that one waits for the other: a receive may have been posted ahead."""
-    waited_T = cells.start_NT[later] >= cells.end_NT[earlier] - tolerance_s
+    waited_T = matrix.start_NT[later] >= matrix.end_NT[earlier] - tolerance_s
     return float(waited_T.mean()) >= _ALWAYS
 
 
 def _first_backward(
-    before: list[list[int]], cells: Cells, computes: Integers, transfer: int, tolerance_s: float
+    before: list[list[int]], matrix: OperationMatrix, computes: Integers, transfer: int, tolerance_s: float
 ) -> None:
     """The first transfer backward is not posted before the last but one forward compute that precedes any backward."""
-    backward = np.flatnonzero(cells.is_op("backward-compute")[computes])
+    backward = np.flatnonzero(matrix.is_op("backward-compute")[computes])
     if len(backward) and backward[0] >= 2:
         forward = int(computes[backward[0] - 2])
-        if _follows(cells, forward, transfer, tolerance_s):
+        if _follows(matrix, forward, transfer, tolerance_s):
             before[transfer].append(forward)
 
 
-def _sets(cells: Cells) -> list[list[int]]:
-    """Nodes that begin together, each set of two or more."""
+def _sets(matrix: OperationMatrix) -> list[list[int]]:
+    """Operations that begin together, each set of two or more."""
     found: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    forward, backward = (cells.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
-    sends, stages = cells.is_op("forward-send", "backward-send"), int(cells.stage_N.max()) + 1
-    is_barrier = cells.is_op(BARRIER_OP)
-    for n in np.flatnonzero((cells.group_N >= 0) | is_barrier).tolist():
-        like = (cells.op_N, cells.group_N, cells.micro_batch_N, cells.chunk_N, cells.position_N)
+    forward, backward = (matrix.is_op(f"{d}-send", f"{d}-recv") for d in ("forward", "backward"))
+    sends, stages = matrix.is_op("forward-send", "backward-send"), int(matrix.stage_N.max()) + 1
+    is_barrier = matrix.is_op(BARRIER_OP)
+    for n in np.flatnonzero((matrix.group_N >= 0) | is_barrier).tolist():
+        like = (matrix.op_N, matrix.group_N, matrix.micro_batch_N, matrix.chunk_N, matrix.position_N)
         found["group", *(int(x[n]) for x in like)].append(n)
-    for n in np.flatnonzero((forward | backward) & (cells.micro_batch_N >= 0)).tolist():
-        place = max(int(cells.chunk_N[n]), 0) * stages + int(cells.stage_N[n])
+    for n in np.flatnonzero((forward | backward) & (matrix.micro_batch_N >= 0)).tolist():
+        place = max(int(matrix.chunk_N[n]), 0) * stages + int(matrix.stage_N[n])
         border = place if bool(forward[n]) == bool(sends[n]) else place - 1
-        place_in = (cells.dp_rank_N, cells.micro_batch_N, cells.position_N)
+        place_in = (matrix.dp_rank_N, matrix.micro_batch_N, matrix.position_N)
         found["transfer", bool(forward[n]), border, *(int(x[n]) for x in place_in)].append(n)
-    return [nodes for nodes in found.values() if len(nodes) > 1]
+    return [operations for operations in found.values() if len(operations) > 1]
 
 
-def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]], start_N: NDArray[np.float64]) -> Graph:
+def _sorted(
+    matrix: OperationMatrix, sets: list[list[int]], before: list[list[int]], start_N: NDArray[np.float64]
+) -> Graph:
     """Tasks in topological order (Kahn), circles cut where the trace is earliest."""
-    nodes = len(before)
-    task_of_N = np.full(nodes, -1, np.int64)
+    operations = len(before)
+    task_of_N = np.full(operations, -1, np.int64)
     tasks = list(sets)
     for k, members in enumerate(sets):
         task_of_N[members] = k
@@ -204,6 +210,6 @@ def _sorted(cells: Cells, sets: list[list[int]], before: list[list[int]], start_
         meets_N=np.array([len(tasks[k]) > 1 for k in of], np.bool_),
         task_of_N=place[task_of_N],
         queued_K=np.array(
-            [len(tasks[k]) > 1 and cells.ops[cells.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_
+            [len(tasks[k]) > 1 and matrix.ops[matrix.op_N[tasks[k][0]]] in QUEUED_OPS for k in order], np.bool_
         ),
     )

@@ -1,9 +1,9 @@
 """Replays a dependency graph with given durations: when every operation ends, and how long the steps take.
 
-An operation begins when all it waits for has ended, without launch delays. Those that meet (a collective, a transfer)
-all begin when the last of them is there, and each takes its own transfer time from then on. Where messages queue up at
-a port, that serves them from the first on: it takes its time from then, but after the last at least that of a message.
-Axes: N nodes, K tasks, T steps.
+An operation begins, without launch delay, when everything that it waits for has ended. Operations that meet (a
+collective, a transfer) begin when the last of them arrives; each then takes its own transfer time. A port at which
+messages queue starts with the first arrival; after the last arrival it still takes the time of one message.
+Axes: N operations, K tasks, T steps.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _BLOCK = 64
-"""Steps replayed together, so that the ends of a graph's nodes stay in the cache."""
+"""Steps replayed together, so that the ends of a graph's operations stay in the cache."""
 
 
 def _replay(
@@ -72,12 +72,18 @@ with numba_cache(base_directory() / "replay") as _writable:
 
 
 def replay(graph: Graph, duration_NT: Array) -> Array:
-    """How long every step takes with these durations, seconds, ``(T,)``; of nodes that meet they are transfer times."""
+    """Step times ``(T,)`` in seconds with these durations; those of operations that meet are transfer times."""
     return _run(graph, duration_NT, np.empty(0, np.int64))[0]
 
 
 def begins(graph: Graph, duration_NT: Array, tasks: Integers) -> Array:
-    """When these tasks begin in the replay, seconds from a step's begin, ``(tasks, T)``."""
+    """When tasks begin in the replay, seconds from the begin of a step, ``(tasks, T)``.
+
+    Args:
+        graph: the dependency graph.
+        duration_NT: durations of the operations, seconds.
+        tasks: numbers of the wanted tasks.
+    """
     return _run(graph, duration_NT, tasks)[1]
 
 
@@ -92,23 +98,23 @@ def _run(graph: Graph, duration_NT: Array, tasks: Integers) -> tuple[Array, Arra
     return step_s_T, begin_WT
 
 
-def own_durations(cells: Cells, graph: Graph) -> Array:
-    """What the replay takes: durations, but for nodes that meet from the last start among them, ``(N, T)``, seconds.
+def own_durations(matrix: OperationMatrix, graph: Graph) -> Array:
+    """Durations without waiting ``(N, T)``, seconds: those of operations that meet count from the last arrival.
 
-    What came before that is waiting, which follows from the replay. Where only some members are in a step, those count.
+    The replay adds the waiting again. Where only some members are in a step, those count.
     """
-    duration_NT = cells.duration_NT
+    duration_NT = matrix.duration_NT
     meets = np.flatnonzero(graph.meets_N)
     task = graph.task_of_N[meets]
-    last_KT = np.full((len(graph.queued_K), cells.steps), -np.inf)
-    np.maximum.at(last_KT, task, np.nan_to_num(cells.start_NT[meets], nan=-np.inf))
-    transfer_NT = cells.end_NT[meets] - last_KT[task]
+    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
+    np.maximum.at(last_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=-np.inf))
+    transfer_NT = matrix.end_NT[meets] - last_KT[task]
     queued = graph.queued_K[task]
     if queued.any():
         first_KT = np.full_like(last_KT, np.inf)
-        np.minimum.at(first_KT, task, np.nan_to_num(cells.start_NT[meets], nan=np.inf))
+        np.minimum.at(first_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=np.inf))
         members = np.diff(graph.task_K)[task[queued]]
-        since_first = cells.end_NT[meets[queued]] - first_KT[task[queued]]
+        since_first = matrix.end_NT[meets[queued]] - first_KT[task[queued]]
         transfer_NT[queued] = np.minimum(since_first, members[:, None] * transfer_NT[queued])
     duration_NT[meets] = np.maximum(np.nan_to_num(transfer_NT, nan=0.0), 0.0)
     return duration_NT

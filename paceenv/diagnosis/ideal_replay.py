@@ -1,15 +1,16 @@
-"""What the steps would have taken had some operations lasted as they ideally do: slowdown, and whose it is.
+"""Slowdown: the step time of a trace over the step time with ideal durations, and which operations it is due to.
 
-Ideal durations: every compute operation lasts the mean of its kind over all ranks, stages and steps, every collective's
-or transfer's own time the median of its kind. A rank that has more operations of a kind than others ideally takes as
-long for all of them as the others do: with the mean each, it would hold up the ideal step, and its own durations would
-seem to speed it up. What only some steps have (a checkpoint, a restart) ideally takes no
-time, nor does a delay that a rank took by its own choice. Slowdown is the mean step time of the replay with the trace's
-durations over that with ideal ones. What is due to some operations (a rank's, a stage's, a kind's) is the replay in
-which only they have the trace's durations, over the ideal one.
+| operation | ideal duration |
+| --- | --- |
+| compute | the mean of its kind over all ranks, stages and steps; a rank with more operations of a kind shares it out |
+| collective, transfer | the median of its kind, without waiting |
+| only some steps have it (checkpoint, restart), or a delay that a rank took on purpose | none |
+
+Slowdown is the mean step time of the replay with the trace's durations over that with ideal ones. The part of some
+operations (a rank's, a stage's, a kind's) is the replay in which only they have the trace's durations, over the ideal.
 
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025), equations
-1, 2 and 4. Axes: N nodes, T steps.
+1, 2 and 4. Axes: N operations, T steps.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.graph_replay import replay
-from paceenv.diagnosis.operation_matrix import Array, Cells
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
-MOST_WORK: Final = 1e8
-"""Cells replayed for one attribution; with more, only the steps at even distances that fit."""
+MAX_WORK: Final = 1e8
+"""Cells of the matrix that one attribution replays; of a larger matrix, steps at even distances."""
 
 
 @dataclass(frozen=True)
-class Attribution:
+class SlowdownAttribution:
     """Slowdowns by what they are due to.
 
     ``rank`` is the data-parallel rank (all its stages), ``worker`` one rank of the trace, ``step`` an iteration's own.
@@ -43,43 +44,52 @@ class Attribution:
     step: Mapping[int, float]
 
 
-def ideal_durations(cells: Cells, own_NT: Array) -> Array:
-    """What each operation ideally takes, ``(N, T)``, seconds."""
+def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
+    """Ideal durations ``(N, T)``, seconds, from durations without waiting."""
     ideal_NT = np.zeros_like(own_NT)
-    communicates = cells.is_collective_N | cells.is_transfer_N
-    usual = cells.usual_N & ~cells.is_pace_N
-    workers = len(cells.ranks)
-    kind_N = cells.kind_N
+    communicates = matrix.is_collective_N | matrix.is_transfer_N
+    usual = matrix.usual_N & ~matrix.is_pace_N
+    workers = len(matrix.ranks)
+    kind_N = matrix.kind_N
     for kind in np.unique(kind_N[usual]):
         like = np.flatnonzero((kind_N == kind) & usual)
-        present = np.isfinite(cells.start_NT[like])
+        present = np.isfinite(matrix.start_NT[like])
         if communicates[like].any():
             ideal_NT[like] = np.median(own_NT[like][present])
         else:
-            of_rank = np.bincount(cells.rank_N[like], minlength=workers)
-            having = np.count_nonzero(of_rank)  # who does not have it does it in no time
+            of_rank = np.bincount(matrix.rank_N[like], minlength=workers)
+            having = np.count_nonzero(of_rank)  # a rank without it takes no time for it
             mean_s = own_NT[like].sum() / (present.sum() * workers / having)
-            ideal_NT[like] = (mean_s * len(like) / having / of_rank[cells.rank_N[like]])[:, None]
+            ideal_NT[like] = (mean_s * len(like) / having / of_rank[matrix.rank_N[like]])[:, None]
     return ideal_NT
 
 
-def attribute(cells: Cells, graph: Graph, own_NT: Array, ideal_NT: Array) -> Attribution:
-    """Whose the slowdown is."""
-    operations = np.array([cells.ops[op] for op in cells.op_N])
+def attribute(matrix: OperationMatrix, graph: Graph, own_NT: Array, ideal_NT: Array) -> SlowdownAttribution:
+    """The slowdown by rank, stage, kind of operation, worker and step.
+
+    Args:
+        matrix: the traced operations.
+        graph: their dependency graph.
+        own_NT: durations without waiting, seconds.
+        ideal_NT: ideal durations, seconds, from :func:`ideal_durations`.
+    """
+    operations = np.array([matrix.ops[op] for op in matrix.op_N])
 
     def by(label_N: NDArray[np.generic]) -> dict[Hashable, float]:
         return _by(graph, own_NT, ideal_NT, label_N)
 
-    ranks = np.array(cells.ranks, np.int64)[cells.rank_N]
-    rank = by(cells.dp_rank_N)
-    stages = len(np.unique(cells.stage_N))
+    ranks = np.array(matrix.ranks, np.int64)[matrix.rank_N]
+    rank = by(matrix.dp_rank_N)
+    stages = len(np.unique(matrix.stage_N))
     step_T = _ratio(replay(graph, own_NT), replay(graph, ideal_NT))
-    return Attribution(
+    return SlowdownAttribution(
         rank=rank,  # type: ignore[arg-type]
-        stage=by(cells.stage_N) if stages > 1 else {int(cells.stage_N[0]): float(_mean_ratio(graph, own_NT, ideal_NT))},  # type: ignore[arg-type]
+        stage=by(matrix.stage_N)
+        if stages > 1
+        else {int(matrix.stage_N[0]): float(_mean_ratio(graph, own_NT, ideal_NT))},  # type: ignore[arg-type]
         operation=by(operations),  # type: ignore[arg-type]
         worker=by(ranks) if stages > 1 else rank,  # type: ignore[arg-type]
-        step={int(i): float(s) for i, s in zip(cells.iteration_T, step_T, strict=True)},
+        step={int(i): float(s) for i, s in zip(matrix.iteration_T, step_T, strict=True)},
     )
 
 
@@ -95,7 +105,7 @@ def _mean_ratio(graph: Graph, own_NT: Array, ideal_NT: Array) -> float:
 
 def _by(graph: Graph, own_NT: Array, ideal_NT: Array, label_N: NDArray[np.generic]) -> dict[Hashable, float]:
     labels, at_N = np.unique(label_N, return_inverse=True)
-    every = max(1, int(np.ceil(own_NT.size * len(labels) / MOST_WORK)))
+    every = max(1, int(np.ceil(own_NT.size * len(labels) / MAX_WORK)))
     own_NT, ideal_NT = np.ascontiguousarray(own_NT[:, ::every]), np.ascontiguousarray(ideal_NT[:, ::every])
     ideal_s, mixed_NT = replay(graph, ideal_NT).mean(), ideal_NT.copy()
     found: dict[Hashable, float] = {}

@@ -1,7 +1,7 @@
-"""A job's trace as a matrix: one row per operation that every step has (a node), one column per step.
+"""A job's trace as a matrix: one row per operation, one column per step.
 
-Reads :mod:`paceenv.core.trace`. An operation is the same one in every step if rank, name, process group, micro-batch,
-chunk and its position among those agree. What a step does not have takes no time in it. Axes: N nodes, T steps.
+Reads :mod:`paceenv.core.trace`. Rows of two steps are the same operation if rank, name, process group, micro-batch,
+chunk and position among those agree. An operation that a step lacks takes no time in it. Axes: N operations, T steps.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
-LEAST_STEPS: Final = 2
+MIN_STEPS: Final = 2
 USUAL: Final = 0.5
 """Share of steps from which on an operation belongs to the usual step."""
-MOST_CELLS: Final = 1 << 27
+MAX_CELLS: Final = 1 << 27
 """Of the matrix, which memory must hold."""
 
 Array = NDArray[np.float64]
@@ -26,13 +26,12 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Nodes are in the order of rank and of their usual place in the step; times are seconds from a step's begin.
+class OperationMatrix:
+    """Operations in the order of rank and usual place in the step; times are seconds from the begin of a step.
 
-    ``ops`` are the names that ``op_N`` counts in, ``ranks`` the trace's ranks that ``rank_N`` counts in; ``dp_rank_N``
-    and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT`` are not a number
-    where a step does not have the node. ``step_s_T`` is how long a step took, ``dropped`` how many were left out
-    because a rank is missing in them.
+    ``op_N`` counts in the names ``ops``, ``rank_N`` in the trace's ``ranks``; ``dp_rank_N`` and ``stage_N`` come from
+    the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT`` are not a number where a step lacks the
+    operation. ``step_s_T`` are step times. ``dropped`` counts steps left out because a rank is missing in them.
     """
 
     name: str
@@ -65,26 +64,26 @@ class Cells:
 
     @property
     def usual_N(self) -> NDArray[np.bool_]:
-        """Which nodes belong to the usual step."""
+        """Which operations belong to the usual step."""
         return np.asarray(np.isfinite(self.start_NT).mean(axis=1) >= USUAL)
 
     @property
     def kind_N(self) -> Integers:
-        """A number of each node's kind, whose members should all take equally long.
+        """A number for each operation's kind; operations of one kind should all take equally long.
 
-        That is its operation's; where nothing says which micro-batch it serves, and all ranks have as many, it is its
-        operation's at that place: what a rank computes before its first bucket is not what it does before the last.
+        The kind is the operation's name. Without micro-batches, and where all ranks have as many of them, its position
+        counts as well: compute before the first bucket is not compute before the last.
         """
         kind_N, usual_N = self.op_N.copy(), self.usual_N
         for op in np.unique(self.op_N):
-            nodes = np.flatnonzero((self.op_N == op) & usual_N)
-            of_rank = np.bincount(self.rank_N[nodes])
-            if (self.micro_batch_N[nodes] < 0).all() and len(np.unique(of_rank[of_rank > 0])) == 1:
-                kind_N[nodes] += len(self.ops) * self.position_N[nodes]
+            operations = np.flatnonzero((self.op_N == op) & usual_N)
+            of_rank = np.bincount(self.rank_N[operations])
+            if (self.micro_batch_N[operations] < 0).all() and len(np.unique(of_rank[of_rank > 0])) == 1:
+                kind_N[operations] += len(self.ops) * self.position_N[operations]
         return kind_N
 
     def is_op(self, *names: str) -> NDArray[np.bool_]:
-        """Which nodes have one of these names."""
+        """Which operations have one of these names."""
         wanted = [i for i, op in enumerate(self.ops) if op in names]
         return np.isin(self.op_N, wanted)
 
@@ -107,11 +106,11 @@ class Cells:
         return self.is_op(PACE_OP)
 
 
-def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
+def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     """The matrix of one job of a trace; ``job`` must be named where the trace holds several.
 
-    Raises InputError without such a job, with fewer than LEAST_STEPS steps that all ranks have, or if the matrix would
-    have more than MOST_CELLS cells because operations differ from step to step.
+    Raises InputError without such a job, with fewer than MIN_STEPS steps that all ranks have, or if the matrix would
+    have more than MAX_CELLS matrix because operations differ from step to step.
     """
     name, rows = _rows_of(trace, job)
     columns = {key: trace.column(key)[rows] for key in ("rank", "iteration", "seq", "group", "micro_batch", "chunk")}
@@ -123,27 +122,25 @@ def read_cells(trace: Trace, *, job: str | None = None) -> Cells:
     columns = {key: column[kept] for key, column in columns.items()}
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
-    if len(iterations) < LEAST_STEPS:
+    if len(iterations) < MIN_STEPS:
+        raise InputError(f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {MIN_STEPS}")
+    operation, first = _operations(columns, at_T)
+    operations, steps = len(first), len(iterations)
+    if operations * steps > MAX_CELLS:
         raise InputError(
-            f"trace of {name}: {len(iterations)} steps that all ranks have; allowed: at least {LEAST_STEPS}"
-        )
-    node, first = _nodes(columns, at_T)
-    nodes, steps = len(first), len(iterations)
-    if nodes * steps > MOST_CELLS:
-        raise InputError(
-            f"trace of {name}: {nodes} different operations in {steps} steps; allowed: at most {MOST_CELLS} cells"
+            f"trace of {name}: {operations} different operations in {steps} steps; allowed: at most {MAX_CELLS} cells"
         )
     begin_s_T, step_s_T = _steps(columns, iterations, at_T)
-    start_NT, end_NT = np.full((nodes, steps), np.nan), np.full((nodes, steps), np.nan)
-    start_NT[node, at_T] = columns["start_s"] - begin_s_T[at_T]
-    end_NT[node, at_T] = columns["end_s"] - begin_s_T[at_T]
-    place_N = np.bincount(node, columns["seq"]) / np.bincount(node)
+    start_NT, end_NT = np.full((operations, steps), np.nan), np.full((operations, steps), np.nan)
+    start_NT[operation, at_T] = columns["start_s"] - begin_s_T[at_T]
+    end_NT[operation, at_T] = columns["end_s"] - begin_s_T[at_T]
+    place_N = np.bincount(operation, columns["seq"]) / np.bincount(operation)
     order = np.lexsort((place_N, columns["rank"][first]))
     taken = {key: columns[key][first][order].astype(np.int64) for key in columns}
     start_NT, end_NT = start_NT[order], end_NT[order]
     _tell_apart(ops, taken, start_NT, end_NT)
     dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
-    return Cells(
+    return OperationMatrix(
         name=name,
         source=trace.metadata.source,
         ops=ops,
@@ -185,8 +182,8 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]
     return np.asarray(whole_T[step]), int((~whole_T).sum())
 
 
-def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
-    """Each row's node, and each node's first row; adds the column ``position``, of a row among its like in a step."""
+def _operations(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
+    """Each row's operation, and each operation's first row; adds the column ``position`` among its like in a step."""
     key, keys = columns["rank"].astype(np.int64), int(columns["rank"].max(initial=0)) + 1
     for name in ("op", "group", "micro_batch", "chunk"):
         value = columns[name].astype(np.int64)
@@ -205,22 +202,22 @@ def _nodes(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, 
     if keys * positions >= 1 << 62:
         key = np.unique(key, return_inverse=True)[1].astype(np.int64)
     key = key * positions + columns["position"]
-    _, first, node = np.unique(key, return_index=True, return_inverse=True)
-    return node.astype(np.int64), first.astype(np.int64)
+    _, first, operation = np.unique(key, return_index=True, return_inverse=True)
+    return operation.astype(np.int64), first.astype(np.int64)
 
 
-def _tell_apart(ops: tuple[str, ...], nodes: dict[str, Integers], start_NT: Array, end_NT: Array) -> None:
-    """Where something else stands in place of a rank's compute, give compute its usual time of it, in place.
+def _tell_apart(ops: tuple[str, ...], operations: dict[str, Integers], start_NT: Array, end_NT: Array) -> None:
+    """Split rows that replace a rank's compute in some steps into its usual compute and the rest, in place.
 
-    A live trace names all that a rank does outside of collectives after the mark of the iteration, a checkpoint say,
-    compute included, as it does not tell them apart (``live/record/recorder.py``).
+    A live trace gives everything outside of collectives the name of the iteration's mark, such as a checkpoint, and
+    does not separate compute from it (``live/record/recorder.py``).
     """
     known = (*COMPUTE_OPS, *COLLECTIVE_OPS, *POINT_TO_POINT_OPS, PACE_OP)
     other = [i for i, op in enumerate(ops) if op not in known]
     compute = [i for i, op in enumerate(ops) if op == COMPUTE_OPS[0]]
-    place = list(zip(nodes["rank"].tolist(), nodes["position"].tolist(), strict=True))
-    computes = {place[n]: n for n in np.flatnonzero(np.isin(nodes["op"], compute)).tolist()}
-    for n in np.flatnonzero(np.isin(nodes["op"], other) & (nodes["group"] < 0)).tolist():
+    place = list(zip(operations["rank"].tolist(), operations["position"].tolist(), strict=True))
+    computes = {place[n]: n for n in np.flatnonzero(np.isin(operations["op"], compute)).tolist()}
+    for n in np.flatnonzero(np.isin(operations["op"], other) & (operations["group"] < 0)).tolist():
         c = computes.get(place[n])
         instead_T = np.isfinite(start_NT[n]) & np.isnan(start_NT[c]) if c is not None else np.zeros(0, np.bool_)
         if c is not None and instead_T.any() and not instead_T.all():
@@ -241,7 +238,7 @@ def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Int
 
 
 def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:
-    """An integer that the metadata says of each rank; where it says nothing, 0 for a stage, else the rank's place."""
+    """An integer of each rank from the metadata; without one 0 for a stage, else the rank's place."""
     known = trace.metadata.of_ranks(key)
     return np.array(
         [

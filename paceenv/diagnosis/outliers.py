@@ -1,4 +1,4 @@
-"""What lies beyond the tail of the bulk: where a stall begins, from quantiles that stalls do not move."""
+"""Finds values beyond the tail of their bulk (stalls), from quantiles that stalls do not move."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from paceenv.diagnosis.operation_matrix import Array
 
-LEAST_STALL: Final = 0.1
+MIN_STALL: Final = 0.1
 """A stall is at least this share of its operation's usual time."""
 FALSE_STALLS: Final = 0.1
-"""Share of what counts as a stall that the bulk's own tail may be."""
-MOST_STALLS: Final = 0.1
-"""Share of operations; what is more frequent is no stall."""
+"""Share of stalls that may be the bulk's own tail."""
+MAX_STALLS: Final = 0.1
+"""Share of operations; more frequent ones are no stalls."""
 
 
 def stall_threshold(v: Array) -> float:
-    """From where on values ``v``, of which 1 is usual, are no longer the tail of their bulk; infinite if nowhere.
+    """The smallest stall among values ``v``, of which 1 is usual; infinite if there is none.
 
     The bulk is a shifted gamma with the quantiles of ``v`` at 10, 50 and 90 %.
     """
@@ -29,10 +29,10 @@ def stall_threshold(v: Array) -> float:
     skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))
     shape = 4.0 / skew**2
     z_low, z_middle, z_high = _gamma(shape, _DECILES)
-    tail = x[max(len(x) - int(MOST_STALLS * len(x)), 0) :]
+    tail = x[max(len(x) - int(MAX_STALLS * len(x)), 0) :]
     expected = len(x) * _beyond(shape, (tail - middle) * (z_high - z_low) / (high - low) + z_middle)
     beyond = len(tail) - np.arange(len(tail))
-    good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + LEAST_STALL)
+    good = (expected <= FALSE_STALLS * beyond) & (tail > 1.0 + MIN_STALL)
     return float(tail[int(np.argmax(good))]) * (1.0 - 1e-12) if good.any() else np.inf
 
 

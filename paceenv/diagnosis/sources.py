@@ -1,4 +1,4 @@
-"""Reads what is to be diagnosed, in bounded memory: of a long trace only blocks of consecutive steps."""
+"""Reads traces for diagnosis in bounded memory: of a long trace only blocks of consecutive steps."""
 
 from __future__ import annotations
 
@@ -11,39 +11,48 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata
-from paceenv.diagnosis.operation_matrix import Cells, read_cells
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.importers import detect_format, load_traces, sniff
 
-MOST_ROWS: Final = 2_000_000
-"""Rows of a trace in memory; with all that is made of them less than a gigabyte."""
+MAX_ROWS: Final = 2_000_000
+"""Rows of a trace in memory; with everything computed from them less than a gigabyte."""
 BLOCKS: Final = 4
-"""Blocks of consecutive steps that a longer trace is cut down to, so that memory from step to step stays visible."""
+"""Blocks of consecutive steps kept of a longer trace, so that correlation between steps stays visible."""
 
 
 def read_sources(
-    paths: Sequence[Path], job: str | None = None, *, most_rows: int = MOST_ROWS
-) -> tuple[Cells, tuple[str, ...]]:
-    """The matrix of a job from its trace files, and lines on what was left out or is damaged. Raises InputError."""
-    trace, notes = read_capped(paths, most_rows=most_rows)
-    return read_cells(trace, job=job), notes
+    paths: Sequence[Path], job: str | None = None, *, max_rows: int = MAX_ROWS
+) -> tuple[OperationMatrix, tuple[str, ...]]:
+    """The matrix of a job, and notes on what was left out or is damaged.
+
+    Args:
+        paths: one trace (Parquet), or one file per rank of another format.
+        job: the job's name; needed where the trace holds several.
+        max_rows: rows to read at most.
+
+    Raises:
+        InputError: the files are not a trace, or hold no such job.
+    """
+    trace, notes = read_capped(paths, max_rows=max_rows)
+    return read_matrix(trace, job=job), notes
 
 
-def read_capped(paths: Sequence[Path], *, most_rows: int = MOST_ROWS) -> tuple[Trace, tuple[str, ...]]:
-    """As :func:`read_sources`, the rows themselves."""
+def read_capped(paths: Sequence[Path], *, max_rows: int = MAX_ROWS) -> tuple[Trace, tuple[str, ...]]:
+    """As :func:`read_sources`, but the rows themselves."""
     if len(paths) == 1 and sniff(paths[0]) == "parquet" and detect_format(paths[0]) == "paceenv":
         with open_parquet(paths[0]) as file:
             rows = file.metadata.num_rows
-        if rows > most_rows:
-            trace, note = _sample(paths[0], rows, most_rows)
+        if rows > max_rows:
+            trace, note = _sample(paths[0], rows, max_rows)
             return trace, (note,)
     return load_traces(paths)
 
 
-def _sample(path: Path, rows: int, most_rows: int) -> tuple[Trace, str]:
-    """Blocks of steps at even distances, together at most ``most_rows`` rows."""
+def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
+    """Blocks of steps at even distances, together at most ``max_rows`` rows."""
     low_K, high_K = _ranges(path)
     low, high = int(low_K.min()), int(high_K.max())
-    kept = max(int((high - low + 1) * most_rows / rows / BLOCKS), 2)  # steps a block
+    kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
     starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
     needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
     batches = []

@@ -1,14 +1,19 @@
-"""Splits what collectives take, once all their members are there, into layers, each the mark of one cause.
+"""Splits the transfer times of collectives into components, one per cause, that multiply or add up to the trace.
 
-    transfer = alone * link * contention * tenant * rest + timeout + hiccup
+| component | meaning |
+| --- | --- |
+| alone | the collective by itself; always stays |
+| link | fixed per process group: a worse way to the network |
+| contention | what the job's own groups cost each other on a shared uplink, from the engine's fluid uplink |
+| tenant | comes and goes over iterations: another job |
+| timeout | the distance of a collapsed step: incast |
+| rest | without memory |
+| hiccup | beyond the tail of the bulk |
 
-alone is the collective by itself; link is fixed per process group (a worse way to the network), contention is what the
-job's own groups cost each other on a shared uplink (the engine's fluid uplink under the trace's own arrivals), tenant
-what comes and goes over iterations, timeout the distance of a collapsed step, rest is memoryless, hiccup what no
-bulk explains. Only collectives that
-matter are split; of the others, and of transfers between stages, everything but the median is rest.
+Transfer times count from the last arrival. Only collectives that cost enough are split. Of the others, and of transfers
+between stages, everything but the median is rest.
 
-Axes: N nodes (those that meet), K collectives of a class side by side, T steps.
+Axes: N operations (those that meet), K collectives of a class side by side, T steps.
 """
 
 from __future__ import annotations
@@ -18,49 +23,51 @@ from typing import Final
 
 import numpy as np
 
-from paceenv.diagnosis.autoregression import memory
+from paceenv.core.intervals import Interval
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.diagnosis.outliers import stall_threshold
 
-LEAST_MATTER: Final = 0.01
-"""Share of a step by which a class must exceed its best to be looked into."""
-LEAST_SHARE: Final = 0.05
-"""Share of a step from which on groups side by side are looked into even if their collectives hardly vary."""
-MOST_PAUSE: Final = 0.1
-"""Share of a collective that may lie between it and the one before for the two to be buckets of one payload."""
-LEAST_LINK: Final = 0.08
-LEAST_TIMEOUT_S: Final = 0.1
+MIN_EXCESS: Final = 0.01
+"""A class is split if it exceeds its best by this share of a step ..."""
+MIN_SHARE: Final = 0.05
+"""... or if groups run side by side and their collectives take this share of a step."""
+MAX_PAUSE: Final = 0.1
+"""Two collectives are buckets of one payload if the pause between them is at most this share of a collective."""
+MIN_LINK: Final = 0.08
+MIN_TIMEOUT_S: Final = 0.1
 """Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
-LEAST_HICCUP: Final = 3.0
-"""How many times longer than usual a single transfer takes that is held up by something else than traffic."""
-LEAST_TENANT: Final = 0.1
-"""Share by which transfers take longer than the best now and then, for a tenant to be behind it."""
-LEAST_MEMORY: Final = 0.6
-"""From which on what comes and goes counts as foretold by its past: see ``paceenv.diagnosis.autoregression``."""
-LEAST_TENANT_STEPS: Final = 32
+MIN_HICCUP: Final = 3.0
+"""A transfer that takes at least so many times the usual is held up by something else than traffic."""
+MIN_TENANT: Final = 0.1
+"""A tenant makes transfers take longer than the best by at least this share, now and then."""
+MIN_PREDICTABILITY: Final = 0.6
+"""A tenant's transfers are predicted by their past at least this well, see :func:`predictability`."""
+MAX_LAGS: Final = 12
+MIN_TENANT_STEPS: Final = 32
 _BEST: Final = 0.05
 _SIGNIFICANT: Final = 5.0
+_ROUNDING: Final = 1e-12
+"""Share of its mean by which a constant series may vary."""
 
 
 @dataclass(frozen=True)
 class TransferClass:
-    """What was found in one class of collectives: name, how many side by side, and the numbers behind its layers.
+    """The findings about one class of collectives, of which ``groups`` run side by side.
 
-    ``link_K`` are factors of the groups, ``contention`` how many times longer than alone they take together, with the
-    ends of what is 90 % likely, ``memory`` how far what comes and goes is foretold by its past, ``timeout_s`` how much
-    longer collapsed steps take (0: none do) and ``collapsed`` their share. ``contended`` is None where it cannot be
-    told.
+    ``link_K`` are factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than
+    alone they take together, with a 90 % interval. ``contended`` is None where the trace does not
+    identify that. ``predictability`` is how well the past predicts the next duration, ``inflated`` the mean over the
+    best duration, less 1. ``timeout_s`` is how much longer collapsed steps take (0: none), ``collapsed`` their share.
     """
 
     op: str
     groups: int
     link_K: Array
     ranks_K: tuple[tuple[int, ...], ...]
-    contention: float
-    contention_between: tuple[float, float]
+    contention: Interval
     contended: bool | None
-    memory: float
+    predictability: float
     inflated: float
     timeout_s: float
     collapsed: float
@@ -68,7 +75,7 @@ class TransferClass:
 
 @dataclass(frozen=True)
 class Shared:
-    """Groups that share an uplink: the tasks they begin with, their nodes' places in the layers, the fitted seconds."""
+    """Groups that share an uplink: their tasks, the places of their operations in the components, fitted seconds."""
 
     tasks: Integers
     places: tuple[Integers, ...]
@@ -77,10 +84,10 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class TransferLayers:
-    """As ``ComputeLayers``, for the nodes that meet; factors are ``(n, T)`` or ``(n, 1)``."""
+class TransferAttribution:
+    """As ``ComputeAttribution``, for the operations that meet; factors are ``(n, T)`` or ``(n, 1)``."""
 
-    node: Integers
+    operation: Integers
     base_s: Array
     link: Array
     contention: Array
@@ -93,29 +100,36 @@ class TransferLayers:
     uplinks: tuple[Shared, ...]
 
 
-def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) -> TransferLayers:
-    """The layers of a job's collectives; ``step_s`` is the mean step, to which what matters is relative."""
-    node = np.flatnonzero(graph.meets_N & cells.usual_N)
-    where = np.full(len(cells.op_N), -1, np.int64)
-    where[node] = np.arange(len(node))
-    shape = (len(node), cells.steps)
-    base_s, link = np.zeros((len(node), 1)), np.ones((len(node), 1))
+def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: float) -> TransferAttribution:
+    """Split a job's collectives into components.
+
+    Args:
+        matrix: the traced operations.
+        graph: their dependency graph.
+        own_NT: durations without waiting ``(N, T)``, seconds.
+        step_s: the mean step, seconds; collectives that cost a small share of it are not split.
+    """
+    operation = np.flatnonzero(graph.meets_N & matrix.usual_N)
+    where = np.full(len(matrix.op_N), -1, np.int64)
+    where[operation] = np.arange(len(operation))
+    shape = (len(operation), matrix.steps)
+    base_s, link = np.zeros((len(operation), 1)), np.ones((len(operation), 1))
     contention, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
     hiccups = 0
     classes, uplinks = [], []
-    for chain in _chains(cells, _classes(cells, graph, node), own_NT):
+    for chain in _chains(matrix, _classes(matrix, graph, operation), own_NT):
         at_CK = [[where[m] for m in members] for members in chain]
         own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
-        if not _matters(cells, chain, own_CKT, step_s):
+        if not _matters(matrix, chain, own_CKT, step_s):
             for at, own_KT, members in zip(at_CK, own_CKT, chain, strict=True):
                 middle_s = float(np.median(own_KT))
                 for a, m in zip(at, members, strict=True):
                     base_s[a] = middle_s
                     rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
-        found_C = [_Class(cells, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
-        contended = _contend(_arrivals(cells, chain[0]), found_C)
+        found_C = [_Class(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
+        contended = _contend(_arrivals(matrix, chain[0]), found_C)
         if contended.uplink_s is not None:
             tasks = np.array([graph.task_of_N[m[0]] for m in chain[0]], np.int64)
             uplinks.append(
@@ -138,47 +152,47 @@ def split_transfers(cells: Cells, graph: Graph, own_NT: Array, step_s: float) ->
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
                 hiccups += int(beyond_T.sum())
-    return TransferLayers(
-        node, base_s, link, contention, tenant, rest, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks)
+    return TransferAttribution(
+        operation, base_s, link, contention, tenant, rest, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks)
     )
 
 
-def _classes(cells: Cells, graph: Graph, node: Integers) -> list[list[Integers]]:
-    """Sets that meet, by operation, bytes, stage and place in the step; each as its nodes, in the order of ranks."""
-    task = graph.task_of_N[node]
+def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list[list[Integers]]:
+    """Sets that meet, by name, bytes, stage and place in the step; each as its operations, in the order of ranks."""
+    task = graph.task_of_N[operation]
     order = np.argsort(task, kind="stable")
-    sets = np.split(node[order], np.flatnonzero(np.diff(task[order])) + 1)
+    sets = np.split(operation[order], np.flatnonzero(np.diff(task[order])) + 1)
     found: dict[tuple[int, ...], list[Integers]] = {}
     for members in sets:
         first = members[0]
-        stage = -1 if cells.bytes_N[first] else cells.stage_N[first]  # stages have payloads of different size
-        key = (cells.op_N[first], cells.bytes_N[first], stage, cells.micro_batch_N[first])
-        found.setdefault((*map(int, key), int(cells.position_N[first])), []).append(members)
-    return [sorted(sets, key=lambda m: tuple(cells.rank_N[m])) for sets in found.values()]
+        stage = -1 if matrix.bytes_N[first] else matrix.stage_N[first]  # stages have payloads of different size
+        key = (matrix.op_N[first], matrix.bytes_N[first], stage, matrix.micro_batch_N[first])
+        found.setdefault((*map(int, key), int(matrix.position_N[first])), []).append(members)
+    return [sorted(sets, key=lambda m: tuple(matrix.rank_N[m])) for sets in found.values()]
 
 
-def _arrivals(cells: Cells, members: list[Integers]) -> Array:
-    """When the last of each group is there, seconds ``(K, T)``; minus infinity where nobody is."""
-    return np.stack([np.nan_to_num(cells.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
+def _arrivals(matrix: OperationMatrix, members: list[Integers]) -> Array:
+    """When the last of each group arrives, seconds ``(K, T)``; minus infinity where no member is in the step."""
+    return np.stack([np.nan_to_num(matrix.start_NT[m], nan=-np.inf).max(axis=0) for m in members])
 
 
-def _chains(cells: Cells, classes: list[list[Integers]], own_NT: Array) -> list[list[list[Integers]]]:
+def _chains(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Array) -> list[list[list[Integers]]]:
     """Classes of the same groups that follow each other without a pause, as buckets do.
 
     A group meets the others on the uplink with whatever bucket each of them is at, so they only make sense together.
     """
     chains: list[list[list[Integers]]] = []
     last: dict[tuple[bytes, ...], tuple[list[list[Integers]], Array]] = {}
-    begin_CKT = [_arrivals(cells, members) for members in classes]
+    begin_CKT = [_arrivals(matrix, members) for members in classes]
     for i in np.argsort([float(np.median(begin_KT)) for begin_KT in begin_CKT], kind="stable"):
         members, begin_KT = classes[i], begin_CKT[i]
-        groups = tuple(cells.rank_N[m].tobytes() for m in members)
+        groups = tuple(matrix.rank_N[m].tobytes() for m in members)
         lasts_KT = np.stack([own_NT[m].max(axis=0) for m in members])
-        side_by_side = len(members) > 1 and bool(cells.is_collective_N[members[0][0]])
+        side_by_side = len(members) > 1 and bool(matrix.is_collective_N[members[0][0]])
         chain, end_KT = last.get(groups, ([], np.full_like(begin_KT, np.nan)))
         there = np.isfinite(begin_KT) & np.isfinite(end_KT)
         pause_s = float(np.median((begin_KT - end_KT)[there])) if there.any() else np.inf
-        if side_by_side and abs(pause_s) <= MOST_PAUSE * float(np.median(lasts_KT)):
+        if side_by_side and abs(pause_s) <= MAX_PAUSE * float(np.median(lasts_KT)):
             chain.append(members)
         else:
             chain = [members]
@@ -187,20 +201,23 @@ def _chains(cells: Cells, classes: list[list[Integers]], own_NT: Array) -> list[
     return chains
 
 
-def _matters(cells: Cells, chain: list[list[Integers]], own_CKT: list[Array], step_s: float) -> bool:
+def _matters(matrix: OperationMatrix, chain: list[list[Integers]], own_CKT: list[Array], step_s: float) -> bool:
     """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into."""
     spared_s = sum(float(own_KT.mean() - np.quantile(own_KT, _BEST)) for own_KT in own_CKT)
-    side_by_side = len(chain[0]) > 1 and sum(float(np.median(own_KT)) for own_KT in own_CKT) > LEAST_SHARE * step_s
-    return bool(cells.is_collective_N[chain[0][0][0]]) and (spared_s >= LEAST_MATTER * step_s or side_by_side)
+    side_by_side = len(chain[0]) > 1 and sum(float(np.median(own_KT)) for own_KT in own_CKT) > MIN_SHARE * step_s
+    return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
+
+
+_ALONE: Final = Interval(1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class _Contended:
-    """What groups cost each other: whether they do, the factors, what is likely of their mean, the fitted seconds."""
+    """What groups cost each other: whether they do, factors, their mean, fitted seconds."""
 
     contended: bool | None
     factor_KT: Array
-    between: tuple[float, float] = (1.0, 1.0)
+    mean: Interval = _ALONE
     uplink_s: tuple[float, float] | None = None
 
 
@@ -217,15 +234,15 @@ def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     fit = fit_uplink(known_KT, left_KT, np.asarray(np.isfinite(arrival_KT).all(axis=0)))
     if not fit.contended:
         return _Contended(fit.contended, np.ones_like(left_KT))
-    return _Contended(True, fit.contention_KT(known_KT), fit.between(known_KT), (fit.alone_s, fit.work_s))
+    return _Contended(True, fit.contention_KT(known_KT), fit.mean_contention(known_KT), (fit.alone_s, fit.work_s))
 
 
 @dataclass(frozen=True)
 class _Tenant:
-    """Whether somebody else comes and goes; how far that is foretold by its past, and by how much a payload grows."""
+    """Whether another job comes and goes, how predictable that is, and by how much a payload grows."""
 
     there: bool
-    memory: float
+    predictability: float
     inflated: float
 
 
@@ -233,18 +250,18 @@ _NO_TENANT: Final = _Tenant(False, 0.0, 0.0)
 
 
 class _Class:
-    """The layers of one class, taken off one after the other: of rare steps at once, then ``share``, then ``meet``."""
+    """The components of one class, taken off in order: timeouts and hiccups, then ``share``, then ``meet``."""
 
-    def __init__(self, cells: Cells, members: list[Integers], own_KT: Array) -> None:
-        self._op = cells.ops[cells.op_N[members[0][0]]]
-        self.queued = self._op in QUEUED_OPS  # at a port, which hides who else is on the links
-        self._ranks = tuple(tuple(cells.ranks[r] for r in cells.rank_N[m]) for m in members)
+    def __init__(self, matrix: OperationMatrix, members: list[Integers], own_KT: Array) -> None:
+        self._op = matrix.ops[matrix.op_N[members[0][0]]]
+        self.queued = self._op in QUEUED_OPS  # at a port, which hides other traffic on the links
+        self._ranks = tuple(tuple(matrix.ranks[r] for r in matrix.rank_N[m]) for m in members)
         self.timeout_KT, self._timeout_s, self._collapsed = self._timeouts(own_KT)
         self.left_KT = own_KT - self.timeout_KT
         self.hiccup_KT = np.zeros(own_KT.shape, np.bool_)
         usual_K = np.maximum(np.median(self.left_KT, axis=1, keepdims=True), 1e-12)
         if not self.queued:
-            threshold = max(stall_threshold(self.left_KT / usual_K), LEAST_HICCUP)
+            threshold = max(stall_threshold(self.left_KT / usual_K), MIN_HICCUP)
             self.hiccup_KT = self.left_KT > threshold * usual_K
             self.left_KT = np.where(self.hiccup_KT, usual_K, self.left_KT)
 
@@ -270,10 +287,9 @@ class _Class:
             groups=len(self._ranks),
             link_K=self.link_K,
             ranks_K=self._ranks,
-            contention=float(self._contended.factor_KT.mean()),
-            contention_between=self._contended.between,
+            contention=self._contended.mean,
             contended=self._contended.contended,
-            memory=self._tenant.memory,
+            predictability=self._tenant.predictability,
             inflated=self._tenant.inflated,
             timeout_s=self._timeout_s,
             collapsed=self._collapsed,
@@ -290,7 +306,7 @@ class _Class:
                 break
             low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
         spread = float(lasts_T[~upper_T].std()) if not upper_T.all() else np.inf
-        apart = high - low >= max(LEAST_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
+        apart = high - low >= max(MIN_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
         if not self.queued or not apart or upper_T.sum() < 3:
             return np.zeros_like(own_KT), 0.0, 0.0
         usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
@@ -307,19 +323,45 @@ def _links(left_KT: Array) -> Array:
     usual = np.sort(level_K)[(groups - 1) // 2]
     se = 1.25 * left_KT.std(axis=1) / np.sqrt(steps) / max(usual, 1e-12)
     factor_K = level_K / max(usual, 1e-12)
-    differs_K = np.abs(factor_K - 1.0) > np.maximum(LEAST_LINK, _SIGNIFICANT * np.median(se))
+    differs_K = np.abs(factor_K - 1.0) > np.maximum(MIN_LINK, _SIGNIFICANT * np.median(se))
     return np.where(differs_K, factor_K, 1.0)
 
 
 def _tenant(left_CKT: list[Array]) -> _Tenant:
-    """Whether what is left of a payload comes and goes with a memory; of its buckets together, as a tenant meets now
-    one of them, now another."""
+    """Whether the rest of a payload comes and goes predictably; of its buckets together, as a tenant meets any."""
     if not left_CKT:
         return _NO_TENANT
     lasts_T = np.maximum(np.sum([left_KT.mean(axis=0) for left_KT in left_CKT], axis=0), 1e-12)
     best_s, much_s = np.quantile(lasts_T, (_BEST, 1.0 - _BEST))
     inflated = float(lasts_T.mean() / best_s) - 1.0
-    remembered = memory(np.log(lasts_T))  # of logarithms, because a few outliers would hide what all others share
-    returns = len(lasts_T) >= LEAST_TENANT_STEPS and remembered >= LEAST_MEMORY
-    much = inflated >= 0.5 * LEAST_TENANT and bool(much_s >= (1.0 + LEAST_TENANT) * best_s)
-    return _Tenant(returns and much, remembered, inflated)
+    predictable = predictability(np.log(lasts_T))  # of logarithms: a few outliers would hide what all others share
+    returns = len(lasts_T) >= MIN_TENANT_STEPS and predictable >= MIN_PREDICTABILITY
+    much = inflated >= 0.5 * MIN_TENANT and bool(much_s >= (1.0 + MIN_TENANT) * best_s)
+    return _Tenant(returns and much, predictable, inflated)
+
+
+def predictability(x_T: Array) -> float:
+    """Correlation of a series with the prediction from its last values, 0 to 1.
+
+    The prediction is an autoregression (Yule and Walker, by the recursion of Levinson 1947 and Durbin 1960). Its order
+    is the one that Schwarz' criterion (1978) prefers, 0 included. A tenant whose period is not ours returns every few
+    steps: its autocorrelation is small at most lags, but several lags together predict it well.
+    """
+    steps, mean = len(x_T), float(x_T.mean())
+    x_T = x_T - mean
+    most = min(MAX_LAGS, steps // 8)
+    covariance_L = np.array([x_T[lag:] @ x_T[: steps - lag] for lag in range(most + 1)]) / max(steps, 1)
+    whole = left = kept = float(covariance_L[0])
+    if whole <= (_ROUNDING * mean) ** 2:
+        return 0.0
+    weights, least = np.zeros(0), steps * np.log(whole)
+    for order in range(1, most + 1):
+        new = (covariance_L[order] - weights @ covariance_L[order - 1 : 0 : -1]) / left
+        weights = np.append(weights - new * weights[::-1], new)
+        left *= 1.0 - new**2
+        if left <= 1e-12 * whole:
+            return 1.0
+        criterion = steps * np.log(left) + order * np.log(steps)
+        if criterion < least:
+            least, kept = criterion, left
+    return float(np.sqrt(1.0 - kept / whole))

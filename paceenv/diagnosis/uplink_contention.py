@@ -1,6 +1,6 @@
 """Whether groups contend with each other on an uplink: the engine's fluid uplink under the trace's own arrivals.
 
-The same physics that calibration fits (``paceenv.calibration.fits.links``), asked for less: whether, and how much.
+The same physics that calibration fits (``paceenv.calibration.fits.links``), here only to find whether and how much.
 Axes: K groups, T steps.
 """
 
@@ -14,14 +14,15 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from paceenv.calibration.link_replay import share_uplink
+from paceenv.core.intervals import Interval
 
-LEAST_EXPLAINED: Final = 0.05
-"""Share of the variance of durations that the shared uplink must explain."""
-LEAST_CAP: Final = 1.05
-"""How much longer than alone groups side by side must take, at least."""
+MIN_EXPLAINED: Final = 0.05
+"""Smallest share of the variance of durations that the shared uplink explains where there is contention."""
+MIN_CAP: Final = 1.05
+"""Smallest factor by which groups side by side take longer than alone where there is contention."""
 SURE: Final = 1.645
-"""Standard errors to either side of what is 90 % likely."""
-_MOST_STEPS: Final = 400
+"""Standard errors on either side of a 90 % interval."""
+_MAX_STEPS: Final = 400
 _MADS: Final = 6.0
 _BLOCKS: Final = 8
 
@@ -30,7 +31,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class UplinkFit:
-    """``contended`` is None where the trace cannot tell; the seconds are those of ``LinkFit``.
+    """``contended`` is None where the trace does not identify it; the seconds are those of ``LinkFit``.
 
     ``cap_se`` is the standard error of ``work_s / alone_s``, the share of the uplink that a group alone can use.
     """
@@ -44,29 +45,40 @@ class UplinkFit:
         """How many times longer than alone each group takes when they start like this."""
         return contention(arrival_KT, self.alone_s, self.work_s)
 
-    def between(self, arrival_KT: Array) -> tuple[float, float]:
-        """The ends of what is 90 % likely of the mean of ``contention_KT``."""
+    def mean_contention(self, arrival_KT: Array) -> Interval:
+        """The mean of ``contention_KT`` with a 90 % interval."""
         cap, groups = self.work_s / self.alone_s, len(arrival_KT)
         ends = (np.clip(cap + sign * SURE * self.cap_se, 1.0 / groups, 1.0) for sign in (-1.0, 1.0))
         low, high = (float(contention(arrival_KT, self.work_s / float(end), self.work_s).mean()) for end in ends)
-        return low, high
+        return Interval(float(self.contention_KT(arrival_KT).mean()), low, high)
 
 
 def contention(arrival_KT: Array, alone_s: float, work_s: float) -> Array:
-    """How many times longer than alone each group takes when they start at ``arrival_KT``, seconds."""
+    """How many times longer than alone each group takes, ``(K, T)``, at least 1.
+
+    Args:
+        arrival_KT: when the groups start, seconds.
+        alone_s: time that a group takes by itself, seconds.
+        work_s: time for which a group occupies the whole uplink, seconds.
+    """
     start_TK = np.ascontiguousarray((arrival_KT - arrival_KT.min(axis=0)).T)
     return np.asarray(np.maximum((share_uplink(start_TK, alone_s, work_s) - start_TK).T / alone_s, 1.0))
 
 
 def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> UplinkFit:
-    """Fit what a group takes alone and of the uplink to durations; only steps ``use_T`` count, and no outliers.
+    """Fit the time that a group takes alone and its share of the uplink to durations; outliers do not count.
 
-    A group may always take longer than the others because its link is slower, or because it meets them more. Both are
-    tried, and the simpler explanation is left only for one that is worth its parameters (Schwarz 1978).
+    A group may always take longer because its link is slower, or because it meets the others more often. Both models
+    are fitted; the second parameter set must be worth its number (Schwarz 1978).
+
+    Args:
+        arrival_KT: when the groups start, seconds.
+        lasts_KT: how long they take from then on, seconds.
+        use_T: steps that count.
     """
     groups, typical_s = len(lasts_KT), float(np.median(lasts_KT))
     away_T = np.abs(lasts_KT - np.median(lasts_KT, axis=1, keepdims=True)).max(axis=0)
-    at = np.flatnonzero(use_T & (away_T <= _MADS * max(float(np.median(away_T)), 1e-9)))[:_MOST_STEPS]
+    at = np.flatnonzero(use_T & (away_T <= _MADS * max(float(np.median(away_T)), 1e-9)))[:_MAX_STEPS]
     unknown = UplinkFit(None, typical_s, typical_s / groups)
     if len(at) < 8 or typical_s <= 0.0:
         return unknown
@@ -79,9 +91,9 @@ def fit_uplink(arrival_KT: Array, lasts_KT: Array, use_T: NDArray[np.bool_]) -> 
     best = min(fits, key=lambda fit: fit.criterion)
     if best.unexplained < 1e-8:
         return unknown  # starts and durations never vary: nothing shows what the groups cost each other
-    if best.cap * groups < LEAST_CAP:
+    if best.cap * groups < MIN_CAP:
         return UplinkFit(False, best.work_s / best.cap, best.work_s)
-    if best.explained < LEAST_EXPLAINED:
+    if best.explained < MIN_EXPLAINED:
         return unknown
     return UplinkFit(True, best.work_s / best.cap, best.work_s, best.cap_se())
 

@@ -93,9 +93,8 @@ class _Batch:
         self.episode_E = np.full(environments, -1)
         self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
         self.simulator: Simulator | None = None
-        self.observation_space = gymnasium.spaces.Box(
-            -1.0, 1.0, (signals.SIGNALS + self.preference.is_drawn,), np.float32
-        )
+        entries = signals.SIGNALS + self.preference.is_drawn
+        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(mechanisms),), np.float32)
 
     def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
@@ -166,33 +165,18 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     `Box(-1, 1, (2 * len(mechanisms),), float32)`; for mechanism ``k`` of ``mechanisms``:
 
-    | Num    | Action                                                          | Min | Max | Decoded to            |
-    |--------|-----------------------------------------------------------------|-----|-----|-----------------------|
-    | 2k     | threshold (a ratio; see `paceenv.core.pacing`), quadratic       | -1  | 1   | 0 to 0.25, 1 or 2     |
-    | 2k + 1 | delay window as a share of the baseline step; off up to -0.5,   | -1  | 1   | 0 to 0.6              |
-    |        | then quadratic                                                  |     |     |                       |
+    ACTION_TABLE
+
+    MECHANISM_TABLE
 
     ## Observation Space
 
-    `Box(-1, 1, (12,), float32)`: what one rank, drawn anew each episode, sees of itself. Entries are dimensionless
-    ratios squashed by ``x / (1 + |x|)`` on fixed scales (`paceenv.core.signals`). Where ``cv_weight`` is a range it is
-    `Box(-1, 1, (13,), float32)`, so that one policy can learn the whole trade-off of throughput against variation.
+    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn anew each episode, sees of itself. Where ``cv_weight`` is a
+    range, `Box(-1, 1, (SIGNALS + 1,), float32)` with the preference as the last entry, so that one policy can learn the
+    whole trade-off of throughput against variation. Entries have no unit. Except where noted an entry is
+    ``x / (1 + |x|)`` with ``x`` = value / scale.
 
-    | Num | Observation                                                       | Min | Max | Unit          |
-    |-----|-------------------------------------------------------------------|-----|-----|---------------|
-    | 0   | log(mean step / baseline step)                                    | -1  | 1   | 0.1, squashed |
-    | 1   | coefficient of variation of step time                             | 0   | 1   | 0.05, squashed|
-    | 2   | log(mean step / mean step of the interval before)                 | -1  | 1   | 0.05, squashed|
-    | 3   | entry 0 averaged over about twenty intervals                      | -1  | 1   | 0.1, squashed |
-    | 4   | time in the collective / step                                     | 0   | 1   | ratio         |
-    | 5   | log(time in the collective / own baseline)                        | -1  | 1   | 0.2, squashed |
-    | 6   | standard deviation of that time / its baseline                    | 0   | 1   | 0.2, squashed |
-    | 7   | mean wait / step                                                  | 0   | 1   | 0.05, squashed|
-    | 8   | standard deviation of waits / step                                | 0   | 1   | 0.05, squashed|
-    | 9   | low quantile of recent slack / step                               | 0   | 1   | 0.05, squashed|
-    | 10  | mean own delay / step                                             | 0   | 1   | 0.05, squashed|
-    | 11  | the same over about five hundred iterations                       | 0   | 1   | 0.02, squashed|
-    | 12  | preference: the episode's ``cv_weight``, if drawn from a range    | 0   | 1   | 0.5, squashed |
+    OBSERVATION_TABLE
 
     ## Rewards
 
@@ -213,11 +197,11 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"null-jitter"``)
     * ``weights``: with a list, how often each is drawn (default: equally)
-    * ``mechanisms``: which of ``slack``, ``phase_shift``, ``paper``, ``stagger`` the action sets (``("slack",)``)
+    * ``mechanisms``: which of them the action sets, in this order (``("slack",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
-      episode draws its own, uniformly as entry 12 shows it
+      episode draws its own, uniformly as the last entry shows it
     * ``threads``: threads that share a batch, vector environment only (default 1)
 
     ```python
@@ -260,6 +244,22 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         """Run one control interval; ``info`` holds the raw terms of the reward."""
         observation, reward, truncated, terms = self._batch.step(np.asarray(action)[None])
         return observation[0], float(reward[0]), False, bool(truncated[0]), {k: float(v[0]) for k, v in terms.items()}
+
+
+def _document(env: type[PacingEnv]) -> None:
+    """Put the tables into the docstring, from the definitions that the code uses; without docstrings (-OO) nothing."""
+    tables = {
+        "ACTION_TABLE": pacing.action_table(),
+        "MECHANISM_TABLE": pacing.mechanism_table(),
+        "OBSERVATION_TABLE": signals.table(),
+        "SIGNALS + 1": str(signals.SIGNALS + 1),
+        "SIGNALS": str(signals.SIGNALS),
+    }
+    for name, table in tables.items():
+        env.__doc__ = env.__doc__ and env.__doc__.replace(name, table.replace("\n", "\n    "))
+
+
+_document(PacingEnv)
 
 
 class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np.float32], NDArray[Any]]):

@@ -39,12 +39,12 @@ def detect_format(path: str | Path) -> Literal["paceenv", "straggler"]:
 
 
 def load_trace(path: str | Path) -> Trace:
-    """Read a trace of any known format in Parquet. Raises InputError if it is none or damaged."""
+    """Read a trace of any known format in Parquet. Raises InputError if the file is damaged or no trace."""
     return read_trace(path) if detect_format(path) == "paceenv" else import_straggler(path)
 
 
 def sniff(path: str | Path) -> Format:
-    """Which kind of file this is, by how it begins. Raises InputError that says what to do with any other."""
+    """The kind of a file, by its first bytes. Raises InputError with advice for any other."""
     head = head_of(Path(path))
     if head[:4] == b"PAR1":
         return "parquet"
@@ -62,9 +62,9 @@ def sniff(path: str | Path) -> Format:
 
 
 def load_traces(paths: Sequence[str | Path]) -> tuple[Trace, tuple[str, ...]]:
-    """Read one trace from one file, or from one file per rank; and lines on what is damaged in them.
+    """Read one trace from one file, or from one file per rank; and notes on what is damaged in them.
 
-    Raises InputError if files cannot be read at all, do not belong together, or are of a format with one file a job.
+    Raises InputError if files cannot be read at all, do not belong together, or are of a format with one file per job.
     """
     formats = {path: sniff(path) for path in dict.fromkeys(map(Path, paths))}
     kinds = set(formats.values())

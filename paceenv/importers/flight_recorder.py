@@ -22,16 +22,16 @@ from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.kineto import ITEM_BYTES, is_number, op_name
 from paceenv.importers.packed import content_of, head_of
-from paceenv.importers.plain_pickle import MOST_BYTES, is_pickle, read_plain_pickle
+from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 SOURCE: Final = "PyTorch Flight Recorder"
 HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
-LEAST_STEPS: Final = 3
+MIN_STEPS: Final = 3
 _REPEATS: Final = 0.9
 """Share of collectives that must recur a period later."""
-_MOST_PERIOD: Final = 4096
-_MOST_LOOKED_AT: Final = 1 << 16
+_MAX_PERIOD: Final = 4096
+_MAX_LOOKED_AT: Final = 1 << 16
 """Collectives in which a step is looked for."""
 _RANK: Final = re.compile(r"(\d{1,6})(?:\.json)?(?:\.gz)?\Z")
 
@@ -39,7 +39,7 @@ _Entry = tuple[int, Collective, tuple[str, str, int]]
 
 
 def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if its steps cannot be told."""
+    """One rank's timeline, and a note on damage, or "". Raises InputError if it shows no steps."""
     path = Path(path)
     named = _RANK.search(path.name)
     if named is None:
@@ -66,7 +66,7 @@ def _json(path: Path) -> tuple[list[dict[str, Any]], str]:
 
 def _pickled(path: Path) -> tuple[list[dict[str, Any]], str]:
     """A dump's entries; of a damaged one those that were complete."""
-    content, torn = content_of(path, MOST_BYTES)
+    content, torn = content_of(path, MAX_BYTES)
     found, damage = read_plain_pickle(content)
     entries = found if damage else found.get("entries") if isinstance(found, dict) else None
     if not isinstance(entries, list):
@@ -120,7 +120,7 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
     period = _period(keys)
     if period is None:
         raise InputError(
-            f"{path}: {len(entries)} collectives, in which no sequence recurs {LEAST_STEPS} times; allowed: a dump "
+            f"{path}: {len(entries)} collectives, in which no sequence recurs {MIN_STEPS} times; allowed: a dump "
             "that spans several steps (TORCH_FR_BUFFER_SIZE)"
         )
     gaps = np.array([b[1].start_s - a[1].end_s for a, b in pairwise(entries)])
@@ -132,7 +132,7 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
     for i in range(first, len(entries) - period + 1, period):
         inside = entries[i : i + period]
         if i == 0 or [entry[2] for entry in inside] != keys[first : first + period]:
-            continue  # before the first nobody knows when the step began
+            continue  # before the first collective the begin of the step is unknown
         begin_s = max(entries[i - 1][1].end_s, 0.0)
         end_s = max(entry[1].end_s for entry in inside)
         number = next(entry[0] for entry in inside if entry[2] == leads)
@@ -145,8 +145,8 @@ def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
 
 def _period(keys: list[tuple[str, str, int]]) -> int | None:
     """The shortest distance at which the sequence repeats itself."""
-    codes = np.unique([repr(key) for key in keys[:_MOST_LOOKED_AT]], return_inverse=True)[1]
-    for period in range(1, min(len(codes) // LEAST_STEPS, _MOST_PERIOD) + 1):
+    codes = np.unique([repr(key) for key in keys[:_MAX_LOOKED_AT]], return_inverse=True)[1]
+    for period in range(1, min(len(codes) // MIN_STEPS, _MAX_PERIOD) + 1):
         if np.mean(codes[period:] == codes[:-period]) >= _REPEATS:
             return period
     return None

@@ -1,7 +1,7 @@
-"""Streams the events of a JSON trace, gzipped or not, in bounded memory; of a damaged file what there is.
+"""Streams the events of a JSON trace, gzipped or not, in bounded memory; a damaged file is read up to the damage.
 
 For the object form with a "traceEvents" list (PyTorch profiler, Chrome, Perfetto's legacy format), the bare list, and
-any other list named in its place. Nothing in a file can make it take more than MOST_EVENT bytes at once.
+any other named list. No file can make it hold more than MAX_EVENT bytes at once.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import msgspec
 from paceenv.core.errors import InputError
 from paceenv.importers.packed import GZIP
 
-MOST_EVENT: Final = 1 << 22
+MAX_EVENT: Final = 1 << 22
 """Bytes of one event, or of what comes before the first."""
 _CHUNK: Final = 1 << 19
 _SPACE: Final = re.compile(r"[ \t\n\r,]*")
 _BLANK: Final = b" \t\n\r"
-_MOST_LOOKS: Final = 1000
+_MAX_LOOKS: Final = 1000
 """Braces looked at, from a chunk's end, for one between two events."""
 
 Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
 class EventFile:
-    """An open JSON trace: iterate over its events once, or take them in batches, of a type if they fit it.
+    """An open JSON trace: iterate over its events once, or take them in batches, decoded to a type where they fit.
 
-    Then ``damage`` says in one line where it broke off, or is "". ``header`` is what comes before the list, for
-    :meth:`value`. Raises InputError if there is no such list.
+    Afterwards ``damage`` says in one line where the file broke off, or is "". ``header`` is the text before the list,
+    for :meth:`value`. Raises InputError if there is no such list.
     """
 
     def __init__(self, path: str | Path, name: str = "traceEvents") -> None:
@@ -63,13 +63,13 @@ class EventFile:
             if found is not None:
                 self.header = self._buffer[: found.start()].decode("utf-8", "replace")
                 return found.end()
-            if len(self._buffer) > MOST_EVENT or not self._more():
+            if len(self._buffer) > MAX_EVENT or not self._more():
                 self._file.close()
-                what = self.damage or f'no list "{name}" in its first {MOST_EVENT >> 20} MB'
+                what = self.damage or f'no list "{name}" in its first {MAX_EVENT >> 20} MB'
                 raise InputError(f"{self.path}: not a JSON trace: {what}")
 
     def value(self, name: str) -> Any:
-        """What the header says of a name, None where it says nothing."""
+        """The value of a name in the header, None without one."""
         for found in re.finditer(rf'"{name}"\s*:\s*', self.header):
             try:
                 return self._decoder.raw_decode(self.header, found.end())[0]
@@ -121,7 +121,7 @@ class EventFile:
     def _between(self) -> int:
         """Behind the last object in the buffer that another one follows; where the buffer begins if there is none."""
         brace = len(self._buffer)
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_LOOKS):
             brace = self._buffer.rfind(b"{", self._at, brace)
             if brace < 0:
                 break
@@ -139,7 +139,7 @@ class EventFile:
                 return [event for event in found if isinstance(event, dict)]
             if not why:
                 return None
-            if len(self._buffer) - self._at > MOST_EVENT or not self._more():
+            if len(self._buffer) - self._at > MAX_EVENT or not self._more():
                 self.damage = f"damaged after event {self.events} ({self.damage or why}); what came before is used"
                 return None
 

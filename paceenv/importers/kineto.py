@@ -23,7 +23,7 @@ from paceenv.importers.json_events import EventFile
 from paceenv.importers.timelines import Collective, Step, Timeline, united
 
 SOURCE: Final = "PyTorch profiler"
-MOST_STEPS: Final = 100_000
+MAX_STEPS: Final = 100_000
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
 _MARKS: Final = ("gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
 _MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
@@ -31,7 +31,7 @@ _NO_WORK: Final = ("c10d::", "record_param_comms")
 """Operations of the CPU that begin like this are a collective's own."""
 _TELLING: Final = ("ProfilerStep#", *_MARKS, *_NO_WORK)
 """Whose names begin like this are not, or not always, what their category says."""
-_MOST_US: Final = 1e19
+_MAX_US: Final = 1e19
 _RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|r)[_\-]?(\d{1,6})", re.IGNORECASE)
 _DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 ITEM_BYTES: Final = {
@@ -49,7 +49,7 @@ _POINT_TO_POINT: Final = ("send", "recv")
 
 
 def op_name(said: str) -> str:
-    """The trace's name of a collective that PyTorch or NCCL calls ``said``; "collective" if that is unknown."""
+    """The trace's name of a collective that PyTorch or NCCL calls ``said``; "collective" if unknown."""
     plain = re.sub(r"[^a-z0-9]", "", said.lower())
     return next((op for known, op in _OPS if known in plain), "collective")
 
@@ -94,7 +94,7 @@ _EVENTS: Final = msgspec.json.Decoder(list[Event])
 
 
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a line on what is damaged, or "". Raises InputError if it is no profile with steps."""
+    """One rank's timeline, and a note on damage, or "". Raises InputError if the file is no profile with steps."""
     with EventFile(path) as file:
         reader = _Reader(file)
         for events in file.batches(_EVENTS):
@@ -131,12 +131,12 @@ class _Reader:
     def _tell(self, event: Event) -> None:
         """Keep what matters of an event whose name says more than its category."""
         start_us, dur_us, name, category = event.ts, event.dur, event.name, event.cat
-        if not -_MOST_US < start_us < _MOST_US or not 0.0 <= dur_us < _MOST_US:
+        if not -_MAX_US < start_us < _MAX_US or not 0.0 <= dur_us < _MAX_US:
             return
         start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
         if (step := _STEP.match(name)) is not None:
             steps = self._steps["device" if category == "gpu_user_annotation" else "cpu"]
-            if len(steps) < MOST_STEPS:
+            if len(steps) < MAX_STEPS:
                 steps[int(step[1])] = (start_s, end_s)
         elif category in _DEVICE:
             if "nccl" in name.lower() or "rccl" in name.lower():
@@ -182,7 +182,7 @@ class _Reader:
 
 def _work(busy: list[tuple[float, float]], start_us: float, dur_us: float) -> None:
     """Add to when a thread is busy, s; what an operation calls lies within it, so the list stays short."""
-    if not -_MOST_US < start_us < _MOST_US or not 0.0 <= dur_us < _MOST_US:
+    if not -_MAX_US < start_us < _MAX_US or not 0.0 <= dur_us < _MAX_US:
         return
     start_s, end_s = start_us * 1e-6, (start_us + dur_us) * 1e-6
     if busy and busy[-1][0] <= start_s <= busy[-1][1]:

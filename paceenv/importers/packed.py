@@ -1,4 +1,4 @@
-"""The bytes of a file that may be gzipped: its head, to tell what it is, and all of it up to a limit."""
+"""The bytes of a file that may be gzipped: its head, to find its format, and all of it up to a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK: Final = 1 << 20
 
 
 def head_of(path: Path) -> bytes:
-    """A file's first bytes, unpacked, as far as they go. Raises InputError if there is no reading it."""
+    """A file's first bytes, unpacked. Raises InputError if it cannot be read."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -15,21 +15,22 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-MOST_BYTES, MOST_OPERATIONS = 1 << 26, 1 << 23
+MAX_BYTES, MAX_OPERATIONS = 1 << 26, 1 << 23
 """Of a file, unpacked; an operation may be one byte and make a container."""
 _KEYS: Final = (str, int)
 _MAGIC: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins like this is a pickle of a protocol that is read."""
+    """Whether a file that begins like this is a pickle of a supported protocol."""
     return head[:2] in _MAGIC
 
 
 def read_plain_pickle(content: bytes) -> tuple[Any, str]:
-    """What the pickle holds, and "" or in one line why it could not be read to its end.
+    """The content of a pickle, and "" or one line on why it could not be read to its end.
 
-    In that case the first is a list of what was complete, nested no deeper than the innermost container under way.
+    In that case the content is a list of the complete objects, nested no deeper than the innermost unfinished
+    container.
     """
     machine = _Machine()
     try:
@@ -51,8 +52,8 @@ class _Machine:
     def run(self, content: bytes) -> tuple[Any, str]:
         """As :func:`read_plain_pickle`; raises whatever damage makes ``pickletools`` or an operation raise."""
         for number, (opcode, argument, at) in enumerate(pickletools.genops(io.BytesIO(content))):
-            if number >= MOST_OPERATIONS:
-                return self.left(), f"more than {MOST_OPERATIONS} operations"
+            if number >= MAX_OPERATIONS:
+                return self.left(), f"more than {MAX_OPERATIONS} operations"
             if opcode.name == "STOP":
                 return self.pop(), ""
             step = _STEPS.get(opcode.name)

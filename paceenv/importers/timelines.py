@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 
-LEAST_SHARED: Final = 3
+MIN_SHARED: Final = 3
 """Collectives that two ranks must share for their clocks to be aligned."""
-_LEAST_WAIT: Final = 0.002
+_MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
 
 Array = NDArray[np.float64]
@@ -63,10 +63,16 @@ class Timeline:
 
 
 def merge_timelines(timelines: list[Timeline], name: str, source: str) -> Trace:
-    """One trace on the clock of the lowest rank.
+    """One trace of all ranks, on the clock of the lowest rank.
 
-    Raises InputError if two files are of one rank, if a rank shares no steps or too few collectives with the others, or
-    if nothing is left.
+    Args:
+        timelines: one per rank.
+        name: name of the job.
+        source: where the files come from, for the metadata.
+
+    Raises:
+        InputError: two files are of one rank, a rank shares no steps or too few collectives with the others, or nothing
+            is left.
     """
     by_rank: dict[int, Timeline] = {}
     for timeline in timelines:
@@ -119,7 +125,7 @@ def _shifts(timelines: list[Timeline], ends: dict[int, dict[tuple[int, str, str,
             differences = []
             for known, add_s in shift_s.items():
                 shared = ends[t.rank].keys() & ends[known].keys()
-                if len(shared) >= LEAST_SHARED:
+                if len(shared) >= MIN_SHARED:
                     differences = [ends[known][key] + add_s - ends[t.rank][key] for key in shared]
                     break
             if differences:
@@ -128,7 +134,7 @@ def _shifts(timelines: list[Timeline], ends: dict[int, dict[tuple[int, str, str,
                 break
         else:
             raise InputError(
-                f"{left[0].path}: rank {left[0].rank} shares fewer than {LEAST_SHARED} collectives with the other "
+                f"{left[0].path}: rank {left[0].rank} shares fewer than {MIN_SHARED} collectives with the other "
                 "ranks, so its clock cannot be aligned; allowed: profiles of the same steps"
             )
     return shift_s
@@ -162,7 +168,7 @@ def united(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def compute_spans(step: Step) -> list[tuple[float, float]]:
     """Where a rank computes: the step without what it spends idle while one of its collectives runs."""
-    least_s = _LEAST_WAIT * (step.end_s - step.start_s)
+    least_s = _MIN_WAIT * (step.end_s - step.start_s)
     busy = zip(step.busy_start_s.tolist(), step.busy_end_s.tolist(), strict=True)
     waits = _without(united([(c.start_s, c.end_s) for c in step.collectives]), united(list(busy)))
     waits = [(max(a, step.start_s), min(b, step.end_s)) for a, b in waits]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceenv.core.files import open_whole
+from paceenv.core.files import open_atomic
 
 LANE = 1_000_000
 """Threads of one rank are this far apart: rank, rank + LANE, ... for operations that overlap."""
@@ -41,7 +41,7 @@ class ChromeTraceWriter:
         self._busy_until_ns: dict[tuple[int, int], list[int]] = defaultdict(list)
 
     def __enter__(self) -> ChromeTraceWriter:
-        self._file: IO[bytes] = self._stack.enter_context(open_whole(self._path))
+        self._file: IO[bytes] = self._stack.enter_context(open_atomic(self._path))
         if self._path.suffix == ".gz":  # no name and no date inside: the same events give the same bytes
             self._file = self._stack.enter_context(gzip.GzipFile("", "wb", 6, self._file, 0))  # type: ignore[arg-type]
         self._write('{"traceEvents":[\n')
@@ -55,17 +55,23 @@ class ChromeTraceWriter:
         self._stack.__exit__(kind, error, traceback)
 
     def process(self, pid: int, name: str, threads: Mapping[int, str]) -> None:
-        """Name a job and its ranks; ranks are shown in their order."""
+        """Name a job and its ranks; ranks are shown in their order.
+
+        Args:
+            pid: number of the job.
+            name: its name.
+            threads: names of the ranks by number.
+        """
         self._event({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}})
         self._event({"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}})
         for tid, thread in threads.items():
             self._thread(pid, tid, thread, tid)
 
     def operations(self, pid: int, columns: Mapping[str, ArrayLike]) -> None:
-        """Add operations: columns ``rank``, ``op``, ``start_s``, ``end_s`` of a trace, a value a row or one for all.
+        """Add operations: columns ``rank``, ``op``, ``start_s``, ``end_s`` of a trace, one value a row or one for all.
 
-        Every further column becomes an argument of the event. Rows of one rank may come in any order within a call;
-        calls must follow each other in time. Operations without length are left out.
+        Every other column becomes an argument of the event. Rows of one rank may come in any order within a call; calls
+        must follow each other in time. Operations without length are left out.
         """
         names = list(columns)
         rows = np.broadcast_arrays(*(np.asarray(columns[name]) for name in names))
@@ -81,7 +87,14 @@ class ChromeTraceWriter:
             self._event(event | ({"args": arguments} if arguments else {}), ts=start, dur=end - start)
 
     def counter(self, pid: int, name: str, at_s: ArrayLike, values: Mapping[str, ArrayLike]) -> None:
-        """Add a counter of a job: its ``values`` by series from each moment ``at_s`` on."""
+        """Add a counter of a job.
+
+        Args:
+            pid: number of the job.
+            name: name of the counter.
+            at_s: moments from which values hold, seconds.
+            values: values at these moments, by series.
+        """
         at_ns = np.rint(1e9 * np.asarray(at_s)).astype(np.int64)
         series = {key: np.broadcast_to(np.asarray(value, np.float64), at_ns.shape) for key, value in values.items()}
         for i, at in enumerate(at_ns):
@@ -112,11 +125,3 @@ class ChromeTraceWriter:
 
     def _write(self, text: str) -> None:
         self._file.write(text.encode())
-
-
-def write_chrome_trace(path: str | Path, jobs: Iterable[tuple[str, Mapping[str, ArrayLike]]]) -> None:
-    """Write whole jobs, each a name and a trace's columns as :meth:`ChromeTraceWriter.operations` takes them."""
-    with ChromeTraceWriter(path) as writer:
-        for pid, (name, columns) in enumerate(jobs, 1):
-            writer.process(pid, name, {int(r): f"rank {int(r)}" for r in np.unique(np.asarray(columns["rank"]))})
-            writer.operations(pid, columns)

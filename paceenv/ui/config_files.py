@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.resources
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import YAML_SUFFIXES, atomic_write
+from paceenv.core.files import find as find
+from paceenv.core.files import names as names
+from paceenv.core.files import packaged as packaged
+from paceenv.core.files import read_yaml as read_yaml
 from paceenv.core.renames import mechanism_name, new_name
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,8 +28,6 @@ Model = TypeVar("Model", bound=BaseModel)
 Mechanism = Annotated[Literal["slack", "phase_shift", "stagger"], BeforeValidator(mechanism_name)]
 AnyMechanism = Annotated[Literal["slack", "phase_shift", "paper", "stagger"], BeforeValidator(mechanism_name)]
 """The paper's rule included."""
-RENAMED_FILES = {"suites": {"slide": "phase-shift"}}
-"""New names of packaged configs by kind and old name."""
 
 
 class Config(BaseModel):
@@ -48,56 +49,23 @@ class Config(BaseModel):
         return data
 
 
-def packaged(kind: str) -> Path:
-    """The folder ``configs/<kind>`` that ships with paceenv."""
-    return Path(str(importlib.resources.files("paceenv.configs"))) / kind
-
-
-def names(kind: str) -> list[str]:
-    """Names of the configs of a kind ("clusters", "suites", "train", ...)."""
-    return sorted(p.stem for p in packaged(kind).glob("*.yaml"))
-
-
-def find(kind: str, name: str | os.PathLike[str]) -> Path:
-    """The file of a config given as a path or as a name in ``configs/<kind>``."""
-    path = Path(name)
-    if path.suffix in {".yaml", ".yml"} or os.sep in str(name):
-        if not path.is_file():
-            raise InputError(f"{path}: no such file")
-        return path
-    name = new_name(str(name), RENAMED_FILES.get(kind, {}), f"configs/{kind}")
-    candidate = packaged(kind) / f"{name}.yaml"
-    if candidate.is_file():
-        return candidate
-    known = names(kind)
-    close = difflib.get_close_matches(str(name), known, 1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
-
-
-def beside(path: Path, name: str) -> str:
-    """A config that the file ``path`` names: the one beside that file, if there is one; else the name as it is."""
-    near = path.parent / name
-    return str(near) if Path(name).suffix in {".yaml", ".yml"} and near.is_file() else name
-
-
-def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A YAML mapping from a file; data only (``safe_load``)."""
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as text: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
-    return data
+def resolve_sibling(path: Path, name: str) -> str:
+    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged."""
+    sibling = path.parent / name
+    return str(sibling) if Path(name).suffix in YAML_SUFFIXES and sibling.is_file() else name
 
 
 def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
-    """``data`` as a config; the first thing wrong with it as an :class:`InputError` that names ``where``."""
+    """Data as a config.
+
+    Args:
+        model: class of the config.
+        data: its keys.
+        where: origin of the data, for messages.
+
+    Raises:
+        InputError: names ``where`` and the first thing wrong.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -105,7 +73,16 @@ def parse(model: type[Model], data: dict[str, Any], where: str) -> Model:
 
 
 def load(model: type[Model], kind: str, name: str | os.PathLike[str]) -> Model:
-    """The config of a kind by file or name."""
+    """Read a config.
+
+    Args:
+        model: class of the config.
+        kind: folder of the packaged configs, such as ``clusters``.
+        name: a file, or a name in that folder.
+
+    Raises:
+        InputError: there is no such file, or something in it is wrong.
+    """
     path = find(kind, name)
     return parse(model, read_yaml(path), str(path))
 
@@ -153,7 +130,16 @@ def _keys(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> None:
-    """Apply one ``key.sub=value``, given with ``option``, to a config's data; list entries by number."""
+    """Apply one ``key.sub=value`` to a config's data; list entries go by number.
+
+    Args:
+        data: the config's data, changed in place.
+        assignment: the text ``key.sub=value``.
+        option: the option it was given with, for messages.
+
+    Raises:
+        InputError: the text is no assignment, or its key does not fit.
+    """
     key, separator, text = assignment.partition("=")
     if not separator or not key:
         raise InputError(f"{option} {assignment}: expected key=value, for example noise.jitter_cv=0.02")
@@ -189,8 +175,8 @@ def _position(node: list[Any], part: str, where: str) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file whole or not at all (:func:`paceenv.core.files.write_whole`)."""
-    write_whole(path, text.encode())
+    """Write a text file completely or not at all (:func:`paceenv.core.files.atomic_write`)."""
+    atomic_write(path, text.encode())
 
 
 def to_yaml(data: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What all pictures share: size, axes, colours of policies and phases, which ranks are shown, how one is written."""
+"""Shared parts of all pictures: size, axes, colours of policies and phases, shown ranks, writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 matplotlib.use("Agg")
 COLOURS = {
@@ -73,7 +73,13 @@ def _plain(panel: Axes) -> Axes:
 
 
 def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
-    """A figure of one panel with its labels."""
+    """A figure of one panel.
+
+    Args:
+        title: its title.
+        x: label of the x axis.
+        y: label of the y axis.
+    """
     made, (only,) = figure()
     only.set(title=title, xlabel=x, ylabel=y)
     return made, only
@@ -85,15 +91,14 @@ def colour(policy: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; what kind of file it is follows from the suffix."""
+    """Write a figure whole or not at all; the suffix gives the file type."""
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
-    write_whole(path, content.getvalue())
+    atomic_write(path, content.getvalue())
 
 
 def svg(figure: Figure, title: str) -> str:
-    """A figure as an SVG element for a page: text stays text, it is as wide as its place; ``title`` is for who cannot
-    see it."""
+    """A figure as SVG of a page: text stays text, width follows the page; ``title`` is for screen readers."""
     content = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceenv"}):
@@ -106,13 +111,13 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def literal(text: str, most: int = 48) -> str:
-    """Text from a file as a label: nothing in it is taken for a formula or a line end, and it is not too long."""
+    """Text from a file as a label: cut to a length, and no part of it becomes a formula or a line end."""
     shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
 
 
 def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """At most ``most`` ranks, in their order: all, or evenly from who has the least to who has the most."""
+    """At most ``most`` ranks, in their order: all, or evenly from the smallest value to the largest."""
     ranks = len(value_R)
     if ranks <= most:
         return np.arange(ranks)
@@ -121,7 +126,7 @@ def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]
 
 
 def check_path(path: Path) -> None:
-    """Refuse a picture that could not be written, before the work that it shows."""
+    """Refuse a picture that could not be written, before its work is done."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"--plot {path}: allowed: a file that ends in {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.absolute().parent.is_dir():

@@ -1,6 +1,6 @@
-"""The frame of an HTML page that is one file and needs no network: style, tables, pictures, numbers to download.
+"""Parts of an HTML page that is one file and needs no network: style, tables, pictures, numbers to download.
 
-Every function takes plain text and escapes it, so that no name from a file becomes markup; what they return is HTML.
+Every function takes plain text, escapes it and returns HTML, so that no name from a file becomes markup.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from paceenv.ui.output import are_numbers
 
-MOST_ROWS: Final = 40
+MAX_ROWS: Final = 40
 """Rows of a table that is shown under a picture; the file to download has all of them."""
 _FROM_THIS_FILE: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _WITH_SCRIPTS: Final = (
@@ -47,7 +47,13 @@ code {{ font-size: .9em }}
 
 
 def page(title: str, parts: Iterable[str], *, scripts: bool = False) -> str:
-    """A whole page from pieces of HTML. Nothing in it can load from elsewhere; ``scripts`` allows its own to run."""
+    """A whole page. Nothing in it can load from elsewhere.
+
+    Args:
+        title: plain text.
+        parts: pieces of HTML, from the functions below.
+        scripts: whether its own scripts may run.
+    """
     policy = _WITH_SCRIPTS if scripts else _FROM_THIS_FILE
     return "\n".join([_HEAD.format(title=html.escape(title), policy=policy), *parts, "</body></html>\n"])
 
@@ -82,19 +88,25 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The numbers behind a picture: a table to open, and all of them to download as ``name``.csv."""
+    """The numbers behind a picture: a table to open, and all of them to download.
+
+    Args:
+        name: of the file to download, without ``.csv``.
+        columns: headers.
+        rows: cells as plain text.
+    """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     content = base64.b64encode(text.getvalue().encode()).decode()
-    left = f"; the first {MOST_ROWS} of {len(rows)} rows" if len(rows) > MOST_ROWS else ""
+    left = f"; the first {MAX_ROWS} of {len(rows)} rows" if len(rows) > MAX_ROWS else ""
     to_save = f'<a download="{html.escape(name)}.csv" href="data:text/csv;charset=utf-8;base64,{content}">as CSV</a>'
     summary = f"<summary>the numbers: {html.escape(name.replace('-', ' '))}</summary>"
-    shown = table(columns, rows[:MOST_ROWS])
+    shown = table(columns, rows[:MAX_ROWS])
     return f'<details>{summary}<p class="note">{to_save}{left}</p>{shown}</details>'
 
 
 def picture(svg: str, caption: str) -> str:
-    """A picture with what it shows; ``svg`` as ``paceenv.ui.figures.svg`` makes it."""
+    """A picture with its caption; ``svg`` comes from ``paceenv.ui.figures.svg``."""
     return f"<figure>{svg}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 

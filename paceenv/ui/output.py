@@ -1,4 +1,4 @@
-"""How commands talk: JSON for machines on request, tables for people, progress on the error stream."""
+"""Output of commands: JSON for machines on request, tables for people, progress on the error stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 _LONGEST_NUMBER = 40
@@ -32,7 +32,7 @@ def write_json(data: Any, where: str) -> None:
         return
     if Path(where).is_dir():
         raise InputError(f"--json {where}: is a folder; allowed: a file or '-'")
-    write_whole(where, text.encode())
+    atomic_write(where, text.encode())
 
 
 def _finite(data: Any) -> Any:
@@ -46,7 +46,14 @@ def _finite(data: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-    """Print a table, columns of numbers to the right, between its title and a note; without rows only these."""
+    """Print a table between its title and a note; columns of numbers to the right.
+
+    Args:
+        title: printed first.
+        columns: headers.
+        rows: cells as plain text; without any only title and note are printed.
+        note: printed last.
+    """
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     console.print(escape(title), style="bold")
     if rows:
@@ -67,7 +74,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns, but for the first, have numbers in all rows; a long text that begins with one is none."""
+    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count."""
 
     def is_number(cell: str) -> bool:
         return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER

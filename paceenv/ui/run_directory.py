@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and what differs between what was begun there and what is asked for."""
+"""Folders that one process at a time works in, and differences between an old request and a new one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ def locked(path: Path, what: str) -> Iterator[None]:
 
 
 def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
-    """The first key in which two trees of plain data differ, with both values, or nothing."""
+    """The first key in which two trees of plain data differ, with both values; empty if they are equal.
+
+    Args:
+        theirs: the tree on record.
+        mine: the tree asked for now.
+        where: key of both trees, for the message.
+    """
     if isinstance(theirs, dict) and isinstance(mine, dict):
         inside = [(key, theirs.get(key), mine.get(key)) for key in sorted({*theirs, *mine})]
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):

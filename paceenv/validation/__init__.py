@@ -1,1 +1,1 @@
-"""The simulator held against published and measured numbers, target file by target file."""
+"""The simulator compared with published and measured numbers, one target file at a time."""

@@ -1,4 +1,4 @@
-"""One expected number beside what the model gives: the row that every validation target yields."""
+"""One expected number beside the model's: the row that every validation target yields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Expected(Config):
 
 @dataclass(frozen=True)
 class Check:
-    """What was expected (``source`` says where that comes from), what came out, and whether that is within bounds."""
+    """An expected number, the model's number, and whether that is within bounds."""
 
     target: str
     row: str
@@ -49,7 +49,7 @@ class Check:
 
     @property
     def error(self) -> float:
-        """How far off: relative unless the tolerance is absolute; of a range the distance to it, 0 inside."""
+        """The error: relative unless the tolerance is absolute; for a range the distance to it, 0 inside."""
         e = self.expected
         if e.value is None:
             return max(e.at_least - self.found, 0.0) - max(self.found - e.at_most, 0.0)
@@ -77,7 +77,7 @@ class Check:
 
     @property
     def expected_text(self) -> str:
-        """The expectation as a person writes it."""
+        """The expectation as text."""
         e = self.expected
         parts = [] if e.value is None else [f"{e.value:.5g}"]
         if math.isfinite(e.at_least) and math.isfinite(e.at_most):

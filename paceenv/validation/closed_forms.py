@@ -22,7 +22,7 @@ Size = Annotated[float, Field(gt=0, lt=1e18)]
 
 
 class Row(Config):
-    """One number: a form of this module, its arguments, and what it should give."""
+    """One number: a form of this module, its arguments, and the expected value."""
 
     row: str
     form: str
@@ -43,20 +43,46 @@ class ClosedFormTarget(Config):
 def collective_s(
     op: Op, algorithm: Algorithm, members: Count, payload_bytes: Size, link_GBps: Size, hop_us: NonNegativeFloat = 0.0
 ) -> float:
-    """Seconds of one collective on links of a rate."""
+    """Seconds of one collective.
+
+    Args:
+        op: the collective.
+        algorithm: ring, tree, ...
+        members: ranks in the group.
+        payload_bytes: size of the payload.
+        link_GBps: rate of a link, GB/s.
+        hop_us: latency of a hop, microseconds.
+    """
     return float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(volume(op, algorithm, members, payload_bytes)))
 
 
 def repeated_ms(
     op: Op, algorithm: Algorithm, members: Count, payload_bytes: Size, link_GBps: Size, launch_us: float, times: Count
 ) -> float:
-    """Milliseconds of so many collectives one after the other, each with a launch."""
+    """Milliseconds of collectives one after the other, each with a launch.
+
+    Args:
+        op: the collective.
+        algorithm: ring, tree, ...
+        members: ranks in the group.
+        payload_bytes: size of the payload.
+        link_GBps: rate of a link, GB/s.
+        launch_us: time of a launch, microseconds.
+        times: number of collectives.
+    """
     once_s = collective_s(op, algorithm, members, payload_bytes, link_GBps) + launch_us * 1e-6
     return 1e3 * times * once_s
 
 
 def bus_bandwidth_GBps(members: Count, payload_bytes: Size, link_GBps: Size, hop_us: NonNegativeFloat) -> float:
-    """Bus bandwidth as ``nccl-tests`` defines it, of a ring all-reduce: ``2 (n-1)/n S`` over its time."""
+    """Bus bandwidth of a ring all-reduce as ``nccl-tests`` defines it: ``2 (n-1)/n S`` over its time, GB/s.
+
+    Args:
+        members: ranks in the group, n.
+        payload_bytes: size of the payload, S.
+        link_GBps: rate of a link, GB/s.
+        hop_us: latency of a hop, microseconds.
+    """
     sent = volume("all_reduce", "ring", members, payload_bytes)
     return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
 
@@ -67,7 +93,7 @@ def normal_maximum(ranks: Count, cv: NonNegativeFloat) -> float:
 
 
 def lost_throughput(ranks: Count, cv: NonNegativeFloat) -> float:
-    """Share of throughput that waiting for the slowest of so many costs."""
+    """Share of throughput lost to waiting for the slowest of ``ranks``."""
     return 1.0 - 1.0 / normal_maximum(ranks, cv)
 
 
@@ -80,8 +106,12 @@ def pipeline_slowdown(
 ) -> float:
     """Step of the slowest pipeline over that in which every operation takes the mean of its type over all stages.
 
-    ``forward_s`` and ``backward_s`` are a healthy stage's times of one micro-batch, ``slowest`` by what factor each
-    stage of the slowest replica takes longer, ``mean`` the same of the mean over all replicas.
+    Args:
+        forward_s: forward time of a micro-batch in each healthy stage, seconds.
+        backward_s: backward time, likewise.
+        micro_batches: micro-batches of a step.
+        slowest: factor by which each stage of the slowest replica takes longer.
+        mean: the same for the mean over all replicas.
     """
     stages, times = len(forward_s), (forward_s, backward_s)
     slow = [[t * k for t, k in zip(part, slowest, strict=True)] for part in times]
@@ -90,7 +120,13 @@ def pipeline_slowdown(
 
 
 def bisection_ratio(torus: str, against: str, nodes: Count) -> float:
-    """Bisection bandwidth of a torus over that of another fabric with as many nodes."""
+    """Bisection bandwidth of a torus over that of another fabric.
+
+    Args:
+        torus: cluster config with a torus.
+        against: cluster config with the other fabric.
+        nodes: node count of the other fabric.
+    """
     return _bisection_gbps(torus, None) / _bisection_gbps(against, nodes)
 
 

@@ -1,4 +1,4 @@
-"""Targets about described clusters: what follows from workload, GPU and fabric alone, without noise."""
+"""Targets about described clusters, from workload, GPU and fabric alone, without noise; and measured throughputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceenv.calibration.fits.throughput_fit import Set, efficiency, step_of
+from paceenv.calibration.fits.throughput_fit import Set, ThroughputTarget, efficiency, predict, step_of
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.model import Cluster
@@ -17,6 +17,12 @@ from paceenv.validation.checks import Check, Expected, Kind
 Quantity = Literal[
     "efficiency", "samples_per_s", "samples_per_s_and_gpu", "tflops_per_gpu", "share_of_peak", "volume_GB"
 ]
+
+
+THROUGHPUT_TOLERANCE = 0.25
+NETWORK_TOLERANCE = 0.10
+"""Predicted is payload, measured are frames: headers alone are 4.6 %."""
+SCALING_TOLERANCE = 0.02
 
 
 class Row(Config):
@@ -46,7 +52,7 @@ class DescribedTarget(Config):
 
 
 def checks(target: DescribedTarget) -> Iterator[Check]:
-    """Every row of the target beside what the description gives."""
+    """Every row of the target beside the number of the described cluster."""
     for row in target.rows:
         cluster = load_cluster(row.cluster)
         found = _value(row, cluster, row.set)
@@ -54,6 +60,24 @@ def checks(target: DescribedTarget) -> Iterator[Check]:
             found /= _value(row, cluster, row.against)
         quantity = row.quantity + (" ratio" if row.against is not None else "")
         yield Check(target.name, row.row, quantity, row.expected, found, row.kind, row.remark)
+
+
+def throughput_checks(target: ThroughputTarget, cluster: str | None = None) -> Iterator[Check]:
+    """Every published number beside that of the described cluster; volumes are never fitted."""
+    for p in predict(target, load_cluster(cluster or target.cluster)):
+        row = p.row
+        kind: Kind = "fitted" if row.fit else "predicted"
+        expected = Expected(value=row.throughput, tolerance=THROUGHPUT_TOLERANCE)
+        yield Check(target.name, row.name, f"{target.unit} per s", expected, p.throughput, kind)
+        if row.scaling is not None:
+            expected = Expected(value=row.scaling, tolerance=SCALING_TOLERANCE, absolute=True)
+            yield Check(target.name, row.name, "scaling factor", expected, p.scaling, kind)
+        if row.net_gbps is not None:
+            expected = Expected(value=row.net_gbps, tolerance=NETWORK_TOLERANCE)
+            yield Check(target.name, row.name, "network, Gb/s both ways", expected, p.net_gbps, kind)
+        if row.volume_GB is not None:
+            expected = Expected(value=row.volume_GB, tolerance=NETWORK_TOLERANCE)
+            yield Check(target.name, row.name, "volume, GB both ways", expected, p.volume_GB, "predicted")
 
 
 def _value(row: Row, cluster: Cluster, settings: Set) -> float:

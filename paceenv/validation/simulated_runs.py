@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -64,15 +65,76 @@ class SimulatedTarget(Config):
     rows: list[Row]
 
 
+@dataclass(frozen=True)
+class _Ran:
+    """A run of a cluster; its properties are the quantities of :data:`Quantity`."""
+
+    cluster: Cluster
+    simulator: Simulator
+    step_ET: NDArray[np.float64]
+    outcome: Outcome
+
+    @property
+    def step_s(self) -> float:
+        return float(self.step_ET.mean())
+
+    @property
+    def cv(self) -> float:
+        return float((self.step_ET.std(axis=1) / self.step_ET.mean(axis=1)).mean())
+
+    @property
+    def throughput(self) -> float:
+        return self.cluster.samples_per_step / self.step_s
+
+    @property
+    def efficiency(self) -> float:
+        """Compute time over step time, both means."""
+        return float(self.simulator.batch.jobs["compute_s"].mean() / self.step_ET.mean())
+
+    @property
+    def slowdown(self) -> float:
+        """Step over that in which every rank computes the mean of all ranks' compute times and nothing is shared."""
+        job = self.simulator.batch.jobs
+        mean_s = float((np.abs(self.simulator.state.noise_ENR[:, 0]).mean(axis=1) * job["compute_s"]).mean())
+        rest_s = float((job["ideal_step_s"] - job["compute_s"]).mean())
+        return self.step_s / (mean_s + rest_s)
+
+    @property
+    def rerun_share(self) -> float:
+        return float(self.outcome.rerun_iterations.mean() / self.step_ET.shape[1])
+
+    @property
+    def _samples(self) -> float:
+        return float(self.outcome.useful_iterations.sum() * self.cluster.samples_per_step)
+
+    @property
+    def energy_j_per_sample(self) -> float:
+        return float(self.outcome.energy_j.sum() / self._samples)
+
+    @property
+    def goodput(self) -> float:
+        return float(self._samples / self.outcome.time_s.sum())
+
+    @property
+    def energy_w(self) -> float:
+        return float(self.outcome.energy_j.sum() / self.outcome.time_s.sum())
+
+
 def checks(target: SimulatedTarget, *, seeds: int, iterations: int) -> Iterator[Check]:
-    """Every row of the target beside its simulation; runs that rows share are simulated once."""
-    known: dict[str, tuple[Cluster, Simulator, NDArray[np.float64], Outcome]] = {}
+    """Every row of the target beside its simulation; runs that rows share are simulated once.
+
+    Args:
+        target: the rows.
+        seeds: number of runs.
+        iterations: length of each run, shorter for large jobs.
+    """
+    known: dict[str, _Ran] = {}
 
     def value(row: Row, change: list[str], pace: Pace | None) -> float:
         key = f"{row.cluster} {row.nodes} {change} {pace}"
         if key not in known:
             known[key] = _run(row, change, pace, seeds, iterations)
-        return _QUANTITIES[row.quantity](*known[key])
+        return float(getattr(known[key], row.quantity))
 
     for row in target.rows:
         found = value(row, row.change, row.pace)
@@ -84,9 +146,7 @@ def checks(target: SimulatedTarget, *, seeds: int, iterations: int) -> Iterator[
         )
 
 
-def _run(
-    row: Row, change: list[str], pace: Pace | None, seeds: int, iterations: int
-) -> tuple[Cluster, Simulator, NDArray[np.float64], Outcome]:
+def _run(row: Row, change: list[str], pace: Pace | None, seeds: int, iterations: int) -> _Ran:
     cluster = load_cluster(row.cluster).changed(change, row.row)
     if row.nodes is not None:
         cluster = cluster.with_nodes(row.nodes)
@@ -96,58 +156,4 @@ def _run(
     simulator = Simulator(derive(cluster, keys), keys, threads=os.cpu_count() or 1)
     settings = pacing.off() if pace is None else pacing.one_mechanism(pace.mechanism, pace.threshold, pace.window)
     step_ET = simulator.run(np.broadcast_to(settings, (seeds, 1, *settings.shape)), length)
-    return cluster, simulator, step_ET, simulator.outcome()
-
-
-def _step_s(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float(step_ET.mean())
-
-
-def _cv(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float((step_ET.std(axis=1) / step_ET.mean(axis=1)).mean())
-
-
-def _throughput(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return cluster.samples_per_step / float(step_ET.mean())
-
-
-def _efficiency(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    """Compute time over step time, both means."""
-    return float(simulator.batch.jobs["compute_s"].mean() / step_ET.mean())
-
-
-def _slowdown(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    """Step over that in which every rank computes the mean of all ranks' compute times and nothing is shared."""
-    job = simulator.batch.jobs
-    mean_s = float((np.abs(simulator.noise_ENR[:, 0]).mean(axis=1) * job["compute_s"]).mean())
-    rest_s = float((job["ideal_step_s"] - job["compute_s"]).mean())
-    return float(step_ET.mean()) / (mean_s + rest_s)
-
-
-def _rerun_share(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float(outcome.rerun_iterations.mean() / step_ET.shape[1])
-
-
-def _energy(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float(outcome.energy_j.sum() / (outcome.useful_iterations.sum() * cluster.samples_per_step))
-
-
-def _goodput(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float(outcome.useful_iterations.sum() * cluster.samples_per_step / outcome.time_s.sum())
-
-
-def _power_w(cluster: Cluster, simulator: Simulator, step_ET: NDArray[np.float64], outcome: Outcome) -> float:
-    return float(outcome.energy_j.sum() / outcome.time_s.sum())
-
-
-_QUANTITIES: dict[str, Callable[[Cluster, Simulator, NDArray[np.float64], Outcome], float]] = {
-    "step_s": _step_s,
-    "cv": _cv,
-    "throughput": _throughput,
-    "efficiency": _efficiency,
-    "slowdown": _slowdown,
-    "rerun_share": _rerun_share,
-    "energy_j_per_sample": _energy,
-    "goodput": _goodput,
-    "energy_w": _power_w,
-}
+    return _Ran(cluster, simulator, step_ET, simulator.outcome())

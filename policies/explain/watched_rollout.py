@@ -19,8 +19,9 @@ from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import INTERVAL_ITERATIONS, run, start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine import phases
+from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.phases import Phase
-from paceenv.sim.engine.simulator import JobBatch, Recording
+from paceenv.sim.engine.simulator import JobBatch
 
 
 @dataclass(frozen=True)

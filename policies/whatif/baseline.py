@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
-from paceenv.calibration.parameters import CANNOT_TELL, Parameter
+from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
 from paceenv.calibration.structure import read_job
 from paceenv.core.errors import InputError
@@ -98,7 +98,7 @@ class Baseline:
 
     def _guessed(self) -> dict[str, str]:
         """Keys that neither calibration nor base identified, and why."""
-        return {p.key: _why(p) for p in self.parameters if _is_guess(p)}
+        return {p.key: p.reason for p in self.parameters if _is_guess(p)}
 
     def _is_bounded(self, change: Change) -> bool:
         """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
@@ -200,7 +200,7 @@ class Baseline:
     def cannot_tell(self, changes: Sequence[Change]) -> list[str]:
         """Open quantities outside of the intervals, in words."""
         held = {unknown.key for change in changes for unknown in self.unknowns(change)}
-        lines = [f"{p.key}: {_why(p)}" for p in self.parameters if not p.told and p.key not in held]
+        lines = [f"{p.key}: {p.reason}" for p in self.parameters if not p.is_identified and p.key not in held]
         if self.cluster.power.compute_w == 0.0:
             lines.append("energy: the cluster has no power figures (power.compute_w)")
         return lines
@@ -265,7 +265,7 @@ def _calibrated(
 ) -> Baseline:
     by_key, notes = {p.key: p for p in parameters}, []
     uplink = by_key.get("fabric.uplink_gbps")
-    if uplink is not None and not uplink.told and _NOT_LIMITING in uplink.evidence:
+    if uplink is not None and not uplink.is_identified and _NOT_LIMITING in uplink.evidence:
         # so it does not limit at other sizes either
         cluster = cluster.changed(["fabric.oversubscription=1", "fabric.uplink_gbps=null"], source)
         notes.append("the tier above the leaves is non-blocking, as the trace shows no limit there")
@@ -293,11 +293,7 @@ def _recorded(measured: Mapping[str, float]) -> Measured:
 
 
 def _is_guess(parameter: Parameter) -> bool:
-    return not parameter.told and _FROM_BASE not in parameter.evidence
-
-
-def _why(parameter: Parameter) -> str:
-    return parameter.evidence.removeprefix(CANNOT_TELL)
+    return not parameter.is_identified and _FROM_BASE not in parameter.evidence
 
 
 def _shown(ranks: tuple[int, ...]) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.policies.whatif.answer import Answer, Case, Differences, Row
 from paceenv.policies.whatif.change import SLOW, Change
 from paceenv.policies.whatif.estimate import MIN_STEPS, Array, cv, mean, of_steps
 
 
-def predict(scenario: Scenario, source: str, changes: Sequence[Change], seed: int) -> Answer:
+def predict(scenario: RankScenario, source: str, changes: Sequence[Change], seed: int) -> Answer:
     """Today's steps as measured, and the steps after every change, from the trace's own operations.
 
     Args:
@@ -25,16 +25,16 @@ def predict(scenario: Scenario, source: str, changes: Sequence[Change], seed: in
     Raises:
         InputError: for a question that the trace cannot answer.
     """
-    today_s_T = scenario.cells.step_s_T
+    today_s_T = scenario.matrix.step_s_T
     rows = [_row(scenario, change, today_s_T, seed) for change in changes]
     open_ = ["energy: a trace has no power figures"]
-    if scenario.cells.steps < MIN_STEPS:
-        open_.append(f"intervals: {scenario.cells.steps} steps are too few, at least {MIN_STEPS} are needed")
+    if scenario.matrix.steps < MIN_STEPS:
+        open_.append(f"intervals: {scenario.matrix.steps} steps are too few, at least {MIN_STEPS} are needed")
     explained = float((scenario.replayed_s_T / today_s_T).mean())
     return Answer(
         source=source,
         basis="replay",
-        method=f"replay of {scenario.cells.steps} steps' own operations, which explain {explained:.1%} of a step",
+        method=f"replay of {scenario.matrix.steps} steps' own operations, which explain {explained:.1%} of a step",
         unit="batches of a data-parallel rank",
         today=_case(scenario, today_s_T, scenario.replicas, float(scenario.replicas)),
         changed=rows,
@@ -45,7 +45,7 @@ def predict(scenario: Scenario, source: str, changes: Sequence[Change], seed: in
     )
 
 
-def _row(scenario: Scenario, change: Change, today_s_T: Array, seed: int) -> Row:
+def _row(scenario: RankScenario, change: Change, today_s_T: Array, seed: int) -> Row:
     if SLOW in (change.removed, change.replaced):
         raise InputError(
             "slow: a replay needs numbers of ranks; allowed: numbers, and paceenv diagnose names the slow ranks"
@@ -68,10 +68,10 @@ def _row(scenario: Scenario, change: Change, today_s_T: Array, seed: int) -> Row
     )
 
 
-def _case(scenario: Scenario, step_s_T: Array, replicas: int, work: float) -> Case:
+def _case(scenario: RankScenario, step_s_T: Array, replicas: int, work: float) -> Case:
     """``work`` batches of a data-parallel rank are done in a step."""
     mean_s, T = mean(step_s_T), len(step_s_T)
-    ranks = int(np.unique(scenario.cells.rank_N).size * replicas / scenario.replicas)
+    ranks = int(np.unique(scenario.matrix.rank_N).size * replicas / scenario.replicas)
     throughput = of_steps(lambda w: work / mean_s(w), T)
     return Case(ranks, ranks, "as traced", of_steps(mean_s, T), throughput, of_steps(cv(step_s_T), T, positive=True))
 

@@ -11,7 +11,7 @@ import typer
 
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
-from paceenv.diagnosis.rank_scenario import Scenario
+from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.diagnosis.sources import read_sources
 from paceenv.importers import load_traces
 from paceenv.policies.select import POLICY_HELP
@@ -124,10 +124,10 @@ def _answer(
         return _simulate(of_config(source[0]), changes, seeds, seed, iterations)
     paths = [Path(name) for name in source]
     if all(change.only_ranks for change in changes) and base is None:
-        cells, notes = read_sources(paths, job)
+        matrix, notes = read_sources(paths, job)
         for note in notes:
             output.say(note)
-        return replayed.predict(Scenario(cells), str(paths[0]), changes, seed)
+        return replayed.predict(RankScenario(matrix), str(paths[0]), changes, seed)
     trace, notes = load_traces(paths)
     for note in notes:
         output.say(note)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import CLIP_MEDIANS, Schedule
 
 Array = NDArray[np.float64]
@@ -173,6 +173,6 @@ def _student(sample_N: Array, mean: float | None = None) -> Interval:
     n = len(sample_N)
     if n < 2:
         return Interval(float(sample_N[0]) if n else math.nan)
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * float(sample_N.std(ddof=1)) / math.sqrt(n)
     mean = float(sample_N.mean()) if mean is None else mean
     return Interval(mean, mean - half, mean + half)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.core.student_t import upper_quantile
+from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import Schedule
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
@@ -156,10 +156,10 @@ def run_in_blocks(
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
             continue
-        asked, standing = simulator.rank_EFR[:, _ASKED].copy(), simulator.tick_EK[:, _STANDING].copy()
-        simulator.rank_EFR[:, timing.DELAY_S] = 0.0
+        asked, standing = simulator.state.rank_EFR[:, _ASKED].copy(), simulator.state.tick_EK[:, _STANDING].copy()
+        simulator.state.rank_EFR[:, timing.DELAY_S] = 0.0
         step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
-        simulator.rank_EFR[:, _ASKED], simulator.tick_EK[:, _STANDING] = asked, standing
+        simulator.state.rank_EFR[:, _ASKED], simulator.state.tick_EK[:, _STANDING] = asked, standing
     return step_s_ET, mean_delay_s
 
 
@@ -169,5 +169,5 @@ def one_more(value_N: Array) -> Interval:
     if n < 2:
         return Interval(mean)
     spread = float(value_N.std(ddof=1)) * math.sqrt(1.0 + 1.0 / n)
-    half = upper_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
+    half = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) * spread
     return Interval(mean, mean - half, mean + half)

@@ -63,7 +63,7 @@ def digest(cluster: Cluster) -> str:
 
 def is_comparison(text: str) -> bool:
     """Whether an argument that may be a policy is the file of a comparison."""
-    return Path(text).suffix in {".yaml", ".yml"}
+    return Path(text).suffix in {".yaml", ".yml"} and not text.startswith("static:")
 
 
 def load_comparison(path: str | os.PathLike[str]) -> Comparison:

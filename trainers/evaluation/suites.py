@@ -93,7 +93,8 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
     cases = [
-        c.model_copy(update={"suite": suite.name, "cluster": config_files.beside(path, c.cluster)}) for c in suite.cases
+        c.model_copy(update={"suite": suite.name, "cluster": config_files.resolve_sibling(path, c.cluster)})
+        for c in suite.cases
     ]
     return suite.model_copy(update={"cases": cases})
 

@@ -1,1 +1,1 @@
-"""``paceenv report``: one page about a traced job, for those who were not there."""
+"""``paceenv report``: one page about a traced job."""

@@ -1,6 +1,6 @@
-"""Who comes early and who comes late to what ranks meet in: a heat map of arrivals, rank by step.
+"""Arrivals at the operations in which ranks meet: a heat map, rank by step, early to late.
 
-Axes: N nodes, K tasks, R ranks, T steps; B bins of ranks, C bins of steps.
+Axes: N operations, K tasks, R ranks, T steps; B bins of ranks, C bins of steps.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.trainers.report.picture import Numbers, Picture, Unit, drawn
 from paceenv.trainers.report.spans import label, met_s
 from paceenv.ui import figures
 
-MOST_RANKS: Final = 96
-MOST_STEPS: Final = 160
+MAX_RANKS: Final = 96
+MAX_STEPS: Final = 160
 """Cells of the heat map; with more ranks or steps, several share one."""
 _EXTREME = 99.0
 """Percentile of arrivals at which colours end, so that one restart does not make all else pale."""
@@ -25,9 +25,9 @@ _EXTREME = 99.0
 
 @dataclass(frozen=True)
 class Arrivals:
-    """``late_RT`` is how long after the median of those it meets a rank arrived at ``op``, in seconds.
+    """``late_RT`` is a rank's arrival at ``op`` after the median of the ranks that it meets, seconds.
 
-    It is not a number where the rank did not; ``last_R`` is the share of steps in which nobody it met came later.
+    It is not a number where the rank did not take part. ``last_R`` is the share of steps in which the rank was last.
     """
 
     op: str
@@ -35,39 +35,39 @@ class Arrivals:
     last_R: Array
 
 
-def arrivals(cells: Cells, graph: Graph) -> Arrivals | None:
-    """Arrivals at the kind of collective in which ranks wait longest for their like; None where ranks meet in none.
+def arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals | None:
+    """Arrivals at the kind of collective with the most waiting; None where ranks meet in none.
 
-    Ranks of one pipeline stage are alike; what joins stages counts only where nothing else joins ranks. Of several such
-    operations of a rank in a step, the mean.
+    Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
+    others. If a rank has several such operations in a step, their mean counts.
     """
-    node = np.flatnonzero(graph.meets_N & ~cells.is_transfer_N)
-    node = node[np.isfinite(cells.start_NT[node]).any(axis=1)]
-    if not len(node):
+    operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
+    operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
+    if not len(operation):
         return None
-    waited_n = np.maximum(np.nansum(met_s(cells, graph)[node] - cells.start_NT[node], axis=1), 0.0) + 1e-12
+    waited_n = np.maximum(np.nansum(met_s(matrix, graph)[operation] - matrix.start_NT[operation], axis=1), 0.0) + 1e-12
     low_K, high_K = np.full(len(graph.queued_K), np.iinfo(np.int64).max), np.full(len(graph.queued_K), -1)
-    np.minimum.at(low_K, graph.task_of_N[node], cells.stage_N[node])
-    np.maximum.at(high_K, graph.task_of_N[node], cells.stage_N[node])
-    alike_n = (low_K == high_K)[graph.task_of_N[node]]
-    op = int(np.argmax(np.bincount(cells.op_N[node], np.where(alike_n, waited_n, 1e-15 * waited_n))))
-    node = node[cells.op_N[node] == op]
-    late_nT, last_nT = _against_peers(cells, graph, node)
-    rank_n, (R, T) = cells.rank_N[node], (len(cells.ranks), cells.steps)
+    np.minimum.at(low_K, graph.task_of_N[operation], matrix.stage_N[operation])
+    np.maximum.at(high_K, graph.task_of_N[operation], matrix.stage_N[operation])
+    alike_n = (low_K == high_K)[graph.task_of_N[operation]]
+    op = int(np.argmax(np.bincount(matrix.op_N[operation], np.where(alike_n, waited_n, 1e-15 * waited_n))))
+    operation = operation[matrix.op_N[operation] == op]
+    late_nT, last_nT = _against_peers(matrix, graph, operation)
+    rank_n, (R, T) = matrix.rank_N[operation], (len(matrix.ranks), matrix.steps)
     there_nT, late_RT, count_RT = np.isfinite(late_nT), np.zeros((R, T)), np.zeros((R, T))
     np.add.at(late_RT, rank_n, np.nan_to_num(late_nT))
     np.add.at(count_RT, rank_n, there_nT)
     late_RT = np.where(count_RT > 0, late_RT / np.maximum(count_RT, 1), np.nan)
     seen_R = np.maximum(np.bincount(rank_n, there_nT.sum(axis=1), R), 1)
-    return Arrivals(cells.ops[op], late_RT, np.bincount(rank_n, last_nT.sum(axis=1), R) / seen_R)
+    return Arrivals(matrix.ops[op], late_RT, np.bincount(rank_n, last_nT.sum(axis=1), R) / seen_R)
 
 
-def _against_peers(cells: Cells, graph: Graph, node: Integers) -> tuple[Array, Array]:
+def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -> tuple[Array, Array]:
     """How long after the median of those it meets each operation began, and whether it was the last, ``(n, T)``."""
-    start_nT = cells.start_NT[node]
+    start_nT = matrix.start_NT[operation]
     late_nT, last_nT = np.full_like(start_nT, np.nan), np.zeros_like(start_nT)
-    order = np.argsort(graph.task_of_N[node], kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(graph.task_of_N[node][order])) + 1):
+    order = np.argsort(graph.task_of_N[operation], kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(graph.task_of_N[operation][order])) + 1):
         start_mT = start_nT[members]
         there_T = np.isfinite(start_mT).sum(axis=0) >= 2
         mine_mT = start_mT[:, there_T]
@@ -76,10 +76,10 @@ def _against_peers(cells: Cells, graph: Graph, node: Integers) -> tuple[Array, A
     return late_nT, last_nT
 
 
-def heat_map(cells: Cells, found: Arrivals) -> Picture:
+def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
     """Rank by step, early to late, and how often each rank is the last."""
     R, T = found.late_RT.shape
-    ranks, steps = -(-R // MOST_RANKS), -(-T // MOST_STEPS)
+    ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = _shared(ranks, steps)
     late_BC = binned(found.late_RT, ranks, steps)
     edge_s = max(float(np.nanpercentile(np.abs(late_BC), _EXTREME)), 1e-9)
@@ -95,8 +95,8 @@ def heat_map(cells: Cells, found: Arrivals) -> Picture:
     )
     ticks_C = np.unique(np.linspace(0, late_BC.shape[1] - 1, 9).astype(int))
     ticks_B = np.unique(np.linspace(0, len(late_BC) - 1, min(len(late_BC), 16)).astype(int))
-    panel.set_xticks(ticks_C, [str(cells.iteration_T[c * steps]) for c in ticks_C])
-    panel.set_yticks(ticks_B, [label(cells, int(b) * ranks) for b in ticks_B], fontsize=8)
+    panel.set_xticks(ticks_C, [str(matrix.iteration_T[c * steps]) for c in ticks_C])
+    panel.set_yticks(ticks_B, [label(matrix, int(b) * ranks) for b in ticks_B], fontsize=8)
     panel.set(xlabel="iteration")
     panel.grid(visible=False)
     bar = figure.colorbar(image, ax=panel, pad=0.01)
@@ -110,18 +110,24 @@ def heat_map(cells: Cells, found: Arrivals) -> Picture:
         "those it meets there. Red is late: the others wait. Blue is early: it waits."
         f" {shared} Colours end at the {_EXTREME:.0f}th percentile."
     )
-    return drawn("Arrival skew", caption, figure, _per_rank(cells, found, unit), _cells(cells, late_BC, ranks, steps))
+    return drawn("Arrival skew", caption, figure, _per_rank(matrix, found, unit), _cells(matrix, late_BC, ranks, steps))
 
 
 def _shared(ranks: int, steps: int) -> str:
-    """What a cell stands for, where it is not one rank in one step."""
+    """The meaning of a cell that is more than one rank in one step."""
     if ranks > 1:
         return f"Binned: a cell is the mean over {steps} steps of the latest of {ranks} ranks."
     return f"Binned: a cell is the mean over {steps} steps." if steps > 1 else ""
 
 
 def binned(late_RT: Array, ranks: int, steps: int) -> Array:
-    """Of ``ranks`` neighbours the latest, in the mean over ``steps`` neighbours; what is left over has its own cell."""
+    """Arrivals in bins: the latest of neighbouring ranks, in the mean over neighbouring steps; ``(B, C)``.
+
+    Args:
+        late_RT: lateness, seconds; not a number where a rank is missing.
+        ranks: ranks of a bin.
+        steps: steps of a bin; a rest has a bin of its own.
+    """
     R, T = late_RT.shape
     missing = np.isnan(late_RT)
     latest_BT = np.maximum.reduceat(np.where(missing, -np.inf, late_RT), np.arange(0, R, ranks), axis=0)
@@ -131,20 +137,20 @@ def binned(late_RT: Array, ranks: int, steps: int) -> Array:
     return np.where(count_BC > 0, sum_BC / np.maximum(count_BC, 1.0), np.nan)
 
 
-def _per_rank(cells: Cells, found: Arrivals, unit: Unit) -> Numbers:
+def _per_rank(matrix: OperationMatrix, found: Arrivals, unit: Unit) -> Numbers:
     rows = []
-    for r, rank in enumerate(cells.ranks):
+    for r, rank in enumerate(matrix.ranks):
         late_T = found.late_RT[r][np.isfinite(found.late_RT[r])]
         if len(late_T):
             mean, p95 = (f"{unit.per_s * x:.4g}" for x in (late_T.mean(), np.percentile(late_T, 95)))
-            rows.append((str(rank), label(cells, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
+            rows.append((str(rank), label(matrix, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
     columns = ("rank", "which is", f"mean, {unit.name}", f"95th percentile, {unit.name}", "last, % of steps")
     return Numbers("arrivals-by-rank", columns, rows)
 
 
-def _cells(cells: Cells, late_BC: Array, ranks: int, steps: int) -> Numbers:
+def _cells(matrix: OperationMatrix, late_BC: Array, ranks: int, steps: int) -> Numbers:
     rows = [
-        (str(cells.ranks[b * ranks]), str(cells.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
+        (str(matrix.ranks[b * ranks]), str(matrix.iteration_T[c * steps]), f"{value:.4g}" if np.isfinite(value) else "")
         for b, row_C in enumerate(late_BC)
         for c, value in enumerate(row_C.tolist())
     ]

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from paceenv.calibration.parameters import CANNOT_TELL
 from paceenv.core import metrics
 from paceenv.diagnosis.diagnose import Diagnosis
-from paceenv.diagnosis.operation_matrix import Cells
+from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.policies.whatif.answer import Answer
 from paceenv.trainers.report import prediction_pictures
 from paceenv.trainers.report.fitted import Fitted, Paced
@@ -22,11 +21,11 @@ from paceenv.ui import html_page, output
 
 @dataclass
 class Report:
-    """Everything that a page shows. What cannot be foretold (a cluster, sizes, policies) is why, in words."""
+    """Everything that a page shows. A missing cluster, sizes or policies are replaced by the reason, in words."""
 
     files: Sequence[Path]
     notes: Sequence[str]
-    cells: Cells
+    matrix: OperationMatrix
     diagnosis: Diagnosis
     fitted: Fitted | str
     pictures: list[Picture] = field(default_factory=list)
@@ -42,11 +41,11 @@ class Report:
         return {
             "files": [str(path) for path in self.files],
             "notes": list(self.notes),
-            "job": self.cells.name,
-            "ranks": len(self.cells.ranks),
-            "steps": self.cells.steps,
-            "steps_left_out": self.cells.dropped,
-            "step_time_s": metrics.step_statistics(self.cells.step_s_T),
+            "job": self.matrix.name,
+            "ranks": len(self.matrix.ranks),
+            "steps": self.matrix.steps,
+            "steps_left_out": self.matrix.dropped,
+            "step_time_s": metrics.step_statistics(self.matrix.step_s_T),
             "diagnosis": self.diagnosis.to_json(),
             "fitted": cluster,
             "sizes": {"why_not": self.sizes} if isinstance(self.sizes, str) else self.sizes.as_dict(),
@@ -55,7 +54,7 @@ class Report:
 
     def html(self, beside: Path) -> str:
         """The page; links are relative to the folder ``beside``."""
-        name = self.cells.name
+        name = self.matrix.name
         parts = [
             html_page.paragraph(self._read(), "note"),
             html_page.paragraph(_sentence(self.diagnosis.verdict), "verdict"),
@@ -68,15 +67,15 @@ class Report:
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:
-        cells, names = self.cells, [path.name for path in self.files]
+        matrix, names = self.matrix, [path.name for path in self.files]
         files = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        said = [f"Read from {files} ({cells.source}): {len(cells.ranks)} ranks, {cells.steps} steps"]
-        if cells.dropped:
-            said.append(f"{cells.dropped} steps left out because a rank is missing in them")
+        said = [f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"]
+        if matrix.dropped:
+            said.append(f"{matrix.dropped} steps left out because a rank is missing in them")
         return "; ".join([*said, *self.notes]) + "."
 
     def _facts(self) -> str:
-        statistics, d = metrics.step_statistics(self.cells.step_s_T), self.diagnosis
+        statistics, d = metrics.step_statistics(self.matrix.step_s_T), self.diagnosis
         unit = Unit.of(statistics["mean"])
         return html_page.facts(
             [
@@ -85,8 +84,8 @@ class Report:
                 ("coefficient of variation", f"{statistics['cv']:.3f}"),
                 ("ideal step, all ranks alike", unit.text(d.ideal_step_time_s)),
                 ("slowdown against it", f"{d.slowdown:.3f}"),
-                ("ranks", str(len(self.cells.ranks))),
-                ("steps", str(self.cells.steps)),
+                ("ranks", str(len(self.matrix.ranks))),
+                ("steps", str(self.matrix.steps)),
             ]
         )
 
@@ -97,13 +96,13 @@ class Report:
             for c in self.diagnosis.causes
         ]
         if not rows:
-            return html_page.paragraph("None that costs enough to be named.")
+            return html_page.paragraph("No cause costs enough to be named.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
     def _viewer_link(self, beside: Path) -> str:
         assert self.viewer is not None
         address = quote(os.path.relpath(self.viewer, beside))
-        first, last = (self.cells.iteration_T[t] for t in self.viewer_steps)
+        first, last = (self.matrix.iteration_T[t] for t in self.viewer_steps)
         said = f" has iterations {first} to {last} of every rank: open it in ui.perfetto.dev or chrome://tracing."
         return f'<p class="note">{html_page.link(address, self.viewer.name)}{said}</p>'
 
@@ -111,32 +110,34 @@ class Report:
         """The fitted cluster, or why there is none."""
         if isinstance(self.fitted, str):
             why = f"This trace gives no cluster to simulate: {self.fitted}."
-            said = f"{why} So neither other sizes nor pacing policies are foretold here."
+            said = f"{why} So other sizes and pacing policies are not predicted here."
             return [html_page.heading("At other sizes, and with pacing"), html_page.paragraph(said)]
         fitted, fit = self.fitted, self.fitted.fit
         unit = Unit.of(fit.measured.mean_s)
         mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
-            f"What follows is simulated on a cluster with {len(fit.parameters)} parameters fitted to this trace. "
+            f"The predictions below come from a cluster with {len(fit.parameters)} parameters fitted to this trace. "
             f"Its mean step is {unit.text(mean_s[1])}, measured {unit.text(mean_s[0])} ({fit.mean_error:+.1%}); its CV "
             f"{cv[1]:.3f}, measured {cv[0]:.3f}."
         )
-        rows = [(p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.told]
+        rows = [
+            (p.key, *(_number(x) for x in (p.value, p.lo, p.hi)), p.evidence) for p in fit.parameters if p.is_identified
+        ]
         parts = [html_page.heading("The fitted cluster"), html_page.paragraph(said), html_page.paragraph(fitted.doubt)]
         parts.append(html_page.numbers("parameters", ("parameter", "value", "95 % low", "high", "evidence"), rows))
-        open_ = [(p.key, _number(p.value), p.evidence.removeprefix(CANNOT_TELL)) for p in fit.parameters if not p.told]
+        open_ = [(p.key, _number(p.value), p.reason) for p in fit.parameters if not p.is_identified]
         if open_:
-            parts.append(html_page.paragraph("What the trace cannot tell, and what is used instead:"))
+            parts.append(html_page.paragraph("Not identified by the trace, and what is used instead:"))
             parts.append(html_page.table(("parameter", "used", "why"), open_))
         if isinstance(self.sizes, str):
-            parts += [html_page.heading("At other sizes"), html_page.paragraph(f"Not foretold: {self.sizes}.")]
+            parts += [html_page.heading("At other sizes"), html_page.paragraph(f"Not predicted: {self.sizes}.")]
         else:
             parts.append(prediction_pictures.scaling(self.sizes).html())
         if isinstance(self.policies, str):
             return [
                 *parts,
                 html_page.heading("Would pacing help?"),
-                html_page.paragraph(f"Not foretold: {self.policies}."),
+                html_page.paragraph(f"Not predicted: {self.policies}."),
             ]
         return [*parts, prediction_pictures.policies(fitted, self.policies).html()]
 
@@ -152,7 +153,7 @@ def _number(value: float | None) -> str:
 def _fit_json(fitted: Fitted) -> dict[str, Any]:
     fit = fitted.fit
     return {
-        "parameters": [{"key": p.key, "told": p.told} | p.to_record() for p in fit.parameters],
+        "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
         "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
         "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
         "doubt": fitted.doubt or None,
@@ -160,7 +161,7 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
 
 
 def say(report: Report, out: Path) -> None:
-    """What the command prints for people."""
+    """Print a summary for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
@@ -169,11 +170,11 @@ def say(report: Report, out: Path) -> None:
         for one in report.policies
         if isinstance(one, Paced)
     ]
-    title = f"{report.cells.name}: {len(report.cells.ranks)} ranks, {report.cells.steps} steps"
+    title = f"{report.matrix.name}: {len(report.matrix.ranks)} ranks, {report.matrix.steps} steps"
     output.print_table(title, ("", "", ""), rows)
     output.say(d.verdict)
     if isinstance(report.fitted, str):
-        output.say(f"not foretold: {report.fitted}")
+        output.say(f"not predicted: {report.fitted}")
     elif report.fitted.doubt:
         output.say(report.fitted.doubt)
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -1,8 +1,8 @@
-"""The cluster behind a trace, and what it foretells: the job at other sizes, and under pacing policies.
+"""The cluster behind a trace, and its predictions: the job at other sizes, and under pacing policies.
 
 Both are what-if answers on the same clusters, drawn from the calibration's errors. Other sizes are those of
-``paceenv whatif --nodes``. Of a policy the mean effect matters, not what a single run would show: its interval is the
-range in which 95 % of such clusters have it.
+``paceenv whatif --nodes``. For a policy the mean effect matters, not that of a single run: its interval is the range in
+which 95 % of such clusters have it.
 
 Legend: D drawn clusters, E seeds, T steps.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from paceenv.calibration.job_fit import JobFit
 from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
 from paceenv.policies.ranges import Outside
@@ -33,23 +34,21 @@ from paceenv.trainers.closed_loop.predict import one_more
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 
 Array = NDArray[np.float64]
-Interval = tuple[float, float, float]
-"""A value and its 95 % interval."""
 SEEDS: Final = 4
 SIZES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """How many times as many nodes as the traced job has."""
-MOST_RANKS: Final = 4096
+MAX_RANKS: Final = 4096
 SIZE_ITERATIONS, POLICY_ITERATIONS = 300, 800
 MANY_RANKS: Final = 256
 """From here on a run is long enough to do with one seed a cluster."""
 GOOD_MEAN: Final = 0.1
-"""A fitted cluster whose mean step is further off than this share foretells little."""
+"""A fitted cluster whose mean step is further off than this share predicts little."""
 _FIRST_SEED = 5_000_000
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The cluster fitted to a trace, and others that may be the real one as well; which ``causes`` were diagnosed."""
+    """The cluster fitted to a trace, other clusters that may be the real one, and the diagnosed ``causes``."""
 
     baseline: Baseline
     clusters: Sequence[Cluster]
@@ -63,30 +62,37 @@ class Fitted:
 
     @property
     def tenants(self) -> bool | None:
-        """Whether another job is on the same links; None where one is diagnosed that the cluster does not have."""
-        if any(p.told and p.key.startswith("tenants.") for p in self.fit.parameters):
+        """Whether another job is on the same links; None where one is diagnosed but not in the cluster."""
+        if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
             return True
         return None if TENANT in self.causes else False
 
     @property
     def doubt(self) -> str:
-        """What to say where the fit does not do what the job did; empty where it does."""
+        """A warning where the fit does not reproduce the job; else empty."""
         said = []
         if abs(self.fit.mean_error) > GOOD_MEAN:
             said.append(
                 f"The fitted cluster's mean step is {self.fit.mean_error:+.0%} off the measured one: something in this "
-                "job is not in the model, so read what follows as a sketch."
+                "job is not in the model, so read the predictions below as a sketch."
             )
         if self.tenants is None:
             said.append(
-                "The other job among the causes is not in this cluster, as no tenant of one period explains it: what "
-                "follows leaves it out, and whether a shift against it pays only a canary (paceenv live) can tell."
+                "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
+                "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
             )
         return " ".join(said)
 
 
 def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = frozenset()) -> Fitted | str:
-    """The cluster of a trace that was diagnosed with ``causes``, or why there is none."""
+    """The cluster of a trace, or why there is none.
+
+    Args:
+        trace: the trace.
+        source: its name, for messages.
+        job: which job, where the trace holds several.
+        causes: the diagnosed causes.
+    """
     stages = set(trace.metadata.of_ranks("stage", 0).values())
     if len(stages) > 1:
         return f"the job has {len(stages)} pipeline stages, and the simulator only knows jobs without"
@@ -98,11 +104,11 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
-    """The job at other node counts, as ``paceenv whatif --nodes`` foretells it, or why it cannot be foretold."""
+    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted."""
     today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
     changes, refused = [], ""
     for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):
-        if not 1 < nodes * ranks_per_node <= MOST_RANKS:
+        if not 1 < nodes * ranks_per_node <= MAX_RANKS:
             continue
         try:
             check(fitted.baseline, [Change(nodes=nodes)])
@@ -113,7 +119,7 @@ def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) 
             continue
         changes.append(Change(nodes=nodes))
     if not changes:
-        return refused or f"{today} nodes, and no size to compare with of at most {MOST_RANKS} ranks"
+        return refused or f"{today} nodes, and no size to compare with of at most {MAX_RANKS} ranks"
     seeds = {"seeds": MIN_SEEDS * len(fitted.clusters), "first_seed": 0}
     return predict(
         fitted.baseline, changes, iterations=SIZE_ITERATIONS, clusters=fitted.clusters, on_done=on_done, **seeds
@@ -139,7 +145,7 @@ def _run(policy: str, cluster: Cluster, iterations: int) -> _Run:
 class Paced:
     """A policy on the fitted clusters: throughput against no pacing, CV with and without, delay as a share of a step.
 
-    ``outside`` says whether it met what it was not calibrated for.
+    ``outside`` says whether it met conditions outside its calibrated range.
     """
 
     policy: str
@@ -151,11 +157,11 @@ class Paced:
 
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The interval in words."""
         _, low, high = self.gain
         if max(-low, high) < NULL_LIMIT:
             return f"makes no difference (less than {NULL_LIMIT:.1%})"
-        return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace can tell"
+        return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace shows"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -167,7 +173,13 @@ class Paced:
 def compare(
     fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Paced] | str:
-    """Policies on the fitted clusters, against no pacing on the same noise, or why they cannot be foretold."""
+    """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
+
+    Args:
+        fitted: the clusters.
+        policies: names or files of policies.
+        on_done: called with the number of policies done.
+    """
     rows, clusters = [], fitted.clusters
     try:
         fitted.baseline.check([Change(pacing=policy) for policy in policies])
@@ -181,7 +193,7 @@ def compare(
         met = [one.outside for one in paced if one.outside is not None]
         outside = str(max(met, key=lambda found: found.share)) if met else ""
         delay = float(np.mean([one.delay_share for one in paced]))
-        rows.append(Paced(policy, one_more(gain_D), cv, cv_passive, delay, outside))
+        rows.append(Paced(policy, Interval(*one_more(gain_D)), cv, cv_passive, delay, outside))
         on_done(i + 1)
     return rows
 

@@ -1,4 +1,4 @@
-"""What every picture of a report is made of: a caption that says what is seen, the drawing, the numbers behind it."""
+"""The parts of every picture of a report: a caption, the drawing, the numbers behind it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Picture:
-    """A section of a page: title, the drawing (``paceenv.ui.figures.svg``), what it shows, and the numbers in it."""
+    """A section of a page: title, caption, the drawing (``paceenv.ui.figures.svg``), and the numbers in it."""
 
     title: str
     caption: str
@@ -35,13 +35,20 @@ class Picture:
 
 
 def drawn(title: str, caption: str, figure: Figure, *numbers: Numbers) -> Picture:
-    """A picture from a figure that is ready."""
+    """A picture from a finished figure.
+
+    Args:
+        title: of the section, and for readers who cannot see the figure.
+        caption: what the figure shows.
+        figure: the figure.
+        numbers: tables behind it.
+    """
     return Picture(title, caption, figures.svg(figure, title), numbers)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of time that makes readable numbers, and how many of it are in a second."""
+    """A unit of time with readable numbers; ``per_s`` of it make a second."""
 
     name: str
     per_s: float

@@ -1,4 +1,4 @@
-"""Pictures of what a fitted cluster foretells: the job at other sizes, and under policies."""
+"""Pictures of what a fitted cluster predicts: the job at other sizes, and under policies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scaling(answer: Answer) -> Picture:
     for panel in (left, right):
         panel.legend(fontsize=8, frameon=False)
     caption = (
-        "The job on more or fewer nodes, without pacing, as paceenv whatif --nodes foretells it: where one run ends up "
+        "The job on more or fewer nodes, without pacing, as paceenv whatif --nodes predicts it: where one run ends up "
         f"in 95 % of cases. Taken for granted: {'; '.join(answer.assumes)}."
     )
     if answer.left_open:
@@ -101,7 +101,7 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
     if fitted.tenants is False:
         caption += (
             " This trace shows no other job on the same links; one that collides with ours in every single step would "
-            "look like a slower link here, and only a canary can tell it."
+            "look like a slower link here; only a canary shows it."
         )
     columns = (
         *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),

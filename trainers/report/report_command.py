@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import diagnose_cells
-from paceenv.diagnosis.operation_matrix import read_cells
+from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_capped
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
@@ -21,7 +21,7 @@ from paceenv.trainers.report.fitted import compare, fit, sizes
 from paceenv.trainers.report.spans import spans
 from paceenv.trainers.report.step_times import course, spread
 from paceenv.trainers.report.timeline import timeline, write_steps
-from paceenv.trainers.report.waterfall import waterfall, whose
+from paceenv.trainers.report.waterfall import slowdowns, waterfall
 from paceenv.ui import output
 
 POLICIES = ("paper", "learned")
@@ -41,34 +41,34 @@ def report(
     ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Write one page about a traced job: why its steps take so long, who is to blame, and what would help.
+    """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
 
-    Verdict and causes first; then pictures: where the time goes, a timeline of ranks, who arrives late, how step times
-    are spread; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why this trace does
-    not tell. Numbers lie behind every picture. The page is one file without scripts that needs no network.
+    Verdict and causes first; then pictures: where the time goes, a timeline of ranks, late arrivals, the distribution
+    of step times; and, from a cluster fitted to the trace, the job at other sizes and with pacing, or why they cannot
+    be predicted. Numbers are below every picture. The page is one file without scripts that needs no network.
 
     Examples: paceenv report trace.parquet -o report.html -- paceenv report rank*.json.gz --chrome-trace ranks.json.gz
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     _check(out, chrome_trace, names)
     trace, notes = read_capped(traces)
-    cells = read_cells(trace, job=job)
-    if not cells.step_s_T.max() > 0.0:
-        raise InputError(f"trace of {cells.name}: steps that take no time; allowed: a job that takes some")
+    matrix = read_matrix(trace, job=job)
+    if not matrix.step_s_T.max() > 0.0:
+        raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
     with output.progress("diagnose and draw", 3) as done:
-        diagnosis, graph = diagnose_cells(cells), build_graph(cells)
+        diagnosis, graph = diagnose_matrix(matrix), build_graph(matrix)
         done(1)
-        kinds, met = spans(cells, graph), arrivals(cells, graph)
-        drawn = [waterfall(diagnosis), whose(diagnosis), timeline(cells, kinds, dict(diagnosis.attribution.rank))]
-        drawn += [heat_map(cells, met) if met else None, course(cells), spread(cells)]
+        kinds, met = spans(matrix, graph), arrivals(matrix, graph)
+        drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, dict(diagnosis.attribution.rank))]
+        drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
         fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
-        found = Report(traces, notes, cells, diagnosis, fitted)
+        found = Report(traces, notes, matrix, diagnosis, fitted)
         found.pictures = [picture for picture in drawn if picture is not None]
-    _foretell(found, names)
+    _predict(found, names)
     if chrome_trace is not None:
-        found.viewer, found.viewer_steps = chrome_trace, write_steps(cells, kinds, chrome_trace)
-    write_whole(out, found.html(out.parent).encode())
+        found.viewer, found.viewer_steps = chrome_trace, write_steps(matrix, kinds, chrome_trace)
+    atomic_write(out, found.html(out.parent).encode())
     if json_ is not None:
         output.write_json(found.as_json(), json_)
     if json_ != "-":
@@ -76,7 +76,7 @@ def report(
 
 
 def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
-    """Refuse what could not be written or is no policy, before the work."""
+    """Refuse outputs that cannot be written, and unknown policies, before the work."""
     if out.suffix.lower() not in {".html", ".htm"} or out.is_dir():
         raise InputError(f"--out {out}: allowed: a file that ends in .html")
     if chrome_trace is not None and not chrome_trace.name.endswith((".json", ".json.gz")):
@@ -86,8 +86,8 @@ def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
             select_policy(name, load_cluster("null-jitter"))
 
 
-def _foretell(found: Report, names: list[str]) -> None:
-    """Add what the fitted cluster says of other sizes and of policies."""
+def _predict(found: Report, names: list[str]) -> None:
+    """Add the fitted cluster's predictions for other sizes and policies."""
     if isinstance(found.fitted, str):
         return
     fitted = found.fitted

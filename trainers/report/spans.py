@@ -1,7 +1,7 @@
-"""What the ranks of a traced job spend their time on: computing, waiting for peers, communicating, other work.
+"""How the ranks of a traced job spend their time: computing, waiting for peers, communicating, other work.
 
-Reads the matrix of the trace and its dependency graph (``paceenv.diagnosis``). Who meets others waits until the last of
-them is there, and communicates from then on. Axes: N nodes, K tasks, T steps.
+Reads the matrix of the trace and its dependency graph (``paceenv.diagnosis``). An operation that meets others waits
+until the last of them arrives, and communicates from then on. Axes: N operations, K tasks, T steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from paceenv.core.trace import PACE_OP
 from paceenv.diagnosis.dependency_graph import Graph
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
 WAIT: Final = "wait for peers"
 _NAMES: Final = {
@@ -29,49 +29,49 @@ OTHER: Final = "other work"
 
 @dataclass(frozen=True)
 class Spans:
-    """One kind of time: of the operations ``node_n``, in every step; seconds from its begin, not a number where absent.
+    """One kind of time of the operations ``operation_n``; seconds from the begin of a step, not a number where absent.
 
     ``beside`` says whether it may overlap what the rank computes.
     """
 
     name: str
-    node_n: Integers
+    operation_n: Integers
     start_nT: Array
     end_nT: Array
     beside: bool
 
 
-def met_s(cells: Cells, graph: Graph) -> Array:
-    """When the last of those that an operation meets was there, ``(N, T)``; its own start where it meets nobody."""
-    last_KT = np.full((len(graph.queued_K), cells.steps), -np.inf)
-    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(cells.start_NT, nan=-np.inf))
+def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
+    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none."""
+    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
+    np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
     met_NT = last_KT[graph.task_of_N]
-    return np.where(np.isfinite(cells.start_NT), np.minimum(met_NT, cells.end_NT), np.nan)
+    return np.where(np.isfinite(matrix.start_NT), np.minimum(met_NT, matrix.end_NT), np.nan)
 
 
-def spans(cells: Cells, graph: Graph) -> list[Spans]:
+def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
     """All kinds of time that the job has."""
-    met_NT = met_s(cells, graph)
-    communicates = cells.is_collective_N | cells.is_transfer_N | graph.meets_N
+    met_NT = met_s(matrix, graph)
+    communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     found = []
     for name, node, beside in (
-        ("collective", np.flatnonzero(communicates & ~cells.is_transfer_N), True),
-        ("send, receive", np.flatnonzero(cells.is_transfer_N), True),
+        ("collective", np.flatnonzero(communicates & ~matrix.is_transfer_N), True),
+        ("send, receive", np.flatnonzero(matrix.is_transfer_N), True),
     ):
         if len(node):
-            found.append(Spans(WAIT, node, cells.start_NT[node], met_NT[node], beside))
-            found.append(Spans(name, node, met_NT[node], cells.end_NT[node], beside))
-    names = np.array([_NAMES.get(op, OTHER) for op in cells.ops])[cells.op_N]
+            found.append(Spans(WAIT, node, matrix.start_NT[node], met_NT[node], beside))
+            found.append(Spans(name, node, met_NT[node], matrix.end_NT[node], beside))
+    names = np.array([_NAMES.get(op, OTHER) for op in matrix.ops])[matrix.op_N]
     for name in (*_NAMES.values(), OTHER):
         node = np.flatnonzero((names == name) & ~communicates)
         if len(node):
-            found.append(Spans(name, node, cells.start_NT[node], cells.end_NT[node], False))
+            found.append(Spans(name, node, matrix.start_NT[node], matrix.end_NT[node], False))
     return found
 
 
-def label(cells: Cells, r: int) -> str:
-    """The rank at a place as pictures name it: in a pipeline by its replica and stage."""
-    if int(cells.stage_N.max()) == int(cells.stage_N.min()):
-        return f"rank {cells.ranks[r]}"
-    node = int(np.argmax(cells.rank_N == r))
-    return f"dp {cells.dp_rank_N[node]}, stage {cells.stage_N[node]}"
+def label(matrix: OperationMatrix, r: int) -> str:
+    """The name of a rank in pictures: in a pipeline by its replica and stage."""
+    if int(matrix.stage_N.max()) == int(matrix.stage_N.min()):
+        return f"rank {matrix.ranks[r]}"
+    node = int(np.argmax(matrix.rank_N == r))
+    return f"dp {matrix.dp_rank_N[node]}, stage {matrix.stage_N[node]}"

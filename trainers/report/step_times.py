@@ -1,4 +1,4 @@
-"""How long steps take: in their order, how they are spread, and whether one tells about the next. Axes: T steps."""
+"""Step times: in order, as a distribution, and their autocorrelation. Axes: T steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from paceenv.core import metrics
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.trainers.report.picture import Numbers, Picture, Unit, drawn
 from paceenv.ui import figures
 
-MOST_POINTS: Final = 1500
+MAX_POINTS: Final = 1500
 """Steps that are drawn one by one; of more, bins."""
-MOST_LAG: Final = 60
-LEAST_PAIRS: Final = 20
+MAX_LAG: Final = 60
+MIN_PAIRS: Final = 20
 """Pairs of steps so far apart, of which fewer tell nothing."""
 _NORMAL_95 = 1.96
 _MANY = 500
@@ -24,19 +24,19 @@ _MANY = 500
 _LINE, _BAND, _MARK = "#333333", "#aebfd8", "#d55e00"
 
 
-def course(cells: Cells) -> Picture:
-    """Step times in their order; of many the mean and the range of bins."""
-    unit, step_s_T = Unit.of(float(np.median(cells.step_s_T))), cells.step_s_T
-    width = -(-cells.steps // MOST_POINTS)
-    starts = np.arange(0, cells.steps, width)
+def course(matrix: OperationMatrix) -> Picture:
+    """Step times in order; of many the mean and the range of bins."""
+    unit, step_s_T = Unit.of(float(np.median(matrix.step_s_T))), matrix.step_s_T
+    width = -(-matrix.steps // MAX_POINTS)
+    starts = np.arange(0, matrix.steps, width)
     low, high = (unit.per_s * f.reduceat(step_s_T, starts) for f in (np.minimum, np.maximum))
-    mean = unit.per_s * np.add.reduceat(step_s_T, starts) / np.diff(np.append(starts, cells.steps))
-    iteration = cells.iteration_T[starts]
+    mean = unit.per_s * np.add.reduceat(step_s_T, starts) / np.diff(np.append(starts, matrix.steps))
+    iteration = matrix.iteration_T[starts]
     figure, (panel,) = figures.stack([1.9])
     gaps = np.diff(iteration) > width
     line = np.insert(mean, np.flatnonzero(gaps) + 1, np.nan)
     at = np.insert(iteration.astype(np.float64), np.flatnonzero(gaps) + 1, np.nan)
-    panel.plot(at, line, ".-" if cells.steps <= 200 else "-", color=_LINE, lw=0.9, ms=4)
+    panel.plot(at, line, ".-" if matrix.steps <= 200 else "-", color=_LINE, lw=0.9, ms=4)
     if width > 1:
         panel.fill_between(iteration, low, high, color=_BAND, lw=0, step="mid")
     panel.set(xlabel="iteration", ylabel=f"step time, {unit.name}")
@@ -52,13 +52,13 @@ def course(cells: Cells) -> Picture:
     return drawn("Step time, step by step", caption, figure, Numbers("steps", columns, rows))
 
 
-def spread(cells: Cells) -> Picture:
+def spread(matrix: OperationMatrix) -> Picture:
     """Distribution and autocorrelation of step times."""
-    unit = Unit.of(float(np.median(cells.step_s_T)))
+    unit = Unit.of(float(np.median(matrix.step_s_T)))
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 3.6)
-    distribution = _distribution(left, unit.per_s * cells.step_s_T, unit)
-    lag, value, pairs = autocorrelation(cells.iteration_T, cells.step_s_T)
+    distribution = _distribution(left, unit.per_s * matrix.step_s_T, unit)
+    lag, value, pairs = autocorrelation(matrix.iteration_T, matrix.step_s_T)
     _correlogram(right, lag, value, pairs)
     caption = (
         "Left: how often a step takes how long. Right: whether a long step tells that a later one will be long, too; "
@@ -92,18 +92,18 @@ def _distribution(panel: Axes, step_T: Array, unit: Unit) -> Numbers:
 
 
 def autocorrelation(iteration_T: Integers, step_s_T: Array) -> tuple[Integers, Array, Integers]:
-    """Lags in iterations, the autocorrelation at them, and of how many pairs; without lags of too few.
+    """Lags in iterations, the autocorrelation at them, and the number of pairs; lags with too few pairs are left out.
 
-    Lags are true distances, whatever steps a trace leaves out.
+    Lags are true distances, also where a trace leaves out steps.
     """
     centred_T = step_s_T - step_s_T.mean()
     variance = float((centred_T**2).mean())
     lags, values, counts = [], [], []
-    for lag in range(1, MOST_LAG + 1):
+    for lag in range(1, MAX_LAG + 1):
         at = np.searchsorted(iteration_T, iteration_T + lag)
         at = np.minimum(at, len(iteration_T) - 1)
         pair_T = iteration_T[at] == iteration_T + lag
-        if int(pair_T.sum()) >= LEAST_PAIRS and variance > 1e-18 * float(step_s_T.mean()) ** 2:
+        if int(pair_T.sum()) >= MIN_PAIRS and variance > 1e-18 * float(step_s_T.mean()) ** 2:
             lags.append(lag)
             values.append(float((centred_T[pair_T] * centred_T[at[pair_T]]).mean()) / variance)
             counts.append(int(pair_T.sum()))

@@ -1,6 +1,6 @@
 """Timeline of ranks in a usual and in the worst step, and the same steps for a trace viewer.
 
-Axes: N nodes, T steps.
+Axes: N operations, T steps.
 """
 
 from __future__ import annotations
@@ -14,62 +14,68 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
-from paceenv.diagnosis.operation_matrix import Array, Cells, Integers
+from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 from paceenv.trainers.report.picture import Numbers, Picture, Unit, drawn
 from paceenv.trainers.report.spans import Spans, label
 from paceenv.ui import figures
 from paceenv.ui.chrome_trace import ChromeTraceWriter
 
-MOST_RANKS: Final = 16
-LEAST_WIDTH: Final = 1.0 / 1500.0
+MAX_RANKS: Final = 16
+MIN_WIDTH: Final = 1.0 / 1500.0
 """Of the picture: what is shorter cannot be seen."""
 TRACE_EVENTS: Final = 200_000
 """About what a viewer takes at once without slowing down."""
 
 
-def usual_and_worst(cells: Cells) -> tuple[int, int]:
-    """The step whose time is nearest to the median, and the longest one, by their places."""
-    step_s_T = cells.step_s_T
+def usual_and_worst(matrix: OperationMatrix) -> tuple[int, int]:
+    """The step nearest to the median time, and the longest one, by their places."""
+    step_s_T = matrix.step_s_T
     return int(np.argmin(np.abs(step_s_T - np.median(step_s_T)))), int(np.argmax(step_s_T))
 
 
-def shown_ranks(cells: Cells, slowdown_of: dict[int, float]) -> Integers:
-    """At most MOST_RANKS places of ranks, whole pipelines where there are some, from who costs least to who costs most.
+def shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integers:
+    """At most MAX_RANKS places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any.
 
-    ``slowdown_of`` is what each data-parallel rank costs (``paceenv.diagnosis.ideal_replay``).
+    ``slowdown_of`` is the slowdown by data-parallel rank (``paceenv.diagnosis.ideal_replay``).
     """
-    dp_rank_R, stage_R = (np.zeros(len(cells.ranks), np.int64) for _ in range(2))
-    dp_rank_R[cells.rank_N], stage_R[cells.rank_N] = cells.dp_rank_N, cells.stage_N
+    dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
+    dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N
     replicas, per_replica = np.unique(dp_rank_R, return_counts=True)
     cost = np.array([slowdown_of.get(int(r), 1.0) for r in replicas])
-    chosen = replicas[figures.representative(cost, max(MOST_RANKS // int(per_replica.max()), 1))]
+    chosen = replicas[figures.representative(cost, max(MAX_RANKS // int(per_replica.max()), 1))]
     at = np.flatnonzero(np.isin(dp_rank_R, chosen))
     at = at[np.lexsort((stage_R[at], dp_rank_R[at]))]
-    return at[figures.representative(np.arange(len(at), dtype=np.float64), MOST_RANKS)]
+    return at[figures.representative(np.arange(len(at), dtype=np.float64), MAX_RANKS)]
 
 
-def timeline(cells: Cells, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
-    """What some ranks did in a usual step and in the worst one, on the same scale."""
-    at_R, steps = shown_ranks(cells, slowdown_of), usual_and_worst(cells)
-    unit = Unit.of(float(cells.step_s_T[list(steps)].max()))
+def timeline(matrix: OperationMatrix, kinds: Sequence[Spans], slowdown_of: dict[int, float]) -> Picture:
+    """What some ranks did in a usual step and in the worst one, on the same scale.
+
+    Args:
+        matrix: the traced operations.
+        kinds: their spans by kind.
+        slowdown_of: slowdown by data-parallel rank, by which ranks are chosen.
+    """
+    at_R, steps = shown_ranks(matrix, slowdown_of), usual_and_worst(matrix)
+    unit = Unit.of(float(matrix.step_s_T[list(steps)].max()))
     height = 0.6 + 0.21 * len(at_R)
     figure, panels = figures.stack([height, height])
-    end = unit.per_s * 1.01 * max(float(cells.step_s_T[list(steps)].max()), 1e-9)
+    end = unit.per_s * 1.01 * max(float(matrix.step_s_T[list(steps)].max()), 1e-9)
     rows: list[tuple[str, ...]] = []
     seen: dict[str, None] = {}
     for panel, t, word in zip(panels, steps, ("a usual step", "the worst step"), strict=True):
-        rows += _bars(panel, cells, kinds, at_R, t, unit, seen, end)
-        panel.axvline(unit.per_s * float(cells.step_s_T[t]), color="black", lw=0.9)
-        title = f"{word}, iteration {cells.iteration_T[t]}: {unit.text(float(cells.step_s_T[t]))}"
+        rows += _bars(panel, matrix, kinds, at_R, t, unit, seen, end)
+        panel.axvline(unit.per_s * float(matrix.step_s_T[t]), color="black", lw=0.9)
+        title = f"{word}, iteration {matrix.iteration_T[t]}: {unit.text(float(matrix.step_s_T[t]))}"
         panel.set_title(title, loc="left", fontsize=10)
         panel.set(xlim=(0.0, end), ylim=(len(at_R) - 0.5, -0.5), xlabel=f"time from the step's begin, {unit.name}")
-        panel.set_yticks(range(len(at_R)), [label(cells, int(r)) for r in at_R], fontsize=8)
+        panel.set_yticks(range(len(at_R)), [label(matrix, int(r)) for r in at_R], fontsize=8)
         panel.grid(visible=False)
     handles = [Patch(fc=colour, label=name) for name, colour in figures.PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=8, fontsize=9, frameon=False)
     some = (
-        f" {len(at_R)} of {len(cells.ranks)} ranks are shown, from who costs least to who costs most."
-        if len(at_R) < len(cells.ranks)
+        f" {len(at_R)} of {len(matrix.ranks)} ranks are shown, from the cheapest to the most expensive."
+        if len(at_R) < len(matrix.ranks)
         else ""
     )
     caption = (
@@ -82,7 +88,7 @@ def timeline(cells: Cells, kinds: Sequence[Spans], slowdown_of: dict[int, float]
 
 def _bars(
     panel: Axes,
-    cells: Cells,
+    matrix: OperationMatrix,
     kinds: Sequence[Spans],
     at_R: Integers,
     t: int,
@@ -91,24 +97,24 @@ def _bars(
     end: float,
 ) -> list[tuple[str, ...]]:
     """Draw one step; the bars as rows of a table, and the names of what was drawn into ``seen``."""
-    row_of = np.full(len(cells.ranks), -1)
+    row_of = np.full(len(matrix.ranks), -1)
     row_of[at_R] = np.arange(len(at_R))
     table = []
     for kind in kinds:
-        row_n, start_n, end_n = row_of[cells.rank_N[kind.node_n]], kind.start_nT[:, t], kind.end_nT[:, t]
+        row_n, start_n, end_n = row_of[matrix.rank_N[kind.operation_n]], kind.start_nT[:, t], kind.end_nT[:, t]
         keep = np.flatnonzero((row_n >= 0) & (end_n > start_n))
         low, high = (0.05, 0.42) if kind.beside else (-0.42, 0.05)
         if len(keep):
             seen[kind.name] = None
         for row in np.unique(row_n[keep]):
             mine = keep[row_n[keep] == row]
-            spans = _merged(unit.per_s * start_n[mine], unit.per_s * end_n[mine], LEAST_WIDTH * end)
+            spans = _merged(unit.per_s * start_n[mine], unit.per_s * end_n[mine], MIN_WIDTH * end)
             corners = [[(a, row + low), (b, row + low), (b, row + high), (a, row + high)] for a, b in spans]
             panel.add_collection(PolyCollection(corners, fc=figures.PHASE_COLOURS[kind.name], lw=0))
         for i in keep:
-            op, rank = cells.ops[cells.op_N[kind.node_n[i]]], cells.ranks[at_R[row_n[i]]]
+            op, rank = matrix.ops[matrix.op_N[kind.operation_n[i]]], matrix.ranks[at_R[row_n[i]]]
             times = (f"{unit.per_s * float(x[i]):.6g}" for x in (start_n, end_n))
-            table.append((str(cells.iteration_T[t]), str(rank), kind.name, op, *times))
+            table.append((str(matrix.iteration_T[t]), str(rank), kind.name, op, *times))
     return table
 
 
@@ -124,32 +130,38 @@ def _merged(start: Array, end: Array, least: float) -> list[tuple[float, float]]
     return [(a, b) for a, b in spans if b - a >= 0.5 * least]
 
 
-def write_steps(cells: Cells, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
-    """Write steps laid end to end for a trace viewer, around the worst one where not all fit.
+def write_steps(matrix: OperationMatrix, kinds: Sequence[Spans], path: Path) -> tuple[int, int]:
+    """Write steps end to end for a trace viewer, around the worst one where not all fit.
 
-    Returns the places of the first and the last one.
+    Args:
+        matrix: the traced operations.
+        kinds: their spans by kind.
+        path: the file to write.
+
+    Returns:
+        The places of the first and the last written step.
     """
-    per_step = max(sum(len(kind.node_n) for kind in kinds), 1)
-    count = min(max(TRACE_EVENTS // per_step, 1), cells.steps)
-    first = min(max(usual_and_worst(cells)[1] - count // 2, 0), cells.steps - count)
-    with ChromeTraceWriter(path, {"job": cells.name, "source": cells.source}) as writer:
-        writer.process(1, cells.name, {int(r): f"rank {r}" for r in cells.ranks})
-        at_s, rank_R = 0.0, np.array(cells.ranks)
+    per_step = max(sum(len(kind.operation_n) for kind in kinds), 1)
+    count = min(max(TRACE_EVENTS // per_step, 1), matrix.steps)
+    first = min(max(usual_and_worst(matrix)[1] - count // 2, 0), matrix.steps - count)
+    with ChromeTraceWriter(path, {"job": matrix.name, "source": matrix.source}) as writer:
+        writer.process(1, matrix.name, {int(r): f"rank {r}" for r in matrix.ranks})
+        at_s, rank_R = 0.0, np.array(matrix.ranks)
         for t in range(first, first + count):
-            parts = [_events(cells, kind, rank_R, t, at_s) for kind in kinds]
+            parts = [_events(matrix, kind, rank_R, t, at_s) for kind in kinds]
             writer.operations(1, {key: np.concatenate([p[key] for p in parts]) for key in parts[0]})
-            at_s += float(cells.step_s_T[t])
+            at_s += float(matrix.step_s_T[t])
     return first, first + count - 1
 
 
-def _events(cells: Cells, kind: Spans, rank_R: Integers, t: int, at_s: float) -> dict[str, Array]:
+def _events(matrix: OperationMatrix, kind: Spans, rank_R: Integers, t: int, at_s: float) -> dict[str, Array]:
     present = np.flatnonzero(np.isfinite(kind.start_nT[:, t]))
-    node = kind.node_n[present]
+    node = kind.operation_n[present]
     return {
-        "rank": rank_R[cells.rank_N[node]],
+        "rank": rank_R[matrix.rank_N[node]],
         "op": np.full(len(node), kind.name),
         "start_s": at_s + kind.start_nT[present, t],
         "end_s": at_s + kind.end_nT[present, t],
-        "operation": np.array(cells.ops)[cells.op_N[node]],
-        "iteration": np.full(len(node), cells.iteration_T[t]),
+        "operation": np.array(matrix.ops)[matrix.op_N[node]],
+        "iteration": np.full(len(node), matrix.iteration_T[t]),
     }

@@ -1,4 +1,4 @@
-"""Where the time of a mean step goes, cause by cause, and whose it is: pictures of a diagnosis."""
+"""Pictures of a diagnosis: the time of a mean step cause by cause; slowdown by rank, stage and operation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from paceenv.ui import figures
 
 REST: Final = "everything else"
 _STEP, _LOST, _GAINED = "#8c96a8", "#d55e00", "#0072b2"
-_MOST_BARS = 12
+_MAX_BARS = 12
 
 
 def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
-    """What a mean step consists of, in seconds: the step without any cause, each cause, what is left to the measured
-    one. Empty without sufficient evidence."""
+    """The parts of a mean step, seconds: the step without any cause, each cause, and the rest up to the measured step.
+
+    Empty without sufficient evidence.
+    """
     if diagnosis.bare_step_s is None:
         return []
     causes = [(cause.cause, cause.lost_s) for cause in diagnosis.causes]
@@ -64,7 +66,7 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
     return drawn("Where the time goes", caption, figure, Numbers("waterfall", columns, rows))
 
 
-def whose(diagnosis: Diagnosis) -> Picture | None:
+def slowdowns(diagnosis: Diagnosis) -> Picture | None:
     """Slowdowns with only one rank's, one stage's, one kind of operation's own durations; None where none differ."""
     a = diagnosis.attribution
     named: list[tuple[str, Mapping[Any, float]]] = [
@@ -74,24 +76,24 @@ def whose(diagnosis: Diagnosis) -> Picture | None:
     if not shown:
         return None
     figure, panels = figures.figure(len(shown))
-    figure.set_size_inches(11.2, 0.9 + 0.27 * min(max(len(values) for _, values in shown), _MOST_BARS))
+    figure.set_size_inches(11.2, 0.9 + 0.27 * min(max(len(values) for _, values in shown), _MAX_BARS))
     rows, left_out = [], False
     most = 100.0 * (max(max(values.values()) for _, values in shown) - 1.0)
     for panel, (what, values) in zip(panels, shown, strict=True):
         worst = sorted(values.items(), key=lambda item: -item[1])
         rows += [(what, str(key), f"{value:.4f}") for key, value in worst]
-        left_out |= len(worst) > _MOST_BARS
-        worst = worst[:_MOST_BARS]
+        left_out |= len(worst) > _MAX_BARS
+        worst = worst[:_MAX_BARS]
         excess = [100.0 * (value - 1.0) for _, value in worst]
         panel.barh(range(len(worst)), excess, color=_LOST, height=0.7)
         panel.set_yticks(range(len(worst)), [figures.literal(str(key), 26) for key, _ in worst], fontsize=9)
-        panel.set(ylim=(_MOST_BARS - 0.4 if len(worst) == _MOST_BARS else len(worst) - 0.4, -0.6))
+        panel.set(ylim=(_MAX_BARS - 0.4 if len(worst) == _MAX_BARS else len(worst) - 0.4, -0.6))
         panel.set(xlabel="longer than ideal, %", xlim=(1.1 * min(0.0, *excess), max(1.0, 1.1 * most)))
         panel.set_title(f"by {what}", loc="left", fontsize=10)
         panel.grid(visible=False, axis="y")
     caption = (
         "How much longer than ideal a step is when only this one has its own durations, and all else is ideal."
-        + (f" The {_MOST_BARS} largest of each." if left_out else "")
+        + (f" The {_MAX_BARS} largest of each." if left_out else "")
     )
     columns = ("what", "which", "slowdown")
-    return drawn("Whose it is", caption, figure, Numbers("attribution", columns, rows))
+    return drawn("Slowdown by rank, stage and operation", caption, figure, Numbers("attribution", columns, rows))

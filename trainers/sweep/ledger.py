@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 from paceenv.ui.run_directory import first_difference
 
 FORMAT = "paceenv.sweep/1"
@@ -41,7 +41,7 @@ class Ledger:
         if (folder / NAME).exists():
             raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume")
         plain = {"format": FORMAT, **header}
-        write_whole(folder / NAME, _line(plain))
+        atomic_write(folder / NAME, _line(plain))
         return cls(folder, json.loads(_line(plain)), {})
 
     @classmethod

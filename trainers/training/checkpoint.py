@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from stable_baselines3 import PPO
 
 from paceenv.core.errors import InputError
-from paceenv.core.files import write_whole
+from paceenv.core.files import atomic_write
 
 FORMAT = "paceenv.checkpoint/1"
 
@@ -39,7 +39,7 @@ def save_checkpoint(path: str | os.PathLike[str], model: PPO, progress: dict[str
     tensors |= {f"array.{name}": np.asarray(value) for name, value in plain.pop("arrays", {}).items()}
     header = {"format": FORMAT, "timesteps": model.num_timesteps, "progress": plain}
     blob = save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, {"paceenv": json.dumps(header)})
-    write_whole(path, blob)
+    atomic_write(path, blob)
 
 
 def load_checkpoint(path: Path, model: PPO) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Incast from a trace: how long a message takes at a port, and what lost windows cost: timeout, share of steps, buffer.
+"""Incast from a trace: the time of a message at a port, and the losses: timeout, share of steps, buffer.
 
-A payload that collapses ends a retransmission timeout later than one that does not, so its durations have two modes
-that far apart. The lower mode gives the time of a message, the distance the timeout. The share of collapsed steps is
-what the engine's incast, replayed under the trace's own arrivals, must show: that gives the buffer, in opening windows.
+A payload that collapses ends a retransmission timeout later than the others, so durations have two modes that far
+apart. The lower mode gives the time of a message, the distance the timeout. The engine's incast, replayed under the
+trace's own arrivals, must show the same share of collapsed steps: that gives the buffer, in opening windows.
 
 Axes: T iterations, R ranks.
 """
@@ -19,11 +19,12 @@ from scipy import optimize, stats
 
 from paceenv.calibration.link_replay import receive
 from paceenv.calibration.structure import JobStamps
+from paceenv.core.intervals import Interval
 
-LEAST_TIMEOUT_S: Final = 0.1
+MIN_TIMEOUT_S: Final = 0.1
 """Modes closer than this are no timeout: TCP's shortest is 200 ms in Linux."""
-LEAST_COLLAPSED: Final = 3
-"""Steps that it takes to tell a timeout, and its spread, from a stall."""
+MIN_COLLAPSED: Final = 3
+"""With fewer collapsed steps a timeout looks like a stall."""
 _SEEDS = 16
 _FINEST = 1e-3
 
@@ -31,18 +32,17 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class CollapseFit:
-    """``message_s`` with its standard error; ``share`` of steps that collapsed and its 95 % interval.
+class IncastFit:
+    """The time of a message, collapsed steps, timeout and buffer; times are seconds, ``_se`` standard errors.
 
-    ``timeout_s`` is None where no step collapsed, ``timeout_se`` its standard error. ``fit`` is how many opening
-    windows the buffer holds: None where every step or none collapses, ``fit_interval`` its 95 % interval, unbounded
+    ``share`` is that of collapsed steps. ``timeout_s`` is None where no step collapsed. ``fit`` is how many opening
+    windows the buffer holds, None where all steps or none collapse; ``fit_interval`` is its 95 % interval, unbounded
     where none did.
     """
 
     message_s: float
     message_se: float
-    share: float
-    share_interval: tuple[float, float]
+    share: Interval
     timeout_s: float | None
     timeout_se: float
     fit: float | None
@@ -50,38 +50,41 @@ class CollapseFit:
     collapsed_T: NDArray[np.bool_]
 
 
-def fit_collapse(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> CollapseFit:
-    """Message, timeout and buffer of a gather or an all-to-all; ``latency_s`` comes on top of every payload.
+def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit:
+    """Fit message, timeout and buffer of a gather or an all-to-all.
 
-    Where every step collapses durations have one mode, and only ``known_message_s`` can tell that from a slow link.
+    Args:
+        stamps: the job's stamps.
+        latency_s: time on top of every payload, seconds.
+        known_message_s: time of a message, if known, seconds. Where every step collapses, durations have one mode, and
+            only this separates incast from a slow link.
     """
     finish_TG = stamps.finish_TG - latency_s
     lasts_T = (finish_TG - stamps.arrival_TG).max(axis=1)
     collapsed_T = _upper_mode(lasts_T)
     if known_message_s is not None:
-        late_T = (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > LEAST_TIMEOUT_S
-        if late_T.sum() >= LEAST_COLLAPSED:  # fewer are stalls of a machine
+        late_T = (finish_TG - _replayed(stamps, known_message_s)).max(axis=1) > MIN_TIMEOUT_S
+        if late_T.sum() >= MIN_COLLAPSED:  # fewer are stalls of a machine
             collapsed_T |= late_T
     message_s, message_se = known_message_s or 0.0, math.inf
     if not collapsed_T.all():
         message_s, message_se = _message(stamps, finish_TG, ~collapsed_T)
     excess_T = (finish_TG - _replayed(stamps, message_s)).max(axis=1)
     n, k = len(lasts_T), int(collapsed_T.sum())
-    low, high = _binomial_interval(k, n)
+    share = _binomial_interval(k, n)
     timeout_s, timeout_se = None, 0.0
     if k:
         timeout_s = float(excess_T[collapsed_T].mean())
-    fit, interval = _buffer(stamps, message_s, k / n, (low, high), timeout_s or 0.2)
+    fit, interval = _buffer(stamps, message_s, share, timeout_s or 0.2)
     if timeout_s is not None:
         hidden_s, spread_s = _hidden_s(stamps, message_s, _FINEST if fit is None else fit, timeout_s)
         # a few steps may all hide nothing where others do: replays know how much that differs from step to step
         timeout_se = max(float(excess_T[collapsed_T].std(ddof=1)), spread_s) / math.sqrt(k)
         timeout_s += hidden_s
-    return CollapseFit(
+    return IncastFit(
         message_s,
         message_se,
-        k / n,
-        (low, high),
+        share,
         timeout_s,
         timeout_se,
         fit if 0 < k < n else None,
@@ -105,8 +108,8 @@ def _upper_mode(lasts_T: Array) -> NDArray[np.bool_]:
             break
         centre = np.array([lasts_T[~upper_T].mean(), lasts_T[upper_T].mean()])
     spread = lasts_T[~upper_T].std() if not upper_T.all() else np.inf
-    apart = centre[1] - centre[0] >= LEAST_TIMEOUT_S and centre[1] - centre[0] > 3.0 * spread
-    return upper_T if apart and upper_T.sum() >= LEAST_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
+    apart = centre[1] - centre[0] >= MIN_TIMEOUT_S and centre[1] - centre[0] > 3.0 * spread
+    return upper_T if apart and upper_T.sum() >= MIN_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
 
 
 def _message(stamps: JobStamps, finish_TG: Array, use_T: NDArray[np.bool_]) -> tuple[float, float]:
@@ -125,9 +128,9 @@ def _message(stamps: JobStamps, finish_TG: Array, use_T: NDArray[np.bool_]) -> t
 
 
 def _buffer(
-    stamps: JobStamps, message_s: float, share: float, interval: tuple[float, float], timeout_s: float
+    stamps: JobStamps, message_s: float, share: Interval, timeout_s: float
 ) -> tuple[float, tuple[float, float]]:
-    """How many windows fit into the buffer if ``share`` of the steps collapse, and for the ends of ``interval``."""
+    """How many windows fit into the buffer if ``share`` of the steps collapse, and for the ends of its interval."""
     senders = stamps.ranks // stamps.groups - 1
     lossless_TG = _replayed(stamps, message_s)
 
@@ -146,8 +149,7 @@ def _buffer(
             return float(np.inf)
         return float(optimize.brentq(lambda fit: collapses(fit) - wanted, _FINEST, float(senders), xtol=1e-3))
 
-    low, high = interval
-    return solve(share), (solve(high) if high < 1.0 else 0.0, solve(low))
+    return solve(share.value), (solve(share.high) if share.high < 1.0 else 0.0, solve(share.low))
 
 
 def _hidden_s(stamps: JobStamps, message_s: float, fit: float, timeout_s: float) -> tuple[float, float]:
@@ -162,8 +164,8 @@ def _hidden_s(stamps: JobStamps, message_s: float, fit: float, timeout_s: float)
     return (float(np.mean(hidden)), float(np.std(hidden))) if hidden else (0.0, 0.0)
 
 
-def _binomial_interval(k: int, n: int) -> tuple[float, float]:
+def _binomial_interval(k: int, n: int) -> Interval:
     """Exact (Clopper-Pearson) 95 % interval of a share."""
     low = float(stats.beta.ppf(0.025, k, n - k + 1)) if k else 0.0
     high = float(stats.beta.ppf(0.975, k + 1, n - k)) if k < n else 1.0
-    return low, high
+    return Interval(k / n, low, high)

@@ -1,17 +1,17 @@
-"""What a group's payload takes alone and what it takes of the shared uplink, from when groups started and ended.
+"""Two times of a payload, from when groups started and ended: alone, and as seconds of the whole shared uplink.
 
-The engine's fluid uplink is replayed under the trace's own arrivals and fitted to when payloads ended. Two numbers: a
-group's time by itself (its own links), and the seconds of the whole uplink that it occupies. How long all take side by
-side tells their sum; what one gains or loses by a head start tells them apart. Without a probe the information is in
-starts as they happen to vary (least squares), which whatever delays both a start and a transfer would bias. With
-one, only the part of the starts that the probe drew counts: its effect on the arrivals goes into the instruments, the
-derivatives of the model at arrivals that differ by the drawn delays alone (optimal instruments for a nonlinear model,
-Amemiya 1977), and nothing else does.
+The engine's fluid uplink is replayed under the trace's own arrivals and fitted to the ends of payloads. Payloads side
+by side show the sum of both times; a head start of one group separates them.
 
-Standard errors are those of a jackknife that leaves out a hold of a few iterations at a time, in which the draws stay
-as they are, or, where that says more, an eighth of the trace, as noise may last longer than a hold. A few holds carry
-most of what is known of a group's own links; residuals there are small because the fit went after them, which errors
-from residuals alone do not see (MacKinnon and White 1985).
+- Without a probe the fit is least squares over starts as they happened to vary. A cause that delays both a start and
+  its transfer biases it.
+- With a probe only the randomly drawn part of the starts counts. The instruments are derivatives of the model at
+  arrivals that differ by the drawn delays alone (optimal instruments of a nonlinear model, Amemiya 1977).
+
+Standard errors come from a jackknife that leaves out one hold of a few iterations at a time, in which draws stay as
+they are; or an eighth of the trace where that is larger, as noise may outlast a hold. Errors from residuals would be
+too small: a few holds carry most of the information on a group's own links, and the fit follows them (MacKinnon and
+White 1985).
 
 Axes: T iterations, G process groups.
 """
@@ -29,12 +29,12 @@ from paceenv.calibration.link_replay import share_uplink
 from paceenv.calibration.structure import JobStamps
 from paceenv.core.probing import HOLD_ITERATIONS
 
-MOST_RELATIVE_SE: Final = 0.2
+MAX_RELATIVE_SE: Final = 0.2
 """A number known no better counts as unknown."""
 SURE: Final = 4.0
-"""Standard errors that the cap must lie away from either end to be told: where nothing but the uplink limits a group,
-or where groups do not feel each other, the number has no upper end, and one told for certain may be off by any factor.
-The tails of a jackknife are heavy: of 91 jobs without a cap of their own three were seen 2.1 to 3.5 below 1."""
+"""The cap is identified only if it lies so many standard errors from either end. Where only the uplink limits a group,
+or where groups do not feel each other, a rate has no upper bound, and an estimate may be off by any factor. The
+tails of a jackknife are heavy: of 91 jobs without a cap of their own three were 2.1 to 3.5 standard errors below 1."""
 _OUTLIER_MADS = 10.0
 _STEP = 1e-3
 _PROBED_S = 1e-4
@@ -46,12 +46,12 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LinkFit:
-    """``alone_s`` and ``work_s`` with standard errors (infinite: cannot tell, and then why), seconds.
+    """``alone_s`` and ``work_s``, seconds, with standard errors; an infinite one means not identified, see ``why_not``.
 
-    ``residual_TG`` is measured less modelled duration over all iterations; ``probed`` says whether random delays
-    identified them, ``outliers`` how many iterations were left out of the fit. ``alone_most_s`` is given where the
-    uplink itself may be what limits a group alone: its own links take at most that; ``work_most_s`` likewise where the
-    uplink may limit nobody. ``correlation`` is that of the errors of the logarithms of the two.
+    ``residual_TG`` is measured minus modelled duration over all iterations. ``probed`` says whether random delays
+    identified the times, ``outliers`` how many iterations were left out. ``alone_most_s`` is an upper bound, given
+    where the uplink itself may limit a group alone; ``work_most_s`` likewise where the uplink may limit no group.
+    ``correlation`` is that of the errors of the logarithms of the two.
     """
 
     alone_s: float
@@ -68,7 +68,13 @@ class LinkFit:
 
 
 def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | None = None) -> LinkFit:
-    """The two numbers of a job's links. ``latency_s`` comes on top of both; ``known_alone_s`` fixes the first."""
+    """Fit the two times of a job's links.
+
+    Args:
+        stamps: the job's stamps.
+        latency_s: time on top of every payload, seconds.
+        known_alone_s: time that a group takes alone, seconds; fitted if None.
+    """
     arrival_TG, end_TG = stamps.arrival_TG, stamps.finish_TG - latency_s
     lasts_TG = np.maximum(end_TG - arrival_TG, 0.0)
     typical_s = float(np.median(lasts_TG))
@@ -78,7 +84,7 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
     if stamps.groups == 1 or typical_s <= 0.0:
         mean_s = float(lasts_TG[use_T].mean())
         se = float(lasts_TG[use_T].std(ddof=1) / np.sqrt(use_T.sum()))
-        why = "one process group, so that nobody shows whether its own links or the uplink limit it"
+        why = "with one process group its own links and the uplink look the same"
         return LinkFit(mean_s, se, mean_s, np.inf, why, lasts_TG - mean_s, False, outliers)
     hold_T = stamps.iteration_T[use_T] // HOLD_ITERATIONS
     model = _Model(arrival_TG[use_T], end_TG[use_T], stamps.group_delay_TG[use_T], hold_T, known_alone_s)
@@ -96,9 +102,14 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
 
 
 def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
-    """How much a group's duration differs from the model's, relative to it, iteration by iteration; standard error.
+    """How much a group's duration differs from the model's, relative to it, per iteration; and its standard error.
 
-    Of the iterations ``where_T`` that are no outliers; what differs in the mean between groups is not noise.
+    A constant difference between groups is not noise, and outliers do not count.
+
+    Args:
+        links: the fitted links.
+        duration_TG: measured durations, seconds.
+        where_T: iterations that count.
     """
     relative_TG = (links.residual_TG / (duration_TG - links.residual_TG))[where_T]
     away_T = np.abs(relative_TG - np.median(relative_TG, axis=0)).max(axis=1)
@@ -111,7 +122,7 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
 
 @dataclass(frozen=True)
 class _Errors:
-    """What of a :class:`LinkFit` says how well it is known."""
+    """The part of a :class:`LinkFit` that says how well it is known."""
 
     alone_se: float
     work_se: float
@@ -228,11 +239,11 @@ class _Model:
         work_most_s = work_s + 2.0 * work_se
         may_be_unlimited = cap - SURE * cap_se < 1.0 / self.groups
         may_be_uncapped = cap + SURE * cap_se > 1.0 - _STEP
-        if not cap_se < MOST_RELATIVE_SE * cap:
-            why = "all groups transfer at the same time, and starts vary too little to tell a group's own cap"
+        if not cap_se < MAX_RELATIVE_SE * cap:
+            why = "all groups transfer at the same time, and starts vary too little to identify a group's own cap"
             return _Errors(np.inf, np.inf if cap - 2.0 * cap_se < 1.0 / self.groups else work_se, why)
         if may_be_unlimited and may_be_uncapped:
-            why = "starts vary too little to tell whether a group's own links or the uplink limit it"
+            why = "starts vary too little to separate a group's own links from the uplink"
             return _Errors(np.inf, np.inf, why, alone_most_s, work_most_s)
         if may_be_unlimited:
             why = "side by side a group takes about as long as alone: the uplink may be no limit"

@@ -1,4 +1,4 @@
-"""Fits the simulator's compute noise to measurements, and says how well it predicts steps it has not seen.
+"""Fits the simulator's compute noise to measurements, and tests it on unseen steps.
 
 The model, per worker r and iteration t (the engine's, without its rare events):
 
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.calibration.measurements import (
     QUANTILES,
     WIDTHS,
@@ -32,7 +33,9 @@ from paceenv.calibration.measurements import (
     NoiseMeasurements,
     StageMeasurements,
     measure_noise,
+    measure_stage,
 )
+from paceenv.calibration.structure import JobStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.importers import load_trace
@@ -40,12 +43,14 @@ from paceenv.importers import load_trace
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
 SIGNIFICANT: Final = 3.0
-"""Standard errors from which on a positive skewness counts."""
+"""A positive skewness counts if it is at least so many standard errors."""
 USUAL_PERSISTENT_CV: Final = 0.015
-"""What healthy workers differ by for good: between the 0.2 to 0.4 % of the packaged production jobs that tell and the
-8 % of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
+"""Usual persistent difference of healthy workers: between the 0.2 to 0.4 % of the packaged production jobs and the 8 %
+of GPUs of one kind (Sinha et al., "Not all GPUs are created equal", SC 2022)."""
 PRIOR_WORKERS: Final = 2
-"""In errors, what is usual counts as so many more workers: three that are alike may be so by chance."""
+"""The usual difference counts as so many more workers in errors: three workers may be alike by chance."""
+MIN_FAIL_SLOW: Final = 0.1
+"""An episode makes a rank slower by at least this share."""
 _TAIL = 1e-12
 _GRID = 1001
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
@@ -110,6 +115,11 @@ class Estimate:
     se: float
     lo: float
     hi: float
+
+    @classmethod
+    def normal(cls, value: float, se: float) -> Estimate:
+        """With a normal 95 % interval."""
+        return cls(value, se, value - 1.96 * se, value + 1.96 * se)
 
 
 @dataclass(frozen=True)
@@ -227,6 +237,39 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
     )
 
 
+@dataclass(frozen=True)
+class ComputeFit:
+    """``noise`` of what is left when ``episodes`` are divided by ``factor``; None and 1 where no rank had any."""
+
+    noise: NoiseFit
+    episodes: Episodes | None
+    factor: float
+    factor_se: float
+
+
+def fit_compute(stamps: JobStamps) -> ComputeFit:
+    """Fit the compute of a job."""
+    compute_s_TR = stamps.compute_TR
+    on_TR = np.stack([fit_two_states(x, MIN_FAIL_SLOW * float(np.median(x))) for x in compute_s_TR.T], axis=1)
+    episodes, factor, factor_se = find_episodes(on_TR), 1.0, 0.0
+    if episodes is not None:
+        compute_s_TR = compute_s_TR.copy()
+        ratios = []
+        for r in np.flatnonzero(on_TR.any(axis=0)):
+            slow, healthy = compute_s_TR[on_TR[:, r], r], compute_s_TR[~on_TR[:, r], r]
+            ratios.append((float(slow.mean() / healthy.mean()), slow.std() / slow.mean() / math.sqrt(len(slow))))
+            compute_s_TR[on_TR[:, r], r] /= ratios[-1][0]
+        factor = float(np.mean([ratio for ratio, _ in ratios]))
+        between = np.std([r for r, _ in ratios], ddof=1) if len(ratios) > 1 else 0.0
+        factor_se = float(np.hypot(between, factor * max(se for _, se in ratios)) / math.sqrt(len(ratios)))
+    stage = measure_stage(compute_s_TR, step_T=stamps.iteration_T)
+    mean_s = float(stamps.step_T.mean())
+    source = f"{stamps.name} ({stamps.source})"
+    cv = float(stamps.step_T.std(ddof=1)) / mean_s
+    measured = NoiseMeasurements(source, len(compute_s_TR), mean_s, cv, (stage,))
+    return ComputeFit(fit_noise(measured), episodes, factor, factor_se)
+
+
 def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFit]:
     """Fit every stage of a file: a trace of any known format, or measurements saved as YAML; its content decides.
 
@@ -253,7 +296,7 @@ def trace_in(path: str | Path) -> Trace | None:
 
 
 def _targets(moments: Moments) -> Array:
-    """What the idiosyncratic part is fitted to: its CV, its skewness, and E[max]/mean by width."""
+    """The targets of the fit of the idiosyncratic part: its CV, its skewness, and E[max]/mean by width."""
     return np.array([math.sqrt(moments.idiosyncratic_var), moments.idiosyncratic_skewness, *moments.max_over_mean])
 
 

@@ -1,4 +1,4 @@
-"""Work after the payload: which groups have it, how long, always or in episodes; and what the barrier takes.
+"""Work after the payload: which groups have it, for how long, always or in episodes; and the time of the barrier.
 
 Axes: T iterations, G process groups.
 """
@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from paceenv.calibration.fits.episodes import Episodes, find_episodes
-from paceenv.calibration.fits.two_state_fit import two_levels
+from paceenv.calibration.fits.two_state_fit import Episodes, find_episodes, fit_two_states
 from paceenv.calibration.structure import JobStamps
 
 USUAL_SPREAD: Final = 0.5
-"""How far single episodes lie from their mean where nothing is known of it, as in ``episode_spread``."""
+"""Usual distance of single episodes from their mean, as in ``episode_spread``."""
 PRIOR_EPISODES: Final = 2
-LEAST: Final = 0.02
-"""Work of less than this share of a step is not told from the overhead that every group has."""
+MIN_WORK_SHARE: Final = 0.02
+"""Share of a step; less work cannot be separated from the overhead of every group."""
 
 Array = NDArray[np.float64]
 
@@ -31,7 +30,7 @@ class PostCollectiveFit:
     """``always`` are the groups that always have it, ``work_s`` how long on average, with its standard error.
 
     ``episode_s`` is an episode's mean per step and ``spread`` how far single ones lie from it (uniform, as a share).
-    ``barrier_s`` is what follows when the last group is ready, with what all groups have in common.
+    ``barrier_s`` is the time after the last group is ready, with the overhead that all groups have.
     """
 
     always: tuple[int, ...]
@@ -46,11 +45,11 @@ class PostCollectiveFit:
 
 
 def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
-    """What lies between the end of a group's payload and the end of the step."""
+    """Fit the time between the end of a group's payload and the end of the step."""
     rest_TG = stamps.ready_TG - stamps.finish_TG
     after_T = stamps.step_T - stamps.ready_TG.max(axis=1)
-    least_s = LEAST * float(np.median(stamps.step_T))
-    on_TG = np.stack([two_levels(x, least_s) for x in rest_TG.T], axis=1)
+    least_s = MIN_WORK_SHARE * float(np.median(stamps.step_T))
+    on_TG = np.stack([fit_two_states(x, least_s) for x in rest_TG.T], axis=1)
     usual_G = np.array([np.median(rest_TG[~on_TG[:, g], g]) for g in range(stamps.groups)])
     common_s = float(usual_G.min())
     always = tuple(int(g) for g in np.flatnonzero(usual_G - common_s > least_s))
@@ -70,8 +69,8 @@ def fit_post_collective(stamps: JobStamps) -> PostCollectiveFit:
 def _of_episodes(single: list[float]) -> tuple[float, float, float]:
     """Mean work of episodes, its standard error, and how far single ones lie from it (uniform, as a share).
 
-    Of a few episodes the spread is hardly known: USUAL_SPREAD counts as two more of them. The error is widened to
-    what Student's t makes of so few.
+    The spread of a few episodes is hardly known, so USUAL_SPREAD counts as two more of them. Student's t widens the
+    error.
     """
     mean_s, n = float(np.mean(single)), len(single)
     usual_s = USUAL_SPREAD / math.sqrt(3.0) * mean_s

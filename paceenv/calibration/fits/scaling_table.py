@@ -72,7 +72,14 @@ class Comparison:
 
 
 def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: int) -> tuple[float, float]:
-    """(throughput in samples/s, CV) of a cluster, without pacing or with its static setting."""
+    """Throughput in samples/s and CV of a cluster.
+
+    Args:
+        cluster: the cluster to simulate.
+        paced: whether with its static pacing setting, or without pacing.
+        seeds: number of runs.
+        iterations: length of each run.
+    """
     keys = episode_keys(list(range(seeds)))
     simulator = Simulator(derive(cluster, keys), keys, threads=os.cpu_count() or 1)
     settings = pacing.off()
@@ -86,7 +93,15 @@ def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: in
 def compare(
     target: ScalingTarget, cluster: Cluster, *, seeds: int = 16, iterations: int = 10_000, only_fit: bool = False
 ) -> Iterator[Comparison]:
-    """Every number of the table, or only those a fit may see, beside its simulation."""
+    """The numbers of a table beside their simulation.
+
+    Args:
+        target: the published table.
+        cluster: the cluster to simulate, at the table's node counts.
+        seeds: number of runs.
+        iterations: length of each run.
+        only_fit: only the numbers that a fit may use.
+    """
     for row in target.rows:
         at = cluster.with_nodes(row.nodes)
         for name, published in (("baseline", row.baseline), ("coordination", row.coordination)):
@@ -100,7 +115,14 @@ def compare(
 def residuals(
     target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000
 ) -> NDArray[np.float64]:
-    """Scaled differences of the numbers a fit may see."""
+    """Differences of the numbers that a fit may use, in units of their scale.
+
+    Args:
+        target: the published table.
+        cluster: the cluster to simulate.
+        seeds: number of runs.
+        iterations: length of each run.
+    """
     scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
     rows = compare(target, cluster, seeds=seeds, iterations=iterations, only_fit=True)
     return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])
@@ -114,10 +136,17 @@ def fit_scaling(
     seed: int = 0,
     on_generation: Callable[[int, float], None] = lambda done, cost: None,
 ) -> Cluster:
-    """The cluster moved within ``target.free`` to the rows marked for fitting, with standard errors in its record.
+    """Fit a cluster to the rows of a table that are marked for it; the record has standard errors.
 
-    Differential evolution from around the present values; common random numbers make the cost smooth and the result
-    reproducible. Errors come from the Jacobian at the optimum and count a residual of one as one standard deviation.
+    Differential evolution from around the present values. Common random numbers make the cost smooth and the result
+    reproducible. Errors come from the Jacobian at the optimum, where a residual of one is one standard deviation.
+
+    Args:
+        target: the table, and the bounds of the free keys.
+        start: the cluster to start from.
+        generations: length of the search.
+        seed: seed of the search.
+        on_generation: called with the number of generations done and the best cost.
     """
     keys, bounds = list(target.free), list(target.free.values())
 

@@ -1,11 +1,11 @@
-"""A tenant on the uplink, seen in how long our payload takes: how often it comes, how long it stays, where it is now.
+"""A tenant on the uplink, seen in the durations of our payload: how often it comes, for how long, where it is now.
 
-Whether there is one: what the links leave unexplained of the durations moves by more than a few per cent and is no
-white noise. Which one: the engine's tenant, followed through the recorded arrivals by a particle filter
-(:func:`paceenv.calibration.link_replay.filter_tenant`), gives a likelihood of its period and share and of our own time
-alone; population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the same
-beat survive side by side. The prior says that the other job is like ours, within wide bounds: it decides only between
-such periods.
+There is a tenant if the links leave more than a few per cent of the durations unexplained, and the rest is no white
+noise. The engine's tenant is then followed through the recorded arrivals by a particle filter
+(:func:`paceenv.calibration.link_replay.filter_tenant`), which gives a likelihood of its period and share and of our own
+time alone. Population Monte Carlo (Cappe et al., JCGS 2004) gives their posterior, in which several periods with the
+same beat survive side by side. The prior says that the other job is like ours, within wide bounds; it decides only
+between such periods.
 
 Axes: T iterations, G process groups, N particles.
 """
@@ -21,18 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.calibration.link_replay import Filtered, filter_tenant
 from paceenv.calibration.structure import JobStamps
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 
-LEAST_SPREAD: Final = 0.04
+MIN_SPREAD: Final = 0.04
 """Durations that vary by less, relative to their mean, are steady."""
-LEAST_OF_STEP: Final = 0.01
+MIN_OF_STEP: Final = 0.01
 """Nor does it matter what varies by less of a step than this."""
 SIGNIFICANCE: Final = 1e-3
-LEAST_EXPLAINED: Final = 0.2
+MIN_EXPLAINED: Final = 0.2
 """A tenant that explains a smaller share of the durations' variance one iteration ahead is none."""
 _TRUST = 0.03
 """How far off the modelled duration may be, standard deviation relative to the mean."""
@@ -41,7 +42,7 @@ _EFFECTIVE_ITERATIONS = 25.0
 of a particle filter is noisy (a coarsened posterior, Miller and Dunson, JASA 2019)."""
 _LIKE_US = (0.3, 0.2)
 """Prior: the other job is like ours, by these standard deviations of the ratio's logarithm and of the share."""
-_MOST_ITERATIONS = 200
+_MAX_ITERATIONS = 200
 _SCAN_ITERATIONS, _SCAN_PARTICLES, _SCAN_KEPT = 120, 64, 40
 _PARTICLES, _POPULATION, _JUDGED = 96, 64, 16
 _LAST_POPULATION = 160
@@ -69,17 +70,17 @@ Make = Callable[[float, float, float], Cluster]
 
 @dataclass(frozen=True)
 class TenantFit:
-    """Value, standard deviation, 95 % interval of period ratio, share, own time alone, pauses; phase at the end.
+    """Period ratio, share, own time alone, rate of pauses, with the posterior's deviation as error; phase at the end.
 
     ``explained`` is the share of the durations' variance that the filter expects one iteration ahead. ``phase`` is the
     share of its period that the tenant has passed since its last transfer ended, ``phase_sd`` its circular spread.
     ``correlation`` is that of ratio, share and own time alone in the posterior, ``(3, 3)``.
     """
 
-    period_ratio: tuple[float, float, float, float]
-    comm_share: tuple[float, float, float, float]
-    alone_s: tuple[float, float, float, float]
-    pause_rate: tuple[float, float, float, float]
+    period_ratio: Estimate
+    comm_share: Estimate
+    alone_s: Estimate
+    pause_rate: Estimate
     explained: float
     phase: float
     phase_sd: float
@@ -87,9 +88,12 @@ class TenantFit:
 
 
 def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool, str]:
-    """Whether durations show a tenant that matters, and the numbers that say so.
+    """Whether durations show a tenant that matters, and the numbers behind it in words.
 
-    ``residual_T`` is what the links do not explain of the durations, whose mean is ``mean_s``; ``step_s`` is the step.
+    Args:
+        residual_T: durations minus what the links explain, seconds.
+        mean_s: mean duration, seconds.
+        step_s: mean step, seconds.
     """
     spread, n = float(residual_T.std()) / mean_s, len(residual_T)
     away_T, lags = residual_T - residual_T.mean(), np.arange(1, min(10, n // 4) + 1)
@@ -98,7 +102,7 @@ def is_disturbed(residual_T: Array, mean_s: float, step_s: float) -> tuple[bool,
     ljung_box = n * (n + 2) * float(np.sum(correlation**2 / (n - lags)))
     p = float(stats.chi2.sf(ljung_box, len(lags)))
     said = f"durations vary by {spread:.1%} beside what starts explain, as white noise with p = {p:.2g}"
-    return spread > LEAST_SPREAD and spread * mean_s > LEAST_OF_STEP * step_s and p < SIGNIFICANCE, said
+    return spread > MIN_SPREAD and spread * mean_s > MIN_OF_STEP * step_s and p < SIGNIFICANCE, said
 
 
 def fit_tenant(
@@ -109,23 +113,28 @@ def fit_tenant(
     misfit: Callable[[Cluster], float],
     seed: int = 0,
 ) -> TenantFit:
-    """The tenant that explains how long our payloads took.
+    """The tenant that explains the durations of our payloads.
 
-    The value is where the posterior is dense and the cluster has little ``misfit`` (in units of its tolerance), as two
-    jobs lock into each other by small differences of their periods.
+    Two jobs lock into each other by small differences of their periods. So the value is where the posterior is dense
+    and the cluster has little misfit.
 
-    ``make`` gives the cluster for a period ratio, a share and our own time alone in seconds, ``alone_s`` the guess for
-    the last, ``latency_s`` what comes on top of every payload.
+    Args:
+        make: gives the cluster for a period ratio, a share, and our own time alone in seconds.
+        stamps: the job's stamps.
+        alone_s: first guess of our own time alone, seconds.
+        latency_s: time on top of every payload, seconds.
+        misfit: misfit of a cluster's steps, in units of its tolerance.
+        seed: seed of the filter and of the draws.
     """
     lasts_T = stamps.duration_TG.mean(axis=1) - latency_s
     advance_T = np.append(np.diff(stamps.begin_T), stamps.step_T[-1])
     spread_s, own_share = _TRUST * float(lasts_T.mean()), alone_s / float(np.median(stamps.step_T))
     seeds = range(seed, seed + _PAUSE_SEEDS)
-    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MOST_ITERATIONS))
+    counts = min(1.0, _EFFECTIVE_ITERATIONS / min(len(lasts_T), _MAX_ITERATIONS))
 
     def follow(
         theta: Array,
-        iterations: int = _MOST_ITERATIONS,
+        iterations: int = _MAX_ITERATIONS,
         particles: int = _PARTICLES,
         first_seed: int = seed,
         **more: float,
@@ -142,7 +151,7 @@ def fit_tenant(
             **more,
         )
 
-    def pauses(theta: Array) -> tuple[float, float, float, float]:
+    def pauses(theta: Array) -> Estimate:
         """How often the tenant is not where it should be, by the likelihood of each rate."""
         found = [
             np.mean([follow(theta, particles=_PAUSE_PARTICLES, first_seed=s, jumps=r).log_likelihood for s in seeds])
@@ -151,7 +160,7 @@ def fit_tenant(
         weight = _weights(-2.0 / _PAUSE_TEMPERATURE * np.array(found))
         mean, below = float(weight @ _PAUSE_RATES), np.cumsum(weight)
         low, high = (float(_PAUSE_RATES[np.searchsorted(below, edge)]) for edge in (0.025, 0.975))
-        return mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean)
+        return Estimate(mean, float(np.sqrt(weight @ (_PAUSE_RATES - mean) ** 2)), min(low, mean), max(high, mean))
 
     def cost(theta: Array) -> float:
         """Minus twice the logarithm of prior and coarsened likelihood."""
@@ -173,8 +182,8 @@ def fit_tenant(
     natural = np.array([_natural(theta) for theta in sample])
     estimates = [_estimate(value, natural[:, k]) for k, value in enumerate(_natural(at))]
     best = follow(at)
-    unexplained = lasts_T[-_MOST_ITERATIONS:] - best.expected_T
-    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MOST_ITERATIONS:].var())
+    unexplained = lasts_T[-_MAX_ITERATIONS:] - best.expected_T
+    explained = 1.0 - float(np.mean(unexplained**2)) / float(lasts_T[-_MAX_ITERATIONS:].var())
     turn = np.mean(np.exp(2j * np.pi * best.phase_N))
     phase_sd = math.sqrt(max(-2.0 * math.log(max(abs(turn), 1e-12)), 0.0)) / (2.0 * math.pi)
     phase = float(np.angle(turn) / (2.0 * np.pi)) % 1.0
@@ -218,7 +227,7 @@ def _weights(costs: Array) -> Array:
     return normalised
 
 
-def _estimate(at: float, sample: Array) -> tuple[float, float, float, float]:
+def _estimate(at: float, sample: Array) -> Estimate:
     """A value with the posterior's standard deviation and central 95 %."""
     low, high = np.quantile(sample, [0.025, 0.975])
-    return at, float(sample.std()), float(min(low, at)), float(max(high, at))
+    return Estimate(at, float(sample.std()), float(min(low, at)), float(max(high, at)))

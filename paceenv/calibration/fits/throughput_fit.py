@@ -9,7 +9,7 @@ parameters as fitted rows the residuals of those say nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from scipy import optimize
 
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -67,15 +68,6 @@ class ThroughputTarget(Config):
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A fitted value and its standard error."""
-
-    key: str
-    value: float
-    se: float
-
-
-@dataclass(frozen=True)
 class Prediction:
     """A row beside what the described cluster does."""
 
@@ -109,7 +101,13 @@ def efficiency(cluster: Cluster) -> float:
 
 
 def predict(target: ThroughputTarget, cluster: Cluster, values: Set | None = None) -> list[Prediction]:
-    """All rows as the cluster, with fitted ``values`` in place of its own, would have measured them."""
+    """All rows of a table as the cluster would have measured them.
+
+    Args:
+        target: the table of throughputs.
+        cluster: the described cluster.
+        values: fitted values by key, in place of the cluster's own.
+    """
     values = values or {}
     single = step_of(cluster, target.single, values).samples_per_s
     return [_prediction(target, row, step_of(cluster, row.set, values), single) for row in target.rows]
@@ -127,7 +125,7 @@ def _prediction(target: ThroughputTarget, row: Row, step: Step, single: float) -
     )
 
 
-def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[list[Parameter], list[Prediction]]:
+def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[dict[str, Estimate], list[Prediction]]:
     """The free parameters from the rows marked for it, starting in the middle of their bounds, and all rows."""
     keys = list(target.free)
     low, high = np.log(np.array(list(target.free.values()))).T
@@ -151,20 +149,16 @@ def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[list[Parameter], li
     squares = sum(math.log1p(p.error) ** 2 for p in predictions)
     variance = squares / max(len(predictions) - len(keys), 1)
     relative_se = np.sqrt(np.diag(np.linalg.pinv(found.jac.T @ found.jac)) * variance)
-    parameters = [
-        Parameter(key, value, value * float(se))
-        for (key, value), se in zip(values(found.x).items(), relative_se, strict=True)
-    ]
-    return parameters, predictions
+    errors = zip(values(found.x).items(), relative_se.tolist(), strict=True)
+    return {key: Estimate.normal(value, value * se) for (key, value), se in errors}, predictions
 
 
 def fit_throughput(target: ThroughputTarget, cluster: Cluster) -> Cluster:
     """The cluster with the fitted values, to four digits, and with them, their errors and 95 % intervals on record."""
-    parameters, _ = fit(target, cluster)
-    record = {}
-    for p in parameters:
-        numbers = {"value": p.value, "se": p.se, "lo": p.value - 1.96 * p.se, "hi": p.value + 1.96 * p.se}
-        record[p.key] = {name: float(f"{number:.4g}") for name, number in numbers.items()}
+    record = {
+        key: {name: float(f"{number:.4g}") for name, number in asdict(estimate).items()}
+        for key, estimate in fit(target, cluster)[0].items()
+    }
     moved = cluster.changed([f"{key}={numbers['value']}" for key, numbers in record.items()])
     calibration = {"source": f"targets/{target.name}", "fitted": record}
     return config_files.parse(Cluster, moved.model_dump() | {"calibration": calibration}, f"fit of {target.name}")

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
+from paceenv.core.pacing import CLUSTER_DEFAULT
 from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Share
 from paceenv.sim.engine.layout import MAX_STALENESS
 from paceenv.ui.config_files import Config, Mechanism
@@ -69,9 +70,9 @@ class Tenant(Config):
 class Pacing(Config):
     """Defaults of the ``static`` policy on this cluster, and the cap no delay exceeds."""
 
-    mechanism: Mechanism = "slack"
-    threshold: float = Field(0.0, ge=0, allow_inf_nan=False)
-    window: float = Field(0.1, ge=0, le=1, description="delay window as a share of the baseline step")
+    mechanism: Mechanism = CLUSTER_DEFAULT[0]
+    threshold: float = Field(CLUSTER_DEFAULT[1], ge=0, allow_inf_nan=False)
+    window: float = Field(CLUSTER_DEFAULT[2], ge=0, le=1, description="delay window as a share of the baseline step")
     cap: float = Field(1.0, gt=0, le=1, description="the longest delay as a share of the ideal step")
 
 

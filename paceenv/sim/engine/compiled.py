@@ -15,9 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numba
-from numba.core import types
-from numba.extending import intrinsic, overload, register_jitable
-from numba.np import arrayobj
+from numba.extending import register_jitable
 
 from paceenv.core import pacing, signals, timing
 from paceenv.sim.engine import coupling, draws, fluid, incast, kernel, layout, noise
@@ -48,8 +46,14 @@ _REGISTERED = (
     (coupling.interrupt, coupling.run_ahead),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.observe_and_decide,),
-    (kernel.observer_rank, kernel.advance_job),
+    (kernel.observer_rank, kernel.keep_stamps, kernel.advance_job, kernel.advance_jobs, layout.new_scratch),
 )
+_ALLOCATE = (kernel.advance, kernel.sort_groups, incast.receive_all, layout.new_scratch)
+"""All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
+counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
+_INLINED = (kernel.advance_job, kernel.finish_step, kernel.observe_and_decide, noise.draw_compute)
+"""Called once an iteration with whole groups of arrays: a call would copy every array's header to the stack, which made
+an iteration of 8 ranks 30 % slower than single arguments."""
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
@@ -65,32 +69,14 @@ def cache_directory() -> Path:
     return base_directory() / digest.hexdigest()[:16]
 
 
-@intrinsic
-def _without_owner(typing_context: Any, array: types.Array) -> tuple[Any, Any]:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        view = arrayobj.make_array(array)(context, builder, arguments[0])
-        for field in ("meminfo", "parent"):
-            setattr(view, field, getattr(view, field).type(None))
-        return view._getvalue()
-
-    return array(array), generate
-
-
-def _borrowed(array: Any) -> Callable[[Any], Any]:
-    """Of an array that the caller keeps alive: Numba counts references with locked instructions, two for every slice
-    of an array that has an owner, and those were more than half the time of an iteration of 8 ranks."""
-    return lambda array: _without_owner(array)  # type: ignore[call-arg]  # Numba gives the first one
-
-
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in (f for row in _REGISTERED for f in row):
-        register_jitable(**_OPTIONS)(function)
-    register_jitable(error_model="numpy", fastmath=True)(kernel.total)
-    overload(kernel.borrowed, strict=False)(_borrowed)
+        register_jitable(_nrt=function in _ALLOCATE, forceinline=function in _INLINED, **_OPTIONS)(function)
+    register_jitable(error_model="numpy", fastmath=True, _nrt=False)(kernel.total)
     with numba_cache(cache_directory()) as writable:
+        options: dict[str, Any] = {"nogil": True, "cache": writable, **_OPTIONS}
         return tuple(
-            numba.njit(nogil=True, cache=writable, **_OPTIONS)(f)
-            for f in (kernel.reset, kernel.advance, kernel.observe)
+            numba.njit(**options | {"_nrt": f in _ALLOCATE})(f) for f in (kernel.reset, kernel.advance, kernel.observe)
         )
 
 

@@ -17,7 +17,7 @@ from paceenv.sim.engine.draws import FAILURE, uniform
 from paceenv.sim.engine.layout import COMPUTED_S, HEAT
 
 
-def reset_coupling(job: Any, clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.float32]) -> None:
+def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.float32]) -> None:
     """Start cold, in step, and with nothing spent."""
     clock["energy_j"] = clock["time_s"] = 0.0
     clock["failures"] = clock["kept"] = clock["saved"] = clock["warm_at"] = 0

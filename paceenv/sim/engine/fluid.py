@@ -50,7 +50,7 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.fl
     return level
 
 
-def reset_tenants(job: Any, clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
+def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
     """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause it may be in."""
     for k in range(tenants.shape[0]):
         alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)

@@ -20,33 +20,39 @@ from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, sl
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
 from paceenv.sim.engine.incast import receive_all
-from paceenv.sim.engine.layout import FIXED_POST_WORK_S, NO_INCAST, POST_WORK_NOW_S, POST_WORK_UNTIL
+from paceenv.sim.engine.layout import (
+    FIXED_POST_WORK_S,
+    NO_INCAST,
+    POST_WORK_NOW_S,
+    POST_WORK_UNTIL,
+    Recording,
+    Scratch,
+    State,
+    Tables,
+    View,
+    new_scratch,
+)
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
 
 
-def reset(
-    which: NDArray[np.int64],
-    jobs: Any,
-    tenants_EK: Any,
-    clocks: Any,
-    noise_ENR: NDArray[np.float32],
-    heat_EHN: NDArray[np.float32],
-    start_ER: NDArray[np.float32],
-    group_ENG: NDArray[np.float64],
-    tenant_ENK: NDArray[np.float64],
-    rank_EFR: NDArray[np.float32],
-    tick_EK: NDArray[np.float64],
-    normal: NDArray[np.float64],
-) -> None:
-    """Start an episode in the environments ``which``; ``clocks["key"]`` holds their episode keys."""
+def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
+    """Start an episode in the environments ``which``; ``state.clocks["key"]`` holds their episode keys.
+
+    Args:
+        which: numbers of the environments, ``(n,)``.
+        tables: the batch.
+        state: of the whole batch; rows of ``which`` are overwritten.
+    """
     for i in range(which.shape[0]):
         e = which[i]
-        reset_noise(jobs[e], clocks[e], noise_ENR[e], group_ENG[e], normal)
-        reset_coupling(jobs[e], clocks[e], heat_EHN[e], start_ER[e])
-        reset_tenants(jobs[e], clocks[e], tenants_EK[e], tenant_ENK[e])
-        timing.reset_tick(tick_EK[e])
-        for r in range(rank_EFR.shape[2]):
-            timing.reset_rank(rank_EFR[e], r)
+        job, clock = tables.jobs[e], state.clocks[e]
+        reset_noise(job, clock, state.noise_ENR[e], state.group_ENG[e], tables.normal)
+        reset_coupling(clock, state.heat_EHN[e], state.start_ER[e])
+        reset_tenants(clock, tables.tenants_EK[e], state.tenant_ENK[e])
+        timing.reset_tick(state.tick_EK[e])
+        rank = state.rank_EFR[e]
+        for r in range(rank.shape[1]):
+            timing.reset_rank(rank, r)
 
 
 def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float32], arrival_G: NDArray[np.float64]) -> None:
@@ -102,18 +108,21 @@ def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> N
         order_G[j + 1] = g
 
 
-def finish_step(
-    job: Any,
-    iteration: int,
-    group: NDArray[np.float64],
-    complete_G: NDArray[np.float64],
-    finish_G: NDArray[np.float64],
-    ready_G: NDArray[np.float64],
-) -> float:
-    """Write when each group is ready for the end of the step; return when the step ends, the common clock tick.
+def finish_step(job: Any, iteration: int, group: NDArray[np.float64], scratch: Scratch) -> float:
+    """Write when each group is ready for the end of the step.
 
     Where collectives overlap with compute, the last gradients are reduced after it, however early the first ones went.
+
+    Args:
+        job: record of ``JOB``.
+        iteration: its number since the start of the episode.
+        group: state of the groups, ``(GROUP_FIELDS, G)``.
+        scratch: ``finish_G`` (latency is added) and ``complete_G`` are read, ``ready_G`` is written.
+
+    Returns:
+        When the step ends, the common clock tick, in seconds from the end of the step before.
     """
+    complete_G, finish_G, ready_G = scratch.complete_G, scratch.finish_G, scratch.ready_G
     end_s = 0.0
     for g in range(finish_G.shape[0]):
         finish_G[g] += job["latency_s"]
@@ -128,24 +137,20 @@ def finish_step(
 
 
 def observe_and_decide(
-    job: Any,
-    clock: Any,
-    rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
-    start_R: NDArray[np.float32],
-    settings_SM2: NDArray[np.float64],
-    compute_R: NDArray[np.float64],
-    comm_R: NDArray[np.float32],
-    wait_R: NDArray[np.float32],
-    finish_G: NDArray[np.float64],
-    ready_G: NDArray[np.float64],
-    step_s: float,
-    extra_s: float,
+    view: View, scratch: Scratch, settings_SM2: NDArray[np.float64], step_s: float, extra_s: float
 ) -> None:
     """Every rank takes in its own timing and sets the delay of its next iteration.
 
-    ``extra_s`` is what a checkpoint or a restart adds after the ``step_s``.
+    Args:
+        view: the job; its estimator and its delays are updated.
+        scratch: its iteration as far as the end of the step.
+        settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
+        step_s: how long the step took, seconds.
+        extra_s: what a checkpoint or a restart adds to that, seconds.
     """
+    job, rank, tick = view.job, view.rank, view.tick
+    compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
+    finish_G, ready_G = scratch.finish_G, scratch.ready_G
     groups, ranks = finish_G.shape[0], compute_R.shape[0]
     per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
     for g in range(groups):
@@ -155,7 +160,7 @@ def observe_and_decide(
             comm_R[r] = finish_s - (np.float64(delay_R[r]) + compute_R[r])
             wait_R[r] = barrier_s
     if job["staleness"] > 0:
-        run_ahead(job, clock, start_R, delay_R, compute_R, comm_R, step_s)
+        run_ahead(job, view.clock, view.start_R, delay_R, compute_R, comm_R, step_s)
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
     if settings_SM2.shape[0] == 1:
@@ -181,122 +186,80 @@ def observer_rank(key: np.uint64, ranks: int) -> int:
 def advance(
     which: NDArray[np.int64],
     iterations: int,
-    jobs: Any,
-    tenants_EK: Any,
-    clocks: Any,
-    noise_ENR: NDArray[np.float32],
-    heat_EHN: NDArray[np.float32],
-    start_ER: NDArray[np.float32],
-    group_ENG: NDArray[np.float64],
-    tenant_ENK: NDArray[np.float64],
-    rank_EFR: NDArray[np.float32],
-    tick_EK: NDArray[np.float64],
-    normal: NDArray[np.float64],
-    imbalance: NDArray[np.float64],
+    tables: Tables,
+    state: State,
     settings_ESM2: NDArray[np.float64],
-    step_ET: NDArray[np.float64],
-    record: bool,
-    start_ETR: NDArray[np.float64],
-    entry_ETR: NDArray[np.float64],
-    delay_ETR: NDArray[np.float64],
-    finish_ETG: NDArray[np.float64],
-    ready_ETG: NDArray[np.float64],
+    recording: Recording,
 ) -> None:
-    """Run the environments ``which`` for ``iterations``; step times, and with ``record`` every stamp, come out.
+    """Run the environments ``which`` for ``iterations``.
 
-    Stamps are seconds from the end of the step before: start, entry and delay per rank, exit of the collective and end
-    of the post-collective work per group.
+    Args:
+        which: numbers of the environments, ``(n,)``; the rows of the others stay as they are.
+        iterations: steps of every job, T.
+        tables: the batch.
+        state: where it stands; updated.
+        settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
+        recording: written to: step times always, stamps where it has room for them.
     """
-    ranks, groups = noise_ENR.shape[2], group_ENG.shape[2]
-    compute_R, scratch_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
-    comm_R, wait_R = np.empty(ranks, np.float32), np.empty(ranks, np.float32)
-    order_G, arrival_G, complete_G = np.arange(groups), np.empty(groups), np.empty(groups)
-    finish_G, ready_G = np.empty(groups), np.empty(groups)
+    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
+    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch)
+
+
+def advance_jobs(
+    which: NDArray[np.int64],
+    iterations: int,
+    tables: Tables,
+    state: State,
+    settings_ESM2: NDArray[np.float64],
+    recording: Recording,
+    scratch: Scratch,
+) -> None:
+    """:func:`advance` in the given ``scratch``; apart, because this and all below is compiled without allocation."""
     for i in range(which.shape[0]):
         e = which[i]
-        advance_job(
-            iterations,
-            jobs[e],
-            clocks[e],
-            borrowed(tenants_EK)[e],
-            borrowed(noise_ENR)[e],
-            borrowed(heat_EHN)[e],
-            borrowed(start_ER)[e],
-            borrowed(group_ENG)[e],
-            borrowed(tenant_ENK)[e],
-            borrowed(rank_EFR)[e],
-            borrowed(tick_EK)[e],
-            borrowed(normal),
-            borrowed(imbalance)[jobs[e]["imbalance_table"]],
-            borrowed(settings_ESM2)[e],
-            borrowed(step_ET)[e],
-            record,
-            borrowed(start_ETR)[e],
-            borrowed(entry_ETR)[e],
-            borrowed(delay_ETR)[e],
-            borrowed(finish_ETG)[e],
-            borrowed(ready_ETG)[e],
-            borrowed(compute_R),
-            borrowed(scratch_R),
-            borrowed(bits_R),
-            borrowed(comm_R),
-            borrowed(wait_R),
-            borrowed(order_G),
-            borrowed(arrival_G),
-            borrowed(complete_G),
-            borrowed(finish_G),
-            borrowed(ready_G),
+        job = tables.jobs[e]
+        view = View(  # not made by a function: Numba would return copies of the records
+            job,
+            state.clocks[e],
+            tables.tenants_EK[e],
+            tables.normal,
+            tables.imbalance[job["imbalance_table"]],
+            state.noise_ENR[e],
+            state.heat_EHN[e],
+            state.start_ER[e],
+            state.group_ENG[e],
+            state.tenant_ENK[e],
+            state.rank_EFR[e],
+            state.tick_EK[e],
         )
-
-
-def borrowed(array: Any) -> Any:
-    """The array itself; compiled, without the owner of its memory (see ``paceenv.sim.engine.compiled``)."""
-    return array
+        advance_job(e, iterations, view, scratch, settings_ESM2[e], recording)
 
 
 def advance_job(
-    iterations: int,
-    job: Any,
-    clock: Any,
-    tenants: Any,
-    noise: NDArray[np.float32],
-    heat: NDArray[np.float32],
-    start_R: NDArray[np.float32],
-    group: NDArray[np.float64],
-    tenant: NDArray[np.float64],
-    rank: NDArray[np.float32],
-    tick: NDArray[np.float64],
-    normal: NDArray[np.float64],
-    imbalance: NDArray[np.float64],
-    settings_SM2: NDArray[np.float64],
-    step_T: NDArray[np.float64],
-    record: bool,
-    start_TR: NDArray[np.float64],
-    entry_TR: NDArray[np.float64],
-    delay_TR: NDArray[np.float64],
-    finish_TG: NDArray[np.float64],
-    ready_TG: NDArray[np.float64],
-    compute_R: NDArray[np.float64],
-    scratch_R: NDArray[np.float64],
-    bits_R: NDArray[np.uint32],
-    comm_R: NDArray[np.float32],
-    wait_R: NDArray[np.float32],
-    order_G: NDArray[np.int64],
-    arrival_G: NDArray[np.float64],
-    complete_G: NDArray[np.float64],
-    finish_G: NDArray[np.float64],
-    ready_G: NDArray[np.float64],
+    e: int, iterations: int, view: View, scratch: Scratch, settings_SM2: NDArray[np.float64], recording: Recording
 ) -> None:
-    """:func:`advance` for one environment, in the scratch arrays given last."""
-    ranks, groups = compute_R.shape[0], arrival_G.shape[0]
-    delay_R, has_power = rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
+    """:func:`advance` for one environment.
+
+    Args:
+        e: its number, which is its row of ``recording``.
+        iterations: steps, T.
+        view: the job and where it stands; updated.
+        scratch: room to work in.
+        settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
+        recording: written to: step times always, stamps where it has room for them.
+    """
+    job, clock, tick, group, heat, tenant = view.job, view.clock, view.tick, view.group, view.heat, view.tenant
+    compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
+    arrival_G, complete_G, finish_G = scratch.arrival_G, scratch.complete_G, scratch.finish_G
+    ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
+    delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
     can_stop = job["checkpoint_iterations"] > 0 or job["failure_rate"] > 0.0
     signals.start_interval(tick)
     clock["delay_s"] = 0.0
     for g in range(groups):
         order_G[g] = g
     for t in range(iterations):
-        draw_compute(job, clock, noise, normal, imbalance, compute_R, scratch_R, bits_R)
+        draw_compute(view, scratch)
         if heat.shape[1] > 0 or can_stop:
             slow_down(job, clock, heat, compute_R)
         compute_s = total(compute_R, ranks) if has_power else 0.0
@@ -304,59 +267,68 @@ def advance_job(
             for r in range(ranks):
                 compute_R[r] += start_R[r]
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        arrive(compute_R, rank, arrival_G)
+        arrive(compute_R, view.rank, arrival_G)
         if job["incast_kind"] != NO_INCAST:
             receive_all(job, clock, delay_R, compute_R, finish_G)
         else:
             if job["overlap_share"] > 0.0:
-                start_early(job, compute_R, rank, arrival_G, complete_G)
+                start_early(job, compute_R, view.rank, arrival_G, complete_G)
             if job["uplink_work_s"] > 0.0:
                 sort_groups(arrival_G, order_G)
-            share_uplink(job, clock, tenants, tenant, normal, order_G, arrival_G, finish_G)
+            share_uplink(job, clock, view.tenants, tenant, view.normal, order_G, arrival_G, finish_G)
         if job["transfer_cv"] > 0.0:
-            vary_transfers(job, clock, tenants, normal, arrival_G, finish_G)
+            vary_transfers(job, clock, view.tenants, view.normal, arrival_G, finish_G)
         if job["post_work_share"] > 0.0:
             start_post_work(job, clock, group)
-        step_s = finish_step(job, clock["iteration"], group, complete_G, finish_G, ready_G)
+        step_s = finish_step(job, clock["iteration"], group, scratch)
         if has_power:
             spend(job, clock, heat, delay_R, compute_s, step_s)
         extra_s = interrupt(job, clock, heat, ranks) if can_stop else 0.0
         step_T[t] = step_s + extra_s
         clock["time_s"] += step_s + extra_s
-        if record:
-            for r in range(ranks):
-                start_TR[t, r] = start_R[r] if job["staleness"] > 0 else 0.0
-                delay_TR[t, r] = delay_R[r]
-                entry_TR[t, r] = np.float64(delay_R[r]) + compute_R[r]
-            for g in range(groups):
-                finish_TG[t, g] = finish_G[g]
-                ready_TG[t, g] = ready_G[g]
-        observe_and_decide(
-            job, clock, rank, tick, start_R, settings_SM2, compute_R, comm_R, wait_R, finish_G, ready_G, step_s, extra_s
-        )
+        if recording.ready_ETG.shape[1] > 0:
+            keep_stamps(recording, e, t, view, scratch)
+        observe_and_decide(view, scratch, settings_SM2, step_s, extra_s)
         rewind(clock, tenant, step_s + extra_s)
         clock["iteration"] += 1
     signals.close_step_interval(tick)
 
 
-def observe(
-    which: NDArray[np.int64],
-    ranks: int,
-    every_rank: bool,
-    clocks: Any,
-    rank_EFR: NDArray[np.float32],
-    tick_EK: NDArray[np.float64],
-    out_ESO: NDArray[np.float32],
-) -> None:
-    """Write the observations of the interval just run: of each environment's observer rank, or of every rank.
+def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:
+    """Write the stamps of an iteration, before the ranks set their next delays.
 
-    ``rank_EFR`` may have more columns than the job has ``ranks``.
+    Args:
+        recording: written to.
+        e: number of the environment.
+        t: number of the iteration in this run.
+        view: the job.
+        scratch: its iteration as far as the end of the step.
+    """
+    delay_R, start_R, compute_R = view.rank[timing.DELAY_S], view.start_R, scratch.compute_R
+    for r in range(compute_R.shape[0]):
+        recording.start_ETR[e, t, r] = start_R[r] if view.job["staleness"] > 0 else 0.0
+        recording.delay_ETR[e, t, r] = delay_R[r]
+        recording.entry_ETR[e, t, r] = np.float64(delay_R[r]) + compute_R[r]
+    for g in range(scratch.finish_G.shape[0]):
+        recording.finish_ETG[e, t, g] = scratch.finish_G[g]
+        recording.ready_ETG[e, t, g] = scratch.ready_G[g]
+
+
+def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:
+    """Write the observations of the interval just run.
+
+    Args:
+        which: numbers of the environments, ``(n,)``.
+        ranks: of a job; ``state.rank_EFR`` may have more columns.
+        every_rank: observations of every rank (S = R) instead of each environment's observer rank (S = 1).
+        state: after the run.
+        out_ESO: written to; no unit, see ``paceenv.core.signals``.
     """
     for i in range(which.shape[0]):
         e = which[i]
         if every_rank:
             for r in range(ranks):
-                signals.write_signals(rank_EFR[e], r, tick_EK[e], out_ESO[e, r])
+                signals.write_signals(state.rank_EFR[e], r, state.tick_EK[e], out_ESO[e, r])
         else:
-            r = observer_rank(clocks[e]["key"], ranks)
-            signals.write_signals(rank_EFR[e], r, tick_EK[e], out_ESO[e, 0])
+            r = observer_rank(state.clocks[e]["key"], ranks)
+            signals.write_signals(state.rank_EFR[e], r, state.tick_EK[e], out_ESO[e, 0])

@@ -7,6 +7,8 @@ seconds.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -153,6 +155,131 @@ HEAT_FIELDS = 2
 # tenant[N, K]
 NEXT_S, LEFT_S, CYCLES = 0, 1, 2
 TENANT_FIELDS = 3
+
+
+class Tables(NamedTuple):
+    """What a batch is given and the engine only reads."""
+
+    jobs: Any
+    """``(E,)`` of ``JOB``: the parameters of each job."""
+    tenants_EK: Any
+    """``(E, K)`` of ``TENANT``: the co-tenants of each job."""
+    normal: NDArray[np.float64]
+    """``(TABLE_SIZE,)``: quantile table of the standard normal (``draws.normal_table``)."""
+    imbalance: NDArray[np.float64]
+    """``(skewnesses, TABLE_SIZE)``: quantile tables of data imbalance; a job's ``imbalance_table`` is its row."""
+
+
+class State(NamedTuple):
+    """What a batch remembers from one iteration to the next."""
+
+    clocks: Any
+    """``(E,)`` of ``CLOCK``."""
+    noise_ENR: NDArray[np.float32]
+    """``(E, NOISE_FIELDS, R)``: lasting factors of each rank, no unit."""
+    heat_EHN: NDArray[np.float32]
+    """``(E, HEAT_FIELDS, nodes)``: heat (no unit) and compute time (seconds) of each node; no nodes without heat."""
+    start_ER: NDArray[np.float32]
+    """``(E, R)``: when each rank started its step, seconds, at most 0; ``(E, 0)`` where no rank may run ahead."""
+    group_ENG: NDArray[np.float64]
+    """``(E, GROUP_FIELDS, G)``: post-collective work of each group; seconds and iteration numbers."""
+    tenant_ENK: NDArray[np.float64]
+    """``(E, TENANT_FIELDS, K)``: where each tenant is in its cycle; seconds and counts."""
+    rank_EFR: NDArray[np.float32]
+    """``(E, timing.RANK_FIELDS, R or more)``: the estimator of each rank (``paceenv.core.timing``); seconds."""
+    tick_EK: NDArray[np.float64]
+    """``(E, timing.TICK_FIELDS)``: the estimator's part that all ranks of a job share."""
+
+
+class View(NamedTuple):
+    """One job of a batch: its row of every field of :class:`Tables` and :class:`State`, which it writes to."""
+
+    job: Any
+    """Record of ``JOB``."""
+    clock: Any
+    """Record of ``CLOCK``."""
+    tenants: Any
+    """``(K,)`` of ``TENANT``."""
+    normal: NDArray[np.float64]
+    """``(TABLE_SIZE,)``."""
+    imbalance: NDArray[np.float64]
+    """``(TABLE_SIZE,)``: the table of this job."""
+    noise: NDArray[np.float32]
+    """``(NOISE_FIELDS, R)``."""
+    heat: NDArray[np.float32]
+    """``(HEAT_FIELDS, nodes)``."""
+    start_R: NDArray[np.float32]
+    """``(R,)`` or ``(0,)``, seconds."""
+    group: NDArray[np.float64]
+    """``(GROUP_FIELDS, G)``."""
+    tenant: NDArray[np.float64]
+    """``(TENANT_FIELDS, K)``."""
+    rank: NDArray[np.float32]
+    """``(timing.RANK_FIELDS, R or more)``."""
+    tick: NDArray[np.float64]
+    """``(timing.TICK_FIELDS,)``."""
+
+
+class Scratch(NamedTuple):
+    """What one iteration of one job works in; nothing in it outlives the iteration. Seconds, except where noted."""
+
+    compute_R: NDArray[np.float64]
+    """Compute time of each rank; for ranks that run ahead, counted from the end of the step before."""
+    spare_R: NDArray[np.float64]
+    """Room for a second draw of each rank, no unit."""
+    bits_R: NDArray[np.uint32]
+    """Random bits of each rank."""
+    comm_R: NDArray[np.float32]
+    """Time of each rank in its collective."""
+    wait_R: NDArray[np.float32]
+    """Time of each rank in the barrier."""
+    order_G: NDArray[np.int64]
+    """Group numbers in the order of arrival; kept between iterations, because the next order is much like it."""
+    arrival_G: NDArray[np.float64]
+    """When each group's collective can start, from the end of the step before, as are the next three."""
+    complete_G: NDArray[np.float64]
+    """When all ranks of each group have their last gradients; only with overlap."""
+    finish_G: NDArray[np.float64]
+    """When each group's collective is over."""
+    ready_G: NDArray[np.float64]
+    """When each group's post-collective work is over."""
+
+
+class Recording(NamedTuple):
+    """Step times of a run and, where asked for, every stamp. Seconds.
+
+    Stamps count from the end of the step before; ranks that run ahead start before that.
+    Without stamps T is 0 in all fields but the first.
+    """
+
+    step_ET: NDArray[np.float64]
+    """How long each step took."""
+    start_ETR: NDArray[np.float64]
+    """When each rank started its step: 0, or earlier for ranks that run ahead."""
+    entry_ETR: NDArray[np.float64]
+    """When each rank entered its collective."""
+    delay_ETR: NDArray[np.float64]
+    """The pacing delay of each rank."""
+    finish_ETG: NDArray[np.float64]
+    """When each group's collective was over."""
+    ready_ETG: NDArray[np.float64]
+    """When each group's post-collective work was over."""
+
+
+def new_scratch(ranks: int, groups: int) -> Scratch:
+    """Room for one iteration of a job of ``ranks`` in ``groups``, not initialised but for the order of groups."""
+    return Scratch(
+        np.empty(ranks),
+        np.empty(ranks),
+        np.empty(ranks, np.uint32),
+        np.empty(ranks, np.float32),
+        np.empty(ranks, np.float32),
+        np.arange(groups),
+        np.empty(groups),
+        np.empty(groups),
+        np.empty(groups),
+        np.empty(groups),
+    )
 
 
 def default_job(environments: int) -> NDArray[np.void]:

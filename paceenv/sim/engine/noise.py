@@ -37,7 +37,15 @@ from paceenv.sim.engine.draws import (
     quantiles,
     uniform,
 )
-from paceenv.sim.engine.layout import DRIFT_X, FACTOR, FIXED_POST_WORK_S, POST_WORK_NOW_S, POST_WORK_UNTIL
+from paceenv.sim.engine.layout import (
+    DRIFT_X,
+    FACTOR,
+    FIXED_POST_WORK_S,
+    POST_WORK_NOW_S,
+    POST_WORK_UNTIL,
+    Scratch,
+    View,
+)
 
 _START = 1 << 62
 """Iteration number of draws made once, at the start of an episode."""
@@ -156,17 +164,10 @@ def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
         clock["stall_next"] += geometric(uniform(stall_key, STALL, 2), job["stall_rate"])
 
 
-def draw_compute(
-    job: Any,
-    clock: Any,
-    noise: NDArray[np.float32],
-    normal: NDArray[np.float64],
-    imbalance: NDArray[np.float64],
-    compute_R: NDArray[np.float64],
-    scratch_R: NDArray[np.float64],
-    bits_R: NDArray[np.uint32],
-) -> None:
-    """Write every rank's compute time of this iteration, seconds, into ``compute_R``; the scratch is overwritten."""
+def draw_compute(view: View, scratch: Scratch) -> None:
+    """Write every rank's compute time of this iteration, seconds, into ``scratch.compute_R``."""
+    job, clock, noise, normal = view.job, view.clock, view.noise, view.normal
+    compute_R, spare_R, bits_R = scratch.compute_R, scratch.spare_R, scratch.bits_R
     ranks, key, t = compute_R.shape[0], clock["key"], clock["iteration"]
     jitter_cv, imbalance_cv = job["jitter_cv"], job["imbalance_cv"]
     if jitter_cv > 0.0:
@@ -177,9 +178,9 @@ def draw_compute(
         for r in range(ranks):
             compute_R[r] = 1.0
     if imbalance_cv > 0.0:
-        quantiles(key_of(key, IMBALANCE, t), imbalance, bits_R, scratch_R)
+        quantiles(key_of(key, IMBALANCE, t), view.imbalance, bits_R, spare_R)
         for r in range(ranks):
-            compute_R[r] += imbalance_cv * scratch_R[r]
+            compute_R[r] += imbalance_cv * spare_R[r]
     if job["drift_cv"] > 0.0:
         # Ornstein-Uhlenbeck, one step an iteration; uniform innovations are normal after a few of many steps
         drift_key, keep = key_of(key, DRIFT, t), math.exp(-1.0 / job["drift_iterations"])

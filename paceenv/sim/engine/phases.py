@@ -7,13 +7,14 @@ all-reduce nothing moves before the last member of the group has entered. Legend
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import Operation, operations
-from paceenv.sim.engine.simulator import JobBatch, Recording
+from paceenv.sim.engine.simulator import JobBatch
 
 PHASES = (
     "delay",
@@ -94,5 +95,4 @@ def shares(found: Sequence[Phase]) -> dict[str, float]:
 
 def joined(recordings: Sequence[Recording]) -> Recording:
     """Consecutive recordings of the same batch as one."""
-    names = [field.name for field in fields(Recording)]
-    return Recording(*(np.concatenate([getattr(one, name) for one in recordings], axis=1) for name in names))
+    return Recording(*(np.concatenate(arrays, axis=1) for arrays in zip(*recordings, strict=True)))

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from paceenv.core.trace import TraceMetadata, TraceWriter
 from paceenv.sim.engine import layout
-from paceenv.sim.engine.simulator import JobBatch, Recording
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import JobBatch
 
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
 _NEGLIGIBLE = 1e-9

@@ -18,13 +18,13 @@ from paceenv.core import pacing, timing
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
+from paceenv.sim.engine.layout import Recording, State, Tables
 
 _CACHE_WAYS_BYTES = 4096
 _LEAST_UPDATES = 100_000
 """Rank-iterations for a thread, about half a millisecond."""
 _PADDING = 16
 """Unused columns of ``rank_EFR`` where rows a power of two of bytes apart would fall into the same cache sets."""
-_STATE = ("clocks", "noise_ENR", "heat_EHN", "start_ER", "group_ENG", "tenant_ENK", "rank_EFR", "tick_EK")
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,6 @@ class JobBatch:
     def take(self, which: NDArray[np.int64]) -> JobBatch:
         """The jobs ``which``, in that order, repeats allowed."""
         return JobBatch(self.jobs[which], self.tenants_EK[which], self.ranks, self.groups, self.skewness_E[which])
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Every stamp of a run, seconds from the end of the step before; ranks that run ahead start before that."""
-
-    step_ET: NDArray[np.float64]
-    start_ETR: NDArray[np.float64]
-    entry_ETR: NDArray[np.float64]
-    delay_ETR: NDArray[np.float64]
-    finish_ETG: NDArray[np.float64]
-    ready_ETG: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -108,29 +96,24 @@ class Simulator:
     batch: JobBatch
     keys_E: NDArray[np.uint64]
     threads: int = 1
-    clocks: NDArray[np.void] = field(init=False)
-    noise_ENR: NDArray[np.float32] = field(init=False)
-    heat_EHN: NDArray[np.float32] = field(init=False)
-    start_ER: NDArray[np.float32] = field(init=False)
-    group_ENG: NDArray[np.float64] = field(init=False)
-    tenant_ENK: NDArray[np.float64] = field(init=False)
-    rank_EFR: NDArray[np.float32] = field(init=False)
-    tick_EK: NDArray[np.float64] = field(init=False)
+    state: State = field(init=False)
 
     def __post_init__(self) -> None:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
         self.batch, self.keys_E = self.batch.take(np.arange(E)), self.keys_E.copy()  # both are written to by reset
-        self.clocks = np.zeros(E, layout.CLOCK)
-        self.noise_ENR = np.empty((E, layout.NOISE_FIELDS, R), np.float32)
-        self.heat_EHN = np.zeros((E, layout.HEAT_FIELDS, 0), np.float32)
-        self.start_ER = np.zeros((E, 0), np.float32)
-        self._make_room()
-        self.group_ENG = np.empty((E, layout.GROUP_FIELDS, G))
-        self.tenant_ENK = np.empty((E, layout.TENANT_FIELDS, self.batch.tenants_EK.shape[1]))
         padding = 0 if R * 4 % _CACHE_WAYS_BYTES else _PADDING
-        self.rank_EFR = np.zeros((E, timing.RANK_FIELDS, R + padding), np.float32)
-        self.tick_EK = np.empty((E, timing.TICK_FIELDS))
-        self._tables()
+        self.state = State(
+            clocks=np.zeros(E, layout.CLOCK),
+            noise_ENR=np.empty((E, layout.NOISE_FIELDS, R), np.float32),
+            heat_EHN=np.zeros((E, layout.HEAT_FIELDS, 0), np.float32),
+            start_ER=np.zeros((E, 0), np.float32),
+            group_ENG=np.empty((E, layout.GROUP_FIELDS, G)),
+            tenant_ENK=np.empty((E, layout.TENANT_FIELDS, self.batch.tenants_EK.shape[1])),
+            rank_EFR=np.zeros((E, timing.RANK_FIELDS, R + padding), np.float32),
+            tick_EK=np.empty((E, timing.TICK_FIELDS)),
+        )
+        self._make_room()
+        self._make_tables()
         self.reset(np.arange(E), self.keys_E)
 
     def _make_room(self) -> None:
@@ -139,13 +122,15 @@ class Simulator:
         is_warm = (jobs["compute_w"] > 0.0) & ((jobs["heat_slowdown"] > 0.0) | (jobs["failure_heat"] > 0.0))
         nodes = R // int(jobs["ranks_per_node"][is_warm].min()) if is_warm.any() else 0
         ahead = R if (jobs["staleness"] > 0).any() else 0
-        if nodes > self.heat_EHN.shape[2]:
-            before, self.heat_EHN = self.heat_EHN, np.zeros((E, layout.HEAT_FIELDS, nodes), np.float32)
-            self.heat_EHN[:, :, : before.shape[2]] = before
-        if ahead > self.start_ER.shape[1]:
-            self.start_ER = np.zeros((E, ahead), np.float32)
+        before = self.state.heat_EHN
+        if nodes > before.shape[2]:
+            heat_EHN = np.zeros((E, layout.HEAT_FIELDS, nodes), np.float32)
+            heat_EHN[:, :, : before.shape[2]] = before
+            self.state = self.state._replace(heat_EHN=heat_EHN)
+        if ahead > self.state.start_ER.shape[1]:
+            self.state = self.state._replace(start_ER=np.zeros((E, ahead), np.float32))
 
-    def _tables(self) -> None:
+    def _make_tables(self) -> None:
         skewness, index = np.unique(self.batch.skewness_E, return_inverse=True)
         self._imbalance = np.array([gamma_table(float(s)) for s in skewness]).reshape(-1, TABLE_SIZE)
         self.batch.jobs["imbalance_table"] = index
@@ -160,10 +145,10 @@ class Simulator:
             self._make_room()
             if not np.array_equal(self.batch.skewness_E[which], batch.skewness_E):
                 self.batch.skewness_E[which] = batch.skewness_E
-                self._tables()
+                self._make_tables()
         self.keys_E[which] = keys
-        self.clocks["key"][which] = keys
-        compiled.reset(which, self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table())
+        self.state.clocks["key"][which] = keys
+        compiled.reset(which, self._tables(), self.state)
 
     def run(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
@@ -172,26 +157,25 @@ class Simulator:
 
         ``which`` limits the run to some environments; the others keep their state and their rows are not written.
         """
-        return self._advance(settings_ESM2, iterations, which, record=False).step_ET
+        return self._advance(settings_ESM2, iterations, which, stamps=False).step_ET
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """As :meth:`run`, keeping every stamp; memory grows with E x T x R."""
-        return self._advance(settings_ESM2, iterations, None, record=True)
+        return self._advance(settings_ESM2, iterations, None, stamps=True)
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
         out = np.empty((len(self.batch), self.batch.ranks if every_rank else 1, SIGNALS), np.float32)
-        arguments = (self.batch.ranks, every_rank, self.clocks, self.rank_EFR, self.tick_EK, out)
-        self._spread(compiled.observe, None, self.batch.ranks, arguments)
+        self._spread(compiled.observe, None, self.batch.ranks, (self.batch.ranks, every_rank, self.state, out))
         return out if every_rank else out[:, 0]
 
     def mean_delay_s(self) -> NDArray[np.float64]:
         """Mean delay over ranks and iterations of the last :meth:`run`, ``(E,)``, seconds."""
-        return self.clocks["delay_s"].copy()
+        return self.state.clocks["delay_s"].copy()
 
     def outcome(self) -> Outcome:
         """What the episodes came to so far."""
-        c = self.clocks
+        c = self.state.clocks
         iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
         can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_rate"] > 0.0)
         useful = np.where(can_stop, kept, iterations)
@@ -202,19 +186,18 @@ class Simulator:
         other = copy.copy(self)
         other.batch = self.batch.take(which)
         other.keys_E = self.keys_E[which]
-        for name in _STATE:
-            setattr(other, name, getattr(self, name)[which])
+        other.state = State._make(array[which] for array in self.state)
         return other
 
     def off(self) -> NDArray[np.float64]:
         """Settings for the batch with every mechanism off."""
         return pacing.off(len(self.batch), 1)
 
-    def _state(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in _STATE)
+    def _tables(self) -> Tables:
+        return Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance)
 
     def _advance(
-        self, settings: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None, *, record: bool
+        self, settings: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None, *, stamps: bool
     ) -> Recording:
         E, R, G = len(self.batch), self.batch.ranks, self.batch.groups
         settings = np.ascontiguousarray(settings, dtype=np.float64)
@@ -222,7 +205,7 @@ class Simulator:
             raise ValueError(
                 f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)"
             )
-        T = iterations if record else 0
+        T = iterations if stamps else 0
         out = Recording(
             np.empty((E, iterations)),
             np.empty((E, T, R)),
@@ -231,9 +214,7 @@ class Simulator:
             np.empty((E, T, G)),
             np.empty((E, T, G)),
         )
-        stamps = (out.start_ETR, out.entry_ETR, out.delay_ETR, out.finish_ETG, out.ready_ETG)
-        parameters = (self.batch.jobs, self.batch.tenants_EK, *self._state(), normal_table(), self._imbalance)
-        arguments = (iterations, *parameters, settings, out.step_ET, record, *stamps)
+        arguments = (iterations, self._tables(), self.state, settings, out)
         self._spread(compiled.advance, which, R * iterations, arguments)
         return out
 

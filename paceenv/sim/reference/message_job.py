@@ -17,7 +17,8 @@ from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import draws, layout, noise
 from paceenv.sim.engine.kernel import observer_rank
-from paceenv.sim.engine.simulator import JobBatch, Outcome, Recording, episode_keys
+from paceenv.sim.engine.layout import Recording, View
+from paceenv.sim.engine.simulator import JobBatch, Outcome, episode_keys
 from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
 from paceenv.sim.reference.network import Network
 from paceenv.sim.reference.setup import Links, Setup
@@ -49,22 +50,18 @@ class Reference:
         keys_E = episode_keys([seed])
         self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
         self.batch: JobBatch = derive(cluster, keys_E)
-        self._drawn_as = self.batch.jobs[
-            0
-        ]  # noise and post-collective work are drawn from this record, as in the fast engine
-        self._imbalance = draws.gamma_table(float(self.batch.skewness_E[0]))
         self.network = Network()
         self.links, schedule = Links(self.setup, seed), self.setup.schedule()
         self._wirings = [Wiring(self.links, schedule, g * self.setup.members) for g in range(self.setup.groups)]
         self.ideal_step_s = self._ideal_step_s()
         self.batch.jobs["ideal_step_s"] = self.ideal_step_s
         self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
+        self._rank, self._tick = timing.new_state(self.setup.ranks)
         self._start_noise(keys_E[0])
         for k, tenant in enumerate(self.setup.tenants):
             if tenant.comm_share > 0.0:
                 places = len(self.setup.tenants)
                 TenantJob(self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s)
-        self._rank, self._tick = timing.new_state(self.setup.ranks)
         self._settings_SM2 = pacing.off(1)
         self._steps: list[_Step] = []
         self._end_T: list[float] = []
@@ -114,7 +111,7 @@ class Reference:
         for r in range(ranks):
             signals.write_signals(self._rank, r, self._tick, out_RO[r])
         with np.errstate(over="ignore"):
-            observer = observer_rank(self._clocks["key"][0], ranks)
+            observer = observer_rank(self._view.clock["key"], ranks)
         return out_RO[None] if every_rank else out_RO[None, observer]
 
     def outcome(self) -> Outcome:
@@ -130,7 +127,7 @@ class Reference:
         if t == len(self._steps):
             with np.errstate(over="ignore"):  # the hashes want integers that wrap
                 step = _Step(self._draw_compute(), self._draw_post_work())
-            self._clocks["iteration"] += 1
+            self._view.clock["iteration"] += 1
             for g, wiring in enumerate(self._wirings):
                 loss = partial(self._timeout_s, t) if self._can_lose else None
                 step.collectives.append(Collective(self.network, wiring, partial(self._finish, t, g), loss))
@@ -204,39 +201,50 @@ class Reference:
 
     def _spend(self, step: _Step, step_s: float) -> None:
         """A rank that neither computes nor is delayed spins."""
-        job, compute_s, delay_s = self._drawn_as, float(step.compute_R.sum()), float(step.delay_R.sum())
+        job, compute_s, delay_s = self._view.job, float(step.compute_R.sum()), float(step.delay_R.sum())
         waited_s = self.setup.ranks * step_s - compute_s - delay_s
         self._energy_j += float(job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s)
 
     # draws, the fast engine's own
 
     def _start_noise(self, key: np.uint64) -> None:
-        self._clocks = np.zeros(1, layout.CLOCK)
-        self._clocks["key"] = key
-        self._noise = np.empty((layout.NOISE_FIELDS, self.setup.ranks), np.float32)
-        self._group = np.empty((layout.GROUP_FIELDS, self.setup.groups))
+        R, G = self.setup.ranks, self.setup.groups
+        self._view = view = View(
+            job=self.batch.jobs[0],  # noise and post-collective work are drawn from it, as in the fast engine
+            clock=np.zeros(1, layout.CLOCK)[0],
+            tenants=self.batch.tenants_EK[0],
+            normal=draws.normal_table(),
+            imbalance=draws.gamma_table(float(self.batch.skewness_E[0])),
+            noise=np.empty((layout.NOISE_FIELDS, R), np.float32),
+            heat=np.zeros((layout.HEAT_FIELDS, 0), np.float32),
+            start_R=np.zeros(0, np.float32),
+            group=np.empty((layout.GROUP_FIELDS, G)),
+            tenant=np.zeros((layout.TENANT_FIELDS, 0)),
+            rank=self._rank,
+            tick=self._tick,
+        )
+        view.clock["key"] = key
         with np.errstate(over="ignore"):
-            noise.reset_noise(self._drawn_as, self._clocks[0], self._noise, self._group, draws.normal_table())
+            noise.reset_noise(view.job, view.clock, view.noise, view.group, view.normal)
 
     def _draw_compute(self) -> NDArray[np.float64]:
-        ranks = self.setup.ranks
-        compute_R, scratch_R, bits_R = np.empty(ranks), np.empty(ranks), np.empty(ranks, np.uint32)
-        tables = draws.normal_table(), self._imbalance
-        noise.draw_compute(self._drawn_as, self._clocks[0], self._noise, *tables, compute_R, scratch_R, bits_R)
-        return compute_R
+        scratch = layout.new_scratch(self.setup.ranks, self.setup.groups)
+        noise.draw_compute(self._view, scratch)
+        return scratch.compute_R
 
     def _draw_post_work(self) -> NDArray[np.float64]:
-        if self._drawn_as["post_work_share"] > 0.0:
-            noise.start_post_work(self._drawn_as, self._clocks[0], self._group)
-        in_episode_G = self._group[layout.POST_WORK_UNTIL] > self._clocks["iteration"][0]
-        episode_G = np.where(in_episode_G, self._group[layout.POST_WORK_NOW_S], 0.0)
-        return np.asarray(self._group[layout.FIXED_POST_WORK_S] + episode_G)
+        view = self._view
+        if view.job["post_work_share"] > 0.0:
+            noise.start_post_work(view.job, view.clock, view.group)
+        in_episode_G = view.group[layout.POST_WORK_UNTIL] > view.clock["iteration"]
+        episode_G = np.where(in_episode_G, view.group[layout.POST_WORK_NOW_S], 0.0)
+        return np.asarray(view.group[layout.FIXED_POST_WORK_S] + episode_G)
 
     def _timeout_s(self, t: int, sender: int, receiver: int, nth: int) -> float:
         """Timeout of a message that starts as the ``nth`` on its receiver's port: lost segments at its window's end."""
         overflow = max(1.0 - self.setup.incast_fit / nth, 0.0)
         with np.errstate(over="ignore"):
-            key = draws.key_of(self._clocks["key"][0], draws.INCAST, t)
+            key = draws.key_of(self._view.clock["key"], draws.INCAST, t)
             is_lost = draws.uniform(key, receiver, sender) < overflow**3
         return self.setup.timeout_s if is_lost else 0.0
 

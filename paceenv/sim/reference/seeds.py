@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.engine.simulator import JobBatch, Outcome, Recording
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import JobBatch, Outcome
 from paceenv.sim.reference.message_job import Reference
 from paceenv.sim.reference.setup import Setup
 
@@ -53,7 +54,7 @@ class References:
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """As :meth:`run`, with every stamp."""
         parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
-        return Recording(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Recording)))
+        return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last run: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""

@@ -14,8 +14,8 @@ from paceenv.core.probing import METADATA_KEY, Plan, unit_of
 from paceenv.core.trace import Trace, TraceMetadata, read_trace
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
+from paceenv.sim.engine.phases import joined
 from paceenv.sim.engine.recording import RecordingWriter
-from paceenv.sim.engine.simulator import Recording
 
 Array = NDArray[np.float64]
 STEP_S = 0.2
@@ -94,10 +94,9 @@ def simulated(
     ranks, parts = simulator.batch.ranks, []
     delays_TR = delay_TR(ranks, ranks // simulator.batch.groups)
     for delay_R in delays_TR:
-        simulator.rank_EFR[0, timing.DELAY_S, :ranks] = delay_R
+        simulator.state.rank_EFR[0, timing.DELAY_S, :ranks] = delay_R
         parts.append(simulator.record(simulator.off(), 1))
-    fields = [f for f in Recording.__dataclass_fields__]
-    whole = Recording(**{f: np.concatenate([getattr(part, f) for part in parts], axis=1) for f in fields})
+    whole = joined(parts)
     with RecordingWriter(path, simulator, name) as writer:
         writer.append(whole)
     found = read_trace(path)

@@ -13,7 +13,7 @@ from paceenv.core.trace import Trace, TraceMetadata
 
 STRAGGLER_DIR = Path(
     os.environ.get("PACEENV_STRAGGLER_DIR")
-    or Path(__file__).resolve().parents[2] / "shared" / "data" / "bytedance-straggler"
+    or Path(__file__).resolve().parents[3] / "shared" / "data" / "bytedance-straggler"
 )
 needs_traces = pytest.mark.skipif(
     not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"

@@ -96,8 +96,8 @@ def run_python(
     code: str, *arguments: str, prefix: tuple[str, ...] = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter that imports this checkout and these samples, with a deadline."""
-    root = Path(__file__).resolve().parents[1]
-    path = os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), str(root / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
     command = [*prefix, sys.executable, "-c", code, *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ | variables | {"PYTHONPATH": path}

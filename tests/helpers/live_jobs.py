@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parent
+HELPERS = Path(__file__).parent
 DEADLINE_S = 180.0
 """For a job that hangs, on a machine with other work; no test waits for it otherwise."""
 GLOO_TIMEOUT_S = 30.0
@@ -50,11 +50,12 @@ class ForkServer:
     """The server process; started on first use, shared by all jobs of a test session."""
 
     def __init__(self) -> None:
+        paths = (str(HELPERS.parent), os.environ.get("PYTHONPATH"))  # what a rank runs may be in a test itself
         self._process = subprocess.Popen(
-            [sys.executable, str(TESTS / "live_forkserver.py")],
+            [sys.executable, str(HELPERS / "live_forkserver.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _SETTINGS,
+            env=os.environ | _SETTINGS | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
         self._pending = b""
         self._started: list[int] = []

@@ -1,0 +1,173 @@
+"""The pacing of a cluster config reaches a job: ``static:FILE.yaml`` means its numbers, simulated and live."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.decide.pacer import RankPacer
+from paceenv.policies import names
+from paceenv.policies.base import Policy
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.evaluation.comparison import is_comparison
+from paceenv.ui import config_files
+
+RATIOS = st.floats(0.0, 1.0)
+PACING = st.fixed_dictionaries(
+    {},
+    optional={
+        "mechanism": st.sampled_from(["slack", "phase_shift", "stagger"]),
+        "threshold": RATIOS,
+        "window": RATIOS,
+        "cap": st.floats(0.01, 1.0),
+    },
+)
+
+
+def settings_of(policy: Any) -> np.ndarray[Any, Any]:
+    """The settings of a fixed policy, ``(M, 2)``."""
+    assert isinstance(policy, Policy)
+    constant = policy.constant()
+    assert constant is not None
+    return constant
+
+
+def write(path: Path, section: Any) -> Path:
+    """A cluster config that differs from a packaged one in its section ``pacing`` only."""
+    path.write_text(
+        yaml.safe_dump(config_files.read_yaml(config_files.find("clusters", "null-jitter")) | {"pacing": section})
+    )
+    return path
+
+
+@pytest.mark.parametrize("name", config_files.names("clusters"))
+def test_every_packaged_cluster_means_the_same_simulated_and_live(name: str) -> None:
+    simulated = settings_of(select_policy("static", load_cluster(name)))
+    live = find_policy(f"static:{name}")
+    assert not live.fault
+    np.testing.assert_array_equal(settings_of(live.policy), simulated)
+    other = load_cluster("null-jitter")
+    np.testing.assert_array_equal(settings_of(select_policy(f"static:{name}", other)), simulated)
+
+
+@given(section=PACING)
+def test_any_section_means_the_same_simulated_and_live(section: dict[str, Any], tmp_path_factory: Any) -> None:
+    file = write(tmp_path_factory.mktemp("cluster") / "mine.yaml", section)
+    expected = load_cluster(file).pacing
+    live = settings_of(find_policy(f"static:{file}").policy)
+    place = pacing.MECHANISMS.index(expected.mechanism)
+    assert live[place].tolist() == [expected.threshold, expected.window]
+    assert not np.delete(live, place, axis=0).any()
+    np.testing.assert_array_equal(live, settings_of(select_policy("static", load_cluster(file))))
+
+
+def delays_s(policy: str) -> list[float]:
+    """Delays that a rank decides on 200 iterations with 20 ms of slack in steps of 100 ms."""
+    found = find_policy(policy)
+    assert not found.fault
+    pacer = RankPacer(found.policy, cap_s=1.0, has_barrier=True)
+    random = np.random.default_rng(1)
+    return [pacer.iteration(0.01, random.uniform(0.02, 0.03), 0.1) for _ in range(200)]
+
+
+def test_a_rank_is_delayed_by_the_numbers_of_the_file(tmp_path: Path) -> None:
+    low = write(tmp_path / "low.yaml", {"mechanism": "slack", "threshold": 0.05, "window": 0.1, "cap": 0.001})
+    high = write(tmp_path / "high.yaml", {"mechanism": "slack", "threshold": 0.5, "window": 0.1})
+    assert delays_s(f"static:{low}") == delays_s("static:mechanism=slack,threshold=0.05,window=0.1")
+    assert 0.005 < max(delays_s(f"static:{low}")) <= 0.01, "the window is 10 % of the step; cap is the simulator's"
+    assert not any(delays_s(f"static:{high}"))
+
+
+def test_a_policy_from_a_file_carries_its_numbers_in_its_name(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.yml", {"mechanism": "phase_shift", "threshold": "1e-2", "window": 0.15})
+    found = find_policy(f"static:{file}")
+    assert found.source == f"static:{file}"
+    assert found.policy.name == "static:mechanism=phase_shift,threshold=0.01,window=0.15"
+    np.testing.assert_array_equal(settings_of(find_policy(found.policy.name).policy), settings_of(found.policy))
+    assert not is_comparison(f"static:{file}")
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (None, "section pacing is missing; add pacing: {mechanism: ..., threshold: ..., window: ...}"),
+        ([0.1], "pacing = [0.1]; allowed: a section with the keys mechanism, threshold, window, cap"),
+        ({"treshold": 0.1}, "unknown key pacing.treshold; allowed: mechanism, threshold, window, cap"),
+        ({"mechanism": "magic"}, "pacing.mechanism = 'magic'; allowed: one of slack, phase_shift, stagger"),
+        ({"mechanism": ["slack"]}, "pacing.mechanism = ['slack']; allowed: one of slack, phase_shift, stagger"),
+        ({"threshold": 1.5}, "pacing.threshold = 1.5; allowed: a number from 0 to 1"),
+        ({"threshold": float("nan")}, "pacing.threshold = nan; allowed: a number from 0 to 1"),
+        ({"threshold": None}, "pacing.threshold = None; allowed: a number from 0 to 1"),
+        ({"window": "wide"}, "pacing.window = 'wide'; allowed: a number from 0 to 1"),
+        ({"window": True}, "pacing.window = True; allowed: a number from 0 to 1"),
+    ],
+)
+def test_an_invalid_section_is_refused(section: Any, expected: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.yaml", section)
+    with pytest.raises(InputError) as caught:
+        names.rule(f"static:{file}")
+    assert str(caught.value) == f"policy static:{file}: {file}: {expected}"
+    assert find_policy(f"static:{file}").fault == str(caught.value), "a live job observes for the same reason"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("static:missing.yaml", "missing.yaml: no such file"),
+        ("static:broken.yaml", "broken.yaml: not valid YAML"),
+        ("static:list.yaml", "list.yaml: expected a mapping of keys, found list"),
+        ("static:binary.yaml", "binary.yaml: cannot be read as text"),
+        ("static:folder.yaml", "folder.yaml: no such file"),
+        ("static:null-jiter", "null-jiter: neither a file nor one of configs/clusters"),
+        ("static:slack", "unknown option slack"),
+        ("static:two-jobs,window=0.1", "unknown option two-jobs"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    text: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.yaml").write_text("pacing: {threshold: [")
+    (tmp_path / "list.yaml").write_text("- pacing")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "folder.yaml").mkdir()
+    with pytest.raises(InputError, match=f"^policy {text}: {expected}"):
+        select_policy(text, load_cluster("null-jitter"))
+    assert expected in find_policy(text).fault
+
+
+def test_a_live_job_follows_the_file_without_simulator_and_pydantic(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yaml", {"mechanism": "stagger", "threshold": 0.3, "window": 0.42, "cap": 0.6})
+    (tmp_path / "train.py").write_text(
+        "import json, sys, torch\n"
+        "for name in ('pydantic', 'numba', 'gymnasium', 'scipy'):\n"
+        "    sys.modules[name] = None\n"
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)\n"
+        "from paceenv.live.agent import attached\n"
+        "print(json.dumps(attached().summary()))\n"
+    )
+    command = [sys.executable, "-m", "paceenv.live", "--mode", "shadow", "--policy", "static:mine.yaml", "train.py"]
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert (told["state"], told["reason"]) == ("shadow", "")
+    assert told["policy"] == {
+        "name": "static:mechanism=stagger,threshold=0.3,window=0.42",
+        "source": "static:mine.yaml",
+        "sha256": None,
+    }

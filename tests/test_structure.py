@@ -1,0 +1,170 @@
+"""Rooms and arrows: who imports whom, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LINKED = ("policies", "trainers", "live", "configs")
+TOP = ("core", "ui", "sim", "envs", "importers", "calibration", "diagnosis", "validation", "cli")
+"""Rooms of ``paceenv/`` from below to above: each imports those before it."""
+ALLOWED = {room: set(TOP[:k]) for k, room in enumerate(TOP)} | {
+    "configs": set[str](),
+    "policies": {*TOP, "configs"} - {"validation", "cli"},
+    "live": {"core", "policies"},
+    "live command": {"core", "policies", "live", "ui"},
+    "trainers": {*TOP, "policies", "live", "live command", "configs"},
+    "benchmarks": {*TOP, "policies", "live", "live command", "trainers", "configs"},
+}
+"""What each room may import; ``paceenv`` itself is imported by nothing in it."""
+COMMON_BASENAMES = {"__init__", "__main__"}
+MOST_FILES = 16
+
+
+def _name(path: Path) -> str:
+    """The name that a file is imported under."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] in {"paceenv", "benchmarks"} else ("paceenv", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    _name(path): path
+    for room in ("paceenv", "benchmarks", *LINKED)
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if not any(parent.is_symlink() for parent in path.parents if ROOT in parent.parents)
+}
+"""Every module of ours by name, none twice."""
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _imports(name: str, *, lazily: bool) -> set[str]:
+    """Modules of ours that a module imports; those that it imports in functions only ``lazily``."""
+    found = set[str]()
+    for node in _statements(_parsed(FILES[name]), lazily):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            assert not node.level, f"{name}: a relative import"
+            modules = {f"{base}.{alias.name}" for alias in node.names} & set(FILES)
+            found |= modules or {base}
+            found |= {base} if len(modules) < len(node.names) else set()
+    return {module for module in found if module in FILES} - {name}
+
+
+def _statements(tree: ast.AST, lazily: bool) -> Iterable[ast.AST]:
+    """All nodes that run when a module is imported, and with ``lazily`` also the others; types never count."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if lazily or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _statements(node, lazily)
+
+
+def _room(name: str) -> str:
+    """The room of a module; what has more rights than its folder has a name of its own."""
+    if name.startswith(("paceenv.live.testbed", "paceenv.live.live_command")):
+        return "live command"
+    parts = name.split(".")
+    return parts[1] if parts[0] == "paceenv" and len(parts) > 1 else parts[0]
+
+
+def _cycle(nodes: Iterable[str], after: Callable[[str], set[str]]) -> list[str]:
+    """Nodes that come after themselves, or nothing."""
+    try:
+        TopologicalSorter({node: after(node) for node in nodes}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_module_is_looked_at() -> None:
+    assert len(FILES) > 200
+    assert {_room(name) for name in FILES} == {*ALLOWED, "paceenv"}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_arrows_point_down(room: str) -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name in FILES
+        if _room(name) == room
+        for other in _imports(name, lazily=True)
+        if _room(other) not in ALLOWED[room] | {room, "paceenv"}
+    ]
+    assert wrong == []
+
+
+def test_modules_have_no_cycle() -> None:
+    assert _cycle(FILES, lambda name: _imports(name, lazily=True)) == []
+
+
+def test_folders_have_no_cycle() -> None:
+    """Apart from a package and its own subpackages, which are one room."""
+
+    def folder(name: str) -> str:
+        return name if FILES[name].name == "__init__.py" else name.rpartition(".")[0]
+
+    def after(one: str) -> set[str]:
+        others = {folder(o) for name in FILES if folder(name) == one for o in _imports(name, lazily=True)} - {one}
+        return {o for o in others if not f"{o}.".startswith(f"{one}.") and not f"{one}.".startswith(f"{o}.")}
+
+    assert _cycle({folder(name) for name in FILES}, after) == []
+
+
+def test_no_basename_stands_three_times() -> None:
+    counts = Counter(path.stem for path in FILES.values())
+    assert {stem for stem, count in counts.items() if count > 2} <= COMMON_BASENAMES
+
+
+def test_no_folder_is_crowded() -> None:
+    counts = Counter(path.parent for path in FILES.values())
+    assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_one_file_imports_ray() -> None:
+    def imports_ray(path: Path) -> bool:
+        nodes = list(ast.walk(_parsed(path)))
+        plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names = [*plain, *(node.module or "" for node in nodes if isinstance(node, ast.ImportFrom))]
+        return any(name.partition(".")[0] == "ray" for name in names)
+
+    assert [name for name, path in FILES.items() if imports_ray(path)] == ["paceenv.trainers.sweep.tune"]
+
+
+@pytest.mark.parametrize(
+    ("source", "lazily", "found"),
+    [
+        ("import paceenv.core.pacing", False, {"paceenv.core.pacing"}),
+        ("from paceenv.core import pacing", False, {"paceenv.core.pacing"}),
+        ("from paceenv.core.pacing import encode", False, {"paceenv.core.pacing"}),
+        ("if True:\n    from paceenv import live", False, {"paceenv.live"}),
+        ("def f():\n    import paceenv.core.pacing", False, set()),
+        ("def f():\n    import paceenv.core.pacing", True, {"paceenv.core.pacing"}),
+        ("if TYPE_CHECKING:\n    import paceenv.core.pacing", True, set()),
+        ("import numpy", True, set()),
+    ],
+)
+def test_imports_are_found(
+    source: str, lazily: bool, found: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.py").write_text(source)
+    monkeypatch.setitem(FILES, "one", tmp_path / "one.py")
+    assert _imports("one", lazily=lazily) == found
+
+
+def test_a_cycle_is_found() -> None:
+    assert set(_cycle("abc", lambda node: {"a": {"b"}, "b": {"a"}, "c": {"a"}}[node])) == {"a", "b"}
