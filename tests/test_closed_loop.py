@@ -414,7 +414,7 @@ def test_the_command_runs_the_loop_with_what_it_is_given(
 
     testbed, folder = SimulatedTestbed(), tmp_path / "loop"
     monkeypatch.setattr("paceenv.live.testbed.testbed_run.run_scenario", testbed)
-    (tmp_path / "double.yaml").write_text(config_files.to_yaml(scenario().model_dump(exclude_unset=True)))
+    config_files.write_yaml(tmp_path / "double.yaml", scenario().model_dump(exclude_unset=True))
     given = [
         "loop",
         str(tmp_path / "double.yaml"),

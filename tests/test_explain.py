@@ -141,7 +141,7 @@ def test_phases_fill_every_step(cluster: str, policy: str) -> None:
     config = load_cluster(cluster)
     one = watch(select_policy(policy, config), config, 0, 100)
     for phase in one.phases:
-        assert phase.name in phases.PHASES
+        assert phase.name in figures.PHASE_COLOURS
         assert phase.length_TR.min() >= 0.0
     for before, after in itertools.pairwise(one.phases):
         assert np.allclose(before.end_TR, after.start_TR), "no gap and no overlap"

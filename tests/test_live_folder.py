@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_samples import STEP_S, record, snapshot
+from live_samples import STEP_S, merge_trace, record, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.record.merge_segments import merge_trace, write_merged
+from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.run_folder import RunFolder, segment_path, status_path, write_status
 
 

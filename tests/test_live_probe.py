@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
+from live_samples import merge_trace
 
 from paceenv.calibration.probed import read_probed
 from paceenv.calibration.response import measure_response
@@ -31,7 +32,6 @@ from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
-from paceenv.live.record.merge_segments import merge_trace
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.summary import summarise
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live_samples import DEADLINE_S, iterations, on_mount, record, recorder, run_python
+from live_samples import DEADLINE_S, iterations, merge_trace, on_mount, record, recorder, run_python
 
 from paceenv.calibration.fits.noise_fit import calibrate_noise
 from paceenv.calibration.measurements import measure_noise
 from paceenv.core.trace import COMPUTE_OPS, Trace, read_metadata, read_trace
 from paceenv.live.observe.iteration import Iteration, Operation
-from paceenv.live.record.merge_segments import merge_trace, write_merged
+from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.recorder import TraceRecorder, iteration_rows
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.sim.engine.recording import RecordingWriter

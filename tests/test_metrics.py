@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.core.metrics import bootstrap_interval, hypervolume, paired_gain, reward, step_statistics
+from paceenv.core.metrics import bootstrap_interval, hypervolume, reward, step_statistics
 
 positive = st.floats(1e-3, 1e3)
 
@@ -67,23 +67,6 @@ def test_bootstrap_width_shrinks_with_level_and_units() -> None:
 
     assert width(50, 0.5) < width(50, 0.95)
     assert width(1000, 0.95) == pytest.approx(2 * 1.96 / math.sqrt(1000), rel=0.15)
-
-
-def test_paired_gain_is_exact_where_every_pair_has_one_ratio() -> None:
-    passive_s = np.random.default_rng(0).uniform(1, 5, 30)
-    value, low, high = paired_gain(passive_s / 1.1, passive_s)
-    assert (value, low, high) == pytest.approx((0.1, 0.1, 0.1))
-
-
-def test_paired_gain_is_the_ratio_of_throughputs_and_uses_the_pairing() -> None:
-    rng = np.random.default_rng(0)
-    passive_s = rng.uniform(1, 5, 40)
-    paced_s = passive_s * rng.normal(0.9, 0.01, 40)
-    value, low, high = paired_gain(paced_s, passive_s)
-    assert value == pytest.approx((passive_s / paced_s).mean() - 1)
-    assert low < value < high
-    _, other_low, other_high = paired_gain(rng.permutation(paced_s), passive_s)
-    assert high - low < 0.2 * (other_high - other_low)
 
 
 def test_hypervolume_is_the_area_that_a_front_dominates() -> None:

@@ -56,7 +56,7 @@ def test_the_config_alone_is_enough_and_its_mean_step_is_kept(tmp_path: Path) ->
     """The measured mean step, on record with its error, narrows what vague rates would make of it."""
     free = drawn_clusters(calibrated(0.0), draws=16)
     measured = {"step_mean_s": 0.344, "step_mean_se_s": 0.0005, "step_cv": 0.02}
-    (tmp_path / "c.yaml").write_text(config_files.to_yaml(calibrated(0.0, measured=measured).model_dump()))
+    config_files.write_yaml(tmp_path / "c.yaml", calibrated(0.0, measured=measured).model_dump())
     kept = drawn_clusters(load_cluster(tmp_path / "c.yaml"))
     assert len(kept) == 16
     loose, tight = (np.std([c.fabric.uplink_gbps for c in some]) for some in (free, kept))

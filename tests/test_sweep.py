@@ -29,9 +29,10 @@ from paceenv.trainers.sweep.searches.asha import AshaSearch
 from paceenv.trainers.sweep.searches.pbt import PbtSearch
 from paceenv.trainers.sweep.searches.search import Search, Trial, Work, changed
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig, load_sweep_config
+from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig
 from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here
 from paceenv.trainers.sweep.trial import StaticTask
+from paceenv.ui import config_files
 from paceenv.ui.config_files import names
 
 SUITE = """
@@ -248,8 +249,9 @@ def test_a_static_winner_is_a_policy_file_that_always_says_the_same(setting: Any
 
 
 def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path) -> None:
+    demo = config_files.load(SweepConfig, "sweeps", "demo")
     config = _config(suite, optuna=OPTUNA).model_copy(
-        update={"robustness": load_sweep_config("demo").robustness.model_copy(update={"seeds": 2, "iterations": 60})}  # type: ignore[union-attr]
+        update={"robustness": demo.robustness.model_copy(update={"seeds": 2, "iterations": 60})}  # type: ignore[union-attr]
     )
     out = tmp_path / "out"
     sweep = _begun(config, out)
@@ -406,7 +408,7 @@ def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
 
 @pytest.mark.parametrize("name", names("sweeps"))
 def test_the_sweeps_that_ship_can_begin(name: str, tmp_path: Path) -> None:
-    config = load_sweep_config(name)
+    config = config_files.load(SweepConfig, "sweeps", name)
     if config.static is not None:
         config = config.model_copy(update={"static": config.static.model_copy(update={"iterations": 40, "seeds": 1})})
     sweep = _begun(config, tmp_path)

@@ -19,9 +19,10 @@ from paceenv.cli import application
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers.sweep.ledger import NAME, Ledger
 from paceenv.trainers.sweep.outcome.sweep_results import Results
-from paceenv.trainers.sweep.sweep_config import SweepConfig, load_sweep_config
+from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_here
 from paceenv.trainers.sweep.trial import run_trial
+from paceenv.ui import config_files
 
 PATIENCE_S = 300.0
 """A driver that takes longer hangs."""
@@ -53,7 +54,7 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, An
     """The config's file, and what its sweep comes to without Ray and without trouble."""
     place = tmp_path_factory.mktemp("static")
     (place / "small.yaml").write_text(STATIC)
-    run_here(_begun(load_sweep_config(place / "small.yaml"), place / "here"))
+    run_here(_begun(config_files.load(SweepConfig, "sweeps", place / "small.yaml"), place / "here"))
     return place / "small.yaml", _found(place / "here")
 
 
@@ -120,7 +121,7 @@ def test_three_nodes_of_which_one_is_killed_come_to_the_same(
 
     from paceenv.trainers.sweep import tune
 
-    sweep = _begun(load_sweep_config(static[0]), tmp_path / "out")
+    sweep = _begun(config_files.load(SweepConfig, "sweeps", static[0]), tmp_path / "out")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]

@@ -177,7 +177,7 @@ def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> 
     root_and("ip", "tc", "unshare", "setpriv")
     links, spaces = _links(), set[str]()
     file, out = tmp_path / "tiny.yaml", tmp_path / "run"
-    file.write_text(config_files.to_yaml(scenario().model_dump(exclude_unset=True)))
+    config_files.write_yaml(file, scenario().model_dump(exclude_unset=True))
     program = (
         "import sys; from paceenv.live.testbed.testbed_network_commands import application; application(sys.argv[1:])"
     )
@@ -218,7 +218,7 @@ def tiny_up(tmp_path: Path) -> Iterator[str]:
     root_and("ip", "tc", "unshare", "setpriv", "nsenter")
     name = f"test-{os.getpid()}"
     file = tmp_path / "tiny.yaml"
-    file.write_text(config_files.to_yaml(scenario(name=name).model_dump(exclude_unset=True)))
+    config_files.write_yaml(file, scenario(name=name).model_dump(exclude_unset=True))
     links = _links()
     done = CliRunner().invoke(application, ["up", str(file)])
     assert done.exit_code == 0, done.output

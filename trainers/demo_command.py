@@ -52,9 +52,7 @@ def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -
     clusters = _clusters(suite, healthy)
     plain = noise_cluster(imbalanced, load_cluster("null-jitter"), "calibrated-se")
     for cluster in (*clusters.values(), plain):
-        config_files.write_text(
-            out / "clusters" / f"{cluster.name}.yaml", config_files.to_yaml(cluster.model_dump(exclude_defaults=True))
-        )
+        config_files.write_yaml(out / "clusters" / f"{cluster.name}.yaml", cluster.model_dump(exclude_defaults=True))
     policy = _train(config, clusters, out)
     result, static = _compare(suite, clusters, policy)
     nulls = _compare_nulls(plain, policy, static)
@@ -163,7 +161,7 @@ def _record(
         "suite": suite.model_dump(),
         "calibrated_from": [healthy.source, imbalanced.source],
     }
-    config_files.write_text(out / "run.yaml", config_files.to_yaml(record))
+    config_files.write_yaml(out / "run.yaml", record)
 
 
 def demo(

@@ -26,7 +26,7 @@ from paceenv.trainers.sweep.outcome.sweep_results import Results
 from paceenv.trainers.sweep.sweep_config import SweepConfig
 from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_here
 from paceenv.ui import output
-from paceenv.ui.config_files import to_yaml, write_text
+from paceenv.ui.config_files import write_text, write_yaml
 
 CLUSTER, RANKS, SEEDS, ITERATIONS = "when-scaling-fails", 64, 8, 1600
 CANDIDATES, PER_TRIAL, TURNS = 8192, 64, 3
@@ -49,7 +49,7 @@ def begun(static: dict[str, Any], seed: int = 0) -> Iterator[Sweep]:
 def many(folder: Path, candidates: int) -> dict[str, Any]:
     """A grid of so many candidates on one cluster of 64 ranks."""
     suite = {"name": "one", "cases": [{"cluster": CLUSTER, "set": {"job.nodes": RANKS}}]}
-    write_text(folder / "one.yaml", to_yaml(suite))
+    write_yaml(folder / "one.yaml", suite)
     thresholds = np.linspace(0.0, 0.2, candidates // 64).tolist()
     slack = {"threshold": thresholds, "window": np.linspace(0.01, 0.6, 64).tolist()}
     common = {"suite": str(folder / "one.yaml"), "splits": ["held-out"], "mechanisms": ["slack"]}

@@ -81,13 +81,6 @@ class _RankTicks:
     ends: _Ticks
 
 
-def merge_trace(folder: RunFolder, attempt: int | None = None) -> Trace:
-    """The merged trace in memory. Raises InputError if the run left no trace."""
-    merger = _Merger(folder, folder.chosen(attempt))
-    table = pa.Table.from_batches(list(merger.batches()))
-    return Trace(table.unify_dictionaries().combine_chunks(), merger.metadata)
-
-
 def write_merged(folder: RunFolder, path: str | Path, attempt: int | None = None) -> Merged:
     """Write the merged trace, completely or not at all.
 

@@ -109,7 +109,7 @@ def run_scenario(
         raise InputError(f"{out}: already exists; allowed: a new or an empty folder")
     folder = out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    config_files.write_text(folder / "scenario.yaml", config_files.to_yaml(scenario.model_dump(exclude_unset=True)))
+    config_files.write_yaml(folder / "scenario.yaml", scenario.model_dump(exclude_unset=True))
     request = {
         "network": scenario.network.model_dump(),
         "main": scenario.loop.job,

@@ -256,7 +256,7 @@ def stage_times(trace: Trace, *, job: str | None = None) -> tuple[StageTimes, ..
 
     Steps that not all workers of a stage completed are left out. Raises InputError if there is no such job.
     """
-    mine = trace.isin("job", job_of(trace, job))
+    mine = trace.isin("job", trace.job_name(job))
     rank, iteration, start_s, end_s = (trace.column(n)[mine] for n in ("rank", "iteration", "start_s", "end_s"))
     is_compute = trace.isin("op", *COMPUTE_OPS)[mine]
     stage_of = trace.metadata.of_ranks("stage", 0)
@@ -268,22 +268,12 @@ def stage_times(trace: Trace, *, job: str | None = None) -> tuple[StageTimes, ..
     return tuple(found)
 
 
-def job_of(trace: Trace, job: str | None) -> str:
-    """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
-    names = sorted(trace.table["job"].unique().to_pylist())
-    if job is None and len(names) == 1:
-        job = names[0]
-    if job is None or job not in names:
-        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
-    return job
-
-
 def measure_noise(trace: Trace, *, job: str | None = None) -> NoiseMeasurements:
     """Measure every stage of one job of a trace; ``job`` must be named where the trace holds several.
 
     Steps that not all workers of a stage completed are left out. Raises InputError if there is nothing to measure.
     """
-    job = job_of(trace, job)
+    job = trace.job_name(job)
     mine = trace.isin("job", job)
     stages = [measure_stage(s.compute_s_TR, stage=s.stage, step_T=s.step_T) for s in stage_times(trace, job=job)]
     step_s_T = _step_times(*(trace.column(name)[mine] for name in ("iteration", "start_s", "end_s")))

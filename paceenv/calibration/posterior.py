@@ -139,7 +139,7 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
 
 
 def _write(path: Path, data: dict[str, Any]) -> Path:
-    config_files.write_text(path, config_files.to_yaml(data))
+    config_files.write_yaml(path, data)
     return path
 
 

@@ -35,13 +35,6 @@ class Steps:
     cv_sd: float = 0.0
 
 
-def summary(step_ET: Array) -> Steps:
-    """Statistics of simulated step times ``(E, T)``, seconds."""
-    mean_E = step_ET.mean(axis=1)
-    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
-    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))
-
-
 def of_trace(step_T: Array) -> Steps:
     """Statistics of a trace's steps ``(T,)``, seconds; blocks give the error of the mean, as near steps are alike."""
     blocks = np.array([block.mean() for block in np.array_split(step_T, _BLOCKS)])
@@ -54,4 +47,7 @@ def simulate(cluster: Cluster, iterations: int) -> Steps:
     """Statistics of runs of a cluster without pacing, each ``iterations`` long."""
     keys_E = episode_keys(list(range(_EPISODES)))
     simulator = Simulator(derive(cluster, keys_E), keys_E)
-    return summary(simulator.run(simulator.off(), iterations))
+    step_ET = simulator.run(simulator.off(), iterations)
+    mean_E = step_ET.mean(axis=1)
+    cv_E = step_ET.std(axis=1, ddof=1) / mean_E
+    return Steps(float(mean_E.mean()), float(cv_E.mean()), float(mean_E.std()), float(cv_E.std()))

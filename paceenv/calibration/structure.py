@@ -17,7 +17,6 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.measurements import job_of
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, OTHER_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
 
@@ -146,7 +145,7 @@ def read_job(trace: Trace, *, job: str | None = None) -> JobStamps:
 
 def _rows_of(trace: Trace, job: str | None) -> tuple[str, dict[int, tuple[NDArray[np.int64], ...]]]:
     """The job's name, and by rank its rows in the order of iteration and seq, as columns."""
-    job = job_of(trace, job)
+    job = trace.job_name(job)
     columns = [trace.column(n) for n in ("iteration", "op", "group", "bytes", "start_s", "end_s")]
     rank, seq, mine = trace.column("rank"), trace.column("seq"), trace.isin("job", job)
     order = np.lexsort((seq, columns[0], rank))

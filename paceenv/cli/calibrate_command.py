@@ -107,13 +107,13 @@ def calibrate(
     else:
         trace, start = trace_in(path), load_cluster(base or BASE)
         measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace)
-        fit = _stage(measurements, stage or 0, path)
+        fit = fit_noise(measurements, stage=stage or 0)
         cluster = noise_cluster(fit, start, out.stem)
         if trace is not None:
             times = next(one for one in stage_times(trace) if one.stage == fit.stage)
             check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
             cluster = with_check(cluster, check)
-    config_files.write_text(out, config_files.to_yaml(cluster.model_dump(exclude_defaults=True)))
+    config_files.write_yaml(out, cluster.model_dump(exclude_defaults=True))
     if json_ is not None:
         output.write_json(cluster.model_dump(exclude_defaults=True), json_)
     if json_ != "-":
@@ -133,7 +133,7 @@ def _draw(cluster: Cluster, folder: Path | None) -> None:
 def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, inside: bool) -> None:
     table, law = fit.table, fit.law
     if out is not None:
-        config_files.write_text(out, config_files.to_yaml({"fabric": fit.to_config(inside)}))
+        config_files.write_yaml(out, {"fabric": fit.to_config(inside)})
     if json_ is not None:
         sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
         result = {
@@ -195,13 +195,6 @@ def _find(source: str) -> Path:
             return config_files.packaged(kind) / f"{source}.yaml"
     known = [*config_files.names("measurements"), *config_files.names("targets")]
     raise InputError(f"{source}: neither a file nor one of the packaged sources {', '.join(known)}")
-
-
-def _stage(measurements: NoiseMeasurements, stage: int, path: Path) -> NoiseFit:
-    known = [measured.stage for measured in measurements.stages]
-    if stage not in known:
-        raise InputError(f"--stage {stage}: {path} has stages {', '.join(map(str, known))}")
-    return fit_noise(measurements, stage=stage)
 
 
 def _print(cluster: Cluster, fit: NoiseFit | None) -> None:

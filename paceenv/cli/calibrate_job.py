@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
@@ -41,25 +40,16 @@ def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json
     fit = calibrate_stamps(stamps, probed, known, out.stem)
     check = check_job(stamps, probed, known)
     fit = replace(fit, cluster=with_check(fit.cluster, check))
-    config_files.write_text(out, config_files.to_yaml(fit.cluster.model_dump(exclude_defaults=True)))
+    config = fit.cluster.model_dump(exclude_defaults=True)
+    config_files.write_yaml(out, config)
     if json_ is not None:
-        output.write_json(to_json(fit), json_)
+        held_out = {"held_out_steps": fit.cluster.calibration["held_out_steps"]}
+        output.write_json({"cluster": config} | fit.to_json() | held_out, json_)
     if json_ != "-":
         _print(fit)
         print_check(check)
         output.say(f"wrote {out}")
     return fit.cluster
-
-
-def to_json(fit: JobFit) -> dict[str, Any]:
-    """A fit as plain data: the cluster, every parameter, and how well the cluster reproduces the job."""
-    return {
-        "cluster": fit.cluster.model_dump(exclude_defaults=True),
-        "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
-        "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
-        "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
-        "held_out_steps": fit.cluster.calibration["held_out_steps"],
-    }
 
 
 def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:

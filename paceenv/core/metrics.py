@@ -66,14 +66,6 @@ def bootstrap_interval(
     return Interval(values, float(low), float(high))
 
 
-def paired_gain(step_s_E: NDArray[np.float64], reference_s_E: NDArray[np.float64]) -> Interval:
-    """Throughput gain over a reference with its 95 % interval: mean over seeds of reference step / step, minus 1.
-
-    Both are mean step times ``(E,)`` in seconds, paired by seed.
-    """
-    return bootstrap_interval(reference_s_E / step_s_E - 1.0)
-
-
 def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:
     """Area that points dominate between them and the corner (gain 0, ``worst_cv``).
 

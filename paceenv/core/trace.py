@@ -149,6 +149,15 @@ class Trace:
         """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text."""
         return np.asarray(pc.is_in(self.table[name], value_set=pa.array(values, pa.string())))
 
+    def job_name(self, job: str | None) -> str:
+        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
+        names = sorted(self.table["job"].unique().to_pylist())
+        if job is None and len(names) == 1:
+            job = names[0]
+        if job is None or job not in names:
+            raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
+        return job
+
 
 class TraceWriter:
     """Stream a trace to ``path``: a context manager that leaves a whole file or no file.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -74,21 +75,15 @@ def attribute(matrix: OperationMatrix, graph: Graph, own_NT: Array, ideal_NT: Ar
         ideal_NT: ideal durations, seconds, from :func:`ideal_durations`.
     """
     operations = np.array([matrix.ops[op] for op in matrix.op_N])
-
-    def by(label_N: NDArray[np.generic]) -> dict[Hashable, float]:
-        return _by(graph, own_NT, ideal_NT, label_N)
-
+    by = partial(_by, graph, own_NT, ideal_NT)
     ranks = np.array(matrix.ranks, np.int64)[matrix.rank_N]
     rank = by(matrix.dp_rank_N)
-    stages = len(np.unique(matrix.stage_N))
     step_T = _ratio(replay(graph, own_NT), replay(graph, ideal_NT))
     return SlowdownAttribution(
         rank=rank,  # type: ignore[arg-type]
-        stage=by(matrix.stage_N)
-        if stages > 1
-        else {int(matrix.stage_N[0]): float(_mean_ratio(graph, own_NT, ideal_NT))},  # type: ignore[arg-type]
+        stage=by(matrix.stage_N),  # type: ignore[arg-type]
         operation=by(operations),  # type: ignore[arg-type]
-        worker=by(ranks) if stages > 1 else rank,  # type: ignore[arg-type]
+        worker=by(ranks) if np.ptp(matrix.stage_N) else rank,  # type: ignore[arg-type]
         step={int(i): float(s) for i, s in zip(matrix.iteration_T, step_T, strict=True)},
     )
 
@@ -97,10 +92,6 @@ def _ratio(time_s: ArrayLike, ideal_s: ArrayLike) -> Array:
     """A slowdown; 1 where ideally no time is taken."""
     time, ideal = np.broadcast_arrays(np.asarray(time_s, np.float64), np.asarray(ideal_s, np.float64))
     return np.asarray(np.divide(time, ideal, out=np.ones_like(time), where=ideal > 0.0))
-
-
-def _mean_ratio(graph: Graph, own_NT: Array, ideal_NT: Array) -> float:
-    return float(_ratio(replay(graph, own_NT).mean(), replay(graph, ideal_NT).mean()))
 
 
 def _by(graph: Graph, own_NT: Array, ideal_NT: Array, label_N: NDArray[np.generic]) -> dict[Hashable, float]:

@@ -163,12 +163,9 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
 
 
 def _rows_of(trace: Trace, job: str | None) -> tuple[str, NDArray[Any]]:
-    names = sorted(trace.table["job"].unique().to_pylist())
-    if job is None and len(names) == 1:
-        job = names[0]
-    if job is None or job not in names:
-        raise InputError(f"trace: job = {job!r}; allowed: one of {names}")
-    rows = slice(None) if len(names) == 1 else np.flatnonzero(trace.isin("job", job))
+    job = trace.job_name(job)
+    mine = trace.isin("job", job)
+    rows = slice(None) if mine.all() else np.flatnonzero(mine)
     return job, rows  # type: ignore[return-value]  # a slice, where it is all of them
 
 

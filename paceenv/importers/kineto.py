@@ -234,11 +234,8 @@ def _steps(
             busy_T[i][0].append(start_s)
             busy_T[i][1].append(end_s)
     return [
-        Step(number, starts[i] + base_s, ends[i] + base_s, tuple(_moved(c, base_s) for c in inside[i]),
+        Step(number, starts[i] + base_s, ends[i] + base_s,
+             tuple(Collective(c.op, c.group, c.start_s + base_s, c.end_s + base_s, c.bytes) for c in inside[i]),
              np.array(busy_T[i][0]) + base_s, np.array(busy_T[i][1]) + base_s)
         for i, number in enumerate(numbers)
     ]  # fmt: skip
-
-
-def _moved(c: Collective, add_s: float) -> Collective:
-    return Collective(c.op, c.group, c.start_s + add_s, c.end_s + add_s, c.bytes)

@@ -102,10 +102,6 @@ class _Machine:
         return found
 
 
-def _item(machine: _Machine) -> list[Any]:
-    return [machine.pop()]
-
-
 def _pair(machine: _Machine) -> list[Any]:
     value = machine.pop()
     return [machine.pop(), value]
@@ -131,7 +127,7 @@ _STEPS: Final[dict[str, Callable[[_Machine, Any], Any]]] = {
     "TUPLE1": lambda machine, _: machine.tuple_of(1),
     "TUPLE2": lambda machine, _: machine.tuple_of(2),
     "TUPLE3": lambda machine, _: machine.tuple_of(3),
-    "APPEND": lambda machine, _: machine.append(_item(machine)),
+    "APPEND": lambda machine, _: machine.append([machine.pop()]),
     "APPENDS": lambda machine, _: machine.append(machine.to_mark()),
     "SETITEM": lambda machine, _: machine.set_items(_pair(machine)),
     "SETITEMS": lambda machine, _: machine.set_items(machine.to_mark()),

@@ -179,6 +179,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     atomic_write(path, text.encode())
 
 
-def to_yaml(data: dict[str, Any]) -> str:
-    """A mapping as YAML, keys in their order."""
-    return str(yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
+def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
+    """Write a mapping as a YAML file, keys in their order."""
+    write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))

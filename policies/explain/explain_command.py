@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 from paceenv.policies.explain import explain_plots
 from paceenv.policies.explain.slices import HOLD_INTERVALS, Box, Slice, cut, positions
@@ -25,6 +25,7 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.phases import shares
 from paceenv.ui import figures, output
 from paceenv.ui.chrome_trace import ChromeTraceWriter
+from paceenv.ui.run_directory import prepare_folder
 
 MAX_RANK_ITERATIONS = 4 * 10**6
 """Of the rollout; all stamps and phases stay in memory, about 500 bytes for each."""
@@ -70,7 +71,7 @@ def explain(
     if at is not None and not 0 <= at <= iterations - TIMELINE_ITERATIONS:
         raise out_of_range("--at", at, f"0 to {iterations - TIMELINE_ITERATIONS}, within the rollout", "explain")
     chosen = select_policy(policy, config)
-    _make_folder(out)
+    prepare_folder(out)
     with output.progress(f"{config.name}, {policy} and passive", 2 * iterations) as done:
         paced = watch(chosen, config, seed, iterations, name=_name(policy), on_interval=done)
         unpaced = watch(passive(), config, seed, iterations, on_interval=lambda n: done(iterations + n))
@@ -89,13 +90,6 @@ def explain(
         output.write_json(result, json_)
     if json_ != "-":
         _print(result, where, out)
-
-
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be made a folder: {error.strerror}") from None
 
 
 def _first(paced: Watched) -> int:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceenv.core.trace import Trace, read_trace
 from paceenv.live.observe.iteration import Iteration, Operation
+from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.recorder import TraceRecorder, rank_metadata
+from paceenv.live.record.run_folder import RunFolder
 
 DEADLINE_S = 300.0
 """For a process of a test that hangs, which then fails; no test waits for it otherwise."""
@@ -117,3 +121,10 @@ def on_mount(mount: str, code: str, folder: Path) -> subprocess.CompletedProcess
         pytest.skip("no mount namespaces here (unshare -m)")
     inside = ("env", f"FOLDER={folder}", "unshare", options, "sh", "-ec", f'{mount}; exec "$@"', "sh")
     return run_python(code, str(folder), prefix=inside)
+
+
+def merge_trace(run: RunFolder) -> Trace:
+    """The merged trace of a run, in memory."""
+    with tempfile.TemporaryDirectory() as place:
+        write_merged(run, Path(place) / "merged.parquet")
+        return read_trace(Path(place) / "merged.parquet")

@@ -155,9 +155,7 @@ class ClosedLoop:
         )
         name = f"{self.scenario.name}-calibrated"
         fit = self.calibrate(observed, base=known_cluster(self.scenario), name=name, probe=probed)
-        config_files.write_text(
-            place / "cluster.yaml", config_files.to_yaml(fit.cluster.model_dump(exclude_defaults=True))
-        )
+        config_files.write_yaml(place / "cluster.yaml", fit.cluster.model_dump(exclude_defaults=True))
         return {"parameters": [asdict(parameter) for parameter in fit.parameters]}
 
     def _predict(self, place: Path) -> Found:

@@ -15,8 +15,6 @@ from paceenv.trainers.evaluation import score_table
 from paceenv.ui import figures
 
 _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0", "measured": "#c44e52"}
-_MEAN_OF = 10
-"""Steps of the running mean that lies over single ones."""
 
 
 def effects(found: Mapping[str, Any], path: Path) -> None:

@@ -37,7 +37,9 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """The numbers of the page as plain data."""
         fitted = self.fitted
-        cluster: dict[str, Any] = {"why_not": fitted} if isinstance(fitted, str) else _fit_json(fitted)
+        cluster = (
+            {"why_not": fitted} if isinstance(fitted, str) else fitted.fit.to_json() | {"doubt": fitted.doubt or None}
+        )
         return {
             "files": [str(path) for path in self.files],
             "notes": list(self.notes),
@@ -148,16 +150,6 @@ def _sentence(text: str) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
-
-
-def _fit_json(fitted: Fitted) -> dict[str, Any]:
-    fit = fitted.fit
-    return {
-        "parameters": [{"key": p.key, "told": p.is_identified} | p.to_record() for p in fit.parameters],
-        "measured": {"step_mean_s": fit.measured.mean_s, "step_cv": fit.measured.cv},
-        "simulated": {"step_mean_s": fit.simulated.mean_s, "step_cv": fit.simulated.cv},
-        "doubt": fitted.doubt or None,
-    }
 
 
 def say(report: Report, out: Path) -> None:

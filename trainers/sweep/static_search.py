@@ -35,11 +35,6 @@ class StaticSearch:
         weights = np.array([case.weight for case in self.cases])
         return spelled(self.settings[int((self.gain_SCE.mean(axis=2) @ weights).argmax())])
 
-    def best_for(self, name: str) -> str:
-        """The setting with the highest gain on the case of that name."""
-        c = [case.name for case in self.cases].index(name)
-        return spelled(self.settings[int(self.gain_SCE[:, c].mean(axis=1).argmax())])
-
 
 def search_static(
     suite: Suite,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
 from paceenv.trainers.evaluation.suites import ALL, Split
-from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
@@ -209,8 +207,3 @@ class SweepConfig(Config):
         if (self.static is None) == (self.ppo is None):
             raise ValueError("static or ppo, one of the two")
         return self
-
-
-def load_sweep_config(name: str | os.PathLike[str]) -> SweepConfig:
-    """A sweep's config by file or by name in ``configs/sweeps``."""
-    return config_files.load(SweepConfig, "sweeps", name)

@@ -59,7 +59,7 @@ def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> sb3.Traine
     with output.progress(f"train {config.name}, seed {config.seed}", config.ppo.total_timesteps) as done:
         trained = sb3.train(config, on_progress=done, folder=folder, resume=resume)
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
-    config_files.write_text(folder / "config.yaml", config_files.to_yaml(config.model_dump(mode="json")))
+    config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(trained.curve))
     result_plots.learning_curves([trained.curve], folder / "learning-curve.png", paired=_paired(config))
     save_policy(folder / POLICY, trained.file)

@@ -93,12 +93,8 @@ def fit_links(stamps: JobStamps, latency_s: float, *, known_alone_s: float | Non
     if probed:
         theta = model.with_instruments(theta)
     alone_s, work_s = model.seconds(theta)
-    errors = model.errors(theta, probed)
     residual_TG = end_TG - share_uplink(arrival_TG, alone_s, work_s)
-    found = LinkFit(alone_s, errors.alone_se, work_s, errors.work_se, errors.why_not, residual_TG, probed, outliers)
-    return replace(
-        found, alone_most_s=errors.alone_most_s, work_most_s=errors.work_most_s, correlation=errors.correlation
-    )
+    return model.with_errors(theta, LinkFit(alone_s, np.inf, work_s, np.inf, "", residual_TG, probed, outliers))
 
 
 def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) -> tuple[float, float]:
@@ -118,18 +114,6 @@ def transfer_cv(links: LinkFit, duration_TG: Array, where_T: NDArray[np.bool_]) 
     square_T = ((relative_TG - relative_TG.mean(axis=0)) ** 2).mean(axis=1) * T / (T - 1)
     cv = float(np.sqrt(square_T.mean()))
     return cv, float(square_T.std(ddof=1) / np.sqrt(T)) / (2.0 * cv) if cv > 0.0 else 0.0
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """The part of a :class:`LinkFit` that says how well it is known."""
-
-    alone_se: float
-    work_se: float
-    why_not: str = ""
-    alone_most_s: float | None = None
-    work_most_s: float | None = None
-    correlation: float = 0.0
 
 
 class _Model:
@@ -205,14 +189,14 @@ class _Model:
                 break
         return theta
 
-    def errors(self, theta: Array, probed: bool) -> _Errors:
-        """Standard errors of time alone and work, their correlation, and why one is infinite.
+    def with_errors(self, theta: Array, fit: LinkFit) -> LinkFit:
+        """The fit with the standard errors of time alone and work, their correlation, and why one is infinite.
 
         A cap of 1 is the end of what can be seen: near it only what a group takes alone at most is known. Near the
         other end the same holds for the uplink.
         """
         x_TGP = self.jacobian(theta, self.arrival_TG)
-        z_TGP = self.jacobian(theta, self.drawn_TG) if probed else x_TGP
+        z_TGP = self.jacobian(theta, self.drawn_TG) if fit.probed else x_TGP
         scores_TP = np.einsum("tgp,tg->tp", z_TGP, self.residual(theta))
         bread_TPP = np.einsum("tgp,tgq->tpq", z_TGP, x_TGP)
         size_P = np.abs(np.diag(bread_TPP.sum(axis=0)))
@@ -225,13 +209,13 @@ class _Model:
         factor = np.sqrt(np.maximum(np.diag(by_eighths) / np.maximum(np.diag(by_holds), 1e-300), 1.0))
         covariance = np.full((len(theta),) * 2, np.inf)
         covariance[inner] = by_holds * np.outer(factor, factor)
-        alone_s, work_s = self.seconds(theta)
+        alone_s, work_s = fit.alone_s, fit.work_s
         work_se = work_s * float(np.sqrt(covariance[0, 0]))
         if self.known_alone_s is not None:
             if work_s <= alone_s / self.groups * (1.0 + _STEP):
                 why = "side by side a group takes as long as alone: the uplink is no limit"
-                return _Errors(0.0, np.inf, why, work_most_s=work_s)
-            return _Errors(0.0, work_se)
+                return replace(fit, alone_se=0.0, why_not=why, work_most_s=work_s)
+            return replace(fit, alone_se=0.0, work_se=work_se)
         cap, cap_se = float(theta[1]), float(np.sqrt(covariance[1, 1]))
         gradient = np.array([1.0, -1.0 / cap])
         alone_se = alone_s * float(np.sqrt(gradient @ covariance @ gradient)) if free.all() else np.inf
@@ -241,18 +225,18 @@ class _Model:
         may_be_uncapped = cap + SURE * cap_se > 1.0 - _STEP
         if not cap_se < MAX_RELATIVE_SE * cap:
             why = "all groups transfer at the same time, and starts vary too little to identify a group's own cap"
-            return _Errors(np.inf, np.inf if cap - 2.0 * cap_se < 1.0 / self.groups else work_se, why)
+            return replace(fit, work_se=np.inf if cap - 2.0 * cap_se < 1.0 / self.groups else work_se, why_not=why)
         if may_be_unlimited and may_be_uncapped:
             why = "starts vary too little to separate a group's own links from the uplink"
-            return _Errors(np.inf, np.inf, why, alone_most_s, work_most_s)
+            return replace(fit, why_not=why, alone_most_s=alone_most_s, work_most_s=work_most_s)
         if may_be_unlimited:
             why = "side by side a group takes about as long as alone: the uplink may be no limit"
-            return _Errors(alone_se, np.inf, why, work_most_s=work_most_s)
+            return replace(fit, alone_se=alone_se, why_not=why, work_most_s=work_most_s)
         if may_be_uncapped:
             why = "alone a group has about the whole uplink: its own links may be faster"
-            return _Errors(np.inf, work_se, why, alone_most_s)
+            return replace(fit, work_se=work_se, why_not=why, alone_most_s=alone_most_s)
         together = float(covariance[0] @ gradient) / max(alone_se / alone_s * work_se / work_s, 1e-300)
-        return _Errors(alone_se, work_se, correlation=together)
+        return replace(fit, alone_se=alone_se, work_se=work_se, correlation=together)
 
 
 def _jackknife(scores_TP: Array, bread_TPP: Array, block_T: NDArray[np.int64]) -> Array:

@@ -8,6 +8,7 @@ its evidence says so.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -65,9 +66,7 @@ def _links(builder: ClusterBuilder) -> None:
     known_nic = builder.known("fabric", "nic_gbps")
     if not math.isfinite(links.alone_se) and known_nic is not None and links.alone_most_s is None:
         links = fit_links(builder.probed, latency_s, known_alone_s=unit_alone_s / known_nic)
-        links = LinkFit(
-            links.alone_s, math.inf, links.work_s, links.work_se, "", links.residual_TG, False, links.outliers
-        )
+        links = replace(links, alone_se=math.inf, why_not="", work_most_s=None)
     _nic(builder, links, unit_alone_s, known_nic)
     mean_s, residual_T = float(duration_T.mean()), own.residual_TG.mean(axis=1)
     disturbed, said = is_disturbed(residual_T[builder.steady_T], mean_s, builder.measured.mean_s)

@@ -275,14 +275,9 @@ def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFi
 
     Raises InputError if the file is neither, or if a trace holds several jobs and ``job`` names none.
     """
-    measurements = load_measurements(path, job=job)
-    return [fit_noise(measurements, stage=measured.stage) for measured in measurements.stages]
-
-
-def load_measurements(path: str | Path, *, job: str | None = None) -> NoiseMeasurements:
-    """Measurements from the files :func:`calibrate_noise` takes."""
     trace = trace_in(path)
-    return NoiseMeasurements.load(path) if trace is None else measure_noise(trace, job=job)
+    measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace, job=job)
+    return [fit_noise(measurements, stage=measured.stage) for measured in measurements.stages]
 
 
 def trace_in(path: str | Path) -> Trace | None:

@@ -77,10 +77,6 @@ class Step:
     def gpus(self) -> int:
         return self.group.members * self.groups
 
-    def utilization(self, gpu: Gpu) -> float:
-        """FLOPs of the model, without recomputation, as a share of what the GPUs' peak allows in a step."""
-        return self.flops / (self.gpus * self.step_s * gpu.peak_tflops * 1e12)
-
     @property
     def samples_per_s(self) -> float:
         return self.samples / self.step_s

@@ -16,16 +16,6 @@ from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import Operation, operations
 from paceenv.sim.engine.simulator import JobBatch
 
-PHASES = (
-    "delay",
-    "compute",
-    "wait for peers",
-    "collective",
-    "post-collective work",
-    "barrier wait",
-    "restart",
-    "checkpoint",
-)
 _OF_OP = {
     "pace": "delay",
     "compute": "compute",
@@ -51,7 +41,7 @@ class Phase:
 
 
 def phases(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Phase]:
-    """The phases of one environment's recording, in the order of :data:`PHASES`.
+    """The phases of one environment's recording, in their order.
 
     Where ranks do not run ahead, the phases of a rank add up to its step. A rank that runs ahead (bounded staleness) is
     in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last

@@ -115,7 +115,7 @@ def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Resu
     file = run.result().file
     record = {**file.provenance, "sweep": _provenance(results, best), "validation_of_seeds": {"scores": scores}}
     save_policy(ledger.folder / POLICY, PolicyFile(file.policy, file.calibrated_range, record))
-    config_files.write_text(ledger.folder / TRAINING, config_files.to_yaml(config.model_dump(mode="json")))
+    config_files.write_yaml(ledger.folder / TRAINING, config.model_dump(mode="json"))
     assert config.selection is not None  # as the task has checked
     comparison = Comparison(
         description=f"Found by the sweep {results.config.name}.",
@@ -127,5 +127,5 @@ def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Resu
 
 
 def _write_comparison(folder: Path, comparison: Comparison) -> Path:
-    config_files.write_text(folder / WINNER, config_files.to_yaml(comparison.model_dump(mode="json")))
+    config_files.write_yaml(folder / WINNER, comparison.model_dump(mode="json"))
     return folder / WINNER
