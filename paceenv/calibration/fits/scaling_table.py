@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import differential_evolution
 
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core import metrics, pacing
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -193,8 +194,7 @@ def _errors(
     errors = {}
     for i, key in enumerate(target.free):
         se = float(np.sqrt(covariance[i, i]))
-        numbers = {"value": x[i], "se": se, "lo": x[i] - 1.96 * se, "hi": x[i] + 1.96 * se}
-        errors[key] = {name: float(f"{number:.4g}") for name, number in numbers.items()}
+        errors[key] = Estimate.normal(float(x[i]), se).to_record()
     return errors
 
 
