@@ -204,4 +204,5 @@ def _verdict(loop: Loop) -> dict[str, Any] | None:
     v = loop.control.verdict
     if v is None:
         return None
-    return {"verdict": v.kind, "text": v.text, "gain": v.gain, "low": v.low, "high": v.high, "pairs": v.pairs}
+    gain, low, high = v.gain or (None, None, None)
+    return {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}

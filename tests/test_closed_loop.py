@@ -85,7 +85,8 @@ def test_the_measure_is_the_agents_own() -> None:
         comparison.add(i, step_s)
     verdict, found = comparison.final(), effect(log_ratios(step_s_T[None], BLOCKS)[0])
     assert verdict.pairs == found.units == PAIRS
-    assert verdict.gain == pytest.approx(-found.change)
+    assert verdict.gain is not None
+    assert verdict.gain.value == pytest.approx(-found.change)
     assert found.change < 0.5
 
 

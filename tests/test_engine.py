@@ -260,7 +260,7 @@ def test_batch_size_and_order_do_not_matter(simulator: Make) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3, 16])
 def test_threads_do_not_matter(simulator: Make, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_LEAST_UPDATES", 1)  # even so small a batch is shared
+    monkeypatch.setattr(engine, "_MIN_UPDATES", 1)  # even so small a batch is shared
     one, many = (simulator(range(7), threads=n, **EVERY_NOISE | COUPLED) for n in (1, threads))
     settings = settings_for(one)
     np.testing.assert_array_equal(one.run(settings, 100), many.run(settings, 100))

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium
 import numpy as np
@@ -28,6 +28,7 @@ from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID, register_envs
 from paceenv.sim.cluster import load_cluster
+from paceenv.ui.config_files import AnyMechanism
 
 register_envs()
 
@@ -91,7 +92,7 @@ def test_make_vec_by_copies_equals_the_batch() -> None:
     ids=["module prefix", "paceenv after gymnasium", "registration"],
 )
 def test_the_environment_is_found_in_a_fresh_interpreter(code: str) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -103,7 +104,7 @@ def test_registering_twice_is_harmless() -> None:
 
 def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
     code = 'import sys, paceenv; print(sorted({"gymnasium", "numpy", "numba", "pydantic", "yaml"} & set(sys.modules)))'
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
@@ -337,6 +338,10 @@ def test_signals_stay_within_their_defined_ends(cluster: str) -> None:
     seen_BO = np.concatenate([env.step(env.action_space.sample())[0] for _ in range(32)])
     for s, low, high in zip(signals.DEFINITIONS, seen_BO.min(axis=0), seen_BO.max(axis=0), strict=True):
         assert s.low - 1e-6 <= low <= high <= s.high + 1e-6, s.name
+
+
+def test_configs_accept_the_mechanisms_that_are_defined() -> None:
+    assert get_args(get_args(AnyMechanism)[0]) == pacing.MECHANISMS
 
 
 @pytest.mark.parametrize("table", [signals.table(), pacing.mechanism_table(), pacing.action_table()])

@@ -23,7 +23,7 @@ from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
 HELPERS = TESTS / "helpers"
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 LOOKS_AROUND = """
     '''What a script can see of how it was started.'''
@@ -44,7 +44,7 @@ LOOKS_AROUND = """
             queue = context.Queue()
             process = context.Process(target=work, args=(queue, Thing()))
             process.start()
-            print(queue.get(timeout=30))
+            print(queue.get(timeout=200))
             process.join()
         atexit.register(lambda: print(Thing, sys.modules["__main__"].Thing is Thing, sys.excepthook))
 """

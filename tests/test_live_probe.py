@@ -21,7 +21,7 @@ from paceenv.core.probing import (
     HEAD_START_SHARE,
     HOLD_ITERATIONS,
     LEVELS,
-    MOST_SHARE,
+    MAX_SHARE,
     REST_SHARE,
     Plan,
     unit_of,
@@ -52,7 +52,7 @@ def test_a_level_is_one_of_few_and_holds(seed: int, iteration: int, units: int, 
 
 @pytest.mark.parametrize("units", [1, 4, 8, 64])
 def test_units_are_delayed_as_often_as_the_plan_says_and_each_for_itself(units: int) -> None:
-    plan, holds, share = Plan(7, 0.01, head_start_share=0.0), 8000, min(MOST_SHARE, 1.0 / units)
+    plan, holds, share = Plan(7, 0.01, head_start_share=0.0), 8000, min(MAX_SHARE, 1.0 / units)
     level = np.array([[plan.level(b * HOLD_ITERATIONS, f"group {u}", units) for u in range(2)] for b in range(holds)])
     active = (1.0 - REST_SHARE) * share
     assert abs((level > 0.0).mean() - active) < 4.0 * np.sqrt(active / holds)
@@ -80,7 +80,7 @@ def test_in_a_head_start_all_groups_but_one_or_so_are_delayed_alike(units: int) 
     alone = (1.0 - 1.0 / units) ** (units - 1)
     assert first.mean() == pytest.approx(1.0, abs=0.12)
     assert (first == 1).mean() == pytest.approx(alone, abs=4.0 * np.sqrt(0.25 / head_start.sum()))
-    assert (level[~head_start & ~rests] > 0.0).mean() == pytest.approx(min(MOST_SHARE, 1.0 / units), abs=0.02)
+    assert (level[~head_start & ~rests] > 0.0).mean() == pytest.approx(min(MAX_SHARE, 1.0 / units), abs=0.02)
 
 
 @given(seed=SEEDS, iteration=st.integers(0, 10**6))
@@ -273,7 +273,7 @@ def test_groups_of_a_real_job_are_delayed_alike_and_their_trace_tells_what_it_di
         assert summary["pacing"]["max_s"] > 0.0
         assert 0.0 < summary["probe"]["bound_s"] <= 0.1 * summary["step"]["baseline_s"]
     page = summarise(summaries)
-    assert "probes: delays by chance, of at most" in page
+    assert "probes: random delays of at most" in page
     assert "policy" not in page
 
     trace = merge_trace(RunFolder(out))

@@ -329,5 +329,5 @@ import sys
 import paceenv.policies, paceenv.policies.base, paceenv.policies.rules
 print(sorted({"torch", "numba", "scipy", "gymnasium", "pydantic", "yaml", "safetensors"} & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stdout + done.stderr

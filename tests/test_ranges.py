@@ -129,8 +129,10 @@ def test_the_commands_say_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert said.endswith("calibrated -1 to -0.9); passive there\n")
     assert said.count("\n") == 1
     assert json.loads((tmp_path / "out.json").read_text())["outside_calibrated_range"]["signal"] == "comm_share"
-    assert application.run(["simulate", "two-jobs", "-p", str(file), *short, "--nodes", "4,8"]) == 0
-    assert f"policy {file}: at 2 of 4 points, most at 4 nodes: outside its calibrated range" in capsys.readouterr().err
+    assert application.run(["whatif", "two-jobs", "-p", str(file), *short, "--nodes", "4,8"]) == 0
+    said = capsys.readouterr().err
+    for nodes in (4, 8):
+        assert f"{nodes} nodes, {file}: policy {file}: outside its calibrated range" in said
     assert application.run(["evaluate", str(file), "passive", "--suite", "demo", *short]) == 0
     said = capsys.readouterr().err
     assert f"policy {file}: on 3 of 3 clusters, most on two-jobs: outside its calibrated range" in said

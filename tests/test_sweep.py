@@ -316,7 +316,9 @@ def test_every_cluster_may_have_a_winner_of_its_own(suite: str, tmp_path: Path) 
         assert mine[0].label == "passive", "no winner is worse than no pacing"
         assert policy == max(mine, key=lambda c: c.values["throughput"]).label
     Path(suite).write_text(SUITE.replace("incast-shallow}", "incast-shallow, set: {job.compute_s: 0.3}}"))
-    with pytest.raises(InputError, match="incast-shallow: changed since it was searched; allowed: as it was"):
+    with pytest.raises(
+        InputError, match="incast-shallow: changed since it was searched; allowed: the cluster as it was"
+    ):
         application.run(["evaluate", str(tmp_path / "out" / "winner.yaml"), "--seeds", "2"])
     Path(suite).write_text(SUITE)
     assert (

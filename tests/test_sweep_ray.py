@@ -24,7 +24,7 @@ from paceenv.trainers.sweep.sweep_run import Sweep, make_task, open_sweep, run_h
 from paceenv.trainers.sweep.trial import run_trial
 from paceenv.ui import config_files
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """A driver that takes longer hangs."""
 STATIC = """
 name: small

@@ -33,7 +33,7 @@ TARGET, SHARED_TARGET, THREADS_TARGET, STATE_TARGET_BYTES = 100e6, 20e6, 1.8, 64
 EVERYTHING, BARE = "everything on", "jitter only, pacing off"
 PER_STEP, BULK = "NumPy, one call per step", "NumPy bulk, no state"
 EVENTS, SIMPY, SIMGRID = EVENT_RANK_ITERATIONS
-MOST_RANKS = {"SimGrid": 4096}
+MAX_RANKS = {"SimGrid": 4096}
 """Beyond that a contestant takes too long."""
 SHARED_RANKS, SHARED = 512, "8 groups, 4 tenants"
 
@@ -49,7 +49,13 @@ def cluster(ranks: int, noise: Noise) -> Cluster:
 
 
 def shared_cluster(ranks: int, groups: int, tenants: int) -> Cluster:
-    """One job in groups whose collectives share an uplink with other jobs' transfers, every noise on."""
+    """One job in groups whose collectives share an uplink with other jobs' transfers, every noise on.
+
+    Args:
+        ranks: of the job.
+        groups: of equal size.
+        tenants: number of other jobs.
+    """
     return Cluster(
         name="benchmark",
         job=Job(nodes=ranks, nodes_per_group=ranks // groups, barrier=True, compute_s=COMPUTE_S, gradient_bytes=256e6),
@@ -60,12 +66,26 @@ def shared_cluster(ranks: int, groups: int, tenants: int) -> Cluster:
 
 
 def simulator(config: Cluster, environments: int = 1, threads: int = 1) -> Simulator:
+    """A simulator of a cluster, seeds from 0.
+
+    Args:
+        config: the cluster.
+        environments: number of seeds.
+        threads: most threads that share the batch.
+    """
     keys = episode_keys(list(range(environments)))
     return Simulator(derive(config, keys), keys, threads)
 
 
 def paceenv_job(ranks: int, noise: Noise, iterations: int, *, paced: bool) -> Callable[[], float]:
-    """A call that runs the engine for ``iterations``; estimator always on, ``paced`` says whether the slack rule is."""
+    """A call that runs the engine, with the estimator on.
+
+    Args:
+        ranks: of the job.
+        noise: of the job.
+        iterations: steps in a call.
+        paced: whether the slack rule is on.
+    """
     one = simulator(cluster(ranks, noise))
     settings = pacing.one_mechanism("slack", 0.02, 0.1)[None, None] if paced else one.off()
     return lambda: float(one.run(settings, iterations).mean())
@@ -114,7 +134,7 @@ def by_ranks() -> tuple[dict[str, dict[str, float]], dict[str, float], tuple[Tab
     found: dict[str, dict[str, float]] = {name: {} for name in names}
     against_bulk, rows, ratio_rows = {}, [], []
     for ranks in RANKS:
-        here = [n for n in names if ranks <= MOST_RANKS.get(n, ranks)]
+        here = [n for n in names if ranks <= MAX_RANKS.get(n, ranks)]
         times = race(ranks, here)
         for name in here:
             found[name][str(ranks)] = times.rate(name)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from paceenv.core.errors import out_of_range
+from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
 
 BLOCK_ITERATIONS = 60
@@ -123,15 +124,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a comparison: ``gain`` is the relative fall of mean step time, ``low`` to ``high`` its interval.
+    """The result of a comparison: ``gain`` is the relative fall of mean step time, with the evaluation's interval.
 
-    ``text`` is the result as a sentence. Before the first evaluation the three numbers are None.
+    ``text`` is the result as a sentence. Before the first evaluation there is no gain.
     """
 
     kind: Kind
-    gain: float | None
-    low: float | None
-    high: float | None
+    gain: Interval | None
     pairs: int
     text: str
 
@@ -261,20 +260,22 @@ class PairedComparison:
         n = self._pairs
         if n < FIRST_EVALUATION_PAIRS:  # no evaluation yet, so no error share is spent
             waits = f"insufficient evidence: {n} of at least {FIRST_EVALUATION_PAIRS} pairs of blocks"
-            return Verdict("insufficient evidence", None, None, None, n, waits)
+            return Verdict("insufficient evidence", None, n, waits)
         deviation = math.sqrt(self._squares / (n - 1) / n)
         half = student_t_quantile(0.5 * error_share, n - 1) * deviation
-        gain, low, high = (-math.expm1(x) for x in (self._mean, self._mean + half, self._mean - half))
+        gain = Interval(*(-math.expm1(x) for x in (self._mean, self._mean + half, self._mean - half)))
         undelayed = self._delays_s < NEGLIGIBLE_DELAY_SHARE * self._paced_s
         kind: Kind = "insufficient evidence"
-        if low > 0.0:
+        if gain.low > 0.0:
             kind = "helps"
-        elif high < 0.0:
+        elif gain.high < 0.0:
             kind = "hurts"
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
-        elif high < self._min_gain or (undelayed and (gain < self._min_gain or self._mean > -2.0 * deviation)):
+        elif gain.high < self._min_gain or (
+            undelayed and (gain.value < self._min_gain or self._mean > -2.0 * deviation)
+        ):
             kind = "does not help"
-        return Verdict(kind, gain, low, high, n, _sentence(kind, gain, low, high, n, undelayed))
+        return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
 
 
 def _is_evaluation(pairs: int | None) -> bool:
@@ -284,13 +285,14 @@ def _is_evaluation(pairs: int | None) -> bool:
     )
 
 
-def _sentence(kind: Kind, gain: float, low: float, high: float, pairs: int, undelayed: bool) -> str:
-    interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+def _sentence(kind: Kind, gain: Interval, pairs: int, undelayed: bool) -> str:
+    percent, low, high = (100 * number for number in gain)
+    interval = f"[{low:.1f}, {high:.1f}]"
     if kind == "helps":
-        said = f"helps by {100 * gain:.1f} % {interval} of mean step time"
+        effect = f"helps by {percent:.1f} % {interval} of mean step time"
     elif kind == "hurts":
-        said = f"hurts by {-100 * gain:.1f} % [{-100 * high:.1f}, {-100 * low:.1f}] of mean step time"
+        effect = f"hurts by {-percent:.1f} % [{-high:.1f}, {-low:.1f}] of mean step time"
     else:
-        said = f"{kind}: {100 * gain:+.1f} % {interval} of mean step time"
-    own = "; this rank was never delayed worth mentioning" if undelayed else ""
-    return f"{said}, {pairs} pairs of blocks{own}"
+        effect = f"{kind}: {percent:+.1f} % {interval} of mean step time"
+    own = "; this rank had almost no delay" if undelayed else ""
+    return f"{effect}, {pairs} pairs of blocks{own}"

@@ -34,7 +34,7 @@ CLAIM_SHARE = 0.1
 
 _STEP, _COMM, _BARRIER, _PACING, _WAIT = range(5)
 
-OWN, OWN_WAIT = "own timing", "own timing, which cannot tell a late peer from a slow network"
+OWN, OWN_WAIT = "own timing", "own timing, which does not distinguish a late peer from a slow network"
 COMPARED = "all ranks side by side, on average"
 """Kinds of evidence, as the page names them."""
 
@@ -142,7 +142,7 @@ class History:
         early_share, late_share = float(early.mean()), float(late.mean())
         if max(early_share, late_share) < CLAIM_SHARE:
             if margin_s > TOO_NOISY_SHARE * float(np.median(step)):
-                noise = f"own timing is too noisy to tell less than {1e3 * margin_s:.3g} ms"
+                noise = f"own timing is too noisy to identify less than {1e3 * margin_s:.3g} ms"
                 return arrival_of(UNKNOWN, 0.0, 0.0, None, noise)
             return arrival_of(ON_TIME, 0.0, 0.0, None, OWN)
         if early_share * early_s >= late_share * late_s:

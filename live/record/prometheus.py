@@ -96,7 +96,9 @@ class Choice:
 CHOICES: Final = (
     Choice("state", "The mode in force.", "state", ("state",), STATES),
     Choice("arrival", "How this rank arrives at the collective.", "verdict", ("arrival", "verdict"), ARRIVALS),
-    Choice("canary", "What comparing blocks with and without pacing says.", "verdict", ("canary", "verdict"), VERDICTS),
+    Choice(
+        "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
+    ),
 )
 METRICS: Final = tuple(
     PREFIX + name

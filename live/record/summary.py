@@ -130,7 +130,7 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     seen, irregular = number(own, "iterations"), number(own, "irregular")
     lines = ["Where the step went"]
     if step["mean_s"] is None:
-        return [*lines, f"  nothing to say after {count(seen)} iterations"]
+        return [*lines, f"  no measurement after {count(seen)} iterations"]
     lines.append(
         f"  mean {duration(step['mean_s'])}, median {duration(step['p50_s'])}, 99th percentile "
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
@@ -150,7 +150,7 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
 
 def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
-    lines = ["Who waits for whom"]
+    lines = ["Which rank waits for which"]
     verdict = {s["rank"]: text(s, "arrival", "verdict") for s in ranks}
     by_rank = {s["rank"]: s for s in ranks}
     for word, key, phrase in ((LATE, "late_s", "the others wait for it"), (EARLY, "early_s", "it waits")):
@@ -165,7 +165,7 @@ def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
             lines.append(f"  and {len(named) - LISTED} more ranks are {word}")
     on_time = [rank for rank in by_rank if verdict[rank] == ON_TIME]
     if len(on_time) == len(ranks):
-        lines.append("  nobody: all ranks arrive on time")
+        lines.append("  all ranks arrive on time")
     elif on_time:
         lines.append(f"  on time: {_ranks(on_time)}")
     unclear = [rank for rank in by_rank if verdict[rank] not in (LATE, EARLY, ON_TIME)]
@@ -230,8 +230,8 @@ def _probes(own: Snapshot) -> list[str]:
     bound_s, cost = number(own, "probe", "bound_s"), number(own, "probe", "cost_share")
     if bound_s is None:
         return []
-    told = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+.1f} %"
-    return [f"  probes: delays by chance, of at most {duration(bound_s)}{told}"]
+    cost_text = "" if cost is None else f"; they changed the mean step by {100.0 * cost:+.1f} %"
+    return [f"  probes: random delays of at most {duration(bound_s)}{cost_text}"]
 
 
 def _cut(ranks: Sequence[Snapshot]) -> list[tuple[str, float]]:
@@ -260,7 +260,7 @@ def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         lines.append(f"  {clock}  {_ranks(sorted(set(who)))}: {words}")
     if len(said) > MAX_EVENTS:
         lines.insert(0, f"  ({len(said) - MAX_EVENTS} earlier ones left out)")
-    return ["What the agent said", *lines] if lines else []
+    return ["Messages of the agent", *lines] if lines else []
 
 
 def _ranks(ranks: Sequence[int]) -> str:

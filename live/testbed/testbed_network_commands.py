@@ -130,7 +130,7 @@ def _print(scenario: Scenario, result: RunResult) -> None:
         (name, *(_cell(_numbers(job)[key]) for key in ("ranks", "iterations", "mean_s", "cv", "p99_s")), _said(job))
         for name, job in result.jobs.items()
     ]
-    columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s", "the agent says")
+    columns = ("job", "ranks", "steps", "mean step s", "CV", "p99 s", "agent's verdict")
     output.print_table(f"{scenario.name}: {_network(scenario)}", columns, rows)
 
 

@@ -124,14 +124,14 @@ def run_scenario(
         if exit_codes[job][host] is None:
             started = scenario.loop.job in exit_codes
             after = f"made no step for {deadline_s:g} s" if started else "never made a step"
-            raise InputError(f"testbed: job {job} {after}; it said last: {_why(log)}")
+            raise InputError(f"testbed: job {job} {after}; its last output: {_why(log)}")
         raise InputError(f"testbed: job {job} failed: {_why(log)}")
     jobs = {job.name: _collect(folder / job.name, job, exit_codes[job.name]) for job in scenario.jobs}
-    told = {
+    summary = {
         name: {"exit_codes": job.exit_codes, "iterations": len(job.steps_s_TR), "ranks": job.steps_s_TR.shape[1]}
         for name, job in jobs.items()
     }
-    atomic_write(folder / "result.json", json.dumps({"jobs": told}, indent=1).encode())
+    atomic_write(folder / "result.json", json.dumps({"jobs": summary}, indent=1).encode())
     return RunResult(folder, jobs)
 
 

@@ -44,7 +44,7 @@ class Slow(Config):
 
     ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
     factor: float = Field(ge=1, le=20, description="how many times longer")
-    every: int | None = Field(None, ge=2, description="an episode begins in every so many iterations; empty: always")
+    every: int | None = Field(None, ge=2, description="iterations from one episode to the next; empty: always slow")
     iterations: int | None = Field(None, ge=1, description="length of an episode")
     first: int = Field(0, ge=0, description="iteration of the first episode's begin")
 

@@ -1,4 +1,4 @@
-"""What a run is judged by: step-time statistics and paired bootstrap intervals. numpy only; times in seconds."""
+"""The measures of a run: step-time statistics and paired bootstrap intervals. numpy only; times in seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
 def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: float) -> float:
     """Throughput against step-time variation, both relative to a fixed reference step time of the cluster.
 
-    ``reference/mean - cv_weight * sd/reference``: the variation is never taken relative to the policy's own mean, so
-    slowing every step down lowers the reward although it lowers the CV. Works on arrays alike.
+    ``reference/mean - cv_weight * sd/reference``. The variation is not relative to the policy's own mean, so slowing
+    every step down lowers the reward although it lowers the CV.
+
+    Args:
+        step_mean_s: mean step time of the interval, seconds; this and the rest may be arrays of one shape.
+        step_sd_s: standard deviation of the step time, seconds.
+        reference_s: ideal step time of the cluster, seconds.
+        cv_weight: weight of the variation, at least 0.
     """
     return reference_s / step_mean_s - cv_weight * step_sd_s / reference_s
 
@@ -37,8 +43,16 @@ def bootstrap_interval(
 ) -> Interval:
     """Estimate and percentile bootstrap interval of a statistic over the first axis.
 
-    ``samples_N`` is ``(N,)`` or ``(N, D)``, its rows the independent units (seeds); ``statistic`` maps
-    ``(..., N, D)`` or ``(..., N)`` over the unit axis and defaults to the mean. Pairing is kept by resampling rows.
+    Args:
+        samples_N: ``(N,)`` or ``(N, D)``; rows are independent units (seeds). Whole rows are resampled, which keeps
+            pairs together.
+        statistic: maps ``(..., N)`` or ``(..., N, D)`` over the axis of units; default: the mean.
+        level: share of the resamples within the interval, 0 to 1.
+        resamples: number of resamples.
+        seed: of the resampling.
+
+    Returns:
+        The statistic with its interval; without an interval for fewer than two units.
     """
     samples = np.asarray(samples_N, dtype=np.float64)
     units = len(samples)
@@ -53,9 +67,14 @@ def bootstrap_interval(
 
 
 def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:
-    """Area that points dominate between them and the corner (gain 0, ``worst_cv``): higher gain, lower CV are better.
+    """Area that points dominate between them and the corner (gain 0, ``worst_cv``).
 
-    Points that are worse than the corner in either count for nothing.
+    A higher gain and a lower CV are better. Points beyond the corner in either count for nothing.
+
+    Args:
+        gain_N: gains, ``(N,)``.
+        cv_N: coefficients of variation of the same points, ``(N,)``.
+        worst_cv: the corner's CV.
     """
     area, lowest_cv = 0.0, worst_cv
     for gain, cv in sorted(zip(gain_N.tolist(), cv_N.tolist(), strict=True), key=lambda p: (-p[0], p[1])):

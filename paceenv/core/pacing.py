@@ -1,8 +1,8 @@
 """The pacing rules: pure functions from a rank's own recent timing and (threshold, window) to a delay in seconds.
 
-Contract 1 of the house. The engine compiles these very functions and a live rank calls them as plain Python, so a
-policy that was tuned on the simulator acts through the same arithmetic on a real job. Nothing here imports more than
-``math`` and numpy, and the scalar rules use only what Numba compiles.
+Contract 1 of the house. The engine compiles these functions and a live rank calls them as plain Python. A policy that
+was tuned on the simulator therefore acts through the same arithmetic on a real job. The module needs only ``math`` and
+numpy, and the scalar rules use only what Numba compiles.
 
 A mechanism is a pair (threshold, window). :data:`DEFINITIONS` lists the mechanisms; every other table of them is made
 from it. Always ``0 <= delay <= window <= cap``; a rule with window 0 is off.
@@ -114,14 +114,21 @@ def bounded(delay_s: float, window_s: float) -> float:
 
 
 def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold: float, window_s: float) -> float:
-    """Delay of a rank that repeatedly finishes early, in seconds; ``before_s`` is what this rule asked for last.
+    """Delay of a rank that repeatedly finishes early, in seconds.
 
-    The low quantile and not the mean: a rank that is early on average but critical now and then must not be delayed
-    (on real sockets a rule on the mean lost 9 to 26 %).
+    The rule uses a low quantile of the slack. A rank that is early on average but critical now and then must not be
+    delayed: on real sockets a rule on the mean lost 9 to 26 %.
 
-    The delay goes only ``SLACK_STEP`` of the way to what the slack would allow. A little head start is often all the
-    critical group needs, after which the slack is gone *because* of the pacing: a rule that jumps overshoots, lets go
-    at once and relapses, over and over.
+    The delay goes only ``SLACK_STEP`` of the way to what the slack would allow. A little head start is often all that
+    the critical group needs. The slack is then gone *because* of the pacing, and a rule that jumps would overshoot,
+    stop and relapse, over and over.
+
+    Args:
+        slack_low_s: low quantile of the rank's recent slack, seconds.
+        before_s: delay that this rule asked for in the last iteration, seconds.
+        step_s: baseline step time, seconds.
+        threshold: least slack that is used, as a share of ``step_s``.
+        window_s: largest delay, seconds; 0 is off.
     """
     wanted_s = SLACK_GAIN * slack_low_s if slack_low_s > threshold * step_s else 0.0
     delay_s = bounded(before_s + SLACK_STEP * (wanted_s - before_s), window_s)
@@ -129,10 +136,16 @@ def slack_delay_s(slack_low_s: float, before_s: float, step_s: float, threshold:
 
 
 def phase_shift_delay_s(comm_s: float, comm_baseline_s: float, threshold: float, window_s: float) -> float:
-    """Delay that shifts a job's phase against a co-tenant's, in seconds.
+    """Delay that shifts the phase of a job against that of a co-tenant, in seconds.
 
-    In proportion to the inflation of the collective over its own uncontended baseline: that finds a free phase, where a
+    It is proportional to the inflation of the collective over its uncontended baseline, and so finds a free phase. A
     random shift of the same bound gained nothing in the prototype.
+
+    Args:
+        comm_s: recent low of the time in the collective, seconds.
+        comm_baseline_s: the same without contention, seconds; infinite while unknown.
+        threshold: least inflation that is acted on, a ratio.
+        window_s: largest delay, seconds; 0 is off.
     """
     if comm_s > (1.0 + threshold) * comm_baseline_s:
         return bounded(PHASE_SHIFT_GAIN * (comm_s - comm_baseline_s), window_s)
@@ -142,7 +155,18 @@ def phase_shift_delay_s(comm_s: float, comm_baseline_s: float, threshold: float,
 def paper_delay_s(
     wait_s: float, wait_mean_s: float, wait_sd_s: float, step_s: float, threshold: float, window_s: float
 ) -> float:
-    """The paper's own rule, the reference to beat: waits vary more than the threshold, so early ranks hold back."""
+    """The rule of the paper, in seconds: where waits vary more than the threshold, early ranks are delayed.
+
+    Source: "When Scaling Fails", section 5.3.
+
+    Args:
+        wait_s: the rank's wait in the last step, seconds; longer than the mean counts as early.
+        wait_mean_s: mean of its recent waits, seconds.
+        wait_sd_s: standard deviation of its recent waits, seconds.
+        step_s: baseline step time, seconds.
+        threshold: least standard deviation that is acted on, as a share of ``step_s``.
+        window_s: largest delay, seconds; 0 is off.
+    """
     if wait_sd_s > threshold * step_s and wait_s > wait_mean_s:
         return bounded(wait_mean_s, window_s)
     return 0.0
@@ -151,10 +175,14 @@ def paper_delay_s(
 def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: float) -> float:
     """Delay of a rank that takes its place in a stagger while its job holds one, in seconds.
 
-    ``place`` runs from 0 for the first member of a process group to 1 for the last, ``inflation`` is the mean step
-    without stagger over the baseline step, less 1. Many senders that start at once overflow a shallow buffer; the
-    windows of a few fit. When to hold is ``paceenv.core.timing.watch_for_collapse``; with threshold 0 the places are
-    fixed.
+    Many senders that start at once overflow a shallow buffer; the windows of a few fit.
+    ``paceenv.core.timing.watch_for_collapse`` decides when to hold.
+
+    Args:
+        inflation: mean step without stagger over the baseline step, less 1.
+        place: from 0 for the first member of a process group to 1 for the last.
+        threshold: least inflation that is acted on, a ratio; 0: the places are fixed.
+        window_s: delay of the last member, seconds; 0 is off.
     """
     return bounded(place * window_s, window_s) if threshold == 0.0 or inflation > threshold else 0.0
 
@@ -165,7 +193,13 @@ def off(*shape: int) -> NDArray[np.float64]:
 
 
 def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np.float64]:
-    """Settings ``(M, 2)`` with one mechanism on; threshold and window are ratios."""
+    """Settings ``(M, 2)`` with one mechanism on.
+
+    Args:
+        mechanism: one of :data:`MECHANISMS`; others raise ValueError.
+        threshold: a ratio, see :data:`DEFINITIONS`.
+        window: largest delay as a share of the baseline step.
+    """
     settings = off()
     settings[MECHANISMS.index(mechanism)] = threshold, window
     return settings
@@ -174,10 +208,10 @@ def one_mechanism(mechanism: str, threshold: float, window: float) -> NDArray[np
 def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) -> NDArray[np.float64]:
     """Settings ``(B, M, 2)`` for normalised actions ``(B, 2 * len(mechanisms))`` in [-1, 1].
 
-    The one codec of the project: the environment, training, evaluation and a live rank all decode here. For mechanism
-    ``k`` action ``2k`` is the threshold, from 0 to ``MAX_THRESHOLD``, and action ``2k + 1`` the window: exactly off up
-    to ``OFF_BELOW``, then from 0 to ``MAX_WINDOW``. Both grow with the square, as small values want resolution. Values
-    outside [-1, 1] are clipped, not-a-number is off.
+    The environment, training, evaluation and a live rank all decode here. For mechanism ``k`` action ``2k`` is the
+    threshold, from 0 to ``MAX_THRESHOLD``. Action ``2k + 1`` is the window: exactly off up to ``OFF_BELOW``, then from
+    0 to ``MAX_WINDOW``. Both grow with the square, because small values need resolution. Values outside [-1, 1] are
+    clipped; not-a-number is off.
     """
     action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
     settings = off(action.shape[0])

@@ -1,9 +1,10 @@
-"""The plan of probes: who is delayed when and how much, by chance, drawn alike by everybody who knows the seed.
+"""The plan of probes: which units are delayed when and by how much. It is random, but every rank draws the same from
+the seed.
 
 A live rank delays itself by it (``paceenv.live.decide.probe``) and calibration reads a trace by it
-(``paceenv.calibration.response``): what was *meant* to be delayed is a pure function of seed, iteration and unit, so
-that the effect of a delay can be told from whatever else made a rank late. A *unit* is what moves together: a process
-group where the job has several, else each rank by itself. Standard library only.
+(``paceenv.calibration.response``). The *intended* delays are a pure function of seed, iteration and unit. The effect of
+a delay can therefore be separated from all other causes that made a rank late. A *unit* is delayed as a whole: a
+process group where the job has several, else each rank by itself. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,24 +17,31 @@ from typing import Any, Final
 METADATA_KEY: Final = "probe"
 """Where a trace's job description has :meth:`Plan.to_json`."""
 HOLD_ITERATIONS: Final = 5
-"""A unit keeps its delay for so many iterations, so that what needs more than one to show can be seen."""
+"""A unit keeps its delay for so many iterations, so that effects that need more than one iteration can show."""
 REST_SHARE: Final = 1.0 / 3.0
-"""Share of the holds in which nobody is delayed: what probing costs is the difference to these."""
-MOST_SHARE: Final = 0.25
+"""Share of the holds in which no unit is delayed; the cost of probing is the difference to these."""
+MAX_SHARE: Final = 0.25
 """Share of the other holds in which a unit is delayed, at most; with many units it is one of them on average."""
 LEVELS: Final = 4
 """Delays are 1/4, 2/4, 3/4 or all of the probe's bound."""
 HEAD_START_SHARE: Final = 1.0 / 3.0
 """Share of the other holds in which all groups but one or so are delayed alike, and that one has the network alone."""
-LEAST_UNITS: Final = 3
+MIN_UNITS: Final = 3
 """With fewer groups, to delay all but one is to delay one."""
 _GROUP: Final = "group "
 
 
 def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
-    """The unit of ``rank``, whose payload goes through process group ``group`` of ``members``, and how many there are.
+    """The probing unit of a rank, and how many units the job has.
 
-    Delaying all ``ranks`` of a job alike only shifts it in time, so where one group has them all each rank is a unit.
+    A delay of all ranks of a job alike only shifts it in time. Where one group has all ranks, each rank is therefore a
+    unit.
+
+    Args:
+        rank: the rank.
+        group: number of the process group of its payload.
+        members: ranks in that group.
+        ranks: ranks in the job.
     """
     if 1 < members < ranks:
         return f"{_GROUP}{group}", ranks // members
@@ -42,14 +50,14 @@ def unit_of(rank: int, group: int, members: int, ranks: int) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who is delayed when.
+    """Which units are delayed when.
 
-    Parameters
-    ----------
-    seed : shared by all ranks of the job
-    probe_s : longest probe, seconds
-    first_iteration : nobody is delayed before
-    head_start_share : of the holds that are no rest, those with head starts; 0 in traces from before there were any
+    Args:
+        seed: shared by all ranks of the job.
+        probe_s: longest probe, seconds.
+        first_iteration: before it nothing is delayed.
+        head_start_share: share of the holds without rests that have head starts; 0 in traces from before head starts
+            existed.
     """
 
     seed: int
@@ -62,24 +70,35 @@ class Plan:
         return iteration < self.first_iteration or self._draw(iteration, "rest") < REST_SHARE
 
     def has_head_start(self, iteration: int, unit: str, units: int) -> bool:
-        """Whether ``iteration`` is one in which units like ``unit`` are delayed all alike, but for one or so of them.
+        """Whether units like ``unit`` are all delayed alike in this iteration, except for about one of them.
 
-        Which one goes first is drawn by each for itself with a chance of one in ``units``, as a rank knows no other
-        unit's name: two may, or nobody, and then the job is only shifted. Single ranks that all wait for each other are
-        not asked: one of them that goes first finds nobody to talk to.
+        A rank does not know the names of other units. Each unit therefore draws for itself, with a chance of one in
+        ``units``, whether it goes first. Two may, or none; then the job is only shifted. Single ranks that wait for
+        each other have no head starts: a rank that goes first has no partner to communicate with.
+
+        Args:
+            iteration: number of the iteration.
+            unit: name of the unit, from :func:`unit_of`.
+            units: number of units in the job.
         """
-        if units < LEAST_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
+        if units < MIN_UNITS or not unit.startswith(_GROUP) or self.rests(iteration):
             return False
         return self._draw(iteration, "head start") < self.head_start_share
 
     def level(self, iteration: int, unit: str, units: int) -> float:
-        """The share of the probe's bound by which ``unit``, one of ``units``, is delayed before ``iteration``."""
+        """The delay of a unit before an iteration, as a share of the probe's bound, 0 to 1.
+
+        Args:
+            iteration: number of the iteration.
+            unit: name of the unit, from :func:`unit_of`.
+            units: number of units in the job.
+        """
         if self.rests(iteration):
             return 0.0
         drawn = self._draw(iteration, unit)
         if self.has_head_start(iteration, unit, units):
             return 0.0 if drawn < 1.0 / units else 1.0
-        drawn /= min(MOST_SHARE, 1.0 / units)
+        drawn /= min(MAX_SHARE, 1.0 / units)
         return (1.0 + int(drawn * LEVELS)) / LEVELS if drawn < 1.0 else 0.0
 
     def _draw(self, iteration: int, what: str) -> float:
@@ -93,7 +112,7 @@ class Plan:
 
     @classmethod
     def of_job(cls, job: Mapping[str, Any]) -> Plan | None:
-        """The plan in a trace's job description, None where there is none that can be read."""
+        """The plan in a trace's job description; None where it has no plan that can be read."""
         found = job.get(METADATA_KEY)
         if not isinstance(found, Mapping):
             return None

@@ -1,10 +1,11 @@
 """The observation vector: what one rank sees of itself over a control interval, as numbers on fixed scales.
 
-Contract 2 of the house, shared by the environment and a live rank. Every entry is a ratio or a logarithm of ratios,
-squashed by ``x / (1 + |x|)`` on a fixed scale: no running normaliser exists that could be lost at deployment, the
-resolution is highest near zero, and nothing saturates hard. Step statistics are over the control interval, a rank's
-own over the last ten iterations or so (``timing.SMOOTHING``). :data:`DEFINITIONS` lists the entries; every other table
-of them is made from it.
+Contract 2 of the house, shared by the environment and a live rank. Every entry is a ratio or a logarithm of ratios.
+Most are squashed by ``x / (1 + |x|)`` on a fixed scale. No running normaliser exists that could be lost at deployment,
+the resolution is highest near zero, and nothing saturates hard.
+
+Step statistics are over the control interval. A rank's own statistics are over about its last ten iterations
+(``timing.SMOOTHING``). :data:`DEFINITIONS` lists the entries; every other table of them is made from it.
 """
 
 from __future__ import annotations
@@ -120,7 +121,14 @@ def close_step_interval(tick: NDArray[np.float64]) -> None:
 
 
 def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
-    """Write rank ``r``'s observation ``(SIGNALS,)`` of the interval so far into ``out``; zero before a first step."""
+    """Write the observation of one rank over the interval so far; zeros before a first step.
+
+    Args:
+        rank: estimator of the ranks, ``(timing.RANK_FIELDS, R)``.
+        r: column of the rank.
+        tick: what all ranks see alike, ``(timing.TICK_FIELDS,)``.
+        out: written to, ``(SIGNALS,)``; see :data:`DEFINITIONS`.
+    """
     for i in range(SIGNALS):
         out[i] = 0.0
     n = tick[SUM_STEPS]
@@ -145,7 +153,7 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:
-    """Clear the interval's sums, keeping what the next observation compares with."""
+    """Clear the sums of the interval; keep its mean step, with which the next observation compares."""
     n = tick[SUM_STEPS]
     if n > 0.0:
         tick[STEP_MEAN_BEFORE_S] = tick[SUM_STEP_S] / n

@@ -1,25 +1,27 @@
 """The timing estimator: what one rank infers about waits, slack and its uncontended baseline from its own clock.
 
-Shared by the simulator (compiled by the engine) and a live rank (plain Python on the same arrays), so there is one
-estimator and never two. A rank sees only itself: it stamps the start of the iteration, entry and exit of the job's
-payload collective, and, where the job ends its step with a separate barrier, the time spent in that. The exit of the
-step's last collective is a common clock tick, so step time is the same on every rank without communication.
+The simulator (compiled by the engine) and a live rank (plain Python on the same arrays) share it. A rank sees only
+itself. It stamps the start of the iteration and the entry and exit of the job's payload collective. Where the job ends
+its step with a separate barrier, it also measures the time spent in that. The exit of the step's last collective is a
+common clock tick, so step time is the same on every rank without communication.
 
-State is two arrays: ``rank[F, r]`` of float32 (one column a rank) and ``tick[K]`` of float64 (what all ranks of a job
-see alike). Every function works on all columns at once, one short loop per quantity, which is what lets the compiler
-use vector registers; a live rank calls the same functions with one column. What a loop keeps, it computes in float32,
-with constants of that type, so that interpreted and compiled code round alike; the rules compute in float64, to which
-``np.float64`` and not ``float`` converts, as the latter leaves a float32 what it is when compiled.
+State is two arrays: ``rank[F, r]`` of float32 (one column for each rank) and ``tick[K]`` of float64 (what all ranks of
+a job see alike). Every function works on all columns at once, one short loop per quantity, so that the compiler can use
+vector registers. A live rank calls the same functions with one column.
 
-*Wait* is measured in the step's last collective: its duration minus the time it takes when everybody is there, which
-is nothing for a barrier and the rank's own low-quantile baseline for a payload collective. *Slack* is the wait plus
-the rank's own delay in that step: how much later than its natural start it could have begun. Both low quantiles are
-minima of pairs of iterations, which need one number each and no sorting:
+Values that a loop keeps are computed in float32, with constants of that type, so that interpreted and compiled code
+round alike. The rules compute in float64. Conversions use ``np.float64`` and not ``float``, because a compiled
+``float`` leaves a float32 as it is.
+
+*Wait* is measured in the last collective of the step: its duration minus the time that it takes when all ranks are
+there. That time is 0 for a barrier, and the rank's own low-quantile baseline for a payload collective. *Slack* is the
+wait plus the rank's own delay in that step: how much later than its natural start it could have begun. Both low
+quantiles are minima of pairs of iterations, which need one number each and no sorting:
 
 - the recent low is the minimum over the newest iteration and the last closed pair;
-- the baseline falls at once to a new minimum and rises by ``BASELINE_RISE`` of the gap to the low of each closed pair,
-  so it remembers an uncontended duration for hundreds of iterations (a job that starts contended would never trigger
-  otherwise).
+- the baseline falls at once to a new minimum and rises by ``BASELINE_RISE`` of the gap to the low of each closed pair.
+  It remembers an uncontended duration for hundreds of iterations; otherwise a job that starts contended would never
+  react.
 
 Means and spreads are exponential, over about ``1 / SMOOTHING`` iterations.
 """
@@ -55,8 +57,8 @@ SMOOTHING = np.float32(0.1)
 SLOW_SMOOTHING = np.float32(0.002)
 """The same for the slow mean of the own delay: whether pacing has been on for long."""
 TINY = np.float32(1e-30)
-"""Added to what an exponential mean takes in, so that it cannot decay into subnormal numbers, where it would stay for
-ever and every operation costs a hundred; disappears in rounding beside anything that is not zero."""
+"""Added to the input of an exponential mean, so that the mean cannot decay into subnormal numbers. It would stay there
+for ever, and every operation would cost a hundred. Beside any number that is not zero it disappears in rounding."""
 CHANGE_MARGIN = 2.0
 """Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
 COLLAPSE_RATIO = 1.25
@@ -124,12 +126,12 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
 
 
 def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
-    """Hold, probe, back off: when the ranks of a job take their places in a stagger, from the common step time alone.
+    """When the ranks of a job take their places in a stagger, from the common step time alone: hold, probe, back off.
 
-    While ``STAGGER_LEFT`` is positive they hold (those whose settings ask for it); then they let go and watch. A
-    collapse within a few iterations is a relapse and doubles the hold. A hold in which the mean step was no shorter
-    than before it did not help: they back off (``STAGGER_LEFT`` negative), twice as long each time, and only then try
-    a short hold again.
+    While ``STAGGER_LEFT`` is positive, ranks whose settings ask for it hold their places. Then they stop and watch. A
+    collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
+    before, the hold did not help. The ranks then back off (``STAGGER_LEFT`` negative), twice as long each time, and
+    only then try a short hold again.
     """
     left = tick[STAGGER_LEFT]
     if left > 0.0:
@@ -182,9 +184,13 @@ def observe_ranks(
 ) -> None:
     """Take in one iteration of every rank, after :func:`observe_step`.
 
-    ``comm_R`` is the time in the payload collective, ``wait_R`` the time in the barrier, seconds; in a job without a
-    barrier ``wait_R`` is overwritten with the wait in the collective. ``rank[DELAY_S]`` holds the delays that this
-    iteration started with.
+    Args:
+        rank: estimator of the ranks, ``(RANK_FIELDS, R or more)``, updated. ``rank[DELAY_S]`` holds the delays that
+            this iteration started with.
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
+        comm_R: time in the payload collective, seconds.
+        wait_R: time in the barrier, seconds; without a barrier overwritten with the wait in the collective.
+        has_barrier: whether a barrier of its own ends the step.
     """
     ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
     baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
@@ -228,10 +234,11 @@ def spread_s(mean_s: float, square_s2: float) -> float:
 def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     """Slack that rank ``r`` can count on, seconds: the recent low less a margin for its step-to-step changes, or 0.
 
-    The margin is what keeps independent jitter from looking like slack: among many ranks nobody is last for dozens of
-    iterations, so the recent low alone is positive everywhere, every rank would take its delay from it, and the step
-    would grow by a multiple of it because each rank's delay is another's slack. Changes from one step to the next and
-    not the spread, which a persistent episode's start would widen as well. Zero until a first pair is complete.
+    Without the margin, independent jitter would look like slack. Among many ranks each single one is not last for
+    dozens of iterations, so the recent low alone is positive everywhere. Every rank would take its delay from it, and
+    the step would grow by a multiple of it, because the delay of each rank is slack of the others. The margin uses
+    changes from one step to the next; the start of a persistent episode would widen the spread as well. Zero until a
+    first pair is complete.
     """
     now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -242,9 +249,9 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
 def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     """Time in the collective that rank ``r`` must count on, seconds: the recent low less the same margin.
 
-    Never below its baseline; what it is above is what contention adds to every iteration. The low and not the mean: it
-    rises only when contention persists and falls at once when a shift has worked, so that a job stops shifting where it
-    stops colliding. Without the margin, waits for late peers would count as contention and feed on each other's delays.
+    It is never below the rank's baseline; the rest is what contention adds to every iteration. The low rises only when
+    contention persists and falls at once when a shift has worked, so a job stops shifting where it stops colliding. A
+    mean would not. Without the margin, waits for late peers would count as contention and feed on each other's delays.
     """
     now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -254,9 +261,15 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
 
 
 def window_s(settings_M2: NDArray[np.float64], mechanism: int, step_s: float, cap_s: float) -> float:
-    """A mechanism's delay window in seconds: its share of the baseline step, never above the cap.
+    """The delay window of a mechanism in seconds: its share of the baseline step, at most the cap.
 
-    A hair less, so that a delay cut to it is still within it when stored as float32.
+    The result is a hair smaller, so that a delay that is cut to it stays within it when stored as float32.
+
+    Args:
+        settings_M2: (threshold, window) of each mechanism, ratios.
+        mechanism: index of the mechanism.
+        step_s: baseline step time, seconds.
+        cap_s: largest delay of any mechanism, seconds.
     """
     return float(min(settings_M2[mechanism, WINDOW] * step_s, cap_s)) * _ROUNDED_DOWN
 
@@ -271,11 +284,20 @@ def decide(
     first_member: int = 0,
     members: int = 1,
 ) -> None:
-    """Set the delays ``rank[DELAY_S]`` with which the columns ``low`` to ``high`` start their next iteration, seconds.
+    """Set the delays ``rank[DELAY_S]`` with which ranks start their next iteration, seconds.
 
-    ``settings_M2`` is one (threshold, window) per mechanism, the baseline step time their scale. Where several
-    mechanisms ask for a delay the largest counts, not the sum: they measure the same lost time from different sides.
-    Column ``r`` is member ``(first_member + r) % members`` of its process group, which is its place in a stagger.
+    Where several mechanisms ask for a delay, the largest counts. The sum would count the same lost time more than once.
+
+    Args:
+        rank: estimator of the ranks, ``(RANK_FIELDS, R)``; delays are written.
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
+        low: first column that decides.
+        high: end of the columns that decide, exclusive.
+        settings_M2: (threshold, window) of each mechanism, ratios; the baseline step is their scale.
+        cap_s: largest delay, seconds.
+        first_member: place of column 0 in its process group; column ``r`` is member ``(first_member + r) % members``,
+            which is its place in a stagger.
+        members: ranks in a process group.
     """
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access

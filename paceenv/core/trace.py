@@ -1,8 +1,8 @@
 """The trace (contract 3): one Parquet schema of what every rank did when, one row per operation.
 
-Written by the simulator and by ``live``; read by calibration, diagnosis and the reports; importers for other formats
-produce it too. Needs numpy and pyarrow only. What does not change during a job (which rank sits where, which
-data-parallel rank and stage it is) is in the file's metadata, not in the rows.
+The simulator and ``live`` write it; importers make it from other formats. Calibration, diagnosis and the reports read
+it. It needs numpy and pyarrow only. Facts that do not change during a job (where a rank is, its data-parallel rank and
+stage) are in the metadata of the file, not in the rows.
 
 Times are seconds on one clock per job; for a collective they are entry and exit. ``seq`` orders the operations of one
 rank within one iteration; operations may overlap.
@@ -78,7 +78,8 @@ class TraceMetadata:
     """What is constant over a trace.
 
     ``job``: free description (name, sizes, configuration). ``ranks``: one mapping per rank with an integer ``rank``
-    and, where known, ``dp_rank``, ``stage``, ``host``, ``device`` and other locality. ``source``: who made the trace.
+    and, where known, ``dp_rank``, ``stage``, ``host``, ``device`` and other locality. ``source``: the program that made
+    the trace.
     """
 
     job: Mapping[str, Any]
@@ -127,7 +128,16 @@ class Trace:
     def from_columns(
         cls, columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace"
     ) -> Trace:
-        """A trace from columns as :meth:`TraceWriter.append` takes them; InputErrors name ``where``."""
+        """A trace from columns.
+
+        Args:
+            columns: as for :meth:`TraceWriter.append`.
+            metadata: of the job.
+            where: what errors name as the source.
+
+        Raises:
+            InputError: for columns that the schema does not allow.
+        """
         return cls(pa.Table.from_batches([_to_batch(columns, 0, where)]), metadata)
 
     def column(self, name: str) -> NDArray[Any]:
@@ -150,10 +160,10 @@ class Trace:
 
 
 class TraceWriter:
-    """Stream a trace to ``path``: a context manager that leaves a whole file or none.
+    """Stream a trace to ``path``: a context manager that leaves a whole file or no file.
 
-    Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception.
-    Raises InputError if the directory is missing or rows do not fit the schema.
+    Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception. Raises
+    InputError if the directory is missing or rows do not fit the schema.
     """
 
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
@@ -216,7 +226,13 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 def trace_bytes(columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace") -> bytes:
     """A whole small trace as the content of its file, for callers that write it themselves.
 
-    ``columns`` and errors are those of :meth:`TraceWriter.append`.
+    Args:
+        columns: as for :meth:`TraceWriter.append`.
+        metadata: of the job.
+        where: what errors name as the source.
+
+    Raises:
+        InputError: for columns that the schema does not allow.
     """
     sink = pa.BufferOutputStream()
     schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
@@ -246,16 +262,22 @@ def read_trace(path: str | Path) -> Trace:
 def iter_batches(
     path: str | Path, batch_rows: int = 1 << 16, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Read a trace, or some of its row groups, in record batches of at most ``batch_rows`` rows.
+    """Read a trace, or some of its row groups, in record batches.
 
-    Raises InputError like :func:`read_trace`; rows in its messages count from the first that is read.
+    Args:
+        path: the file.
+        batch_rows: most rows in a batch.
+        row_groups: numbers of the row groups to read; default: all.
+
+    Raises:
+        InputError: as in :func:`read_trace`; rows in its messages count from the first that is read.
     """
     file, _ = _open_trace(path)
     return _checked_batches(file, str(path), batch_rows, row_groups)
 
 
 def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file of any schema. Raises InputError that says in one line why it cannot be read."""
+    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read."""
     try:
         return pq.ParquetFile(path, **options)
     except (pa.ArrowException, OSError) as error:

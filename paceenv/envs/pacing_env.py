@@ -171,7 +171,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Observation Space
 
-    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn anew each episode, sees of itself. Where ``cv_weight`` is a
+    `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Where ``cv_weight`` is a
     range, `Box(-1, 1, (SIGNALS + 1,), float32)` with the preference as the last entry, so that one policy can learn the
     whole trade-off of throughput against variation. Entries have no unit. Except where noted an entry is
     ``x / (1 + |x|)`` with ``x`` = value / scale.
@@ -203,6 +203,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
       episode draws its own, uniformly as the last entry shows it
     * ``threads``: threads that share a batch, vector environment only (default 1)
+    * ``render_mode``: not supported; None
 
     ```python
     >>> import gymnasium
@@ -263,11 +264,25 @@ _document(PacingEnv)
 
 
 class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np.float32], NDArray[Any]]):
-    """A batch of :class:`PacingEnv`, stepped by one call of the compiled engine; same arguments.
+    """A batch of :class:`PacingEnv`, stepped by one call of the compiled engine.
 
     Row ``n`` after ``reset(seed=s)`` equals the scalar environment with seed ``s + n``, byte for byte, across
-    autoresets too. Autoreset happens in the same step: the observation is the new episode's, ``info["final_obs"]``
-    and ``info["final_info"]`` hold the old one's last.
+    autoresets too. Autoreset happens in the same step: the observation is the new episode's, ``info["final_obs"]`` and
+    ``info["final_info"]`` hold the old one's last.
+
+    Args:
+        num_envs: rows of the batch, at least 1.
+        cluster: as in :class:`PacingEnv`, as are the next five.
+        weights: with several clusters, how often each is drawn; default: equally.
+        mechanisms: names of the mechanisms that the action sets.
+        interval_iterations: iterations in one step of the environment, at least 1.
+        episode_intervals: steps in an episode, at least 1.
+        cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
+        threads: most threads that share the batch, at least 1; results do not depend on it.
+        render_mode: not supported; None.
+
+    Raises:
+        InputError: for an argument outside its range, with the range.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}

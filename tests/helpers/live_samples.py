@@ -20,7 +20,7 @@ from paceenv.live.record.merge_segments import write_merged
 from paceenv.live.record.recorder import TraceRecorder, rank_metadata
 from paceenv.live.record.run_folder import RunFolder
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 """For a process of a test that hangs, which then fails; no test waits for it otherwise."""
 STEP_S = 0.1
 

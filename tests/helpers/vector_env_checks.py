@@ -1,17 +1,17 @@
 """Checks of a vector environment against its scalar one, in the manner of ``gymnasium.utils.env_checker``.
 
-Gymnasium checks scalar environments only. These checks say whether a *batch* can be trusted: its rows are the scalar
-environment, byte for byte and across autoresets, whatever the batch size and the number of threads. They use nothing
-but Gymnasium's public API, so that they serve for any pair of factories, for example to check a wrapper:
+Gymnasium checks scalar environments only. These checks show whether a *batch* can be trusted: its rows equal the scalar
+environment byte for byte and across autoresets, for any batch size and number of threads. They use only Gymnasium's
+public API, so they work for any pair of factories, for example to check a wrapper:
 
 >>> from vector_env_checks import check_vector_env, pacing_factories
 >>> check_vector_env()  # paceenv/Pacing-v0 with its defaults
 >>> check_vector_env(*pacing_factories(cluster="two-jobs", mechanisms=("phase_shift",), cv_weight=(0.0, 2.0)))
 >>> check_vector_env(lambda num_envs, threads: MyVectorEnv(num_envs), MyEnv)  # doctest: +SKIP
 
-Each ``check_*`` raises :class:`AssertionError` with one message that says what differs, where and what was expected.
-Scalar environments under Gymnasium's own ``SyncVectorEnv``, in the autoreset mode that the vector environment
-declares, are the reference. Legend: T steps, N rows.
+Each ``check_*`` raises :class:`AssertionError` with one message: what differs, where, and what was expected. The
+reference is the scalar environments under Gymnasium's own ``SyncVectorEnv``, in the autoreset mode that the vector
+environment declares. Legend: T steps, N rows.
 """
 
 from __future__ import annotations
@@ -58,20 +58,18 @@ def check_vector_env(
 ) -> None:
     """Run every check below.
 
-    Parameters
-    ----------
-    make_vector, make_scalar : the factories of the pair; both or neither (then ``paceenv/Pacing-v0`` with defaults)
-    num_envs : rows of the batch, at least 2
-    steps : steps of each run; enough for at least one episode to end
-    seed : row ``n`` gets ``seed + n``; also seeds the actions
-    threads : the number of threads that is compared with one
+    Args:
+        make_vector: makes the vector environment; with ``make_scalar``, or neither for ``paceenv/Pacing-v0`` with
+            defaults.
+        make_scalar: makes its scalar environment.
+        num_envs: rows of the batch, at least 2.
+        steps: steps of each run, enough for at least one episode to end.
+        seed: row ``n`` gets ``seed + n``; it also seeds the actions.
+        threads: number of threads that is compared with one.
 
-    Raises
-    ------
-    ValueError
-        if the arguments cannot lead to a check that means something
-    AssertionError
-        with what differs, where, and what was expected
+    Raises:
+        ValueError: if the arguments cannot lead to a meaningful check.
+        AssertionError: with what differs, where, and what was expected.
     """
     if (make_vector is None) != (make_scalar is None):
         raise ValueError("check_vector_env: give both make_vector and make_scalar, or neither")
@@ -192,7 +190,13 @@ def declared_autoreset_mode(envs: AnyVectorEnv) -> AutoresetMode:
 
 
 def check_spaces(envs: AnyVectorEnv, env: AnyEnv, num_envs: int) -> None:
-    """The batch has the size asked for, rows have the scalar environment's spaces, and the batch spaces follow."""
+    """The batch has the size asked for, rows have the scalar environment's spaces, and the batch spaces follow.
+
+    Args:
+        envs: the vector environment.
+        env: its scalar environment.
+        num_envs: the size asked for.
+    """
     _require(envs.num_envs == num_envs, f"num_envs = {envs.num_envs}; expected the {num_envs} asked for")
     for kind in ("observation", "action"):
         single, batched = getattr(envs, f"single_{kind}_space"), getattr(envs, f"{kind}_space")
@@ -242,7 +246,13 @@ def check_episodes_end(batch: Recorded) -> None:
 
 
 def check_rows(batch: Recorded, reference: Recorded, name: str) -> None:
-    """Row ``n`` equals row ``n`` of the reference byte for byte: observations, rewards, ends."""
+    """Row ``n`` equals row ``n`` of the reference byte for byte: observations, rewards, ends.
+
+    Args:
+        batch: the run that is checked.
+        reference: the run that it must equal; it may have more rows.
+        name: what messages call the reference.
+    """
     for t, (step, other) in enumerate(zip(batch.steps, reference.steps, strict=True)):
         theirs = list(reference.rows(t))
         for n, ours in enumerate(batch.rows(t)):
@@ -260,7 +270,13 @@ def check_rows(batch: Recorded, reference: Recorded, name: str) -> None:
 
 
 def check_final(batch: Recorded, reference: Recorded, mode: AutoresetMode) -> None:
-    """``final_obs`` and ``final_info`` come in the step that ends an episode, only there, and as Gymnasium's own."""
+    """``final_obs`` and ``final_info`` come in the step that ends an episode, only there, and as Gymnasium's own.
+
+    Args:
+        batch: the run that is checked.
+        reference: the same run of scalar environments.
+        mode: the autoreset mode that the vector environment declares.
+    """
     names = ("final_obs", "_final_obs", "final_info", "_final_info")
     for t, (step, other) in enumerate(zip(batch.steps, reference.steps, strict=True)):
         ended = t > 0 and mode is AutoresetMode.SAME_STEP and bool((step.terminated | step.truncated).any())
@@ -278,7 +294,7 @@ def check_final(batch: Recorded, reference: Recorded, mode: AutoresetMode) -> No
 
 
 def check_infos(batch: Recorded, reference: Recorded) -> None:
-    """Whatever a row's scalar environment says in ``info`` is there, at its row and under its mask."""
+    """Every entry of a row's scalar ``info`` is there, at its row and under its mask."""
     for t, (step, other) in enumerate(zip(batch.steps, reference.steps, strict=True)):
         for key, theirs in other.info.items():
             mask = other.info.get(f"_{key}")
@@ -296,7 +312,13 @@ def check_infos(batch: Recorded, reference: Recorded) -> None:
 
 
 def check_seeds(make_vector: MakeVector, batch: Recorded, run: Plan) -> None:
-    """The same seeds repeat a run, as a number and as a list; others, and other rows, give other runs."""
+    """The same seeds repeat a run, as a number and as a list; other seeds, and other rows, give other runs.
+
+    Args:
+        make_vector: makes the vector environment.
+        batch: an earlier run of it.
+        run: how that run was made.
+    """
     check_rows(run.record(make_vector(run.num_envs, 1)), batch, "an earlier run with the same seed")
     listed = [run.seed + n for n in range(run.num_envs)]
     check_rows(run.record(make_vector(run.num_envs, 1), listed), batch, f"a run with seed={run.seed}, now {listed}")
@@ -311,14 +333,27 @@ def check_seeds(make_vector: MakeVector, batch: Recorded, run: Plan) -> None:
 
 
 def check_batch_size(make_vector: MakeVector, batch: Recorded, run: Plan) -> None:
-    """A row is the same in a smaller batch: rows neither share noise nor disturb each other."""
+    """A row is the same in a smaller batch: rows neither share noise nor disturb each other.
+
+    Args:
+        make_vector: makes the vector environment.
+        batch: an earlier run of it.
+        run: how that run was made.
+    """
     for num_envs in sorted({1, 2, run.num_envs - 1}):
         smaller = Plan(num_envs, run.steps, run.seed).record(make_vector(num_envs, 1))
         check_rows(smaller, batch, f"the same row in a batch of {run.num_envs}, now of {num_envs}")
 
 
 def check_threads(make_vector: MakeVector, batch: Recorded, run: Plan, threads: int) -> None:
-    """The number of threads changes nothing."""
+    """The number of threads changes nothing.
+
+    Args:
+        make_vector: makes the vector environment.
+        batch: an earlier run of it with one thread.
+        run: how that run was made.
+        threads: number of threads that is compared with one.
+    """
     check_rows(run.record(make_vector(run.num_envs, threads)), batch, f"a run with 1 thread, now {threads}")
 
 

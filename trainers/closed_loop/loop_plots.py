@@ -64,7 +64,7 @@ def calibration(found: Mapping[str, Any], path: Path) -> None:
     for i, parameter in enumerate(shown):
         value, low, high = parameter["value"], parameter["lo"], parameter["hi"]
         if parameter["se"] is None:
-            panel.annotate("cannot tell", (1.0, i), ha="center", va="center", fontsize=8, color=_SHADES["measured"])
+            panel.annotate("not identified", (1.0, i), ha="center", va="center", fontsize=8, color=_SHADES["measured"])
         elif value and low is not None and high is not None:
             panel.plot([low / value, high / value], [i, i], color=_SHADES["predicted, in blocks"], lw=2)
             panel.plot(1.0, i, "o", color=_SHADES["predicted, in blocks"], ms=4)

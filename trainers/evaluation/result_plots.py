@@ -64,9 +64,9 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
         path: the file.
         paired: whether the reward is the difference to the same episodes without pacing.
     """
-    judged = any("gap_closed" in row for row in curves[0])
+    scored = any("gap_closed" in row for row in curves[0])
     costly = any("null_cost" in row for row in curves[0])
-    figure, panels = figures.figure(1 + judged + costly)
+    figure, panels = figures.figure(1 + scored + costly)
     shade = colour("learned")
     for curve in curves:
         x = np.array([row["timesteps"] for row in curve]) / 1000.0
@@ -75,7 +75,7 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
         width = max(1, len(y) // 20)
         if len(y) > width:
             panels[0].plot(x[width - 1 :], np.convolve(y, np.ones(width) / width, "valid"), color=shade)
-        if judged:
+        if scored:
             seen = [(row["timesteps"] / 1000.0, 100 * row["gap_closed"]) for row in curve if "gap_closed" in row]
             panels[1].plot(*zip(*seen, strict=True), "o-", ms=3, color=shade)
         if costly:
@@ -83,7 +83,7 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
             panels[-1].plot(*zip(*paid, strict=True), color=shade, linewidth=0.8)
     reward = "mean reward less that of the same\nepisodes without pacing" if paired else "mean reward"
     panels[0].set(ylabel=reward, title="training")
-    if judged:
+    if scored:
         panels[1].set(ylabel="gap to the bound closed, %", title="validation clusters", ylim=(None, 100))
     if costly:
         panels[-1].axhline(0.5, color="#999999", linestyle=":", linewidth=0.8)

@@ -123,17 +123,17 @@ class TrainConfig(Config):
 
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
-        given, judged = self.environment, self.selection
+        given, selection = self.environment, self.selection
         clusters = [
             c.model_copy(update={"cluster": config_files.resolve_sibling(path, c.cluster)}) for c in given.clusters
         ]
         suites = [config_files.resolve_sibling(path, suite) for suite in given.suites]
         environment = given.model_copy(update={"clusters": clusters, "suites": suites})
-        if judged is not None:
-            judged = judged.model_copy(
-                update={"suites": [config_files.resolve_sibling(path, suite) for suite in judged.suites]}
+        if selection is not None:
+            selection = selection.model_copy(
+                update={"suites": [config_files.resolve_sibling(path, suite) for suite in selection.suites]}
             )
-        return self.model_copy(update={"environment": environment, "selection": judged})
+        return self.model_copy(update={"environment": environment, "selection": selection})
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:

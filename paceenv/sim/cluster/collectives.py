@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 BYTES_PER_GBIT = 1e9 / 8.0
 TREE_BELOW_BYTES = 25 * 2.0**20
-"""Where ``auto`` goes over from tree to ring unless told otherwise. NCCL chooses by a cost table that depends on the
-machine; this value is inferred from a 2 x 2 GPU cluster whose 25.2 MB messages crossed as by a tree and whose larger
-ones as by a ring. It is also the default cap of a gradient bucket."""
+"""Where ``auto`` goes over from tree to ring by default. NCCL chooses by a cost table that depends on the machine. This
+value is inferred from a 2 x 2 GPU cluster: its 25.2 MB messages crossed as by a tree and larger ones as by a ring. It
+is also the default cap of a gradient bucket."""
 
 Op = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "torus", "auto"]
@@ -64,11 +64,17 @@ def volume(
     dims: Sequence[int] = (),
     tree_below_bytes: float = TREE_BELOW_BYTES,
 ) -> Volume:
-    """Rounds and bytes of a collective among ``members``.
+    """Rounds and bytes of a collective.
 
-    ``payload_bytes`` is the full tensor for all-reduce, reduce-scatter and all-gather, what one member holds for
-    all-to-all, the message for broadcast and send; a number or an array. ``hierarchical`` gives the part between nodes
-    (:func:`hierarchical` gives both); ``per_node`` members share a node. ``dims`` are a torus's.
+    Args:
+        op: the collective.
+        algorithm: how it is done. ``hierarchical`` gives the part between nodes; :func:`hierarchical` gives both.
+        members: ranks that take part.
+        payload_bytes: number or array. All-reduce, reduce-scatter and all-gather: the full tensor. All-to-all: what one
+            member holds. Broadcast and send: the message.
+        per_node: members that share a node.
+        dims: size of a torus in each dimension.
+        tree_below_bytes: payload below which ``auto`` chooses the tree.
     """
     n, S = members, payload_bytes
     if n < 2:
@@ -168,11 +174,17 @@ def _torus(op: Op, n: int, S: Bytes, dims: Sequence[int]) -> Volume:
 
 
 def hierarchical(op: Op, nodes: int, per_node: int, payload_bytes: Bytes) -> tuple[Volume, Volume]:
-    """What a collective in two levels does inside a node and between nodes, for one of a node's ``per_node`` members.
+    """A collective in two levels, for one member of a node: the part inside the node and the part between nodes.
 
     All-reduce: reduce-scatter inside, ring all-reduce of each member's own part between nodes, all-gather inside.
-    Reduce-scatter and all-gather: the same with one of the halves. Broadcast: across, then inside. All-to-all: what is
-    for other nodes is first gathered by local index inside the node, then exchanged among equal indices.
+    Reduce-scatter and all-gather: the same with one of the halves. Broadcast: across, then inside. All-to-all: data for
+    other nodes is first gathered by local index inside the node, then exchanged among equal indices.
+
+    Args:
+        op: the collective.
+        nodes: that take part.
+        per_node: members on a node.
+        payload_bytes: as in :func:`volume`.
     """
     S, k = payload_bytes, per_node
     part = S if op in ("broadcast", "all_to_all") else S / k
@@ -185,10 +197,16 @@ def _log2(n: int) -> int:
 
 
 def crossing_hops(members: int, total_nodes: int, nodes_per_leaf: int, placement: Literal["packed", "spread"]) -> float:
-    """How many of a ring's ``members`` hops lead from one leaf switch to another.
+    """How many hops of a ring lead from one leaf switch to another.
 
-    Packed: the ring passes its leaves one after the other, one hop out of each. Spread: the job's nodes sit in random
-    order, so that the next member shares the leaf with probability ``(L-1)/(N-1)``, and the expectation is returned.
+    Packed: the ring passes its leaves one after the other, one hop out of each. Spread: the nodes of the job are in
+    random order, so the next member shares the leaf with probability ``(L-1)/(N-1)``. The expectation is returned.
+
+    Args:
+        members: of the ring.
+        total_nodes: N, in the job.
+        nodes_per_leaf: L, under one leaf switch.
+        placement: of the job's nodes.
     """
     if members < 2 or total_nodes <= nodes_per_leaf:
         return 0.0
@@ -209,12 +227,21 @@ def crossing_bytes(
     *,
     per_node: int = 1,
 ) -> Bytes:
-    """Bytes of one collective among ``nodes`` that leave a leaf switch, all nodes together.
+    """Bytes of one collective that leave a leaf switch, all nodes together.
 
-    Packed placement is counted message by message, with the trees in NCCL's order and halving/doubling exchanging most
-    with its nearest; for spread nodes the expectation is returned, as every message crosses with the same probability.
-    A gather's payload is what each sender sends. A flat ``ring`` passes all ``per_node`` members of a node one after
-    the other, so that it crosses as often as one of nodes but cuts its payload into more parts.
+    Packed placement is counted message by message, with the trees in NCCL's order; halving/doubling exchanges most with
+    its nearest nodes. For spread nodes the expectation is returned, as every message crosses with the same probability.
+
+    Args:
+        op: the collective.
+        algorithm: of an all-reduce.
+        nodes: that take part.
+        total_nodes: in the job.
+        nodes_per_leaf: under one leaf switch.
+        placement: of the job's nodes.
+        payload_bytes: as in :func:`volume`; of a gather, what each sender sends.
+        per_node: members on a node. A flat ``ring`` passes all of them one after the other. It crosses as often as a
+            ring of nodes but cuts its payload into more parts.
     """
     n, S = nodes, payload_bytes
     if n < 2 or total_nodes <= nodes_per_leaf:
@@ -232,11 +259,19 @@ def crossing_bytes(
 def halving_doubling_rounds(
     nodes: int, total_nodes: int, nodes_per_leaf: int, placement: Literal["packed", "spread"]
 ) -> list[tuple[float, float]]:
-    """What an all-reduce by halving and doubling does round by round, as shares of the payload.
+    """The rounds of an all-reduce by halving and doubling, as shares of the payload.
 
-    What a node sends, and what of all nodes' bytes leaves a leaf. Near partners keep the NICs busy and far ones the
-    tier above the leaves, in turns, so that neither works while the other is what a round waits for. The sums are
-    :func:`volume` and :func:`crossing_bytes`.
+    Near partners keep the NICs busy and far ones the tier above the leaves, in turns: neither works while a round waits
+    for the other. The sums over rounds are :func:`volume` and :func:`crossing_bytes`.
+
+    Args:
+        nodes: that take part.
+        total_nodes: in the job.
+        nodes_per_leaf: under one leaf switch.
+        placement: of the job's nodes.
+
+    Returns:
+        For each round, the share that a node sends and the share of all nodes together that leaves a leaf.
     """
     p = 2 ** math.floor(math.log2(nodes))
 
@@ -255,7 +290,7 @@ def halving_doubling_rounds(
 
 
 def _messages(op: str, algorithm: Algorithm, n: int) -> list[tuple[int, int, float]]:
-    """Who sends whom how much in all, as a share of the payload."""
+    """Bytes that each member sends to each other in all, as a share of the payload."""
     if op == "gather":
         return [(i, 0, 1.0) for i in range(1, n)]
     if op == "all_to_all":
@@ -270,7 +305,7 @@ def _messages(op: str, algorithm: Algorithm, n: int) -> list[tuple[int, int, flo
 
 
 def tree_parents(n: int) -> dict[int, int]:
-    """An in-order binary tree over 0 to n - 1 as NCCL builds it: who is whose parent; member 0 is the root."""
+    """An in-order binary tree over 0 to n - 1 as NCCL builds it: the parent of each member; member 0 is the root."""
     parents = {}
     for i in range(1, n):
         low = i & -i

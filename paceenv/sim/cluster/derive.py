@@ -23,8 +23,11 @@ from paceenv.sim.engine.simulator import JobBatch, episode_keys
 def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None = None) -> JobBatch:
     """Parameter records of E episodes of a cluster.
 
-    ``keys_E`` are episode keys (:func:`paceenv.sim.engine.simulator.episode_keys`) and decide what is drawn.
-    ``tenants`` is how many tenant places each record gets, at least as many as the cluster has; unused ones are absent.
+    Args:
+        cluster: the config.
+        keys_E: episode keys (:func:`paceenv.sim.engine.simulator.episode_keys`); they decide what is drawn.
+        tenants: tenant places of each record, at least as many as the cluster has; unused ones are absent. Default: as
+            many as the cluster has.
     """
     return _derive(cluster, Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
 
@@ -44,7 +47,7 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
 
 
 def typical(cluster: Cluster) -> Cluster:
-    """The cluster with the middle of its range in place of whatever is drawn: nothing left to randomise."""
+    """The cluster with the middle of its range in place of every random quantity: nothing left to randomise."""
 
     def middle(value: Any) -> float | None:
         match value:
@@ -163,9 +166,10 @@ def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:
     """Local SGD: one engine step becomes the K steps between two synchronizations; returns the imbalance's skewness.
 
     Exact for noise that is independent from step to step: K times the mean, 1/sqrt(K) of the relative spread and of the
-    skewness. Stalls keep their mean: K times as many, or longer ones where that is more than one a period. What lasts
-    for iterations lasts for K times fewer, at least for one, so that drift and episodes shorter than K steps are
-    overstated. Only the last of the K steps can overlap with the collective. Tenants keep their ratio to the period.
+    skewness. Stalls keep their mean: K times as many, or longer ones where that is more than one a period. An effect
+    that lasts for iterations lasts for K times fewer, at least for one. Drift and episodes shorter than K steps are
+    therefore overstated. Only the last of the K steps can overlap with the collective. Tenants keep their ratio to the
+    period.
     """
     if every == 1:
         return skewness

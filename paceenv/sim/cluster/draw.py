@@ -35,7 +35,13 @@ class Draw:
         return self._value(quantity, _NAMED + zlib.crc32(name.encode()))
 
     def integers(self, name: str, below: int, count: int) -> NDArray[np.int64]:
-        """``(E, count)`` uniform integers from 0 to ``below - 1``."""
+        """``(E, count)`` uniform integers.
+
+        Args:
+            name: of the draw; other draws do not move when one is added.
+            below: integers are from 0 to ``below - 1``.
+            count: of each episode.
+        """
         self.random = True
         keys_E = episode_keys(self._keys_E, _NAMED + zlib.crc32(name.encode()))
         E = len(keys_E)

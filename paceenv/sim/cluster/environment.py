@@ -1,4 +1,4 @@
-"""What a job meets while it runs: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
+"""The environment of a job: noise by cause, post-collective work, other jobs, heat, failures, and its pacing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceenv.ui.config_files import Config, Mechanism
 class Noise(Config):
     """Noise by cause; coefficients of variation are relative to ``job.compute_s``, one to a collective's duration."""
 
-    jitter_cv: Cv = Field(0.0, description="idiosyncratic, normal, anew each rank and step")
-    common_cv: Cv = Field(0.0, description="common to all ranks, anew each step")
+    jitter_cv: Cv = Field(0.0, description="idiosyncratic, normal, drawn for each rank and step")
+    common_cv: Cv = Field(0.0, description="common to all ranks, drawn for each step")
     persistent_cv: Cv = Field(0.0, description="fixed per rank for an episode")
     slow_ranks: int = Field(0, ge=0, description="how many ranks are slow throughout")
     slow_factor: AtLeastOne = Field(1.0, description="how many times longer they compute")
-    imbalance_cv: Cv = Field(0.0, description="data imbalance: shifted gamma, anew each rank and step")
+    imbalance_cv: Cv = Field(0.0, description="data imbalance: shifted gamma, drawn for each rank and step")
     imbalance_skew: NonNegative = Field(1.0, description="its skewness")
     fail_slow_share: Share = Field(0.0, description="share of time a rank spends in fail-slow episodes")
     fail_slow_mean_iterations: AtLeastOne = Field(200.0, description="their mean length, iterations")
@@ -30,7 +30,7 @@ class Noise(Config):
     drift_iterations: AtLeastOne = Field(500.0, description="its correlation time, iterations")
     stall_rate: Share = Field(0.0, description="runtime or control-plane stalls per rank and iteration")
     stall_mean_s: NonNegative = Field(0.0, description="their mean length (exponential), s")
-    transfer_cv: Cv = Field(0.0, description="of what a group's collective takes, anew each group and step")
+    transfer_cv: Cv = Field(0.0, description="of the time of a group's collective, drawn for each group and step")
 
 
 class PostCollectiveWork(Config):
@@ -86,7 +86,7 @@ class Synchronization(Config):
 
 
 class Power(Config):
-    """What a rank draws, and what a warm node costs: a waiting rank spins, warms its node and slows it down."""
+    """Power of a rank, and the cost of a warm node: a waiting rank spins, warms its node and slows it down."""
 
     compute_w: NonNegative = Field(0.0, description="one rank while it computes, W; 0: no power is accounted for")
     wait_w: NonNegative = Field(0.0, description="while it waits or communicates, W")
@@ -104,8 +104,8 @@ class Power(Config):
 class Reliability(Config):
     """Checkpoints, failures and restarts; no failures unless a time between them is given."""
 
-    checkpoint_iterations: int = Field(0, ge=0, description="iterations between checkpoints; 0: none are written")
-    checkpoint_s: NonNegative = Field(0.0, description="what writing one adds to its step, s")
+    checkpoint_iterations: int = Field(0, ge=0, description="iterations between checkpoints; 0: no checkpoints")
+    checkpoint_s: NonNegative = Field(0.0, description="time that a checkpoint adds to its step, s")
     mtbf_iterations: Positive | None = Field(None, description="mean iterations between failures of one node")
     mtbf_hours: Positive | None = Field(None, description="the same in hours of ideal steps; give one of the two")
     failure_heat: NonNegative = Field(0.0, description="how many times more often a node at full power fails")

@@ -42,7 +42,7 @@ class Fabric(Config):
     inter_socket_gbps: Positive | None = Field(
         None, description="link between sockets, Gb/s in each direction, shared by GPUs whose NIC is on another socket"
     )
-    intra_node: Literal["nvswitch", "nvlink", "pcie"] = Field("nvswitch", description="what connects a node's GPUs")
+    intra_node: Literal["nvswitch", "nvlink", "pcie"] = Field("nvswitch", description="the links between a node's GPUs")
     intra_node_gbps: Positive | None = Field(
         None, description="a GPU's link inside the node, Gb/s in each direction; empty: as usual for intra_node"
     )
@@ -56,7 +56,7 @@ class Fabric(Config):
         None, description="capacity of the tier above the leaves that all traffic shares, Gb/s"
     )
     oversubscription: Positive | None = Field(
-        None, description="instead: what a leaf's nodes can send over what its uplinks carry; 1 is non-blocking"
+        None, description="instead: rate of a leaf's nodes over the rate of its uplinks; 1 is non-blocking"
     )
     ecmp_paths: int | None = Field(
         None, ge=1, description="equal-cost paths that flows are hashed onto; empty: traffic spreads evenly"
@@ -65,7 +65,7 @@ class Fabric(Config):
     latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
     sqrt_us_per_sqrt_mb: NonNegative = Field(
         0.0,
-        description="what cutting a message into chunks costs, us per square root of a megabyte (paceenv calibrate)",
+        description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
     )
     barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
     tree_below_bytes: float = Field(TREE_BELOW_BYTES, ge=0, description="algorithm auto: messages below go by tree")
@@ -73,7 +73,7 @@ class Fabric(Config):
         None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"
     )
     burst_kb: Positive = Field(
-        14.48, description="what a sender sends before it hears back, kB: ten segments of 1448 B"
+        14.48, description="bytes a sender sends before the first reply, kB: ten segments of 1448 B"
     )
     timeout_ms: NonNegative = Field(200.0, description="least retransmission timeout, ms; 200 in Linux")
 

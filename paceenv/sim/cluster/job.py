@@ -1,4 +1,4 @@
-"""The job section of a cluster config: who takes part, how long it computes, what it reduces."""
+"""The job section of a cluster config: its ranks, how long they compute, what they reduce."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceenv.ui.config_files import Config
 
 
 class Job(Config):
-    """The training job: who takes part, how long it computes, what it reduces."""
+    """The training job: its ranks, how long they compute, what they reduce."""
 
     nodes: int = Field(ge=1, le=1_000_000, description="number of nodes")
     ranks_per_node: int = Field(1, ge=1, description="ranks on a node; 1 lets one rank stand for a node's GPUs")
@@ -28,7 +28,7 @@ class Job(Config):
         None, description="payload, bytes: of a group's all-reduce, of a sender to a gather, of a member of all-to-all"
     )
     collective: Literal["all_reduce", "gather", "all_to_all"] = Field(
-        "all_reduce", description="what ends a step's communication; gather: every member sends to its group's first"
+        "all_reduce", description="the last communication of a step; gather: every member sends to its group's first"
     )
     algorithm: Algorithm = Field("hierarchical", description="of the all-reduce; auto: tree or ring by size, as NCCL")
     overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")

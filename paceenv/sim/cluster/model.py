@@ -1,7 +1,7 @@
-"""The cluster config: a job, the fabric it runs on, what it meets there, and how it is paced.
+"""The cluster config: a job, its fabric, its environment, and its pacing.
 
-Frozen and validated; units are in the names. A quantity is a number, or says how it is drawn anew each episode
-(``uniform``, ``loguniform``, ``normal``), or how it grows with the number of nodes (``power_law``).
+Frozen and validated; units are in the names. A quantity is a number, a distribution from which each episode draws
+(``uniform``, ``loguniform``, ``normal``), or a law of growth with the number of nodes (``power_law``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_EXCHANGE = 1024
 
 
 class Cluster(Config):
-    """Everything the simulator is told about one job and its surroundings."""
+    """All parameters of the simulator for one job and its environment."""
 
     renamed: ClassVar[Mapping[str, str]] = {"exposed": "post_collective_work"}
 
@@ -43,7 +43,9 @@ class Cluster(Config):
     description: str = ""
     job: Job
     fabric: Fabric
-    workload: Workload | None = Field(None, description="what is trained; then compute_s and gradient_bytes follow")
+    workload: Workload | None = Field(
+        None, description="the model and how it is split; then compute_s and gradient_bytes follow"
+    )
     gpu: Gpu | None = Field(None, description="on which GPU")
     noise: Noise = Noise()
     post_collective_work: PostCollectiveWork = PostCollectiveWork()
@@ -81,13 +83,11 @@ class Cluster(Config):
             if getattr(job, key) is not None:
                 raise ValueError(f"job.{key} or a workload, not both: it follows from the description")
         if job.collective != "all_reduce" or job.overlap != 0.0 or job.tail_bytes != 0.0:
-            raise ValueError(
-                "job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which tells its own"
-            )
+            raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a workload, which has its own")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
-        self.step()  # refuses what cannot be
+        self.step()  # raises for invalid values
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
@@ -145,13 +145,22 @@ class Cluster(Config):
         return samples * self.synchronization.sync_period
 
     def step(self) -> Step | None:
-        """The step of the workload when nobody is late and nothing is shared; None for a job described by its times."""
+        """The step of the workload when no rank is late and nothing is shared; None for a job described by times."""
         if self.workload is None or self.gpu is None:
             return None
         return plan_step(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
-        """This cluster with ``key=value`` assignments, given with ``option``, applied and checked anew."""
+        """This cluster with some values changed, checked anew.
+
+        Args:
+            assignments: each ``key=value``.
+            where: what errors name as the source.
+            option: the command-line option that gave them, for errors.
+
+        Raises:
+            InputError: for an unknown key or a value that is not allowed.
+        """
         data = self.model_dump()
         for assignment in assignments:
             config_files.set_value(data, assignment, option)

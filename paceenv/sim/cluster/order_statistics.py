@@ -1,4 +1,4 @@
-"""Synchronisation amplification in closed form: what the slowest of many does to a step. Dimensionless."""
+"""Order statistics in closed form: how much the slowest of many ranks lengthens a step. Dimensionless."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ def exponential_maximum(ranks: int) -> float:
 
 
 def expected_maximum(survival: Callable[[float], float], ranks: int, low: float, high: float) -> float:
-    """Expected maximum of n draws by quadrature of ``1 - F(x)**n`` over the support ``[low, high]``.
+    """Expected maximum of n draws, by quadrature of ``1 - F(x)**n``.
 
-    ``survival`` is ``1 - F``, so that no digits are lost in the tail.
+    Args:
+        survival: ``1 - F``, so that no digits are lost in the tail.
+        ranks: n.
+        low: lower end of the support.
+        high: upper end of the support.
     """
 
     def above(x: float) -> float:

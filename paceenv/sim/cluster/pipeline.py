@@ -10,7 +10,13 @@ from collections.abc import Sequence
 
 
 def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
-    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain."""
+    """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain.
+
+    Args:
+        stage: number of the stage, from 0.
+        stages: of the pipeline.
+        micro_batches: in a step.
+    """
     warm_up = min(stages - 1 - stage, micro_batches)
     operations = [(False, i) for i in range(warm_up)]
     for i in range(micro_batches - warm_up):
@@ -26,9 +32,15 @@ def pipeline_s(
 ) -> float:
     """Time from the first forward to the last backward of any stage, seconds.
 
-    ``stage_forward_s`` and ``stage_backward_s`` are the times of one micro-batch on each of the p stages.
-    ``transfer_s`` is what it takes from a stage to its neighbour, one number or one for each of the p - 1 borders; each
-    direction of a border carries one transfer at a time, in order, and computing goes on meanwhile.
+    Args:
+        stage_forward_s: forward time of one micro-batch on each of the p stages, seconds.
+        stage_backward_s: the same of the backward pass.
+        micro_batches: in a step.
+        transfer_s: time from a stage to its neighbour, seconds: one number, or one for each of the p - 1 borders. Each
+            direction of a border carries one transfer at a time, in order, and computing goes on meanwhile.
+
+    Raises:
+        ValueError: for lists of other lengths, no stage or no micro-batch.
     """
     p = len(stage_forward_s)
     transfers = [transfer_s] * (p - 1) if isinstance(transfer_s, int | float) else list(transfer_s)

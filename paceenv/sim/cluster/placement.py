@@ -58,7 +58,15 @@ class Links:
         return first // self.gpus_per_node != second // self.gpus_per_node
 
     def send(self, payload_bytes: float, block: int, tensor: int, crosses: bool, rounds: float = 1.0) -> Cost:
-        """Every rank of a block of GPUs passes its share, a ``tensor``-th of a payload, to the same rank of another."""
+        """Every rank of a block of GPUs passes its share of a payload to the same rank of another block.
+
+        Args:
+            payload_bytes: of the block.
+            block: GPUs in a block.
+            tensor: number of shares into which the payload is cut.
+            crosses: whether the blocks are on different nodes.
+            rounds: messages of each rank.
+        """
         if not crosses:
             return Cost(float(self.inside.time_s(Volume(rounds, payload_bytes / tensor))), 0.0)
         node_bytes = payload_bytes * min(block, self.gpus_per_node) / tensor
@@ -67,9 +75,14 @@ class Links:
     def collective(self, op: Op, group: Group, payload_bytes: float) -> Cost:
         """Time and NIC traffic of a collective of a group and of those that share its nodes, all at once.
 
-        A ring passes through the GPUs of a node one after the other and crosses its NICs once; of a tree the members
+        A ring passes through the GPUs of a node one after the other and crosses its NICs once. The members of a tree
         are nodes, with a chain inside (NCCL). ``auto`` chooses between the two as :func:`volume` does. ``hierarchical``
         and ``halving_doubling`` reduce inside first, and every GPU sends its own part between nodes.
+
+        Args:
+            op: the collective.
+            group: members, members on a node, groups that share a node.
+            payload_bytes: as in :func:`volume`.
         """
         n, k, sharing = group
         if n < 2:

@@ -1,4 +1,5 @@
-"""A quantity of a cluster config: a number, how it is drawn anew each episode, or how it grows with the nodes."""
+"""A quantity of a cluster config: a number, a distribution from which each episode draws, or a law of growth with
+nodes."""
 
 from __future__ import annotations
 

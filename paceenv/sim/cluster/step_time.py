@@ -1,6 +1,6 @@
-"""What one GPU does in one optimizer step when nobody is late and nothing is shared with others, from a description.
+"""One optimizer step of one GPU from a description, when no rank is late and nothing is shared with others.
 
-Kernels run at the GPU's achievable rate. Of communication, only data-parallel gradients (and the weights ZeRO-3
+Kernels run at the GPU's achievable rate. Of communication, only data-parallel gradients (and the weights that ZeRO-3
 prefetches) overlap with them. The optimizer's own time is left out: it is a few passes over memory.
 """
 
@@ -93,10 +93,20 @@ def plan(
     algorithm: Algorithm = "auto",
     torus_dims: Sequence[int] = (),
 ) -> Step:
-    """The step of a workload on ``gpus`` GPUs.
+    """The step of a workload.
 
-    ``inside`` is the law of one GPU's link within its node, ``across`` that of all of a node's NICs together, whose
-    bandwidth concurrent groups share; on a torus, of one link. :class:`InputError` where it cannot run.
+    Args:
+        workload: the model and how it is split.
+        gpu: the kind of GPU.
+        gpus: in the job.
+        gpus_per_node: on a node.
+        inside: law of the link of one GPU within its node.
+        across: law of all NICs of a node together, whose bandwidth concurrent groups share; on a torus, of one link.
+        algorithm: of all-reduces.
+        torus_dims: size of a torus in each dimension; empty: no torus.
+
+    Raises:
+        InputError: where the workload does not fit or does not divide.
     """
     replicas = _replicas(workload, gpus, gpus_per_node)
     memory = workload.memory(replicas)
@@ -267,7 +277,13 @@ class Bucket(NamedTuple):
 def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, cap_bytes: float) -> list[Bucket]:
     """Whole tensors in the order in which they are ready; a bucket that has reached its cap is closed.
 
-    PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``); the first cap is smaller.
+    PyTorch's rule for ``DistributedDataParallel`` (``compute_bucket_assignment_by_size``).
+
+    Args:
+        gradients: tensors in the order in which they are ready.
+        bytes_each: bytes of an element.
+        first_bytes: cap of the first bucket.
+        cap_bytes: cap of the others.
     """
     total = sum(t.flops for t in gradients)
     found, payload, flops, limit = [], 0.0, 0.0, first_bytes

@@ -1,4 +1,4 @@
-"""What a step's collective costs on a cluster's fabric: alone, on the shared uplink, in latency, and as incast.
+"""The cost of a step's collective on the fabric of a cluster: alone, on the shared uplink, in latency, and as incast.
 
 Between the closed forms of :mod:`paceenv.sim.cluster.collectives` and the engine's records
 (:mod:`paceenv.sim.cluster.derive`).
@@ -72,7 +72,13 @@ class Times(NamedTuple):
 
 
 def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
-    """The links a group's members see. The order of the counted draws is part of every config's results."""
+    """The links that the members of a group use. The order of the counted draws is part of every config's results.
+
+    Args:
+        fabric: of the cluster.
+        place: of the group.
+        draw: of the episodes.
+    """
     nic_gbps, inside_gbps = draw(fabric.nic_gbps), draw(fabric.intra_node_gbps)
     if fabric.intra_node_gbps is None:
         inside_gbps = INTRA_NODE_GBPS[fabric.intra_node]
@@ -109,10 +115,16 @@ def draw_links(fabric: Fabric, place: Layout, draw: Draw) -> Links:
 
 
 def slowest_gpu_gbps(fabric: Fabric, gpus: int, nic_gbps: Values, inter_socket_gbps: Values) -> Values:
-    """The rate of the GPU with the worst way out of its node, Gb/s; the others wait for it in every collective.
+    """The rate of the GPU with the slowest path out of its node, Gb/s; the others wait for it in every collective.
 
-    GPUs are spread evenly over the sockets and use the NICs of their own socket; those on a socket without a NIC share
+    GPUs are spread evenly over the sockets and use the NICs of their own socket. Those on a socket without a NIC share
     the link between sockets, and are spread over all NICs.
+
+    Args:
+        fabric: of the cluster.
+        gpus: on a node.
+        nic_gbps: rate of a NIC, Gb/s; number or ``(E,)``.
+        inter_socket_gbps: rate of the link between sockets, Gb/s; number or ``(E,)``.
     """
     sockets = fabric.nic_sockets
     local = [sum(g * fabric.numa_nodes // gpus == s for g in range(gpus)) for s in range(fabric.numa_nodes)]
@@ -127,7 +139,17 @@ def slowest_gpu_gbps(fabric: Fabric, gpus: int, nic_gbps: Values, inter_socket_g
 
 
 def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
-    """The step of a workload on the GPUs of a job, over the laws of its fabric."""
+    """The step of a workload on the GPUs of a job, over the laws of its fabric.
+
+    Args:
+        workload: the model and how it is split.
+        gpu: the kind of GPU.
+        fabric: of the cluster.
+        job: number of nodes and of ranks on a node.
+
+    Raises:
+        InputError: where the workload does not fit or does not divide.
+    """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
@@ -151,7 +173,15 @@ def described_place(job: Job, step: Step) -> Layout:
 
 
 def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Layout, links: Links) -> Times:
-    """A workload's data-parallel collectives: alone as its step says, on the uplink by what crosses leaves."""
+    """The data-parallel collectives of a workload: alone as its step says, on the uplink by bytes across leaves.
+
+    Args:
+        algorithm: of the all-reduce.
+        fabric: of the cluster.
+        step: of the workload.
+        place: of a group.
+        links: of a group.
+    """
     if fabric.torus is not None or place.nodes < 2:
         return Times(step.reduce_s, 0.0, 0.0)
     work_s, own_s = _uplink_times(algorithm, fabric, place, links, np.asarray(step.payload_bytes))
@@ -161,8 +191,14 @@ def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Lay
 def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
     """An all-reduce of one group with the fabric to itself.
 
-    ``ring`` is one flat ring over all ranks, whose bytes cross the NICs and the links inside at the same time;
-    ``tree`` has the nodes as members, each a chain inside; the others reduce inside first, then across, then inside.
+    Args:
+        algorithm: ``ring`` is one flat ring over all ranks, whose bytes cross the NICs and the links inside at the same
+            time. ``tree`` has the nodes as members, each a chain inside. The others reduce inside first, then across,
+            then inside.
+        fabric: of the cluster.
+        place: of the group.
+        links: of the group.
+        payload_bytes: the full tensor; number or ``(E,)``.
     """
     S, k, nodes = np.asarray(payload_bytes), place.per_node, place.nodes
     if fabric.torus is not None:
@@ -215,9 +251,16 @@ def _taking_turns_s(fabric: Fabric, place: Layout, port_s: Values, above_s: Valu
 def message_s(
     op: Literal["gather", "all_to_all"], fabric: Fabric, place: Layout, links: Links, payload_bytes: Values
 ) -> Values:
-    """How long one sender's message of a gather or an all-to-all takes at its receiver's port alone, seconds.
+    """How long one sender's message of a gather or an all-to-all takes alone at the port of its receiver, seconds.
 
     Where the tier above the leaves is slower than the ports for all groups together, its share counts instead.
+
+    Args:
+        op: gather or all-to-all.
+        fabric: of the cluster.
+        place: of the group.
+        links: of the group.
+        payload_bytes: of a sender to a gather, or of a member of an all-to-all; number or ``(E,)``.
     """
     members = place.nodes * place.per_node
     port_s = payload_bytes / (1.0 if op == "gather" else float(members)) / _share_Bps(links, place)
@@ -273,9 +316,9 @@ def _group_leaves(fabric: Fabric, place: Layout) -> int:
 def _path_imbalance(fabric: Fabric, place: Layout, draw: Draw) -> tuple[Values, Values]:
     """Load of the busiest equal-cost path over the mean load, for one group and for all groups together.
 
-    Every crossing hop of a ring is one flow per NIC, and each is hashed onto one of a leaf's paths, anew each episode
-    (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with fewer flows than
-    paths the rest stays idle.
+    Every crossing hop of a ring is one flow per NIC. Each flow is hashed onto one of a leaf's paths, drawn for each
+    episode (a hash of addresses stays as it is while a job runs). One flow cannot use more than its path: with fewer
+    flows than paths the rest stays idle.
     """
     if fabric.ecmp_paths is None or fabric.nodes_per_leaf is None:
         return 1.0, 1.0

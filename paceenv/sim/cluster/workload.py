@@ -1,4 +1,4 @@
-"""What is trained, on which GPUs, and how it is cut up: the ``workload`` and ``gpu`` sections of a cluster config.
+"""The model, its GPUs, and how it is split: the ``workload`` and ``gpu`` sections of a cluster config.
 
 Frozen and validated. Parameters, FLOPs, payloads and memory are derived from the description;
 :mod:`paceenv.sim.cluster.step_time` makes a step of them. FLOPs count a multiply and an add as two.
@@ -36,7 +36,7 @@ class Gpu(Config):
     name: str = ""
     peak_tflops: float = Field(gt=0, allow_inf_nan=False, description="peak of the data type used, TFLOP/s")
     achievable_tflops: float = Field(
-        gt=0, allow_inf_nan=False, description="what this workload's kernels reach without any communication, TFLOP/s"
+        gt=0, allow_inf_nan=False, description="rate of this workload's kernels without any communication, TFLOP/s"
     )
     memory_gb: float = Field(gt=0, allow_inf_nan=False, description="memory, GB (1e9 bytes)")
     reserved_gb: float = Field(1.0, ge=0, description="of that for context, communication buffers and workspace, GB")
@@ -70,7 +70,7 @@ class Transformer(Config):
     mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
     positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
     tied_embeddings: bool = Field(True, description="whether the output layer uses the token embedding")
-    parameters_total: float | None = Field(None, gt=0, description="checked against what is derived (2 %)")
+    parameters_total: float | None = Field(None, gt=0, description="checked against the derived number (2 %)")
 
     @model_validator(mode="after")
     def _adds_up(self) -> Transformer:
@@ -167,7 +167,7 @@ Model = Transformer | Generic
 
 
 def _named(value: Any) -> Any:
-    """A model given by name is read from ``configs/workloads``; a section is a transformer unless it says otherwise."""
+    """A model given by name is read from ``configs/workloads``; a section without a kind is a transformer."""
     if isinstance(value, str):
         value = config_files.read_yaml(config_files.find("workloads", value))
     if isinstance(value, dict):

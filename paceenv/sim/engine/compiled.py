@@ -1,8 +1,8 @@
-"""The compiled kernel: Numba builds ``kernel.advance``, ``observe`` and ``reset`` from the plain Python of the house.
+"""The compiled kernel: Numba builds ``kernel.advance``, ``observe`` and ``reset`` from plain Python.
 
-Every function they reach is registered for compilation as it stands, so the source that a live rank runs in Python is
-the source that the simulator runs as machine code. The machine code is cached per version of *all* these sources:
-Numba's own cache looks only at the file of the compiled function and would go stale when ``timing.py`` changes.
+Every function they reach is registered for compilation as it is. A live rank runs the same source in Python that the
+simulator runs as machine code. The machine code is cached per version of *all* these sources: Numba's own cache looks
+only at the file of the compiled function and would miss a change of ``timing.py``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,20 @@ _REGISTERED = (
 _ALLOCATE = (kernel.advance, kernel.sort_groups, incast.receive_all, layout.new_scratch)
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
-_INLINED = (kernel.advance_job, kernel.finish_step, kernel.observe_and_decide, noise.draw_compute)
-"""Called once an iteration with whole groups of arrays: a call would copy every array's header to the stack, which made
-an iteration of 8 ranks 30 % slower than single arguments."""
+_INLINED = (
+    kernel.advance_job,
+    kernel.arrive,
+    kernel.finish_step,
+    kernel.observe_and_decide,
+    noise.draw_compute,
+    noise.start_post_work,
+    fluid.vary_transfers,
+    coupling.slow_down,
+    coupling.spend,
+    coupling.interrupt,
+)
+"""Called in every iteration with whole groups. A call would copy the header of every array to the stack, which made an
+iteration of 8 ranks 30 % slower than single arguments."""
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "fastmath": {"nnan", "nsz"}}
 """No not-a-number and no sign of zero, so that comparisons become minima and maxima of vector registers; no
 re-association, no contraction and no approximation, so that compiled and interpreted arithmetic agree."""
@@ -69,14 +80,18 @@ def cache_directory() -> Path:
     return base_directory() / digest.hexdigest()[:16]
 
 
+def _options(function: Callable[..., Any]) -> dict[str, Any]:
+    return {**_OPTIONS, "_nrt": function in _ALLOCATE, "forceinline": function in _INLINED}
+
+
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in (f for row in _REGISTERED for f in row):
-        register_jitable(_nrt=function in _ALLOCATE, forceinline=function in _INLINED, **_OPTIONS)(function)
+        register_jitable(**_options(function))(function)
     register_jitable(error_model="numpy", fastmath=True, _nrt=False)(kernel.total)
     with numba_cache(cache_directory()) as writable:
-        options: dict[str, Any] = {"nogil": True, "cache": writable, **_OPTIONS}
         return tuple(
-            numba.njit(**options | {"_nrt": f in _ALLOCATE})(f) for f in (kernel.reset, kernel.advance, kernel.observe)
+            numba.njit(nogil=True, cache=writable, **_options(f))(f)
+            for f in (kernel.reset, kernel.advance, kernel.observe)
         )
 
 

@@ -1,8 +1,9 @@
 """What couples the steps of a job beyond its noise: power and heat, checkpoints, failures and restarts.
 
-Scalar loops that the kernel compiles. A waiting rank spins and draws power, which warms its node, which slows the rank
-that the others wait for; a failure throws the job back to its last checkpoint and lets it start cold. All of it is off
-unless a parameter says so, and all of it depends on pacing only through when ranks compute, wait and stand still.
+Scalar loops that the kernel compiles. A waiting rank spins and draws power. That warms its node, which slows the rank
+that the others wait for. A failure takes the job back to its last checkpoint and lets it start cold. All of it is off
+unless a parameter switches it on. Pacing affects it only through the times at which ranks compute, wait and stand
+still.
 """
 
 from __future__ import annotations
@@ -13,12 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.timing import DELAY_S
 from paceenv.sim.engine.draws import FAILURE, uniform
-from paceenv.sim.engine.layout import COMPUTED_S, HEAT
+from paceenv.sim.engine.layout import COMPUTED_S, HEAT, Scratch, View
 
 
 def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.float32]) -> None:
-    """Start cold, in step, and with nothing spent."""
+    """Start cold, in step, and with nothing spent.
+
+    Args:
+        clock: record of ``CLOCK``, updated; its key is read.
+        heat: ``(HEAT_FIELDS, nodes)``, set to 0.
+        start_R: when ranks start their step, set to 0.
+    """
     clock["energy_j"] = clock["time_s"] = 0.0
     clock["failures"] = clock["kept"] = clock["saved"] = clock["warm_at"] = 0
     clock["hazard_left"] = -math.log(uniform(clock["key"], FAILURE, 0))
@@ -31,12 +39,19 @@ def reset_coupling(clock: Any, heat: NDArray[np.float32], start_R: NDArray[np.fl
 
 
 def warm_nodes(job: Any, heat: NDArray[np.float32], ranks: int) -> int:
-    """How many nodes warm up: none for a job without heat, though its batch may have room for it."""
+    """How many nodes warm up: 0 for a job without heat, though its batch may have room for it.
+
+    Args:
+        job: record of ``JOB``.
+        heat: ``(HEAT_FIELDS, nodes)``.
+        ranks: of the job.
+    """
     return min(heat.shape[1], ranks // job["ranks_per_node"]) if job["compute_w"] > 0.0 else 0
 
 
-def slow_down(job: Any, clock: Any, heat: NDArray[np.float32], compute_R: NDArray[np.float64]) -> None:
-    """Stretch compute times by what heat and a cold start cost."""
+def slow_down(view: View, scratch: Scratch) -> None:
+    """Stretch the compute times by the cost of heat and of a cold start."""
+    job, clock, heat, compute_R = view.job, view.clock, view.heat, scratch.compute_R
     if clock["iteration"] < clock["warm_at"]:
         for r in range(compute_R.shape[0]):
             compute_R[r] *= job["warmup_factor"]
@@ -49,15 +64,18 @@ def slow_down(job: Any, clock: Any, heat: NDArray[np.float32], compute_R: NDArra
         heat[COMPUTED_S, n] = sum_s
 
 
-def spend(
-    job: Any, clock: Any, heat: NDArray[np.float32], delay_R: NDArray[np.float32], compute_s: float, step_s: float
-) -> None:
-    """Account for a step's energy and warm the nodes; ``compute_s`` is the sum over ranks.
+def spend(view: View, compute_s: float, step_s: float) -> None:
+    """Account for the energy of a step and warm the nodes.
 
-    Energy is computed from the ranks' times: what is neither compute nor delay is waiting or communicating, in which a
-    rank spins; so does work after a collective count.
+    A rank spins in all time that is neither compute nor delay: waiting, communication, post-collective work.
+
+    Args:
+        view: the job; its energy and heat are updated.
+        compute_s: compute time, the sum over ranks, seconds.
+        step_s: how long the step took, seconds.
     """
-    ranks, delay_s = delay_R.shape[0], 0.0
+    job, clock, heat, ranks, delay_s = view.job, view.clock, view.heat, view.noise.shape[1], 0.0
+    delay_R = view.rank[DELAY_S]
     for r in range(ranks):
         delay_s += np.float64(delay_R[r])
     waited_s = ranks * step_s - compute_s - delay_s
@@ -74,12 +92,13 @@ def spend(
         heat[HEAT, n] += (power - np.float64(heat[HEAT, n])) / job["heat_iterations"]
 
 
-def interrupt(job: Any, clock: Any, heat: NDArray[np.float32], ranks: int) -> float:
-    """Checkpoint and fail where it is time to; returns what that adds to the step, seconds.
+def interrupt(view: View) -> float:
+    """Checkpoint and fail where it is time to; returns the seconds that this adds to the step.
 
-    Failures follow an accumulated hazard with exponential thresholds, so that the same episode fails at nearly the same
-    moments whatever the policy, earlier where it runs hot.
+    Failures follow an accumulated hazard with exponential thresholds. The same episode therefore fails at nearly the
+    same moments under every policy, and earlier where it runs hot.
     """
+    job, clock, heat, ranks = view.job, view.clock, view.heat, view.noise.shape[1]
     clock["kept"] += 1
     extra_s = 0.0
     if job["checkpoint_iterations"] > 0 and (clock["iteration"] + 1) % job["checkpoint_iterations"] == 0:
@@ -102,20 +121,19 @@ def interrupt(job: Any, clock: Any, heat: NDArray[np.float32], ranks: int) -> fl
     return extra_s
 
 
-def run_ahead(
-    job: Any,
-    clock: Any,
-    start_R: NDArray[np.float32],
-    delay_R: NDArray[np.float32],
-    compute_R: NDArray[np.float64],
-    comm_R: NDArray[np.float32],
-    step_s: float,
-) -> None:
-    """Where each rank starts its next step under bounded staleness, seconds from the end of the collective.
+def run_ahead(view: View, scratch: Scratch, step_s: float) -> None:
+    """Write when each rank starts its next step under bounded staleness, in seconds from the end of the collective.
 
-    A rank goes on at once unless it is ``staleness`` steps ahead of the last complete collective; ``comm_R`` becomes
-    what it was blocked for. ``compute_R`` counts from the end of the collective before.
+    A rank goes on at once unless it is ``staleness`` steps ahead of the last complete collective.
+
+    Args:
+        view: the job; ``start_R`` is written.
+        scratch: ``compute_R`` counts from the end of the collective before; ``comm_R`` becomes how long each rank was
+            blocked.
+        step_s: how long the step took, seconds.
     """
+    job, clock, start_R, delay_R = view.job, view.clock, view.start_R, view.rank[DELAY_S]
+    compute_R, comm_R = scratch.compute_R, scratch.comm_R
     lead_s, newest = 0.0, clock["iteration"] % job["staleness"]
     clock["steps_s"][newest] = step_s
     for i in range(job["staleness"]):

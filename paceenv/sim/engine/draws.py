@@ -1,13 +1,13 @@
 """Counter-based randomness: every draw is a hash of (episode key, stream, iteration, rank), never a stored state.
 
-So results depend neither on batch size nor on threads nor on the order of evaluation, two policies can be compared on
-the same noise, and a simulation can be forked by copying arrays. Scalar functions here are plain Python that the
-kernel compiles.
+Results depend neither on batch size nor on threads nor on the order of evaluation. Two policies can be compared on the
+same noise, and a simulation can be forked by copying arrays. Scalar functions here are plain Python that the kernel
+compiles.
 
-A per-rank draw costs two keyed rounds of a 32-bit integer hash (Wellons' ``lowbias32`` constants): 32 bits are enough
+A per-rank draw costs two keyed rounds of a 32-bit integer hash (Wellons' ``lowbias32`` constants). 32 bits are enough
 for one rank, and 32-bit multiplications fill a vector register. Per-job draws use the splitmix64 finaliser.
-Distributions come from quantile tables that are linear on octaves of the tail probability, so that one sampler serves
-the normal, the shifted gamma or any other marginal, out to probabilities of 2**-32.
+Distributions come from quantile tables that are linear on octaves of the tail probability. One sampler serves the
+normal, the shifted gamma or any other marginal, out to probabilities of 2**-32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ def mix64(x: np.uint64) -> np.uint64:
 
 
 def key_of(key: np.uint64, stream: int, counter: int) -> np.uint64:
-    """64 random bits for (key, stream, counter)."""
+    """64 random bits for (key, stream, counter).
+
+    Args:
+        key: of the episode, or from another draw.
+        stream: what the draw is for, one of the constants above.
+        counter: number of the draw in its stream.
+    """
     x = mix64(key ^ (np.uint64(stream) * np.uint64(0x9E3779B97F4A7C15)))
     return mix64(x ^ (np.uint64(counter) * np.uint64(0xD1342543DE82EF95)))
 
@@ -59,7 +65,13 @@ def bits32(key: np.uint64, rank: int) -> np.uint32:
 
 
 def uniform(key: np.uint64, stream: int, counter: int) -> float:
-    """A uniform on (0, 1) for (key, stream, counter); never 0 or 1."""
+    """A uniform on (0, 1) for (key, stream, counter); never 0 or 1.
+
+    Args:
+        key: of the episode, or from another draw.
+        stream: what the draw is for, one of the constants above.
+        counter: number of the draw in its stream.
+    """
     return (float(key_of(key, stream, counter) >> np.uint64(12)) + 0.5) * 2.0**-52
 
 
@@ -111,9 +123,15 @@ def bits_of_ranks(key: np.uint64, bits_R: NDArray[np.uint32]) -> None:
 def quantiles(
     key: np.uint64, table: NDArray[np.float64], bits_R: NDArray[np.uint32], out_R: NDArray[np.float64]
 ) -> None:
-    """The :func:`quantile` of every rank's draw under ``key``; ``bits_R`` is overwritten.
+    """The :func:`quantile` of every rank's draw under ``key``.
 
     Three loops: the hash on 32-bit lanes, positions in vector registers, and only table loads one by one.
+
+    Args:
+        key: of the draw.
+        table: of the distribution, ``(TABLE_SIZE,)``.
+        bits_R: overwritten.
+        out_R: written to.
     """
     bits_of_ranks(key, bits_R)
     for r in range(bits_R.shape[0]):

@@ -1,8 +1,9 @@
 """The shared uplink as a fluid: our groups' collectives and the tenants' transfers divide it by weighted max-min.
 
-Scalar loops that the kernel compiles. One flow per group with a common volume and a common rate cap (what the group's
-own links allow), so flows finish in the order they started and attained service is one number for all of them; tenants
-have their own volume, cap and weight. Rates are in shares of the uplink, work in seconds of the whole uplink.
+Scalar loops that the kernel compiles. Each group is one flow. All have a common volume and a common rate cap (from the
+group's own links). Flows therefore finish in the order in which they started, and attained service is one number for
+all of them. Tenants have their own volume, cap and weight. Rates are in shares of the uplink, work in seconds of the
+whole uplink.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
 from paceenv.sim.engine.draws import TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
-from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S
+from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, Scratch, View
 
 _START = 1 << 62
 """Counter of draws made once, at the start of an episode: out of the way of the cycles' counters."""
@@ -24,8 +25,14 @@ _START = 1 << 62
 def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.float64]) -> float:
     """Water level of weighted max-min: a flow of weight w and cap c gets ``min(c, w * level)`` of the uplink.
 
-    ``busy`` is the tenants' work left ``(K,)``; a tenant takes part while it is positive. Infinite if every flow is
-    held by its own cap.
+    Args:
+        own_flows: number of our groups that transfer, each of weight 1.
+        own_cap: highest rate of one of them, a share of the uplink.
+        tenants: ``(K,)`` of ``TENANT``.
+        busy: the tenants' work left, ``(K,)``; a tenant takes part while it is positive.
+
+    Returns:
+        The level; infinite if every flow is held by its own cap.
     """
     level = 0.0
     for _ in range(tenants.shape[0] + 2):
@@ -51,7 +58,13 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.fl
 
 
 def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None:
-    """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause it may be in."""
+    """Start every tenant at a uniformly drawn point of its own uncontended period, or of a pause that it may be in.
+
+    Args:
+        clock: record of ``CLOCK``; its key is read.
+        tenants: ``(K,)`` of ``TENANT``.
+        tenant: their state, ``(TENANT_FIELDS, K)``, overwritten.
+    """
     for k in range(tenants.shape[0]):
         alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)
         at_s = uniform(clock["key"], TENANT_STREAM, _START + k) * (tenants[k]["compute_s"] + alone_s)
@@ -70,10 +83,10 @@ def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None
 
 
 def _starts_away_s(clock: Any, tenants: Any, k: int) -> float:
-    """When a tenant that is in a pause as the episode starts transfers again, seconds; 0 if it is in none.
+    """When a tenant that is in a pause as the episode starts transfers again, seconds; 0 if it is not in a pause.
 
-    As in a stationary process: the more of its time it stands still the more often, and the rest of a uniform pause
-    that one looks into is denser near zero.
+    As in a stationary process: a tenant that pauses more is in a pause more often, and the rest of a uniform pause that
+    is under way is denser near zero.
     """
     paused = 0.5 * tenants[k]["pause_rate"] * tenants[k]["pause_periods"]
     u = uniform(clock["key"], TENANT_STREAM, _START + tenants.shape[0] + k) * (1.0 + paused)
@@ -121,10 +134,19 @@ def share_uplink(
     arrival_G: NDArray[np.float64],
     finish_G: NDArray[np.float64],
 ) -> None:
-    """Run the uplink until all our groups are through; write when each finishes, seconds from the last step's end.
+    """Run the uplink until all our groups are through, and write when each finishes.
 
-    ``arrival_G`` is when a group's last rank arrives, ``order_G`` the groups by arrival. Tenants keep their state, so
-    the uplink goes on from where it stood (``clock["link_s"]``).
+    Tenants keep their state, so the uplink goes on from where it stood (``clock["link_s"]``).
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``, updated.
+        tenants: ``(K,)`` of ``TENANT``.
+        tenant: their state, ``(TENANT_FIELDS, K)``, updated.
+        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
+        order_G: groups in the order of arrival.
+        arrival_G: when the last rank of each group arrives, in seconds from the end of the last step.
+        finish_G: written to, the same unit.
     """
     groups, K = arrival_G.shape[0], tenants.shape[0]
     work_s, alone_s = job["uplink_work_s"], job["transfer_alone_s"]
@@ -172,24 +194,21 @@ def share_uplink(
     clock["link_s"] = now_s
 
 
-def vary_transfers(
-    job: Any,
-    clock: Any,
-    tenants: Any,
-    normal: NDArray[np.float64],
-    arrival_G: NDArray[np.float64],
-    finish_G: NDArray[np.float64],
-) -> None:
-    """Stretch each group's collective, from its last arrival on, by a factor of its own: no link shares so evenly.
+def vary_transfers(view: View, scratch: Scratch) -> None:
+    """Stretch the collective of each group, from its last arrival on, by a factor of its own: no link shares evenly.
 
-    The factor is lognormal with mean 1, and of all that the collective takes, latency included, which is added later.
+    The factor is lognormal with mean 1. It applies to all of the collective's time, including the latency that is added
+    later.
     """
+    job, clock, arrival_G, finish_G = view.job, view.clock, scratch.arrival_G, scratch.finish_G
     key, variance = key_of(clock["key"], TRANSFER, clock["iteration"]), math.log1p(job["transfer_cv"] ** 2)
     for g in range(finish_G.shape[0]):
         lasts_s = finish_G[g] + job["latency_s"] - arrival_G[g]
-        factor = math.exp(math.sqrt(variance) * quantile(normal, bits32(key, g)) - 0.5 * variance)
+        factor = math.exp(math.sqrt(variance) * quantile(view.normal, bits32(key, g)) - 0.5 * variance)
         finish_G[g] += lasts_s * (factor - 1.0)
-    if tenants.shape[0] == 0:  # then the uplink is free once our last group is through; else its state is as of link_s
+    if (
+        view.tenants.shape[0] == 0
+    ):  # then the uplink is free once our last group is through; else its state is as of link_s
         last_s = finish_G[0]
         for g in range(1, finish_G.shape[0]):
             last_s = max(last_s, finish_G[g])
@@ -197,7 +216,13 @@ def vary_transfers(
 
 
 def rewind(clock: Any, tenant: NDArray[np.float64], step_s: float) -> None:
-    """Move the origin of time to the end of the step that just took ``step_s``."""
+    """Move the origin of time to the end of the step.
+
+    Args:
+        clock: record of ``CLOCK``, updated.
+        tenant: state of the tenants, ``(TENANT_FIELDS, K)``, updated.
+        step_s: how long the step took, seconds.
+    """
     clock["link_s"] -= step_s
     for k in range(tenant.shape[1]):
         tenant[NEXT_S, k] -= step_s

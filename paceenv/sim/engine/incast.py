@@ -1,10 +1,12 @@
 """Incast: many senders, one receiver's port, a buffer that holds the opening windows of only some of them.
 
-Scalar loops that the kernel compiles. Senders share the port equally; one that starts as the m-th at once finds the
-buffer overflowing by a share ``x = 1 - fit / m`` and loses any given segment with that probability. TCP repairs a loss
-at once when three later segments get through, and otherwise waits for its retransmission timer: so a sender that loses
-the last three segments of its window, with probability ``x ** 3``, ends a timeout later. A lossless fabric has an
-infinite ``fit``. Source of the effect: Vasudevan et al., "Safe and effective fine-grained TCP retransmissions" (2009).
+Scalar loops that the kernel compiles. Senders share the port equally. The m-th sender at once finds the buffer
+overflowing by a share ``x = 1 - fit / m`` and loses any given segment with that probability. TCP repairs a loss at once
+when three later segments get through, and otherwise waits for its retransmission timer. A sender that loses the last
+three segments of its window, with probability ``x ** 3``, therefore ends a timeout later. A lossless fabric has an
+infinite ``fit``.
+
+Source of the effect: Vasudevan et al., "Safe and effective fine-grained TCP retransmissions" (2009).
 """
 
 from __future__ import annotations
@@ -22,10 +24,17 @@ from paceenv.sim.engine.layout import ALL_TO_ALL
 def receive_all(
     job: Any, clock: Any, delay_R: NDArray[np.float32], compute_R: NDArray[np.float64], finish_G: NDArray[np.float64]
 ) -> None:
-    """Write when each group's gather or all-to-all is through, seconds from the end of the step before.
+    """Write when the gather or all-to-all of each group is through.
 
     A message starts when both its ends have arrived. In a gather a group's first member receives, in an all-to-all
     every member does, each on a port of its own.
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``; key and iteration are read.
+        delay_R: delay of each rank, seconds.
+        compute_R: compute time of each rank, seconds.
+        finish_G: written to, in seconds from the end of the step before.
     """
     groups, per_group = finish_G.shape[0], compute_R.shape[0] // finish_G.shape[0]
     key = key_of(clock["key"], INCAST, clock["iteration"])

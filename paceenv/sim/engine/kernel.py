@@ -1,11 +1,11 @@
 """One job, iteration by iteration: compute, arrival, collective, post-collective work, barrier, and the next delays.
 
 The only physics of the project. :func:`advance` is compiled (``paceenv.sim.engine.compiled``) and called on a slice of
-a batch; scalar and vector environments, policies, calibration and benchmarks all run through it. Pacing enters in one
-place: a rank's arrival is its delay plus its compute time.
+a batch. Scalar and vector environments, policies, calibration and benchmarks all run through it. Pacing enters in one
+place: the arrival of a rank is its delay plus its compute time.
 
-Legend: E environments, R ranks, G groups of R / G consecutive ranks, K tenants, T iterations, M mechanisms,
-S ranks with settings of their own (1: one setting for all, or R).
+Legend: E environments, R ranks, G groups of R / G consecutive ranks, K tenants, T iterations, M mechanisms, S ranks
+with settings of their own (1: one setting for all, or R).
 """
 
 from __future__ import annotations
@@ -55,18 +55,19 @@ def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
             timing.reset_rank(rank, r)
 
 
-def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float32], arrival_G: NDArray[np.float64]) -> None:
-    """A group's collective starts when the last of its ranks arrives, seconds from the last step's end.
+def arrive(view: View, scratch: Scratch) -> None:
+    """Write when the last rank of each group arrives, which is when its collective starts.
 
-    Never before that end: of ranks that run ahead the last may have arrived earlier.
+    That is never before the end of the last step, even if all ranks run ahead and arrived earlier.
 
     Floats that are not negative are ordered as their bits, and a maximum of integers runs in vector registers. Here and
     in :func:`observe_and_decide` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
     test every access for counting from the end.
     """
+    compute_R, arrival_G = scratch.compute_R, scratch.arrival_G
     groups, ranks = arrival_G.shape[0], compute_R.shape[0]
     per_group = ranks // groups
-    delay_R = rank[timing.DELAY_S]
+    delay_R = view.rank[timing.DELAY_S]
     for g in range(groups):
         latest = np.int64(0)
         for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
@@ -76,16 +77,11 @@ def arrive(compute_R: NDArray[np.float64], rank: NDArray[np.float32], arrival_G:
         arrival_G[g] = latest_bits.view(np.float64)
 
 
-def start_early(
-    job: Any,
-    compute_R: NDArray[np.float64],
-    rank: NDArray[np.float32],
-    arrival_G: NDArray[np.float64],
-    complete_G: NDArray[np.float64],
-) -> None:
+def start_early(view: View, scratch: Scratch) -> None:
     """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last."""
-    per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], rank[timing.DELAY_S], 1.0
-    before -= job["overlap_share"]
+    compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
+    per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S], 1.0
+    before -= view.job["overlap_share"]
     for g in range(arrival_G.shape[0]):
         complete_G[g], latest_s = arrival_G[g], 0.0
         for r in range(g * per_group, (g + 1) * per_group):
@@ -160,7 +156,7 @@ def observe_and_decide(
             comm_R[r] = finish_s - (np.float64(delay_R[r]) + compute_R[r])
             wait_R[r] = barrier_s
     if job["staleness"] > 0:
-        run_ahead(job, view.clock, view.start_R, delay_R, compute_R, comm_R, step_s)
+        run_ahead(view, scratch, step_s)
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
     if settings_SM2.shape[0] == 1:
@@ -214,7 +210,17 @@ def advance_jobs(
     recording: Recording,
     scratch: Scratch,
 ) -> None:
-    """:func:`advance` in the given ``scratch``; apart, because this and all below is compiled without allocation."""
+    """:func:`advance` in a given scratch; apart, because this and all below is compiled without allocation.
+
+    Args:
+        which: as are the next five, of :func:`advance`.
+        iterations: steps of every job.
+        tables: the batch.
+        state: where it stands; updated.
+        settings_ESM2: of each mechanism.
+        recording: written to.
+        scratch: room for one job to work in.
+    """
     for i in range(which.shape[0]):
         e = which[i]
         job = tables.jobs[e]
@@ -250,7 +256,7 @@ def advance_job(
     """
     job, clock, tick, group, heat, tenant = view.job, view.clock, view.tick, view.group, view.heat, view.tenant
     compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
-    arrival_G, complete_G, finish_G = scratch.arrival_G, scratch.complete_G, scratch.finish_G
+    arrival_G, finish_G = scratch.arrival_G, scratch.finish_G
     ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
     can_stop = job["checkpoint_iterations"] > 0 or job["failure_rate"] > 0.0
@@ -261,29 +267,29 @@ def advance_job(
     for t in range(iterations):
         draw_compute(view, scratch)
         if heat.shape[1] > 0 or can_stop:
-            slow_down(job, clock, heat, compute_R)
+            slow_down(view, scratch)
         compute_s = total(compute_R, ranks) if has_power else 0.0
         if job["staleness"] > 0:
             for r in range(ranks):
                 compute_R[r] += start_R[r]
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        arrive(compute_R, view.rank, arrival_G)
+        arrive(view, scratch)
         if job["incast_kind"] != NO_INCAST:
             receive_all(job, clock, delay_R, compute_R, finish_G)
         else:
             if job["overlap_share"] > 0.0:
-                start_early(job, compute_R, view.rank, arrival_G, complete_G)
+                start_early(view, scratch)
             if job["uplink_work_s"] > 0.0:
                 sort_groups(arrival_G, order_G)
             share_uplink(job, clock, view.tenants, tenant, view.normal, order_G, arrival_G, finish_G)
         if job["transfer_cv"] > 0.0:
-            vary_transfers(job, clock, view.tenants, view.normal, arrival_G, finish_G)
+            vary_transfers(view, scratch)
         if job["post_work_share"] > 0.0:
-            start_post_work(job, clock, group)
+            start_post_work(view)
         step_s = finish_step(job, clock["iteration"], group, scratch)
         if has_power:
-            spend(job, clock, heat, delay_R, compute_s, step_s)
-        extra_s = interrupt(job, clock, heat, ranks) if can_stop else 0.0
+            spend(view, compute_s, step_s)
+        extra_s = interrupt(view) if can_stop else 0.0
         step_T[t] = step_s + extra_s
         clock["time_s"] += step_s + extra_s
         if recording.ready_ETG.shape[1] > 0:

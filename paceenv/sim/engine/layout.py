@@ -1,8 +1,9 @@
-"""The engine's data layout: what one simulated job is told (``JOB``, ``TENANT``) and what it remembers.
+"""The engine's data layout: the parameters of a simulated job (``JOB``, ``TENANT``), its state, and the arguments.
 
-``paceenv.sim.cluster`` fills the parameter records; the kernel reads them and owns the state. Axes: E environments
-(jobs side by side), R ranks, G process groups, K tenants. Everything is float64 unless named otherwise; times in
-seconds.
+``paceenv.sim.cluster`` fills the parameter records; the kernel reads them and owns the state. Functions of the kernel
+take arrays in a few groups (:class:`Tables`, :class:`State`, :class:`View`, :class:`Scratch`, :class:`Recording`).
+Axes: E environments (jobs side by side), R ranks, G process groups, K tenants. Everything is float64 unless named
+otherwise; times are in seconds.
 """
 
 from __future__ import annotations
@@ -66,25 +67,26 @@ JOB = np.dtype(
     ],
     align=True,
 )
-"""Parameters of one job. ``transfer_alone_s`` is a group's collective on its own links; ``uplink_work_s`` what of it
-occupies the shared uplink, in seconds of the whole uplink; a group's collective takes ``transfer_cv`` longer or shorter
-than the fluid says, anew each group and iteration. ``imbalance_table`` indexes the quantile tables.
-``ideal_step_s`` is the closed-form step without noise and contention: the reference of reward and reports.
+"""Parameters of one job. ``transfer_alone_s`` is the time of a group's collective on its own links. ``uplink_work_s``
+is the part of it that occupies the shared uplink, in seconds of the whole uplink. A random factor with coefficient of
+variation ``transfer_cv``, drawn for each group and iteration, stretches the time of the fluid. ``imbalance_table``
+indexes the quantile tables. ``ideal_step_s`` is the closed-form step without noise and contention: the reference of
+reward and reports.
 
 ``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the
-collective may start; ``tail_s`` is what the last gradients take alone, latency included, always after the compute.
+collective may start. ``tail_s`` is the time of the last gradients alone, latency included, always after the compute.
 ``staleness`` is by how many steps a rank may run ahead of the slowest (0: not at all; only without a barrier).
 
 ``incast_kind`` (``NO_INCAST``, ``GATHER``: every member sends to its group's first, ``ALL_TO_ALL``) replaces the fluid
-uplink: a receiver's port takes ``incast_flow_s`` for one sender's message, its buffer holds the opening windows of
-``incast_fit`` senders, and a sender that loses the end of its window waits ``incast_timeout_s``.
+uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its buffer holds the opening windows of
+``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``.
 
-Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of
-``ranks_per_node`` ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then
-computes ``1 + heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes
-``checkpoint_s`` longer; the job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per
-iteration, then pays ``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor``
-times as long for ``warmup_iterations``."""
+Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
+ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
+heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes ``checkpoint_s`` longer.
+The job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per iteration. It then pays
+``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor`` times as long for
+``warmup_iterations``."""
 
 NO_INCAST, GATHER, ALL_TO_ALL = 0, 1, 2
 """Values of ``incast_kind``."""
@@ -108,7 +110,7 @@ TENANT = np.dtype(
 then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
 groups; weight 0 means absent. With probability ``pause_rate`` it stands still after a transfer, uniformly for up to
 ``pause_periods`` of its own periods, so that its phase is new: a checkpoint, or another job in its place. A ``bursty``
-one draws lengths of gaps and transfers exponentially, as background traffic does, and does not pause."""
+tenant draws lengths of gaps and transfers exponentially, as background traffic does, and does not pause."""
 
 CLOCK = np.dtype(
     [
@@ -135,12 +137,13 @@ CLOCK = np.dtype(
     ],
     align=True,
 )
-"""Per-environment state. Times are relative to the end of the last step, so precision never decays. ``*_next`` is the
-flattened index ``iteration * R + rank`` (or group) of the next rare event, ``*_count`` how many were drawn; ``delay_s``
-is the mean delay of all ranks over the last run. ``energy_j`` and ``time_s`` are spent since the start of the episode,
-``kept`` the iterations that no failure has undone, ``saved`` those in the last checkpoint, ``warm_at`` the iteration at
-which a restarted job is warm again, ``hazard_left`` what is left of an exponential threshold until the next failure,
-``steps_s`` the last steps, for bounded staleness."""
+"""Per-environment state. Times are relative to the end of the last step, so precision never decays.
+
+``*_next`` is the flattened index ``iteration * R + rank`` (or group) of the next rare event; ``*_count`` is how many
+were drawn. ``delay_s`` is the mean delay of all ranks over the last run. ``energy_j`` and ``time_s`` are spent since
+the start of the episode. ``kept`` are the iterations that no failure has undone, ``saved`` those in the last
+checkpoint. A restarted job is warm again at iteration ``warm_at``. ``hazard_left`` is the rest of an exponential
+threshold until the next failure. ``steps_s`` are the last steps, for bounded staleness."""
 
 # noise[N, R], float32
 FACTOR, DRIFT_X = 0, 1

@@ -50,15 +50,15 @@ from paceenv.sim.engine.layout import (
 _START = 1 << 62
 """Iteration number of draws made once, at the start of an episode."""
 _UNIT_VARIANCE = math.sqrt(12.0)
-_LEAST_FACTOR = 1e-6
-"""A factor keeps its sign, which says whether the rank is in a fail-slow episode."""
+_MIN_FACTOR = 1e-6
+"""The sign of a factor shows whether the rank is in a fail-slow episode, so a factor must not reach 0."""
 
 
 def onset_rate(share: float, mean_iterations: float) -> float:
     """Probability per iteration that an episode starts, for a stationary share of time spent in episodes.
 
-    Episodes last D iterations on average and the gaps between them (1 - p) / p, none included, so that
-    ``share = D / (D + (1 - p) / p)``.
+    Episodes last D iterations on average and the gaps between them (1 - p) / p, where a gap may be empty: ``share = D /
+    (D + (1 - p) / p)``.
     """
     return share / (share + (1.0 - share) * mean_iterations)
 
@@ -69,7 +69,15 @@ def running_share(share: float, mean_iterations: float) -> float:
 
 
 def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray[np.float64], normal: Any) -> None:
-    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events."""
+    """Draw what lasts: persistent factors, the stationary states of drift and episodes, and the first rare events.
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``, updated; its key is read.
+        noise: ``(NOISE_FIELDS, R)``, overwritten.
+        group: ``(GROUP_FIELDS, G)``, overwritten.
+        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
+    """
     ranks, groups, key = noise.shape[1], group.shape[1], clock["key"]
     persistent_key, drift_key = key_of(key, PERSISTENT, _START), key_of(key, DRIFT, _START)
     first_slow = int(uniform(key, SLOW_RANK, _START) * ranks)
@@ -78,7 +86,7 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray
     for r in range(ranks):
         factor = 1.0 + job["persistent_cv"] * quantile(normal, bits32(persistent_key, r))
         is_slow = (r - first_slow) % ranks < job["slow_ranks"]
-        factor = max(factor, _LEAST_FACTOR) * (job["slow_factor"] if is_slow else 1.0)
+        factor = max(factor, _MIN_FACTOR) * (job["slow_factor"] if is_slow else 1.0)
         noise[FACTOR, r] = -factor if uniform(fail_key, FAIL_SLOW, r) < share else factor
         noise[DRIFT_X, r] = job["drift_cv"] * quantile(normal, bits32(drift_key, r))
     clock["stall_next"] = geometric(uniform(key, STALL, 0), job["stall_rate"]) - 1
@@ -97,7 +105,13 @@ def reset_noise(job: Any, clock: Any, noise: NDArray[np.float32], group: NDArray
 
 
 def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
-    """Draw which groups start inside an post-collective work episode, and when the next one begins."""
+    """Draw which groups start inside an episode of post-collective work, and when the next one begins.
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``, updated; its key is read.
+        group: ``(GROUP_FIELDS, G)``, overwritten.
+    """
     key, groups = clock["key"], group.shape[1]
     share = running_share(job["post_work_share"], job["post_work_mean_iterations"])
     start_key = key_of(key, POST_WORK, _START)
@@ -112,12 +126,13 @@ def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
 
 
 def episode_s(job: Any, u: float) -> float:
-    """PostCollectiveWork work of one episode from a uniform ``u``: uniform around its mean, seconds."""
+    """Post-collective work of one episode from a uniform ``u``: uniform around its mean, seconds."""
     return float(job["post_work_episode_s"] * (1.0 + job["post_work_spread"] * (2.0 * u - 1.0)))
 
 
-def start_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
+def start_post_work(view: View) -> None:
     """Start the post-collective work episodes that begin in this iteration; a group already in one keeps it."""
+    job, clock, group = view.job, view.clock, view.group
     groups, t = group.shape[1], clock["iteration"]
     onset = onset_rate(job["post_work_share"], job["post_work_mean_iterations"])
     while clock["post_work_next"] < (t + 1) * groups:
@@ -135,8 +150,13 @@ def start_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
 def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> None:
     """End and start the fail-slow episodes that do so in this iteration.
 
-    Lengths are geometric, so an episode needs no memory of its end: recoveries come at a constant rate to every rank,
-    and those that hit a healthy one mean nothing.
+    Lengths are geometric, so an episode needs no memory of its end: recoveries come at a constant rate to every rank. A
+    recovery of a healthy rank changes nothing.
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``, updated.
+        factor_R: factor of each rank, negative in an episode; updated.
     """
     ranks, t = factor_R.shape[0], clock["iteration"]
     recovery = 1.0 / job["fail_slow_mean_iterations"]
@@ -154,7 +174,13 @@ def change_fail_slow(job: Any, clock: Any, factor_R: NDArray[np.float32]) -> Non
 
 
 def add_stalls(job: Any, clock: Any, compute_R: NDArray[np.float64]) -> None:
-    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit."""
+    """Add this iteration's runtime or control-plane stalls (exponential) to the ranks they hit.
+
+    Args:
+        job: record of ``JOB``.
+        clock: record of ``CLOCK``, updated.
+        compute_R: compute time of each rank, seconds; updated.
+    """
     ranks, t = compute_R.shape[0], clock["iteration"]
     while clock["stall_next"] < (t + 1) * ranks:
         n = clock["stall_count"] + 1

@@ -1,7 +1,7 @@
-"""What every rank spent its time on: a recording as phases that follow each other without gap or overlap.
+"""How every rank spent its time: a recording as phases that follow each other without gap or overlap.
 
-The operations of ``paceenv.sim.engine.recording``, with what a rank waits for told apart from what it does: in an
-all-reduce nothing moves before the last member of the group has entered. Legend: T iterations, R ranks.
+The operations of ``paceenv.sim.engine.recording``, with waiting split from doing: in an all-reduce nothing moves before
+the last member of the group has entered. Legend: T iterations, R ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ class Phase:
 def phases(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Phase]:
     """The phases of one environment's recording, in their order.
 
-    Where ranks do not run ahead, an iteration's phases of a rank add up to its step. A rank that runs ahead (bounded
-    staleness) is in the collective only while it is blocked, until it starts its next step; what it was blocked for
-    after a recording's last iteration is not in it.
+    Where ranks do not run ahead, the phases of a rank add up to its step. A rank that runs ahead (bounded staleness) is
+    in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last
+    iteration of a recording is missing.
+
+    Args:
+        recording: with stamps.
+        batch: the jobs that were recorded.
+        environment: number of the environment.
     """
     done = operations(recording, batch, environment)
     if batch.jobs[environment]["staleness"] > 0:

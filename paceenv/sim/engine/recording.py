@@ -17,11 +17,11 @@ from paceenv.sim.engine.simulator import JobBatch
 
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
 _NEGLIGIBLE = 1e-9
-"""Share of a step: what is left over of it at the end is rounding, not a checkpoint."""
+"""Share of a step; a smaller rest at its end is rounding, not a checkpoint."""
 
 
 class Recorded(Protocol):
-    """An engine whose recordings can be written: any that tells its jobs."""
+    """An engine whose recordings can be written: it has a batch of jobs."""
 
     batch: JobBatch
 
@@ -39,8 +39,13 @@ class Operation:
 def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Operation]:
     """What the ranks of one environment did in a recording of it, in the order of a step.
 
-    That is pace, compute, the payload collective, optimizer (work after it), barrier (in jobs that have one),
-    restart, checkpoint; what a step does not have lasts no time in it.
+    The operations are pace, compute, the payload collective, optimizer (post-collective work), barrier (in jobs that
+    have one), restart, checkpoint. An operation that a step does not have lasts no time in it.
+
+    Args:
+        recording: with stamps.
+        batch: the jobs that were recorded.
+        environment: number of the environment.
     """
     e, job, per_group = environment, batch.jobs[environment], batch.ranks // batch.groups
     step_T = recording.step_ET[e]
@@ -68,9 +73,14 @@ def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> l
 class RecordingWriter:
     """Writes consecutive recordings of one environment of an engine to a trace file; whole or not at all.
 
-    Times run from the start of the first recording, in seconds. An iteration's operations are, in their order: pace,
-    compute, the payload collective, optimizer (work after it), barrier, checkpoint or restart. What takes no
-    time or is not there has no row.
+    Times run from the start of the first recording, in seconds. The operations of an iteration are those of
+    :func:`operations`. An operation that takes no time or is missing has no row.
+
+    Args:
+        path: the file.
+        simulator: the engine that records.
+        name: of the job.
+        environment: number of the environment.
     """
 
     def __init__(self, path: str | Path, simulator: Recorded, name: str, environment: int = 0) -> None:

@@ -21,7 +21,7 @@ from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
 
 _CACHE_WAYS_BYTES = 4096
-_LEAST_UPDATES = 100_000
+_MIN_UPDATES = 100_000
 """Rank-iterations for a thread, about half a millisecond."""
 _PADDING = 16
 """Unused columns of ``rank_EFR`` where rows a power of two of bytes apart would fall into the same cache sets."""
@@ -55,9 +55,9 @@ class JobBatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What episodes came to since their start, each ``(E,)``.
+    """Totals of episodes since their start, each ``(E,)``.
 
-    Re-run iterations are those that failures undid, useful ones those that count; energy is in joules, 0 for a job
+    Re-run iterations are those that failures undid, useful ones those that count. Energy is in joules; 0 for a job
     without power figures.
     """
 
@@ -86,11 +86,10 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class Simulator:
     """A batch of jobs in simulation.
 
-    Parameters
-    ----------
-    batch : the E jobs
-    keys_E : episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy
-    threads : how many threads share a batch at most; results do not depend on it
+    Args:
+        batch: the E jobs.
+        keys_E: episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy.
+        threads: most threads that share a batch; results do not depend on it.
     """
 
     batch: JobBatch
@@ -117,7 +116,7 @@ class Simulator:
         self.reset(np.arange(E), self.keys_E)
 
     def _make_room(self) -> None:
-        """Widen the state of what few jobs have, heat and staleness; it has no columns where none has it."""
+        """Widen the state that only few jobs have, heat and staleness; it has no columns where no job has it."""
         jobs, E, R = self.batch.jobs, len(self.batch), self.batch.ranks
         is_warm = (jobs["compute_w"] > 0.0) & ((jobs["heat_slowdown"] > 0.0) | (jobs["failure_heat"] > 0.0))
         nodes = R // int(jobs["ranks_per_node"][is_warm].min()) if is_warm.any() else 0
@@ -136,7 +135,13 @@ class Simulator:
         self.batch.jobs["imbalance_table"] = index
 
     def reset(self, which: NDArray[np.int64], keys: NDArray[np.uint64], batch: JobBatch | None = None) -> None:
-        """Start new episodes in the environments ``which`` with ``keys``, and, if given, with new jobs ``batch``."""
+        """Start new episodes.
+
+        Args:
+            which: numbers of the environments, ``(n,)``.
+            keys: their episode keys, ``(n,)``, from :func:`episode_keys`.
+            batch: new jobs for them, n; default: the same jobs.
+        """
         if batch is not None:
             tables = self.batch.jobs["imbalance_table"][which]
             self.batch.jobs[which] = batch.jobs
@@ -153,9 +158,20 @@ class Simulator:
     def run(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
     ) -> NDArray[np.float64]:
-        """Run jobs for ``iterations`` with pacing ``settings`` ``(E, 1 or R, M, 2)``; step times ``(E, T)``, seconds.
+        """Run jobs for some iterations.
 
-        ``which`` limits the run to some environments; the others keep their state and their rows are not written.
+        Args:
+            settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R);
+                ratios.
+            iterations: steps of each job, T.
+            which: numbers of the environments that run; the others keep their state and their rows are not written.
+                Default: all.
+
+        Returns:
+            Step times ``(E, T)``, seconds.
+
+        Raises:
+            ValueError: for settings of another shape.
         """
         return self._advance(settings_ESM2, iterations, which, stamps=False).step_ET
 
@@ -174,7 +190,7 @@ class Simulator:
         return self.state.clocks["delay_s"].copy()
 
     def outcome(self) -> Outcome:
-        """What the episodes came to so far."""
+        """Totals of the episodes so far."""
         c = self.state.clocks
         iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
         can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_rate"] > 0.0)
@@ -221,10 +237,10 @@ class Simulator:
     def _spread(self, function: Any, which: NDArray[np.int64] | None, updates: int, arguments: tuple[Any, ...]) -> None:
         """Call ``function(which, *arguments)`` on slices of the environments, one slice a thread.
 
-        ``updates``: rank-iterations of one environment; threads are started for what takes longer than that.
+        ``updates``: rank-iterations of one environment; short runs use fewer threads.
         """
         which = np.arange(len(self.batch)) if which is None else which
-        threads = min(self.threads, len(which), len(which) * updates // _LEAST_UPDATES)
+        threads = min(self.threads, len(which), len(which) * updates // _MIN_UPDATES)
         if threads <= 1:
             function(which, *arguments)
             return

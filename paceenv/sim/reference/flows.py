@@ -18,7 +18,13 @@ Loss = Callable[[int, int, int], float]
 
 
 class Wiring:
-    """A schedule laid on a group's links: what stays the same in every iteration."""
+    """A schedule laid on a group's links: the part that stays the same in every iteration.
+
+    Args:
+        links: of the job.
+        schedule: messages of the collective.
+        first_rank: first rank of the group; its members follow.
+    """
 
     def __init__(self, links: Links, schedule: Schedule, first_rank: int) -> None:
         self.schedule, self.first_rank = schedule, first_rank
@@ -40,7 +46,14 @@ class Wiring:
 
 
 class Collective:
-    """One collective of one group: messages start as members enter and as others get through."""
+    """One collective of one group: messages start as members enter and as others get through.
+
+    Args:
+        network: carries the messages.
+        wiring: of the group.
+        on_end: called when all messages are through.
+        loss: timeouts of messages, seconds; default: nothing is lost.
+    """
 
     def __init__(self, network: Network, wiring: Wiring, on_end: Callable[[], None], loss: Loss | None = None) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
@@ -110,7 +123,17 @@ class Collective:
 
 
 class TenantJob:
-    """A co-tenant: computes, transfers over the upper tier, computes again; from a random point of its period on."""
+    """A co-tenant: computes, transfers over the upper tier, computes again. It starts at a random point of its period.
+
+    Args:
+        network: carries its transfers.
+        upper: the tier that it shares with the job.
+        key: episode key, decides what is drawn.
+        k: number of the tenant.
+        tenants: number of tenants.
+        setup: what it does.
+        ours_s: ideal step time of the job, seconds; the tenant's period is relative to it.
+    """
 
     def __init__(
         self, network: Network, upper: Resource, key: np.uint64, k: int, tenants: int, setup: TenantSetup, ours_s: float

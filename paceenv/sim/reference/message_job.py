@@ -1,18 +1,22 @@
-"""One job on a network of messages, step by step, with the fast engine's face for a single environment.
+"""One job on a network of messages, step by step, with the fast engine's interface for one environment or several
+seeds.
 
-Reads the cluster config itself: ranks, links and messages are built here, not derived from closed forms. What it shares
-with the fast engine on purpose: the draws of noise, so that both see the same, and the estimator and pacing rules.
+It reads the cluster config itself: ranks, links and messages are built here, not derived from closed forms. On purpose
+it shares with the fast engine the draws of noise, so that both see the same, and the estimator and pacing rules.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals, timing
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import draws, layout, noise
@@ -22,6 +26,9 @@ from paceenv.sim.engine.simulator import JobBatch, Outcome, episode_keys
 from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
 from paceenv.sim.reference.network import Network
 from paceenv.sim.reference.setup import Links, Setup
+
+MAX_WORK = 5 * 10**9
+"""Messages times ranks that a run may take: every event looks at all that is under way, about 0.5 us for each."""
 
 
 class _Step:
@@ -39,11 +46,10 @@ class _Step:
 class Reference:
     """A job in simulation, message by message.
 
-    Parameters
-    ----------
-    cluster : the config
-    seed : as for the fast engine: the same seed draws the same quantities and gives the same noise
-    setup : what the config means in links and messages; for physics that the config does not name
+    Args:
+        cluster: the config.
+        seed: as for the fast engine; the same seed draws the same quantities and gives the same noise.
+        setup: the config as links and messages; give one for physics that the config cannot express.
     """
 
     def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None) -> None:
@@ -235,7 +241,7 @@ class Reference:
     def _draw_post_work(self) -> NDArray[np.float64]:
         view = self._view
         if view.job["post_work_share"] > 0.0:
-            noise.start_post_work(view.job, view.clock, view.group)
+            noise.start_post_work(view)
         in_episode_G = view.group[layout.POST_WORK_UNTIL] > view.clock["iteration"]
         episode_G = np.where(in_episode_G, view.group[layout.POST_WORK_NOW_S], 0.0)
         return np.asarray(view.group[layout.FIXED_POST_WORK_S] + episode_G)
@@ -249,7 +255,7 @@ class Reference:
         return self.setup.timeout_s if is_lost else 0.0
 
     def _ideal_step_s(self) -> float:
-        """A step in which nobody is late and one group has the network to itself.
+        """A step in which no rank is late and one group has the network to itself.
 
         Ranks that may run ahead hide their collective behind the computing of as many steps as they may be ahead, as
         long as neither that nor the collectives themselves, one after the other, take longer.
@@ -273,6 +279,72 @@ class Reference:
 
 
 def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.float64] | None = None) -> Recording:
-    """Every stamp of one job under static pacing, ``None`` for none."""
+    """Every stamp of one job under static pacing.
+
+    Args:
+        cluster: the config.
+        seed: of quantities and noise.
+        iterations: number of steps.
+        settings_M2: (threshold, window) of each mechanism, ratios; default: off.
+    """
     reference = Reference(cluster, seed)
     return reference.record(reference.off() if settings_M2 is None else settings_M2[None, None], iterations)
+
+
+def check_size(setup: Setup, iterations: int, seeds: int) -> None:
+    """Refuse a run that would take hours.
+
+    Args:
+        setup: of the job.
+        iterations: of each seed.
+        seeds: number of seeds.
+
+    Raises:
+        InputError: with the allowed size.
+    """
+    if setup.messages * setup.ranks * iterations * seeds > MAX_WORK:
+        raise InputError(
+            f"{setup.name}: messages x ranks x iterations x seeds = {setup.messages} x {setup.ranks} x {iterations} "
+            f"x {seeds}; allowed in the reference engine: at most {MAX_WORK:.0e}"
+        )
+
+
+class References:
+    """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``."""
+
+    def __init__(self, cluster: Cluster, seeds: Sequence[int]) -> None:
+        self._each = [Reference(cluster, int(seed)) for seed in seeds]
+        batches = [one.batch for one in self._each]
+        self.batch = JobBatch(
+            np.concatenate([b.jobs for b in batches]),
+            np.concatenate([b.tenants_EK for b in batches]),
+            cluster.ranks,
+            cluster.groups,
+            np.concatenate([b.skewness_E for b in batches]),
+        )
+
+    def off(self) -> NDArray[np.float64]:
+        """Settings for the batch with every mechanism off."""
+        return pacing.off(len(self._each), 1)
+
+    def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
+        """Step times ``(E, T)``, seconds."""
+        return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
+
+    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
+        """As :meth:`run`, with every stamp."""
+        parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
+        return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
+        """Observations of the last run: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
+        return np.concatenate([one.observe(every_rank=every_rank) for one in self._each])
+
+    def mean_delay_s(self) -> NDArray[np.float64]:
+        """Mean delay over ranks and iterations of the last run, ``(E,)``, seconds."""
+        return np.concatenate([one.mean_delay_s() for one in self._each])
+
+    def outcome(self) -> Outcome:
+        """What the episodes came to so far."""
+        parts = [one.outcome() for one in self._each]
+        return Outcome(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Outcome)))

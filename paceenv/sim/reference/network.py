@@ -81,7 +81,16 @@ class Network:
         cap_Bps: float = math.inf,
         bundle: Bundle | None = None,
     ) -> None:
-        """Start a flow now; ``on_end`` is called when its last byte has left. Of no bytes, it is through at once."""
+        """Start a flow now; a flow without bytes is through at once.
+
+        Args:
+            size_bytes: of the flow.
+            resources: what it passes.
+            on_end: called when its last byte has left.
+            weight: its share in a tie, relative to other flows.
+            cap_Bps: its highest rate, bytes per second.
+            bundle: flows that together count as one on a resource.
+        """
         if size_bytes <= 0.0:
             self.after(0.0, on_end)
             return

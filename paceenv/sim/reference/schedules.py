@@ -1,4 +1,4 @@
-"""Collectives as messages: who sends how much to whom, and what must have gone before.
+"""Collectives as messages: sender, receiver, size, and the messages that must be through before.
 
 Members are counted within their process group, ``per_node`` of them on a node, one node after the other. Sizes in
 bytes. A member sends in a round once its send and its receive of the round before are through.
@@ -46,14 +46,32 @@ class Schedule:
     rounds: int = 0
 
     def add(self, send: Send, after: Sequence[int], *, has_latency: bool = True, is_tail: bool = False) -> int:
-        """Add one message to the current round; its index."""
+        """Add one message to the current round.
+
+        Args:
+            send: sender, receiver, bytes.
+            after: indices of the messages that must be through before.
+            has_latency: whether it pays the latency of its hop.
+            is_tail: whether it waits for the last gradients of its ends instead of the first.
+
+        Returns:
+            Its index.
+        """
         self.messages.append(Message(*send, tuple(after), self.rounds, has_latency, is_tail))
         return len(self.messages) - 1
 
     def round(self, sends: Sequence[Send], before: Before, *, is_exchange: bool = False, **options: bool) -> Before:
         """Add a round; members without a message in it keep what they had before.
 
-        In an exchange both ends must have come to this round, otherwise only the sender: the receiver's buffer waits.
+        Args:
+            sends: sender, receiver, bytes of each message.
+            before: for each member, the messages that it has to wait for.
+            is_exchange: whether both ends must have come to this round. Otherwise only the sender must: the receiver's
+                buffer waits.
+            options: as in :meth:`add`.
+
+        Returns:
+            ``before`` of the next round.
         """
         done: dict[int, list[int]] = {}
         for send in sends:
@@ -67,7 +85,18 @@ class Schedule:
     def rings(
         self, rings: Sequence[Sequence[int]], chunk_bytes: float, rounds: int, before: Before, **options: bool
     ) -> Before:
-        """``rounds`` rounds in which every member of each ring sends a chunk to the next."""
+        """Add rounds in which every member of each ring sends a chunk to the next member.
+
+        Args:
+            rings: members of each ring, in order.
+            chunk_bytes: size of each message.
+            rounds: number of rounds.
+            before: for each member, the messages that it has to wait for.
+            options: as in :meth:`add`.
+
+        Returns:
+            ``before`` of the next round.
+        """
         sends = [(ring[i - 1], ring[i], chunk_bytes) for ring in rings for i in range(len(ring))]
         for _ in range(rounds):
             before = self.round(sends, before, **options)
@@ -75,11 +104,16 @@ class Schedule:
 
 
 def buckets(payload_bytes: float, first_bytes: float, tail_bytes: float = 0.0) -> list[float]:
-    """A payload cut into its first bucket, the bulk, and the tail that is there only after the compute.
+    """A payload cut into its first bucket, the bulk, and the tail that is there only after the compute, in bytes.
 
-    A ring in which one member is late lets the others run ahead by up to a round each, but only in the bucket that the
-    late one has not begun. After a first bucket all are in step, so that the many buckets of the bulk, one after the
-    other without a gap, are as one.
+    A ring with one late member lets the others run ahead by up to a round each, but only in the bucket that the late
+    member has not begun. After a first bucket all are in step. The many buckets of the bulk follow one another without
+    a gap and act as one.
+
+    Args:
+        payload_bytes: the whole.
+        first_bytes: the first bucket, at most all but the tail.
+        tail_bytes: the tail.
     """
     first_bytes = min(first_bytes, payload_bytes - tail_bytes)
     return [first_bytes, payload_bytes - tail_bytes - first_bytes, tail_bytes]
@@ -90,8 +124,15 @@ def all_reduce(
 ) -> Schedule:
     """All-reduce of the parts of :func:`buckets`; ``ring`` is one over all ranks (Patarasuk and Yuan 2009).
 
-    Parts follow one another without a gap: a hop's latency is paid in the last one, and hidden behind the next one's
-    bytes in the others. ``pieces`` is in how many pieces a tree passes a part on.
+    Parts follow one another without a gap. The latency of a hop is paid in the last part and hidden behind the bytes of
+    the next part in the others.
+
+    Args:
+        algorithm: of the all-reduce.
+        nodes: in the group.
+        per_node: members on a node.
+        parts_bytes: the three parts of the payload.
+        pieces: number of pieces in which a tree passes a part on.
     """
     members = nodes * per_node
     schedule = Schedule(members)

@@ -39,7 +39,7 @@ def number(quantity: Quantity | None, nodes: int) -> float:
 
 
 def _refuse_what_is_unknown(cluster: Cluster) -> None:
-    """What the fast engine knows and this one does not, one line for the first that the config uses."""
+    """The first feature of the config that the fast engine supports and this one does not, in one line."""
     fabric, power, reliability = cluster.fabric, cluster.power, cluster.reliability
     unknown = {
         "workload": cluster.workload is not None,
@@ -256,8 +256,15 @@ class Links:
 def leaves(nodes: int, group_nodes: int, nodes_per_leaf: int, placement: str, seed: int) -> list[int]:
     """The leaf of every node.
 
-    Packed: groups that fit into what is left of a leaf share it, larger ones start a leaf of their own. Spread: the
-    nodes in random order.
+    Packed: groups that fit into the rest of a leaf share it; larger ones start a leaf of their own. Spread: the nodes
+    in random order.
+
+    Args:
+        nodes: in the job.
+        group_nodes: nodes of a process group.
+        nodes_per_leaf: under one leaf switch.
+        placement: ``packed`` or ``spread``.
+        seed: of the random order.
     """
     if placement == "spread":
         place = list(range(nodes))
