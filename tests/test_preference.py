@@ -235,7 +235,7 @@ def test_a_file_whose_name_looks_like_an_option_is_a_file(tmp_path: Path) -> Non
         ("{file}:preference=much", "preference = 'much'; allowed: a number"),
         ("{file}:preferenc=1", "unknown option preferenc; allowed: preference="),
         ("{file}:", "unknown option ; allowed: preference="),
-        ("{old}:preference=1", "policy old: preference = 1; allowed: none, as it was trained for one"),
+        ("{old}:preference=1", "policy old: preference = 1; allowed: no preference, as it was trained for one"),
         ("{missing}:preference=1", "no such policy file"),
         ("learned", "policy learned: none is released yet; allowed: a .safetensors file"),
         ("learned:preference=1", "policy learned:preference=1: none is released yet"),
