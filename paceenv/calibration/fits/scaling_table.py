@@ -113,19 +113,10 @@ def compare(
             yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
 
 
-def residuals(
-    target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000
-) -> NDArray[np.float64]:
-    """Differences of the numbers that a fit may use, in units of their scale.
-
-    Args:
-        target: the published table.
-        cluster: the cluster to simulate.
-        seeds: number of runs.
-        iterations: length of each run.
-    """
+def residuals(target: ScalingTarget, cluster: Cluster) -> NDArray[np.float64]:
+    """Differences of the numbers that a fit may use, in units of their scale."""
     scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
-    rows = compare(target, cluster, seeds=seeds, iterations=iterations, only_fit=True)
+    rows = compare(target, cluster, seeds=6, iterations=4000, only_fit=True)
     return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])
 
 
