@@ -3,7 +3,7 @@
 The package holds the contracts shared by the simulator and a live job (pacing rules, timing estimator, signals,
 trace, metrics; numpy only) and, behind the extra ``sim``, the cluster model, the engine, calibration and the
 Gymnasium environment. Importing it costs nothing on a production node; where Gymnasium is already imported, it
-registers ``paceenv/Pacing-v0``. ``gymnasium.make("paceenv:paceenv/Pacing-v0")`` needs no import at all.
+registers ``paceenv/Pacing-v0``. ``import paceenv.envs`` registers it at any time.
 """
 
 import sys

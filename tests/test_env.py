@@ -87,9 +87,9 @@ def test_make_vec_by_copies_equals_the_batch() -> None:
     [
         'import gymnasium; gymnasium.make("paceenv:paceenv/Pacing-v0").reset(seed=0)',
         'import gymnasium, paceenv; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
-        'import paceenv.envs.registration, gymnasium; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
+        'import paceenv.live, gymnasium, paceenv.envs; gymnasium.make("paceenv/Pacing-v0").reset(seed=0)',
     ],
-    ids=["module prefix", "paceenv after gymnasium", "registration"],
+    ids=["module prefix", "paceenv after gymnasium", "paceenv.envs, however late"],
 )
 def test_the_environment_is_found_in_a_fresh_interpreter(code: str) -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)

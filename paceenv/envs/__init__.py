@@ -1,1 +1,5 @@
-"""The Gymnasium environment and its checker."""
+"""The Gymnasium environment and its checker; importing this package registers ``paceenv/Pacing-v0``."""
+
+from paceenv.envs.registration import register_envs
+
+__all__ = ["register_envs"]
