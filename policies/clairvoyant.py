@@ -43,7 +43,6 @@ class Clairvoyant:
     The best candidate has the highest reward (``paceenv.core.metrics.reward``).
 
     Args:
-        settings_CM2: candidates ``(C, M, 2)``: threshold and window of each mechanism; None for :func:`candidates`.
         horizon: control intervals for which each candidate is tried.
         preference: weight of variation in the reward, at least 0. With 0 the plan bounds throughput.
 
@@ -53,13 +52,10 @@ class Clairvoyant:
 
     name = "clairvoyant"
 
-    def __init__(
-        self, settings_CM2: NDArray[np.float64] | None = None, horizon: int = 3, preference: float = 0.0
-    ) -> None:
+    def __init__(self, horizon: int = 3, preference: float = 0.0) -> None:
         if not 0.0 <= preference < math.inf:
             raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
-        self._candidates = candidates() if settings_CM2 is None else settings_CM2
-        self._horizon, self._preference = horizon, preference
+        self._candidates, self._horizon, self._preference = candidates(), horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""

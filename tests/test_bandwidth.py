@@ -109,10 +109,10 @@ def test_the_square_root_lowers_the_misfit_of_a_pipeline_in_chunks(tmp_path: Pat
 
 def test_a_table_of_eight_gpus_in_the_older_format(tmp_path: Path) -> None:
     path = written(tmp_path, EIGHT_GPUS, "log.txt")
-    out, inside = read_table(path), read_table(path, in_place=True)
+    out = read_table(path)
     assert (out.op, out.members) == ("all_reduce", 8), "from bus bandwidth over algorithm bandwidth, 2 * 7/8"
     assert out.size_bytes[0] == 1048576
-    assert (out.time_s[0], inside.time_s[0]) == pytest.approx((54e-6, 53.8e-6))
+    assert out.time_s[0] == pytest.approx(54e-6), "out of place"
     fit = fit_bandwidth(out)
     assert 225e9 < fit.law.bandwidth_Bps < 300e9
     assert fit.misfit <= fit.plain_misfit

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from safetensors.numpy import save
+from vector_env_checks import check_vector_env, pacing_factories
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
-from paceenv.envs.env_checker import check_vector_env, pacing_factories
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID
 from paceenv.live.decide.live_policy import find_policy
@@ -235,7 +235,7 @@ def test_a_file_whose_name_looks_like_an_option_is_a_file(tmp_path: Path) -> Non
         ("{file}:preference=much", "preference = 'much'; allowed: a number"),
         ("{file}:preferenc=1", "unknown option preferenc; allowed: preference="),
         ("{file}:", "unknown option ; allowed: preference="),
-        ("{old}:preference=1", "policy old: preference = 1; allowed: none, as it was trained for one"),
+        ("{old}:preference=1", "policy old: preference = 1; allowed: no preference, as it was trained for one"),
         ("{missing}:preference=1", "no such policy file"),
         ("learned", "policy learned: none is released yet; allowed: a .safetensors file"),
         ("learned:preference=1", "policy learned:preference=1: none is released yet"),

@@ -100,9 +100,8 @@ def drawn_clusters(
     luck = _mean_step_s(cluster, SHORT_RUNS) / _mean_step_s(cluster, USUAL_RUNS)
     mean_s_N = np.array([_mean_step_s(candidate, SHORT_RUNS) for candidate in candidates]) / luck
     found = []
-    for wanted_s in random.normal(
-        measured["mean_s"], (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95), draws
-    ):
+    sd_s = (measured["high_s"] - measured["low_s"]) / (2.0 * NORMAL_95)
+    for wanted_s in random.normal(measured["mean_s"], sd_s, draws):
         nearest = int(np.abs(mean_s_N - wanted_s).argmin())
         found.append(candidates[nearest])
         mean_s_N[nearest] = np.inf
@@ -120,9 +119,8 @@ def write_posterior(folder: Path, cluster: Cluster, draws: int = DRAWS) -> list[
         draws: number of clusters.
     """
     drawn, source = drawn_clusters(cluster, draws=draws), cluster.calibration.get("source", cluster.name)
-    splits = ["train"] * (draws - sum(count for _, count in _SPLITS)) + [
-        s for s, count in _SPLITS for _ in range(count)
-    ]
+    kept = [split for split, count in _SPLITS for _ in range(count)]
+    splits = ["train"] * (draws - len(kept)) + kept
     cases, written = [], []
     for d, (one, split) in enumerate(zip(drawn, splits, strict=True)):
         name = f"{cluster.name}-{d:02d}"

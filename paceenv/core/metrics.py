@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,36 +32,25 @@ def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: 
 
 
 def bootstrap_interval(
-    samples_N: NDArray[np.float64],
-    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None,
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    samples_N: NDArray[np.float64], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Estimate and percentile bootstrap interval of a statistic over the first axis.
+    """The mean of a sample with its percentile bootstrap interval.
 
     Args:
-        samples_N: ``(N,)`` or ``(N, D)``; rows are independent units (seeds). Whole rows are resampled, which keeps
-            pairs together.
-        statistic: maps ``(..., N)`` or ``(..., N, D)`` over the axis of units; default: the mean.
+        samples_N: one value of each independent unit (seed).
         level: share of the resamples within the interval, 0 to 1.
         resamples: number of resamples.
         seed: of the resampling.
 
     Returns:
-        The statistic with its interval; without an interval for fewer than two units.
+        The mean with its interval; without an interval for fewer than two units.
     """
-    samples = np.asarray(samples_N, dtype=np.float64)
-    units = len(samples)
-    compute = statistic or (lambda x: np.asarray(x.mean(axis=-1)))
-    values = float(compute(samples))
+    units, mean = len(samples_N), float(samples_N.mean())
     if units < 2:
-        return Interval(values)
+        return Interval(mean)
     picks = np.random.default_rng(seed).integers(0, units, (resamples, units))
-    spread = compute(samples[picks])
-    low, high = np.percentile(spread, [50 * (1 - level), 50 * (1 + level)])
-    return Interval(values, float(low), float(high))
+    low, high = np.percentile(samples_N[picks].mean(axis=-1), [50 * (1 - level), 50 * (1 + level)])
+    return Interval(mean, float(low), float(high))
 
 
 def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv: float) -> float:

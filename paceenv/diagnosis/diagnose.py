@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,17 +42,14 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
-        a = self.attribution
-        named: dict[str, Mapping[Any, float]] = {"rank": a.rank, "stage": a.stage, "operation": a.operation}
-        named |= {"worker": a.worker, "step": a.step}
         return {
             "slowdown": self.slowdown,
             "ideal_step_time_s": self.ideal_step_time_s,
             "step_time_s": self.step_time_s,
-            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in named.items()},
-            "causes": [
-                {"cause": c.cause, "share": c.share, "evidence": c.evidence, "advice": c.advice} for c in self.causes
-            ],
+            "attribution": {
+                key: {str(k): v for k, v in values.items()} for key, values in vars(self.attribution).items()
+            },
+            "causes": [{k: v for k, v in vars(c).items() if k != "lost_s"} for c in self.causes],
             "verdict": self.verdict,
         }
 

@@ -161,11 +161,9 @@ class _Reader:
         collectives = sorted(self._collectives[where], key=lambda c: c.start_s)
         busy = united([span for spans in self._busy[where].values() for span in spans])
         about = {"host": host} if isinstance(host := self._file.value("host_name"), str) else {}
-        return Timeline(self._rank(), self._path, tuple(_steps(steps, collectives, busy, self._base_s())), about)
-
-    def _base_s(self) -> float:
         base_ns = self._file.value("baseTimeNanoseconds")
-        return base_ns * 1e-9 if is_number(base_ns) else 0.0
+        base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
+        return Timeline(self._rank(), self._path, tuple(_steps(steps, collectives, busy, base_s)), about)
 
     def _rank(self) -> int:
         about = self._file.value("distributedInfo")

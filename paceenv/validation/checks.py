@@ -63,17 +63,7 @@ class Check:
         return in_range and (e.tolerance is None or abs(self.error) <= e.tolerance)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.target,
-            "row": self.row,
-            "quantity": self.quantity,
-            "expected": self.expected_text,
-            "found": self.found,
-            "error": self.error,
-            "kind": self.kind,
-            "within": self.within,
-            "remark": self.remark,
-        }
+        return vars(self) | {"expected": self.expected_text, "error": self.error, "within": self.within}
 
     @property
     def expected_text(self) -> str:

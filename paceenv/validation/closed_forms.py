@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, NonNegativeFloat, ValidationError, validate_call
-from scipy import stats
+from scipy import integrate, stats
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.collectives import Algorithm, Law, Op, volume
-from paceenv.sim.cluster.order_statistics import expected_maximum, exponential_maximum, probability_any
 from paceenv.sim.cluster.pipeline import pipeline_s
 from paceenv.ui.config_files import Config
 from paceenv.validation.checks import Check, Expected
@@ -87,6 +88,24 @@ def bus_bandwidth_GBps(members: Count, payload_bytes: Size, link_GBps: Size, hop
     return float(sent.sent_bytes) / float(Law(hop_us * 1e-6, link_GBps * 1e9).time_s(sent)) / 1e9
 
 
+def expected_maximum(survival: Callable[[float], float], ranks: int, low: float, high: float) -> float:
+    """Expected maximum of n draws, by quadrature of ``1 - F(x)**n``.
+
+    Args:
+        survival: ``1 - F``, so that no digits are lost in the tail.
+        ranks: n.
+        low: lower end of the support.
+        high: upper end of the support.
+    """
+
+    def above(x: float) -> float:
+        tail = survival(x)
+        return 1.0 if tail >= 1.0 else -math.expm1(ranks * math.log1p(-tail))
+
+    edges = itertools.pairwise(np.linspace(low, high, 65))
+    return float(low + sum(integrate.quad(above, a, b, epsabs=1e-12, epsrel=1e-10)[0] for a, b in edges))
+
+
 def normal_maximum(ranks: Count, cv: NonNegativeFloat) -> float:
     """Expected maximum over mean of compute times that vary normally."""
     return 1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0)
@@ -142,13 +161,13 @@ def _bisection_gbps(name: str, nodes: int | None) -> float:
 
 
 def any_slow(probability: Annotated[float, Field(ge=0, le=1)], ranks: Count) -> float:
-    """Probability that at least one rank is slow in a step."""
-    return probability_any(probability, ranks)
+    """Probability that at least one of ``ranks`` is slow in a step, each with ``probability``: ``1 - (1 - p)**n``."""
+    return float(-np.expm1(ranks * np.log1p(-probability))) if probability < 1.0 else 1.0
 
 
 def exponential_rate(ranks: Count) -> float:
-    """Expected maximum over mean of compute times that are exponential."""
-    return exponential_maximum(ranks)
+    """Expected maximum of n exponentials over their mean: the harmonic number ``1 + 1/2 + ... + 1/n``."""
+    return float(np.sum(1.0 / np.arange(1, ranks + 1)))
 
 
 _FORMS: dict[str, Callable[..., float]] = {

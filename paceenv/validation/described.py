@@ -69,15 +69,15 @@ def throughput_checks(target: ThroughputTarget, cluster: str | None = None) -> I
         kind: Kind = "fitted" if row.fit else "predicted"
         expected = Expected(value=row.throughput, tolerance=THROUGHPUT_TOLERANCE)
         yield Check(target.name, row.name, f"{target.unit} per s", expected, p.throughput, kind)
-        if row.scaling is not None:
-            expected = Expected(value=row.scaling, tolerance=SCALING_TOLERANCE, absolute=True)
-            yield Check(target.name, row.name, "scaling factor", expected, p.scaling, kind)
-        if row.net_gbps is not None:
-            expected = Expected(value=row.net_gbps, tolerance=NETWORK_TOLERANCE)
-            yield Check(target.name, row.name, "network, Gb/s both ways", expected, p.net_gbps, kind)
-        if row.volume_GB is not None:
-            expected = Expected(value=row.volume_GB, tolerance=NETWORK_TOLERANCE)
-            yield Check(target.name, row.name, "volume, GB both ways", expected, p.volume_GB, "predicted")
+        others: tuple[tuple[str, float | None, float, float, Kind], ...] = (
+            ("scaling factor", row.scaling, SCALING_TOLERANCE, p.scaling, kind),
+            ("network, Gb/s both ways", row.net_gbps, NETWORK_TOLERANCE, p.net_gbps, kind),
+            ("volume, GB both ways", row.volume_GB, NETWORK_TOLERANCE, p.volume_GB, "predicted"),
+        )
+        for quantity, value, tolerance, found, how in others:
+            if value is not None:
+                expected = Expected(value=value, tolerance=tolerance, absolute=quantity == "scaling factor")
+                yield Check(target.name, row.name, quantity, expected, found, how)
 
 
 def _value(row: Row, cluster: Cluster, settings: Set) -> float:

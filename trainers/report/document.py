@@ -56,11 +56,9 @@ class Report:
 
     def html(self, beside: Path) -> str:
         """The page; links are relative to the folder ``beside``."""
-        name = self.matrix.name
-        parts = [
-            html_page.paragraph(self._read(), "note"),
-            html_page.paragraph(_sentence(self.diagnosis.verdict), "verdict"),
-        ]
+        name, verdict = self.matrix.name, self.diagnosis.verdict
+        parts = [html_page.paragraph(self._read(), "note")]
+        parts.append(html_page.paragraph(f"{verdict[:1].upper()}{verdict[1:]}.", "verdict"))
         parts += [self._facts(), html_page.heading("Causes"), self._causes()]
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
@@ -136,16 +134,9 @@ class Report:
         else:
             parts.append(prediction_pictures.scaling(self.sizes).html())
         if isinstance(self.policies, str):
-            return [
-                *parts,
-                html_page.heading("Would pacing help?"),
-                html_page.paragraph(f"Not predicted: {self.policies}."),
-            ]
+            parts += [html_page.heading("Would pacing help?")]
+            return [*parts, html_page.paragraph(f"Not predicted: {self.policies}.")]
         return [*parts, prediction_pictures.policies(fitted, self.policies).html()]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _number(value: float | None) -> str:

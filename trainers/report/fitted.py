@@ -166,7 +166,7 @@ class Paced:
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         numbers = {"cv": self.cv, "cv_passive": self.cv_passive, "delay_share": self.delay_share}
-        gain = {"throughput_gain": _record(self.gain)}
+        gain = {"throughput_gain": dict(zip(("value", "lo", "hi"), self.gain, strict=True))}
         return {"policy": self.policy} | gain | numbers | {"verdict": self.verdict, "outside": self.outside or None}
 
 
@@ -196,7 +196,3 @@ def compare(
         rows.append(Paced(policy, Interval(*one_more(gain_D)), cv, cv_passive, delay, outside))
         on_done(i + 1)
     return rows
-
-
-def _record(interval: Interval) -> dict[str, float]:
-    return dict(zip(("value", "lo", "hi"), interval, strict=True))

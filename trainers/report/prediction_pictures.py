@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceenv.core.intervals import Interval
-from paceenv.policies.whatif.answer import Answer, Case
+from paceenv.policies.whatif.answer import Answer
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.report.fitted import Fitted, Paced
 from paceenv.trainers.report.picture import Numbers, Picture, Unit, drawn
@@ -20,7 +20,9 @@ _SAME = Interval(0.0, 0.0, 0.0)
 def scaling(answer: Answer) -> Picture:
     """Mean step and throughput over the number of nodes: the answer of ``paceenv whatif --nodes``."""
     now = answer.today
-    cases = sorted([(now, _SAME), *((r.case, r.against_today.throughput) for r in answer.changed)], key=_nodes)
+    cases = sorted(
+        [(now, _SAME), *((r.case, r.against_today.throughput) for r in answer.changed)], key=lambda of: of[0].nodes
+    )
     nodes = [case.nodes for case, _ in cases]
     measured_s = now.step_s.value if answer.measured_step_s is None else answer.measured_step_s.value
     unit = Unit.of(measured_s)
@@ -58,10 +60,6 @@ def scaling(answer: Answer) -> Picture:
     names = (f"step, {unit.name}", "throughput", "CV")
     columns = ("nodes", *(f"{name}{part}" for name in names for part in ("", " low", " high")))
     return drawn("At other sizes", caption, figure, Numbers("scaling", columns, rows))
-
-
-def _nodes(of: tuple[Case, Interval]) -> int:
-    return of[0].nodes
 
 
 def _three(estimate: Interval, per: float) -> tuple[float, float, float]:
@@ -103,19 +101,12 @@ def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
             " This trace shows no other job on the same links; one that collides with ours in every single step would "
             "look like a slower link here; only a canary shows it."
         )
-    columns = (
-        *("policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"),
-        "outside its range",
-    )
+    columns = ["policy", "throughput gain", "low", "high", "CV", "CV without pacing", "mean delay / step", "so it"]
+    columns += ["outside its range"]
     rows = [
         (
-            *(
-                score_table.label(one.policy),
-                *(f"{x:+.4f}" for x in one.gain),
-                f"{one.cv:.4f}",
-                f"{one.cv_passive:.4f}",
-            ),
-            *(f"{one.delay_share:.4f}", one.verdict, one.outside),
+            *(score_table.label(one.policy), *(f"{x:+.4f}" for x in one.gain)),
+            *(*(f"{x:.4f}" for x in (one.cv, one.cv_passive, one.delay_share)), one.verdict, one.outside),
         )
         for one in found
     ]

@@ -125,7 +125,6 @@ class PpoTask:
     """
 
     train: TrainConfig
-    ranges: tuple[str, ...]
     count: int
     folder: Path
     again: Path | None = None
@@ -140,7 +139,7 @@ class PpoTask:
         train = config_files.parse(TrainConfig, data, f"{sweep.train}, set")
         if train.selection is None:
             raise InputError(f"{sweep.train}: has no selection to score trials; allowed: a training config with one")
-        return cls(train, tuple(sweep.hyperparameters), sweep.seeds, folder.absolute())
+        return cls(train, sweep.seeds, folder.absolute())
 
     def inputs(self) -> dict[str, Any]:
         """What results depend on beside the config: the resolved training config and its clusters."""

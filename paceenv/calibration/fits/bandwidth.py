@@ -90,8 +90,8 @@ def is_table(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_table(path: str | os.PathLike[str], *, in_place: bool = False) -> Table:
-    """The table in a file of nccl-tests output, out of place unless ``in_place``; rows of size 0 are left out."""
+def read_table(path: str | os.PathLike[str]) -> Table:
+    """The out-of-place table in a file of nccl-tests output; rows of size 0 are left out."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +101,7 @@ def read_table(path: str | os.PathLike[str], *, in_place: bool = False) -> Table
     rows, redop = [], ""
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip()[:1].isdigit():
-            rows.append(_row(line, in_place, f"{path}, line {number}"))
+            rows.append(_row(line, f"{path}, line {number}"))
             words = line.split()
             redop = words[3] if len(words) > 3 + 2 * _RESULTS else ""
     kept = np.array(sorted(row for row in rows if row[0] > 0), dtype=np.float64).reshape(-1, 4)
@@ -111,7 +111,7 @@ def read_table(path: str | os.PathLike[str], *, in_place: bool = False) -> Table
     return Table(op, members, kept[:, 0], kept[:, 1], str(path))
 
 
-def _row(line: str, in_place: bool, where: str) -> tuple[float, float, float, float]:
+def _row(line: str, where: str) -> tuple[float, float, float, float]:
     """Size in bytes, time in seconds, algorithm and bus bandwidth of a line, whatever columns lie between."""
     words = line.split()
     results = words[3:][-2 * _RESULTS :]
@@ -119,7 +119,7 @@ def _row(line: str, in_place: bool, where: str) -> tuple[float, float, float, fl
         raise InputError(
             f"{where}: {len(words)} columns; allowed: size, count, type ... and 4 out of place, 4 in place"
         )
-    time_us, algbw, busbw = results[_RESULTS:][:3] if in_place else results[:3]
+    time_us, algbw, busbw = results[:3]
     try:
         row = float(words[0]), float(time_us) * 1e-6, float(algbw), float(busbw)
     except ValueError:

@@ -47,7 +47,6 @@ class IncastFit:
     timeout_se: float
     fit: float | None
     fit_interval: tuple[float, float]
-    collapsed_T: NDArray[np.bool_]
 
 
 def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit:
@@ -72,25 +71,14 @@ def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | 
     excess_T = (finish_TG - _replayed(stamps, message_s)).max(axis=1)
     n, k = len(lasts_T), int(collapsed_T.sum())
     share = _binomial_interval(k, n)
-    timeout_s, timeout_se = None, 0.0
-    if k:
-        timeout_s = float(excess_T[collapsed_T].mean())
+    timeout_s, timeout_se = float(excess_T[collapsed_T].mean()) if k else None, 0.0
     fit, interval = _buffer(stamps, message_s, share, timeout_s or 0.2)
     if timeout_s is not None:
         hidden_s, spread_s = _hidden_s(stamps, message_s, _FINEST if fit is None else fit, timeout_s)
         # a few steps may all hide nothing where others do: replays know how much that differs from step to step
         timeout_se = max(float(excess_T[collapsed_T].std(ddof=1)), spread_s) / math.sqrt(k)
         timeout_s += hidden_s
-    return IncastFit(
-        message_s,
-        message_se,
-        share,
-        timeout_s,
-        timeout_se,
-        fit if 0 < k < n else None,
-        interval,
-        collapsed_T,
-    )
+    return IncastFit(message_s, message_se, share, timeout_s, timeout_se, fit if 0 < k < n else None, interval)
 
 
 def _replayed(stamps: JobStamps, message_s: float, **loss: float) -> Array:

@@ -121,6 +121,10 @@ class Estimate:
         """With a normal 95 % interval."""
         return cls(value, se, value - 1.96 * se, value + 1.96 * se)
 
+    def to_record(self) -> dict[str, float]:
+        """As plain data, to four digits."""
+        return {name: float(f"{number:.4g}") for name, number in asdict(self).items()}
+
 
 @dataclass(frozen=True)
 class HeldOut:

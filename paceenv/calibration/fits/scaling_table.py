@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.optimize import differential_evolution
 
+from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core import metrics, pacing
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -112,19 +113,10 @@ def compare(
             yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
 
 
-def residuals(
-    target: ScalingTarget, cluster: Cluster, *, seeds: int = 6, iterations: int = 4000
-) -> NDArray[np.float64]:
-    """Differences of the numbers that a fit may use, in units of their scale.
-
-    Args:
-        target: the published table.
-        cluster: the cluster to simulate.
-        seeds: number of runs.
-        iterations: length of each run.
-    """
+def residuals(target: ScalingTarget, cluster: Cluster) -> NDArray[np.float64]:
+    """Differences of the numbers that a fit may use, in units of their scale."""
     scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
-    rows = compare(target, cluster, seeds=seeds, iterations=iterations, only_fit=True)
+    rows = compare(target, cluster, seeds=6, iterations=4000, only_fit=True)
     return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])
 
 
@@ -193,8 +185,7 @@ def _errors(
     errors = {}
     for i, key in enumerate(target.free):
         se = float(np.sqrt(covariance[i, i]))
-        numbers = {"value": x[i], "se": se, "lo": x[i] - 1.96 * se, "hi": x[i] + 1.96 * se}
-        errors[key] = {name: float(f"{number:.4g}") for name, number in numbers.items()}
+        errors[key] = Estimate.normal(float(x[i]), se).to_record()
     return errors
 
 

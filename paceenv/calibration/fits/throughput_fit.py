@@ -9,7 +9,7 @@ parameters as fitted rows the residuals of those say nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -155,10 +155,7 @@ def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[dict[str, Estimate]
 
 def fit_throughput(target: ThroughputTarget, cluster: Cluster) -> Cluster:
     """The cluster with the fitted values, to four digits, and with them, their errors and 95 % intervals on record."""
-    record = {
-        key: {name: float(f"{number:.4g}") for name, number in asdict(estimate).items()}
-        for key, estimate in fit(target, cluster)[0].items()
-    }
+    record = {key: estimate.to_record() for key, estimate in fit(target, cluster)[0].items()}
     moved = cluster.changed([f"{key}={numbers['value']}" for key, numbers in record.items()])
     calibration = {"source": f"targets/{target.name}", "fitted": record}
     return config_files.parse(Cluster, moved.model_dump() | {"calibration": calibration}, f"fit of {target.name}")

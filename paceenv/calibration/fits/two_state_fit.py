@@ -27,7 +27,8 @@ def fit_two_states(x_T: Array, min_jump: float) -> NDArray[np.bool_]:
 
     The levels differ by ``min_jump`` or more, and by several times the spread on either.
     """
-    smooth_T = _running_median(x_T)
+    padded = np.pad(x_T, SMOOTH // 2, mode="edge")
+    smooth_T = np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTH), axis=-1)
     low, high = smooth_T.min(), smooth_T.max()
     on_T = np.zeros(len(x_T), np.bool_)
     for _ in range(20):
@@ -40,12 +41,6 @@ def fit_two_states(x_T: Array, min_jump: float) -> NDArray[np.bool_]:
     spread = max(_deviation(x_T[on_T]), _deviation(x_T[~on_T]))
     enough = min(on_T.sum(), (~on_T).sum()) >= MIN_ITERATIONS
     return on_T if enough and high - low > _SEPARATION * spread else np.zeros(len(x_T), np.bool_)
-
-
-def _running_median(x_T: Array) -> Array:
-    padded = np.pad(x_T, SMOOTH // 2, mode="edge")
-    smooth_T: Array = np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTH), axis=-1)
-    return smooth_T
 
 
 def _deviation(x: Array) -> float:

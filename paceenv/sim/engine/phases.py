@@ -40,8 +40,8 @@ class Phase:
         return np.asarray(self.end_TR - self.start_TR)
 
 
-def phases(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Phase]:
-    """The phases of one environment's recording, in their order.
+def phases(recording: Recording, batch: JobBatch) -> list[Phase]:
+    """The phases of the first environment of a recording, in their order.
 
     Where ranks do not run ahead, the phases of a rank add up to its step. A rank that runs ahead (bounded staleness) is
     in the collective only while it is blocked, until it starts its next step. What it was blocked for after the last
@@ -50,11 +50,10 @@ def phases(recording: Recording, batch: JobBatch, environment: int = 0) -> list[
     Args:
         recording: with stamps.
         batch: the jobs that were recorded.
-        environment: number of the environment.
     """
-    done = operations(recording, batch, environment)
-    if batch.jobs[environment]["staleness"] > 0:
-        return _ahead(recording.step_ET[environment], *(op for op in done if op.op in {"pace", "compute"}))
+    done = operations(recording, batch)
+    if batch.jobs[0]["staleness"] > 0:
+        return _ahead(recording.step_ET[0], *(op for op in done if op.op in {"pace", "compute"}))
     found = []
     for one in done:
         if one.op in _OF_OP:

@@ -36,8 +36,8 @@ class Operation:
     end_TR: NDArray[np.float64]
 
 
-def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> list[Operation]:
-    """What the ranks of one environment did in a recording of it, in the order of a step.
+def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
+    """What the ranks of the first environment did in a recording of it, in the order of a step.
 
     The operations are pace, compute, the payload collective, optimizer (post-collective work), barrier (in jobs that
     have one), restart, checkpoint. An operation that a step does not have lasts no time in it.
@@ -45,15 +45,14 @@ def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> l
     Args:
         recording: with stamps.
         batch: the jobs that were recorded.
-        environment: number of the environment.
     """
-    e, job, per_group = environment, batch.jobs[environment], batch.ranks // batch.groups
-    step_T = recording.step_ET[e]
-    start_TR, entry_TR = recording.start_ETR[e], recording.entry_ETR[e]
-    released_TR = start_TR + recording.delay_ETR[e]
-    finish_TR = np.repeat(recording.finish_ETG[e], per_group, axis=1)
-    ready_TR = np.repeat(recording.ready_ETG[e], per_group, axis=1)
-    done_T = recording.ready_ETG[e].max(axis=1) + float(job["barrier_s"])  # all but a checkpoint or a restart
+    job, per_group = batch.jobs[0], batch.ranks // batch.groups
+    step_T = recording.step_ET[0]
+    start_TR, entry_TR = recording.start_ETR[0], recording.entry_ETR[0]
+    released_TR = start_TR + recording.delay_ETR[0]
+    finish_TR = np.repeat(recording.finish_ETG[0], per_group, axis=1)
+    ready_TR = np.repeat(recording.ready_ETG[0], per_group, axis=1)
+    done_T = recording.ready_ETG[0].max(axis=1) + float(job["barrier_s"])  # all but a checkpoint or a restart
     done_T = np.where(step_T - done_T > _NEGLIGIBLE * step_T, done_T, step_T)
     done_TR, end_TR = (np.broadcast_to(x[:, None], entry_TR.shape) for x in (done_T, step_T))
     # a restart takes longer than any checkpoint of the same job, or there are no checkpoints
@@ -71,7 +70,7 @@ def operations(recording: Recording, batch: JobBatch, environment: int = 0) -> l
 
 
 class RecordingWriter:
-    """Writes consecutive recordings of one environment of an engine to a trace file; whole or not at all.
+    """Writes consecutive recordings of the first environment of an engine to a trace file; whole or not at all.
 
     Times run from the start of the first recording, in seconds. The operations of an iteration are those of
     :func:`operations`. An operation that takes no time or is missing has no row.
@@ -80,12 +79,11 @@ class RecordingWriter:
         path: the file.
         simulator: the engine that records.
         name: of the job.
-        environment: number of the environment.
     """
 
-    def __init__(self, path: str | Path, simulator: Recorded, name: str, environment: int = 0) -> None:
+    def __init__(self, path: str | Path, simulator: Recorded, name: str) -> None:
         self._batch = batch = simulator.batch
-        self._per_group, self._environment, self._name = batch.ranks // batch.groups, environment, name
+        self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
         ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(batch.ranks))
         job = {"name": name, "ranks": batch.ranks, "groups": batch.groups}
@@ -102,9 +100,9 @@ class RecordingWriter:
 
     def append(self, recording: Recording) -> None:
         """Add the iterations of a recording."""
-        step_T = recording.step_ET[self._environment]
+        step_T = recording.step_ET[0]
         begin_T1 = (self._now_s + np.concatenate([[0.0], np.cumsum(step_T)[:-1]]))[:, None]
-        for one in operations(recording, self._batch, self._environment):
+        for one in operations(recording, self._batch):
             self._append(one, begin_T1 + one.start_TR, begin_T1 + one.end_TR)
         self._now_s += float(step_T.sum())
         self._iteration += len(step_T)
