@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from vector_env_checks import (
+
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.envs.env_checker import (
     AnyVectorEnv,
     Plan,
     check_final,
@@ -22,9 +25,6 @@ from vector_env_checks import (
     check_vector_env,
     pacing_factories,
 )
-
-from paceenv.core import pacing, signals
-from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID, register_envs
 from paceenv.sim.cluster import load_cluster

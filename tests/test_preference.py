@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from safetensors.numpy import save
-from vector_env_checks import check_vector_env, pacing_factories
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
+from paceenv.envs.env_checker import check_vector_env, pacing_factories
 from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 from paceenv.envs.registration import ENV_ID
 from paceenv.live.decide.live_policy import find_policy

@@ -4,7 +4,7 @@ Gymnasium checks scalar environments only. These checks show whether a *batch* c
 environment byte for byte and across autoresets, for any batch size and number of threads. They use only Gymnasium's
 public API, so they work for any pair of factories, for example to check a wrapper:
 
->>> from vector_env_checks import check_vector_env, pacing_factories
+>>> from paceenv.envs.env_checker import check_vector_env, pacing_factories
 >>> check_vector_env()  # paceenv/Pacing-v0 with its defaults
 >>> check_vector_env(*pacing_factories(cluster="two-jobs", mechanisms=("phase_shift",), cv_weight=(0.0, 2.0)))
 >>> check_vector_env(lambda num_envs, threads: MyVectorEnv(num_envs), MyEnv)  # doctest: +SKIP
