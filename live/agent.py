@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing.util
 import os
 import weakref
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceenv.core.errors import out_of_range
 from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
-from paceenv.live.options import LAUNCHER_SETTINGS, make_options
+from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
 from paceenv.policies.base import Policy
 
@@ -24,18 +26,20 @@ class Agent:
         self._loop, self._output = loop, Output(loop)
         self._process = os.getpid()
         atexit.register(self._at_exit)
+        if multiprocessing.parent_process() is not None:  # such a process may end without running those
+            multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
         _alive.add(self)
         loop.install()
 
     @property
     def state(self) -> str:
         """The mode in force: the requested one, or the one it was downgraded to."""
-        return self._loop.state
+        return str(self._quietly(lambda: self._loop.state, "off"))
 
     @property
     def reason(self) -> str:
         """Why :attr:`state` is not the requested mode; empty if it is."""
-        return self._loop.reason
+        return str(self._quietly(lambda: self._loop.reason, "an error of its own"))
 
     def summary(self, compare: bool = False) -> dict[str, Any]:
         """This rank's numbers as plain data, times in seconds (fields: ``paceenv.live.record.snapshot``).
@@ -43,28 +47,38 @@ class Agent:
         Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
         folder, to find early and late ranks; that waits for the file system.
         """
-        try:
-            self._loop.catch_up()
-        except Exception as error:
-            self._loop.fail(error)
-        return self._output.compared() if compare else self._output.snapshot()
+        self._quietly(lambda: self._loop.catch_up())
+        return dict(self._quietly(lambda: self._output.compared() if compare else self._output.snapshot(), {}))
 
-    def mark(self, kind: str = "checkpoint") -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def mark(self, kind: str = "checkpoint") -> Iterator[None]:
         """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
-        return self._loop.mark(kind)
+        self._quietly(lambda: self._loop.begin_mark(kind))
+        try:
+            yield
+        finally:
+            self._quietly(lambda: self._loop.end_mark(kind))
 
     def tick(self) -> None:
         """The end of an iteration. Only needed in loops without a ``torch.optim`` optimizer."""
-        self._loop.tick()
+        self._quietly(lambda: self._loop.tick())
 
     def detach(self) -> None:
         """Remove the agent: PyTorch is as before, files are complete, rank 0 prints the summary. Idempotent."""
         atexit.unregister(self._at_exit)
         _alive.discard(self)
         try:
-            self._loop.finish()
+            self._quietly(lambda: self._loop.finish())
         finally:
-            self._output.close()
+            self._quietly(lambda: self._output.close())
+
+    def _quietly(self, function: Callable[[], Any], otherwise: Any = None) -> Any:
+        """What ``function`` returns; an error in it is the agent's and not the job's."""
+        try:
+            return function()
+        except Exception as error:
+            self._loop.hooks.report(error)
+            return otherwise
 
     def _at_exit(self) -> None:
         if os.getpid() == self._process:
@@ -74,6 +88,21 @@ class Agent:
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
         self._loop.detach("in a forked child")
+
+
+class Absent(Agent):
+    """In place of an agent that could not be made: it does nothing, and its reason says why."""
+
+    def __init__(self, error: Exception) -> None:
+        self._why = f"could not be attached: {described(error)}"
+        Messages().log_once(f"{self._why}; the job goes on without it")
+
+    @property
+    def reason(self) -> str:
+        return self._why
+
+    def _quietly(self, function: Callable[[], Any], otherwise: Any = None) -> Any:
+        return otherwise
 
 
 _alive: weakref.WeakSet[Agent] = weakref.WeakSet()
@@ -127,11 +156,16 @@ def attach(
     if agent is not None:
         agent._loop.messages.log_once("is attached already; the second call of attach changes nothing")
         return agent
-    settings = dict(LAUNCHER_SETTINGS)
+    settings, in_a_group_only = dict(LAUNCHER_SETTINGS), False
     if settings:
-        policy = settings.pop("policy")
+        policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
-    return Agent(Loop(chosen, find_policy(policy), optimizer=optimizer))
+    try:
+        loop = Loop(chosen, find_policy(policy), optimizer=optimizer)
+        loop.in_a_group_only = in_a_group_only
+        return Agent(loop)
+    except Exception as error:
+        return Absent(error)
 
 
 def attached() -> Agent | None:

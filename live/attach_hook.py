@@ -1,23 +1,33 @@
-"""Attaches the launcher's agent when the script makes its first optimizer, and not before.
+"""Attaches the launcher's agent when the script makes its first optimizer, and not before; also in its children.
 
 Until then the launcher has not imported PyTorch. So everything the script does before its own ``import torch``
 (environment variables, warning filters, a usage message) has its usual effect. The first optimizer is early enough for
 the agent: it finds the existing models, and without an optimizer there is no iteration to watch.
+
+A script may start its ranks by itself. A forked one has this module's hook from its parent. Any other Python process
+finds the settings in the environment, and the folder ``children`` in its ``PYTHONPATH``, whose ``sitecustomize`` calls
+:func:`inherited`. A child is watched only as a rank of a process group.
 """
 
 from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from paceenv.live.options import LAUNCHER_SETTINGS
+from paceenv.live.log_once import Messages, described  # now: later, no file may be readable
+from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS
 
+SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
+"""Environment variable with the launcher's settings for the processes that the script starts, as JSON."""
+_CHILDREN = str(Path(__file__).parent / "children")
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 
@@ -25,11 +35,28 @@ def attach_later(**arguments: Any) -> None:
     """Call ``live.attach(**arguments)`` with the first optimizer; these arguments replace the script's own."""
     LAUNCHER_SETTINGS.update(arguments)
     atexit.register(_explain_absence, os.getpid())
+    _hand_down(arguments)
     loaded = sys.modules.get(_OPTIMIZER_MODULE)
     if loaded is not None:
         _wait_for_optimizer(loaded)
     else:
         sys.meta_path.insert(0, _Finder())
+
+
+def inherited() -> _Finder | None:
+    """What sees the first optimizer in a process that a launched script has started; None if that has its own agent."""
+    if LAUNCHER_SETTINGS or os.environ.get("PACEENV_LIVE", "").strip().lower() == "off":
+        return None
+    LAUNCHER_SETTINGS.update(json.loads(os.environ[SETTINGS_VARIABLE]) | {IN_A_GROUP_ONLY: True})
+    return _Finder()
+
+
+def _hand_down(settings: dict[str, Any]) -> None:
+    if not os.path.isdir(_CHILDREN):  # in a zip archive
+        return
+    os.environ[SETTINGS_VARIABLE] = json.dumps(settings, default=os.fspath)
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join([_CHILDREN, *(f for f in folders if f != _CHILDREN)])
 
 
 class _Finder:
@@ -68,8 +95,9 @@ def _wait_for_optimizer(module: ModuleType) -> None:
             atexit.unregister(_explain_absence)
             if optimizer.__init__ is first:
                 optimizer.__init__ = original
-            if os.getpid() == process:  # not in a child that the script forked before
-                attach_now()
+            if os.getpid() != process:  # a child that the script forked before
+                LAUNCHER_SETTINGS[IN_A_GROUP_ONLY] = True
+            attach_now()
         original(self, *args, **kwargs)
 
     optimizer.__init__ = first
@@ -83,9 +111,7 @@ def attach_now() -> None:
         if attached() is None:
             attach()
     except Exception as error:
-        from paceenv.live.log_once import Messages
-
-        Messages().log_once(f"could not be attached: {type(error).__name__}: {error}; the job goes on without it")
+        Messages().log_once(f"could not be attached: {described(error)}; the job goes on without it")
 
 
 def _explain_absence(process: int) -> None:
@@ -96,6 +122,4 @@ def _explain_absence(process: int) -> None:
         and os.getpid() == process
         and os.environ.get("RANK", "0") == "0"
     ):
-        from paceenv.live.log_once import Messages
-
-        Messages().log_once("the script made no optimizer of torch.optim, so there was nothing to watch")
+        Messages().log_once("this process made no optimizer of torch.optim, so there was nothing to watch in it")

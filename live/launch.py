@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from inspect import Parameter
@@ -13,7 +14,7 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.live.attach_hook import attach_later
-from paceenv.live.options import OPTIONS, Option, make_options
+from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, absolute_policy, make_options
 from paceenv.live.run_script import prepare_module, prepare_script
 
 USER_ERROR = 2
@@ -75,10 +76,13 @@ def launch(
     name, *arguments = script
     given |= {"mode": mode, "job": given["job"] or (name if module else Path(name).stem)}
     options = make_options(given)
+    given |= {"out": options.out, "kill_file": options.kill_file}  # absolute: the script may change the folder
+    if os.environ.get(ENVIRONMENT_KILL_FILE):
+        os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
     run = (prepare_module if module else prepare_script)(name, arguments)
     if options.mode == "off" != mode:  # the kill switch: as little as possible happens
         return run
-    attach_later(policy=policy, **given)
+    attach_later(policy=absolute_policy(policy), **given)
     return run
 
 

@@ -1,4 +1,4 @@
-"""``paceenv live``: inspect a run by its folder, while it trains or after: status, summary, trace, dashboard."""
+"""``paceenv live``: inspect a run by its folder, while it trains or after, and change what its agents do."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import sys
 import time
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.live.record.history import compare_ranks
-from paceenv.live.record.run_folder import RunFolder
+from paceenv.live import control_file
+from paceenv.live.record.findings import find, with_verdicts
+from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import Snapshot, number, text
-from paceenv.live.record.summary import count, duration, percent, summarise
+from paceenv.live.record.summary import summarise
+from paceenv.live.record.wording import count, duration, percent
 from paceenv.ui import output
 
 WATCH_S = 2.0
-SILENT_S = 30.0
-"""A rank without a new status for this long is called silent; agents write every two seconds."""
+SILENT_S, SILENT_PERIODS = 30.0, 5.0
+"""A rank without a new status for this long, and for so many of its periods, is called silent."""
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
 
 application = typer.Typer(
@@ -31,7 +33,8 @@ application = typer.Typer(
 
 Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]
 Attempt = Annotated[
-    int | None, typer.Option(help="Which start of the job's processes (0, 1, ... after restarts). Default: the latest.")
+    str | None,
+    typer.Option(help="A start of the job's processes, by the beginning of its name (the time). Default: the latest."),
 ]
 
 
@@ -48,13 +51,15 @@ def status(
     run = RunFolder(folder)
     while True:
         chosen = run.chosen(attempt)
-        snapshots = compare_ranks(run.statuses(chosen))
+        snapshots = run.statuses(chosen)
         if not snapshots and not watch:
             raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
+        findings = find(snapshots) if snapshots else None
+        if findings is not None:
+            snapshots = with_verdicts(snapshots, findings)
         if json_ is not None:
-            output.write_json(
-                {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "notes": run.notes}, json_
-            )
+            found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
+            output.write_json(found | {"notes": run.notes}, json_)
             return
         if watch and sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[2J")
@@ -69,7 +74,7 @@ def summary(folder: Folder, attempt: Attempt = None) -> None:
     """One page: where the step went, which rank waits for which, what pacing did, the agent's messages."""
     run = RunFolder(folder)
     chosen = run.chosen(attempt)
-    snapshots = compare_ranks(run.statuses(chosen))
+    snapshots = run.statuses(chosen)
     if not snapshots:
         raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
     sys.stdout.write(summarise(snapshots))
@@ -83,18 +88,64 @@ def trace(
     attempt: Attempt = None,
 ) -> None:
     """Merge the ranks' segments into one trace on one clock."""
-    from paceenv.live.record.merge_segments import (  # pyarrow takes a while, and the other commands need none
-        describe_spread,
-        write_merged,
-    )
-
     run = RunFolder(folder)
+    try:  # pyarrow takes a while, and neither a job nor the other commands need it
+        from paceenv.live.record.merge_segments import describe_spread, write_merged
+    except ModuleNotFoundError as error:
+        raise InputError(f"paceenv live trace: needs {error.name}; install it: pip install 'paceenv[sim]'") from None
+
     merged = write_merged(run, out, attempt)
     _say_notes(run)
     output.say(
         f"wrote {out}: {count(merged.rows)} rows of {len(merged.spread_s)} ranks, attempt {merged.attempt}; "
         f"{describe_spread(merged)}"
     )
+
+
+@application.command(name="set")
+def set_(
+    folder: Folder,
+    mode: Annotated[str, typer.Option(help=f"The new mode: one of {', '.join(control_file.MODES)}.")] = "observe",
+    policy: Annotated[str | None, typer.Option(help="Decides in modes shadow, canary and active.")] = None,
+    kill: Annotated[bool, typer.Option("--kill", help="Detach the agents for good; no set brings them back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Until every rank has changed over, or refused.")] = False,
+) -> None:
+    """Change mode and policy of a running job's agents, on all ranks before the same iteration."""
+    run = RunFolder(folder)
+    attempt = run.latest()
+    statuses = [status for status in run.statuses(attempt) if not status.get("final")]
+    if not statuses:
+        raise InputError(f"{folder}: no rank of attempt {attempt} is running")
+    wish = control_file.make_wish(statuses, mode, policy, kill)
+    control_file.write_wish(folder, wish)
+    what = "detach for good" if kill else f"change to mode {mode}" + f", policy {wish.policy}" * bool(wish.policy)
+    when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
+    output.say(f"asked attempt {attempt} ({len(statuses)} ranks with a status): {what}, {when}")
+    while wait:
+        time.sleep(WATCH_S)
+        done, why = _followed(run.statuses(attempt), wish)
+        if why:
+            raise InputError(f"{folder}: {why}")
+        if done:
+            output.say(f"{done} ranks have changed over")
+            return
+
+
+def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, str]:
+    """The number of ranks if all have changed over, else 0; and why that will not happen."""
+    followed = 0
+    for snapshot in statuses:
+        taken: dict[str, Any] = snapshot.get("control") or {}
+        state, heard = text(snapshot, "state"), taken.get("id") == wish.id
+        if heard and taken.get("refused"):
+            return 0, f"rank {snapshot['rank']} does not follow: {taken['refused']}"
+        if snapshot.get("final"):
+            return 0, f"rank {snapshot['rank']} has ended"
+        changed = heard and not taken.get("waiting")
+        if changed and state != ("off" if wish.kill else wish.mode):
+            return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"
+        followed += changed
+    return (followed if followed == len(statuses) and not _missing(statuses) else 0), ""
 
 
 @application.command()
@@ -106,7 +157,7 @@ def dashboard(
     output.say(f"wrote {out}")
 
 
-def _print_status(run: RunFolder, attempt: int, snapshots: list[Snapshot]) -> None:
+def _print_status(run: RunFolder, attempt: str, snapshots: list[Snapshot]) -> None:
     now_s = time.time()
     rows = [_row(snapshot, now_s) for snapshot in snapshots]
     missing = _missing(snapshots)
@@ -142,7 +193,9 @@ def _heard(snapshot: Snapshot, now_s: float) -> str:
     if written_s is None:
         return "-"
     age_s = max(now_s - written_s, 0.0)
-    return f"silent {duration(age_s)}" if age_s > SILENT_S else f"{age_s:.0f} s ago"
+    period_s = status_period_s(int(number(snapshot, "world_size") or 1))
+    silent = age_s > max(SILENT_S, SILENT_PERIODS * period_s)
+    return f"silent {duration(age_s)}" if silent else f"{age_s:.0f} s ago"
 
 
 def _missing(snapshots: list[Snapshot]) -> int:

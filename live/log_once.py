@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from typing import Any
@@ -24,9 +25,9 @@ class Messages:
         if text in self._logged:
             return
         self._logged.add(text)
-        self.events.append({"unix_time_s": time.time(), "text": text})
         prefix = "paceenv live" if self.rank is None else f"paceenv live [rank {self.rank}]"
         try:
+            self.events.append({"unix_time_s": time.time(), "text": text})
             if not LOGGER.handlers and not logging.getLogger().handlers:
                 _print_to_stderr()
             LOGGER.log(level, "%s: %s", prefix, text)
@@ -39,3 +40,15 @@ def _print_to_stderr() -> None:
     LOGGER.addHandler(logging.StreamHandler())
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False
+
+
+def described(error: BaseException) -> str:
+    """An error and its place in one line; never raises, whatever its text does."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
+    try:
+        return f"{type(error).__name__}: {error}"[:300] + at
+    except Exception:
+        return type(error).__name__ + at

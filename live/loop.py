@@ -1,52 +1,59 @@
-"""The loop of one rank: at each tick the sources' observations go to estimator, policy, guard and actuator.
+"""The loop of one rank: at each tick the sources' observations go into a ring, and where the mode decides, to the
+estimator, policy, guard and actuator.
 
-Everything in the training thread runs from :meth:`Loop.tick`. An error there ends the loop and not the job.
+Everything else happens in batches on the housekeeping thread. An error ends the loop and not the job.
 ``paceenv.live.reporting`` listens and handles files, metrics and summary.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
 
-from paceenv.live.decide.actuator import Delay
+import numpy as np
+
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy
-from paceenv.live.log_once import Messages
+from paceenv.live.log_once import Messages, described
 from paceenv.live.observe.backward import Backward
+from paceenv.live.observe.batch import Batch
 from paceenv.live.observe.checkpoints import Checkpoints
 from paceenv.live.observe.collective_calls import Collectives
-from paceenv.live.observe.iteration import Iteration, Operation, Shape
+from paceenv.live.observe.functional_calls import FunctionalCollectives
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.iteration import Iteration
+from paceenv.live.observe.log import Group, Log
 from paceenv.live.observe.optimizer_steps import OptimizerTick
 from paceenv.live.observe.stamps import Clock, HostStamps, Stamps, cuda_stamps
-from paceenv.live.observe.timing_source import Log, Observed, Source
+from paceenv.live.observe.steps import Entry, Iterations, Steps
 from paceenv.live.options import Options
 from paceenv.live.record.history import History
 
-BATCH_ITERATIONS, BATCH_OPERATIONS = 32, 256
-"""In modes without decisions, iterations are taken in by the batch, at a fraction of the cost: from the second one on
-the code is in the processor's caches."""
+MEASURED_EVERY = 16
+"""The agent's own cost is measured between one of so many visits of the housekeeping thread and the next."""
 HOPELESS_ITERATIONS = 200
 """If none of this many iterations could be measured, the agent logs the reason."""
+CHUNK_ITERATIONS = 256
+"""Steps that are accounted for at a time."""
+MAX_MARKS = 200
 MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
 
 
-@dataclass(slots=True)
-class _Raw:
-    """An iteration whose stamps may not be readable yet."""
+class Source(Protocol):
+    """Watches one part of PyTorch, through :class:`Hooks`."""
 
-    iteration: int
-    operations: list[Observed]
-    mark: str
-    delay: Delay | None
+    def install(self) -> None:
+        """Start to watch."""
+
+    def remove(self) -> None:
+        """Forget what is left in PyTorch beside the hooks; called from the script and not from a hook."""
 
 
 class Loop:
@@ -63,36 +70,53 @@ class Loop:
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
-        self.rank, self.world_size, self.attempt = 0, 1, 0
+        self.rank, self.world_size, self.attempt = 0, 1, ""
+        self.permitted = False
+        """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
         self.backend, self.device = "", "cpu"
-        self.history, self.iterations, self.irregular = History(), 0, 0
+        self.history = History()
         self.control = Control(options, policy, self.messages.log_once, clock)
-        self.listeners: list[Callable[[Iteration], None]] = []
-        """Called with every iteration, on the training thread."""
+        self.listeners: list[Callable[[Batch], None]] = []
+        """Called with every batch of steps, on the thread that takes them in."""
+        self.paused = False
+        """Whether nothing is measured until the next :meth:`change`."""
+        self._change: tuple[str, NamedPolicy, int] | None = None
+        self.in_a_group_only = False
+        """Whether to wait for a process group, whatever the environment says about the job's size."""
         self.on_begin: Callable[[], None] = lambda: None
         """Called at the first tick, when the rank is known."""
         self._off_reason = "" if options.mode != "off" else "by mode"
         self._stop_reason = self._downgrade_reason = ""
         self._begun = self._ended = False
         self._stamps: Stamps = HostStamps(clock)
-        self._log = Log(self._stamps, self.fail, self.messages.log_once)
-        self._optimizer = OptimizerTick(self.tick, optimizer)
+        self.hooks = Hooks(self.fail)
+        self._log = Log(self._stamps)
+        self._log.overflow = self.catch_up
+        self._optimizer = OptimizerTick(self._first_tick, self.hooks, optimizer)
+        self._checkpoints = Checkpoints(self._log, self.hooks)
         self._sources: tuple[Source, ...] = (
             self._optimizer,
-            Collectives(self._log),
-            Backward(self._log),
-            Checkpoints(self._log),
+            Collectives(self._log, self.hooks),
+            FunctionalCollectives(self._log, self.hooks),
+            Backward(self._log, self.hooks),
+            self._checkpoints,
         )
-        self._marks: list[str] = []
-        self._pending, self._operations = deque[_Raw](), 0
-        self._last_exit_s: float | None = None
-        self._delay: Delay | None = None
-        self._shape = Shape(self._log.members)
+        self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
+        """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
+        self._iterations = Iterations(self._log)
+        self._steps = Steps(self._log, lambda delay: self.control.settle(delay))
+        self._ring = deque[Entry]()
+        self._done = deque[Iteration]()
+        self.taking, self._thread = threading.RLock(), -1
+        self._visits = self._measured_from = 0
+        self._takes_here = self.control.decides
+        """Whether the training thread takes iterations in; otherwise the housekeeping thread does."""
+        self._names_of_marks = [""]
 
     @property
     def state(self) -> str:
         """The mode in force."""
-        return "off" if self._off_reason else self.control.mode
+        return "off" if self._off_reason or self.paused else self.control.mode
 
     @property
     def reason(self) -> str:
@@ -103,6 +127,7 @@ class Loop:
         """Start to watch."""
         if self._off_reason:
             return
+        self.hooks.active = True
         try:
             for source in self._sources:
                 source.install()
@@ -115,52 +140,101 @@ class Loop:
         """Detach from the job, at any moment: no more measurements and delays; earlier measurements stay."""
         if not self._off_reason:
             self._off_reason = reason
-            for source in self._sources:
-                source.stop()
+            self.hooks.active = False
 
-    @contextmanager
-    def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """Mark a checkpoint or an evaluation: no measurement and no delay meanwhile."""
-        self._marks.append(kind)
-        self._log.mark(kind)
+    def begin_mark(self, kind: str) -> None:
+        """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
+        self._log.mark(str(kind), 1)
         self.control.guard.mark()
-        try:
-            yield
-        finally:
-            self._marks.pop()
-            self.control.guard.unmark()
-            self._log.mark(kind)
+
+    def end_mark(self, kind: str) -> None:
+        """It ends."""
+        self._log.mark(str(kind), -1)
+        self.control.guard.unmark()
 
     def stop(self, reason: str) -> None:
-        """Detach at the next tick; may be called from any thread."""
-        self._stop_reason = reason
+        """Detach, where delays are possible at the next tick; may be called from any thread."""
+        self.messages.log_once(reason)
+        if self._takes_here:
+            self._stop_reason = reason
+        else:
+            self.detach(reason)
 
     def downgrade(self, reason: str) -> None:
         """Only observe from the next tick on; may be called from any thread."""
         self._downgrade_reason = reason
 
-    def tick(self) -> None:
-        """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
-        if self._off_reason or self._ended:
+    def change(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
+        """Change over to another mode and policy, after the first tick; may be called from any thread.
+
+        Args:
+            mode: off (a pause: nothing is measured), observe, shadow, canary or active.
+            policy: decides in the last three.
+            from_iteration: the first iteration of the new mode, the same on every rank; 0 is at once. An agent that
+                is past it only observes, because the other ranks may have changed over without it.
+        """
+        self._change = mode, policy, from_iteration
+        self._optimizer.tick = self._tick  # which knows the number of the iteration
+
+    @property
+    def changing(self) -> bool:
+        """Whether a :meth:`change` or :meth:`stop` is still to come."""
+        return self._change is not None or bool(self._stop_reason and not self._off_reason)
+
+    def _take_over(self) -> bool:
+        """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
+        if self.taking.acquire(blocking=False):
+            self._takes_here = True
+            self.taking.release()
+        return self._takes_here
+
+    def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
+        begins_at = self._iterations.count
+        self._read()
+        self.control.finish()
+        self._change, self.paused = None, mode == "off"
+        self.policy, self._downgrade_reason = policy, ""
+        self.options = replace(self.options, mode="observe" if self.paused else mode)
+        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
+        self.control.begin(self._stamps, self.device, self.rank, self.world_size)
+        self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
+        if policy.fault:
+            self.control.downgrade(policy.fault)
+        if begins_at > from_iteration > 0:
+            self.control.downgrade(f"iteration {from_iteration} of the change to mode {mode} was over already")
+
+    def _first_tick(self) -> None:
+        self._iterations.skip()
+        if not self._stamps.capturing():
+            self._begin()
+
+    def _tick(self) -> None:
+        """The end of an iteration, where the training thread itself takes it in."""
+        log = self._log
+        if log.on_device and self._stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
-        begin_s, slept_s, begun = self._clock(), 0.0, self._begun
-        try:
-            if self._stop_reason:
-                self.detach(self._stop_reason)
-                self.messages.log_once(self._off_reason)
-                return
-            if self._downgrade_reason:
-                self.control.downgrade(self._downgrade_reason)
-            if self._stamps.capturing():  # a whole step as a CUDA graph: even querying an event is not allowed
-                return
-            self._advance()
-            begun_delay_s = self._clock()
-            self._delay = self.control.apply_delay(self.iterations) if self._begun else None
-            slept_s = self._clock() - begun_delay_s if self._delay is not None else 0.0
-        except Exception as error:
-            self.fail(error)
-        if begun:  # the first tick imports, opens files and starts the thread
-            self.history.add_overhead(self._clock() - begin_s - slept_s)
+        if self._stop_reason:
+            self.detach(self._stop_reason)
+            return
+        if self._downgrade_reason:
+            self.control.downgrade(self._downgrade_reason)
+        log.tick()
+        if not self._takes_here and not self._take_over():
+            return
+        self._collect()
+        if self._change is not None and self._iterations.count >= self._change[2]:
+            self._change_over(*self._change)
+        self._read()
+        if (self.permitted or self.control.mode == "shadow") and self.control.decides and not self._steps.inside:
+            self._iterations.delay = self.control.apply_delay(self._iterations.count)
+
+    def _collect(self) -> None:
+        """Move iterations from the log into the ring."""
+        iterations = self._iterations
+        while (entry := iterations.next()) is not None:
+            self._ring.append(entry)
+            if entry[2] or iterations.marked:
+                self.control.guard.quiet(entry[0])
 
     def fail(self, error: BaseException) -> None:
         """End the loop because of ``error``, log it, and let the job go on.
@@ -172,11 +246,7 @@ class Loop:
             raise error
         if self._off_reason:
             return
-        where = error.__traceback__
-        while where is not None and where.tb_next is not None:
-            where = where.tb_next
-        at = f" ({os.path.basename(where.tb_frame.f_code.co_filename)}:{where.tb_lineno})" if where else ""
-        reason = f"switched off by an error of its own: {type(error).__name__}: {error}{at}"
+        reason = f"switched off by an error of its own: {described(error)}"
         self.detach(reason)
         self.messages.log_once(f"{reason}; the job goes on without it")
 
@@ -184,57 +254,115 @@ class Loop:
         """Detach at the end of the job: a comparison under way gets its last evaluation, PyTorch is as before."""
         try:
             if not self._ended and not self._off_reason:
+                self._takes_here = True
                 self.catch_up()
                 self.control.finish()
         except Exception as error:  # a failed device, for example
             self.fail(error)
         finally:
             self._ended = True
+            self.hooks.active = False
             for source in self._sources:
                 try:
                     source.remove()
                 except Exception as error:
                     self.messages.log_once(f"could not be removed completely: {error}")
+            self.hooks.restore()
+
+    @property
+    def iterations(self) -> int:
+        """Iterations since the rank was known, as far as they were taken in."""
+        return self._iterations.count
+
+    @property
+    def irregular(self) -> int:
+        """Iterations that are not used by the estimator."""
+        return self._steps.irregular
 
     @property
     def dropped_stamps(self) -> int:
         """Stamps that could not be recorded."""
         return self._stamps.dropped
 
+    @property
+    def groups(self) -> dict[int, Group]:
+        """The process groups that were seen, by number."""
+        return self._log.groups
+
     def group(self) -> dict[str, int]:
         """Number and size of the process group whose ranks wait for each other at the end of the step."""
-        return {"number": self._shape.waiting_group, "members": self.members}
+        number = self._steps.shape.waiting_group
+        group = self._log.groups.get(number)
+        return {"number": number, "members": group.size if group is not None else 1}
 
-    @property
-    def members(self) -> int:
-        """Number of ranks that wait for each other at the end of the step; 1 while it is not known."""
-        return self._log.members.get(self._shape.waiting_group, (0, 1))[1]
-
-    def _advance(self) -> None:
-        operations, mark = self._log.take()
-        mark = self._marks[-1] if self._marks else mark
-        if not self._begun:
-            self._log.release(*(stamp for o in operations for stamp in (o.entry, o.exit)))
-            self._begin()
-            return
-        if mark or self._log.marked:
-            self.control.guard.quiet(self.iterations)
-        self._pending.append(_Raw(self.iterations, operations, mark, self._delay))
-        self._delay = None
-        self.iterations += 1
-        self._operations += len(operations)
-        if self.iterations == HOPELESS_ITERATIONS and not self.history.count:
-            self._say_why_nothing_is_measured()
-        if self.control.decides or self.iterations % BATCH_ITERATIONS == 0 or self._operations > BATCH_OPERATIONS:
-            self.catch_up()
+    def why_nothing_is_measured(self) -> str:
+        """The reason, after many iterations of which none could be measured; otherwise ""."""
+        if self.iterations < HOPELESS_ITERATIONS or self.history.count:
+            return ""
+        if self._stamps.dropped:
+            return f"{self._stamps.dropped} CUDA events could not be recorded"
+        if not self._steps.shape.known and not self._done:
+            return "no collective was seen in them"
+        return "none of them could be read"
 
     def catch_up(self) -> None:
-        """Take in the iterations that can be read by now."""
-        self._operations = 0
-        while self._pending and self._readable(self._pending[0]):
-            self._take_in(self._pending.popleft())
-        while len(self._pending) > MAX_PENDING:
-            self._give_up(self._pending.popleft())
+        """Take in the iterations that can be read by now; on the housekeeping thread, or where that is not served."""
+        with self.taking:
+            if not self._takes_here or threading.get_ident() == self._thread:
+                self._collect()
+                self._read()
+            self._measure()
+            done = [self._done.popleft() for _ in range(len(self._done))]
+            if self.paused:
+                return
+            for i in range(0, len(done), CHUNK_ITERATIONS):
+                self._account(done[i : i + CHUNK_ITERATIONS])
+            if (why := self.why_nothing_is_measured()) != "":
+                self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
+            self._checkpoints.install()
+
+    def _measure(self) -> None:
+        """Measure the agent's own cost from one visit to the next, in some of them."""
+        self._visits += 1
+        if self._visits % MEASURED_EVERY == 2:
+            self.hooks.measure(True)
+            self._measured_from = self._iterations.count
+        elif self._visits % MEASURED_EVERY == 3:
+            self.hooks.measure(False)
+            ticks = self._iterations.count - self._measured_from
+            if ticks > 0:
+                self.history.add_overhead(self.hooks.cost_s() / ticks)
+
+    def _account(self, done: list[Iteration]) -> None:
+        """Hand steps to the accounts and to the trace."""
+        batch = self._batch(done)
+        comm_s_T, barrier_s_T = (np.array([s[field] for s in done], float) for field in (6, 7))
+        self.history.add(batch, comm_s_T, barrier_s_T, np.array([step.ticks for step in done]))
+        for listener in self.listeners:
+            listener(batch)
+
+    def _batch(self, done: list[Iteration]) -> Batch:
+        marks = self._names_of_marks
+        for mark in {step.mark for step in done} - set(marks):
+            marks.append(mark if len(marks) < MAX_MARKS else "")
+        start_s_T, end_s_T, pace_start_s_T, pace_end_s_T = np.array([step[1:5] for step in done], np.float64).T
+        operations = [operation for step in done for operation in step.operations]
+        columns = np.array(operations, np.float64).reshape(-1, 3)
+        return Batch(
+            np.array([step.iteration for step in done], np.int64),
+            start_s_T,
+            end_s_T,
+            pace_start_s_T,
+            pace_end_s_T,
+            np.array([step.regular for step in done], bool),
+            np.array([marks.index(step.mark) if step.mark in marks else 1 for step in done], np.uint8),
+            np.repeat(np.arange(len(done)), [len(step.operations) for step in done]),
+            columns[:, 0].astype(np.uint16),
+            columns[:, 1],
+            columns[:, 2],
+            tuple(self._log.kinds),
+            tuple(marks),
+        )
 
     def _begin(self) -> None:
         """The first tick: only now are rank, backend and device known. Its iteration is not counted."""
@@ -242,91 +370,47 @@ class Loop:
         from torch import distributed
 
         up = distributed.is_available() and distributed.is_initialized()
-        if not up and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        if not up and (self.in_a_group_only or int(os.environ.get("WORLD_SIZE") or 1) > 1):
             return  # a step before the job's processes found each other
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        self._begun = True
-        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        self._begun, self._thread = True, threading.get_ident()
+        self._log.on_this_thread()
         if up:
             self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
             named = str(distributed.get_backend_config()).split(",")  # get_backend may say "undefined"
             self.backend = "/".join(sorted({device_backend.split(":")[-1] for device_backend in named}))
-            if "nccl" in self.backend and torch.cuda.is_available() and self._optimizer.on_device is not False:
-                self.device = f"cuda:{torch.cuda.current_device()}"
-                self._stamps = self._log.stamps = cuda_stamps()
+            device = self._optimizer.device
+            if "nccl" in self.backend and torch.cuda.is_available() and (device is None or device.type == "cuda"):
+                index = device.index if device is not None else torch.cuda.current_device()
+                self.device = f"cuda:{index}"
+                self._stamps = self._log.stamps = cuda_stamps(index)
+                self._log.on_device = True
+                self._takes_here = True  # events are read where a capture of a graph cannot be disturbed
+        self._steps.alone = self.world_size == 1
         self.messages.rank = self.rank
         self.control.begin(self._stamps, self.device, self.rank, self.world_size)
+        self._optimizer.tick = self._tick if self._takes_here else self._log.tick
         self.on_begin()
 
-    def _readable(self, raw: _Raw) -> bool:
-        """Whether every stamp has passed, or can never be read."""
-        ready = self._stamps.ready
-        for operation in raw.operations:
-            if operation.exit is not None and not ready(operation.exit):
-                return False
-        return raw.delay is None or raw.delay.after is None or ready(raw.delay.after)
-
-    def _take_in(self, raw: _Raw) -> None:
-        seconds, operations, last, end_s = self._stamps.seconds, list[Operation](), None, -math.inf
-        for op, group, size_bytes, entry, exit_ in raw.operations:
-            if entry is None or exit_ is None:
-                self._give_up(raw)
-                return
-            operations.append(Operation(op, group, size_bytes, seconds(entry), seconds(exit_)))
-            if operations[-1].end_s > end_s:
-                last, end_s = exit_, operations[-1].end_s
-        if last is None:
-            self._give_up(raw)
-            return
-        operations.sort(key=_entry)
-        start_s, self._last_exit_s = self._last_exit_s, end_s
-        delay_s = self.control.settle(raw.delay)
-        paced_s = seconds(raw.delay.before) if delay_s and raw.delay is not None else start_s or 0.0
-        self._stamps.rebase(last)
-        self._stamps.release(_stamps_of(raw))
-        if start_s is not None and end_s > start_s and all([o.end_s >= o.start_s for o in operations]):
-            self._observe(raw, start_s, end_s, tuple(operations), (paced_s, paced_s + delay_s))
-        else:
-            self.irregular += 1
-
-    def _observe(
-        self,
-        raw: _Raw,
-        start_s: float,
-        end_s: float,
-        operations: tuple[Operation, ...],
-        paced: tuple[float, float],
-    ) -> None:
-        shape = self._shape
-        regular = not raw.mark and shape.observe(operations, end_s - start_s)
-        comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
-        iteration = Iteration(raw.iteration, start_s, end_s, *paced, operations, comm_s, barrier_s, regular, raw.mark)
-        if regular:
-            self.control.observe(iteration, shape, *self._log.members.get(shape.payload_group, (0, 1)))
-            wait_s = self.control.pacer.wait_s if self.control.pacer is not None else 0.0
-            self.history.add(iteration.step_s, comm_s, barrier_s, iteration.delay_s, wait_s)
-        else:
-            self.irregular += 1
-            self.control.skip()
-        for listener in self.listeners:
-            listener(iteration)
-
-    def _say_why_nothing_is_measured(self) -> None:
-        if self._stamps.dropped:
-            why = f"{self._stamps.dropped} CUDA events could not be recorded"
-        elif self._last_exit_s is None and not self._shape.known:
-            why = "no collective was seen in them, or not in every one"
-        else:
-            why = "no two of them in a row are alike"
-        self.messages.log_once(f"{HOPELESS_ITERATIONS} iterations, and none could be measured: {why}")
-
-    def _give_up(self, raw: _Raw) -> None:
-        """Drop an iteration that cannot be read or has no collective: the next one has no start."""
-        self._last_exit_s = None
-        self.irregular += 1
-        self.control.skip()
-        self._stamps.release(_stamps_of(raw))
+    def _read(self) -> None:
+        """Take iterations out of the ring, as far as their stamps have passed, and decide where the mode does."""
+        ring, steps, control = self._ring, self._steps, self.control
+        while ring and steps.readable(ring[0]):
+            step = steps.add(ring.popleft())
+            if step is None:
+                if not steps.inside:
+                    control.skip()
+                continue
+            self._done.append(step)
+            if not step.regular:
+                control.skip()
+            elif control.decides:
+                group = self._log.groups.get(steps.shape.payload_group)
+                control.observe(step, steps.shape, *((group.member, group.size) if group is not None else (0, 1)))
+        while self.device != "cpu" and len(ring) > MAX_PENDING:
+            steps.release(ring.popleft())
+            control.skip()
 
 
 def raised_by_a_signal_handler(error: BaseException) -> bool:
@@ -340,14 +424,3 @@ def raised_by_a_signal_handler(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return False
-
-
-def _entry(operation: Operation) -> float:
-    return operation.start_s
-
-
-def _stamps_of(raw: _Raw) -> list[Any]:
-    stamps = [stamp for o in raw.operations for stamp in (o.entry, o.exit)]
-    if raw.delay is not None:
-        stamps += [raw.delay.before, raw.delay.after]
-    return [stamp for stamp in stamps if stamp is not None]

@@ -16,6 +16,11 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from paceenv.core.errors import InputError, out_of_range
 
+try:
+    LAUNCH_FOLDER = os.getcwd()
+    """The folder of the process when it imported this package; relative paths of the environment begin there."""
+except OSError:  # it is gone; paths that need it fail where they are used
+    LAUNCH_FOLDER = ""
 MODES = ("off", "observe", "probe", "shadow", "canary", "active")
 ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
@@ -23,6 +28,11 @@ ENVIRONMENT_MODE = "PACEENV_LIVE"
 ENVIRONMENT_KILL_FILE = "PACEENV_LIVE_KILL_FILE"
 LAUNCHER_SETTINGS: dict[str, Any] = {}
 """Arguments from the command line of ``-m paceenv.live``; they replace those of ``live.attach``. Empty without it."""
+SINKS = ("textfile", "otlp", "tensorboard", "wandb", "mlflow")
+"""Where the numbers can go beside the agent's own files; ``textfile`` needs an absolute folder."""
+_SINKS_RULE = "textfile=/FOLDER, otlp, otlp=URL, tensorboard, wandb, mlflow, separated by commas"
+IN_A_GROUP_ONLY = "in_a_group_only"
+"""Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
 _BLOCK_RULE = "a multiple of interval_iterations"
 
 
@@ -91,6 +101,9 @@ class Options:
         ),
     ] = None
     metrics_host: Annotated[str, Meaning("Address of that endpoint")] = "127.0.0.1"
+    sinks: Annotated[
+        str, Meaning("Where the numbers go as well: systems of the operators, the user's own run", rule=_SINKS_RULE)
+    ] = ""
     kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
     actuator: Annotated[
         str,
@@ -100,9 +113,22 @@ class Options:
     def __post_init__(self) -> None:
         for option in OPTIONS:
             option.check(getattr(self, option.name))
+        parse_sinks(self.sinks)
         blocks, interval = self.block_iterations, self.interval_iterations
         if type(blocks) is not int or blocks < interval or blocks % interval:
             raise out_of_range("block_iterations", blocks, f"{_BLOCK_RULE}, {interval}", "live")
+
+
+def parse_sinks(text: str) -> dict[str, str]:
+    """The sinks of the option ``sinks`` by name, with their setting or "". Raises InputError for an invalid one."""
+    found: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in str(text).split(","))):
+        name, _, setting = item.partition("=")
+        needs, may = name == "textfile", name in ("textfile", "otlp")
+        if name not in SINKS or name in found or (setting and not may) or (needs and not setting.startswith("/")):
+            raise out_of_range("sinks", item, _SINKS_RULE, "live")
+        found[name] = setting
+    return found
 
 
 class Option(NamedTuple):
@@ -154,6 +180,11 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
         environ: environment variables. A mode in :data:`ENVIRONMENT_MODE` overrides the one in ``values``. An invalid
             mode there counts as ``off``: a typing error must never keep the agent running.
 
+    Returns:
+        The options. Their paths are absolute: a script that changes its folder later (Hydra does) does not move the
+        agent's files, nor the kill file. A relative kill file of the environment is in the folder that the process
+        was in when it imported this package.
+
     Raises:
         InputError: an unknown option, or a value out of range.
     """
@@ -161,13 +192,34 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
     unknown = sorted(set(values) - known)
     if unknown:
         raise InputError(f"live: unknown option {unknown[0]}; allowed: {', '.join(sorted(known))}")
-    paths = {name: Path(values[name]) for name in ("out", "kill_file") if values.get(name) is not None}
+    paths = {name: absolute(name, values[name]) for name in ("out", "kill_file") if values.get(name) is not None}
     options = Options(**{**values, **paths})
     if not options.job:
         options = replace(options, job=Path(sys.argv[0]).stem or "job")
     if environ.get(ENVIRONMENT_KILL_FILE):
-        options = replace(options, kill_file=Path(environ[ENVIRONMENT_KILL_FILE]))
+        file = os.path.join(LAUNCH_FOLDER, environ[ENVIRONMENT_KILL_FILE])
+        options = replace(options, kill_file=absolute(ENVIRONMENT_KILL_FILE, file))
     override = environ.get(ENVIRONMENT_MODE, "").strip().lower()
     if override:
         options = replace(options, mode=override if override in MODES else "off")
     return options
+
+
+def absolute(name: str, path: str | os.PathLike[str]) -> Path:
+    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:
+        raise InputError(
+            f"live: {name} = {str(path)!r}: the current folder is gone; allowed: an absolute path"
+        ) from None
+
+
+def absolute_policy(text: str | None) -> str | None:
+    """A policy's name with the file in it, if there is one, as an absolute path: ``static:/here/my-cluster.yaml``."""
+    prefix, name = ("static:", text[7:]) if text and text.startswith("static:") else ("", text or "")
+    for file, option in ((name, ""), name.rpartition(":")[::2]):
+        named = "." in file or os.sep in file  # else it is the name of a rule, which goes before a file of that name
+        if named and os.path.isfile(file):
+            return f"{prefix}{absolute('policy', file)}{':' * bool(option)}{option}"
+    return text

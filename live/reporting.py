@@ -12,17 +12,23 @@ from typing import Any
 
 from paceenv.core import probing
 from paceenv.core.errors import InputError
+from paceenv.live.control_file import ControlReader, poll_s
+from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
+from paceenv.live.last_words import LastWords
 from paceenv.live.loop import Loop
-from paceenv.live.record.history import compare_ranks
+from paceenv.live.options import parse_sinks
+from paceenv.live.record.findings import ALONE, find, latest, with_verdicts
+from paceenv.live.record.findings_file import findings_period_s, read_verdict, with_age, write_findings
+from paceenv.live.record.history import unseen
 from paceenv.live.record.housekeeping import Housekeeping
-from paceenv.live.record.run_folder import RunFolder, write_status
+from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
 
-STATUS_S, PAGE_S, KILL_FILE_S = 2.0, 600.0, 0.5
-"""Seconds between two writes of the status, two writes of the page, and two checks of the kill file."""
-FILES_PER_S = 50.0
-"""Status files per second that all ranks of a job may write together; a tenth as many trace segments."""
+PAGE_S, KILL_FILE_S = 600.0, 0.5
+"""Seconds between two writes of the page, and two checks of the kill file."""
+ACCOUNTS_S = 0.5
+MAX_GROUPS = 64
 SEGMENT_S = 30.0
 MAX_FAILED_CHECKS = 20
 """After this many failed checks of the kill file in a row the agent delays nothing any more."""
@@ -38,23 +44,33 @@ class Output:
         self._loop, self._options = loop, loop.options
         self._locality: dict[str, Any] = {}
         self._recorder: Any = None
+        self._control: ControlReader | None = None
+        self._rendezvous: Rendezvous | None = None
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
+        self._sinks: Housekeeping | None = None
         self._watch = Housekeeping(
             loop.messages.log_once
         )  # its own thread: a file system that hangs must not hold it up
+        self._latest: dict[str, Any] | None = None
+        self._verdict: dict[str, Any] = ALONE  # from the findings of all ranks, for the metrics
         self._failed_checks = 0
-        self._closed, self._page = False, ""
+        self._closed, self._page, self._patience_s = False, "", PATIENCE_S
+        self._last_words = LastWords(self.leave_last_words)
         loop.on_begin = self._begin
 
     def compared(self) -> Snapshot:
         """The snapshot, compared with the last status of the other ranks; reads the status files of all of them."""
-        own, out = self.snapshot(), self._options.out
-        if out is not None:
-            with contextlib.suppress(InputError, OSError):
-                others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
-                return compare_ranks([own, *others])[0]
-        return own
+        out = self._options.out
+        together = self._statuses(out) if out is not None else [self.snapshot()]
+        return with_verdicts(together, find(together))[0]
+
+    def _statuses(self, out: Path) -> list[Snapshot]:
+        """This rank's snapshot and then the last status of every other rank."""
+        own, others = self.snapshot(), list[Snapshot]()
+        with contextlib.suppress(InputError, OSError):
+            others = [s for s in RunFolder(out).statuses(own["attempt"]) if s["rank"] != own["rank"]]
+        return [own, *others]
 
     def close(self) -> None:
         """Write the rest of trace and status; rank 0 prints the page.
@@ -64,17 +80,35 @@ class Output:
         if self._closed:
             return
         self._closed = True
+        self._last_words.remove()
         self._watch.stop(0.0)
+        if self._rendezvous is not None:
+            self._loop.attempt = self._rendezvous.settle().attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
+        if self._sinks is not None:
+            self._sinks.stop(PATIENCE_S)
         if self._metrics is not None:
             self._metrics.close()
-        if self._loop.rank == 0 and self._loop.iterations:
+        if self._loop.rank == 0 and self._loop.iterations and sys.stderr is not None:  # None prints to the output
             print(self._page or summarise([self.snapshot()]), file=sys.stderr, flush=True)
+
+    def leave_last_words(self) -> None:
+        """The process was asked to end (SIGTERM): write what can be written at once. Not on the training thread."""
+        loop, self._closed, self._patience_s = self._loop, True, 0.0
+        loop.messages.events.append({"unix_time_s": time.time(), "text": "the process was asked to end (SIGTERM)"})
+        if self._rendezvous is not None and not loop.attempt:
+            loop.attempt = self._rendezvous.settle(0.1).attempt
+        self._housekeeping.stop(EXIT_DEADLINE_S)
 
     def snapshot(self) -> Snapshot:
         """This rank's snapshot (``paceenv.live.record.snapshot``), without reading any file."""
+        with self._loop.taking:
+            return self._snapshot()
+
+    def _snapshot(self) -> Snapshot:
         loop, history, options = self._loop, self._loop.history, self._options
-        pacer, policy = loop.control.pacer, loop.policy
+        policy = loop.policy
+        control = self._control.state() if self._control is not None else None  # before the mode, which follows it
         return {
             "schema": SCHEMA,
             "job": options.job,
@@ -83,19 +117,29 @@ class Output:
             "host": self._locality.get("host", ""),
             "pid": os.getpid(),
             "attempt": loop.attempt,
+            "agents": self._agents(),
             "unix_time_s": time.time(),
             "final": self._closed,
-            "mode": options.mode,
+            "mode": "off" if loop.paused else loop.options.mode,
             "state": loop.state,
             "reason": loop.reason,
             "iterations": loop.iterations,
             "regular": history.count,
             "irregular": loop.irregular,
-            "step": history.step() | {"baseline_s": pacer.step_baseline_s if pacer else None},
+            "unmeasured": loop.why_nothing_is_measured(),
+            "step": history.step(),
+            "step_iterations": history.step_iterations(),
             "parts": history.parts(),
             "own": history.own(),
-            "wait": history.wait() | {"baseline_s": pacer.comm_baseline_s if pacer else None},
-            "arrival": history.arrival(loop.members),
+            "collectives": history.collectives(),
+            "groups": {
+                str(g.number): {"name": g.name, "ranks": g.listed, "member": g.member, "size": g.size}
+                for g in list(loop.groups.values())[:MAX_GROUPS]
+            },
+            "unseen": unseen(loop.groups, history.count),
+            "side": history.side(),
+            "wait": history.wait(),
+            "arrival": ALONE,
             "pacing": loop.control.delays(),
             "canary": _verdict(loop),
             "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
@@ -105,6 +149,7 @@ class Output:
             "policy": {"name": policy.policy.name, "source": policy.source, "sha256": policy.sha256},
             "locality": self._locality,
             "trace": self._recorder.counts if self._recorder else {"rows": 0, "dropped": 0, "segments": 0},
+            "control": control,
             "events": list(loop.messages.events),
         }
 
@@ -116,27 +161,58 @@ class Output:
         self._locality = locality.describe(
             device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
         )
+        keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
+        digest = settings_digest(options, (loop.policy.source, loop.policy.sha256))
+        self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
             self._record(options.out)
-            keep.add(
-                "the status", max(STATUS_S, loop.world_size / FILES_PER_S), partial(self._write_status, options.out)
-            )
+            keep.add("the status", status_period_s(loop.world_size), partial(self._write_status, options.out))
             if loop.rank == 0:
                 keep.add("the summary", PAGE_S, partial(self._write_page, options.out))
+            keep.add("the findings", findings_period_s(loop.world_size), partial(self._exchange_findings, options.out))
         if options.metrics_port is not None:
             self._serve(options.metrics_port)
         if options.kill_file is not None:
             self._watch.add("the check of the kill file", KILL_FILE_S, self._check_kill_file)
+        if options.out is not None:
+            import paceenv.policies.saved  # noqa: F401 (the watch thread should import nothing)
+
+            self._control = ControlReader(options.out, loop)
+            self._watch.add("the check of control.json", poll_s(loop.world_size), self._control.look)
+        if options.out is not None or options.kill_file is not None:
             self._watch.start()
+        if options.sinks:
+            from paceenv.live.sinks.open_sinks import open_sinks
+
+            place = {"rank": loop.rank, "world_size": loop.world_size}
+            self._sinks = open_sinks(parse_sinks(options.sinks), self.judged, loop.messages.log_once, **place)
         keep.start()
+        self._last_words.install()
+        self._rendezvous.begin(job_store() if loop.backend else None)
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
 
+    def _identified(self, known: Identity) -> None:
+        """More is known about this start of the job; any thread."""
+        loop = self._loop
+        loop.attempt = known.attempt
+        if known.complete:
+            loop.permitted = True
+        elif known.why:
+            if loop.rank == 0 or os.environ.get("LOCAL_RANK", "0") == "0":  # else a line of every rank
+                loop.messages.log_once(f"{known.why}; nothing is delayed without an agent on every rank")
+            if loop.control.decides and loop.state != "shadow":
+                loop.downgrade(known.why)
+
+    def _agents(self) -> dict[str, Any]:
+        known = self._rendezvous.identity if self._rendezvous is not None else Identity("", None, False)
+        return {"count": known.agents, "complete": known.complete, "reason": known.why}
+
     def _record(self, out: Path) -> None:
-        from paceenv.live.record.recorder import TraceRecorder, rank_metadata
+        from paceenv.live.record.recorder import TraceRecorder, rank_header
 
         loop, probe = self._loop, self._loop.control.probe
-        metadata = rank_metadata(
+        header = rank_header(
             self._options.job,
             {probing.METADATA_KEY: probe.plan.to_json()} if probe is not None else {},
             rank=loop.rank,
@@ -144,36 +220,51 @@ class Output:
             attempt=loop.attempt,
             locality=self._locality,
         )
-        self._recorder = TraceRecorder(
-            out,
-            metadata,
-            rank=loop.rank,
-            attempt=loop.attempt,
-            problem=loop.messages.log_once,
-            segment_s=max(SEGMENT_S, 10.0 * loop.world_size / FILES_PER_S),
-        )
-        loop.listeners.append(self._recorder.append)
-        self._housekeeping.add("the trace", 1.0, self._recorder.write)
+        flush_s = max(SEGMENT_S, status_period_s(loop.world_size))
+        self._recorder = TraceRecorder(out, header, problem=loop.messages.log_once, flush_s=flush_s)
+        loop.listeners.append(self._recorder.add)
+        self._housekeeping.add("the trace", 1.0, self._write_trace)
+
+    def _write_trace(self, final: bool) -> None:
+        self._recorder.attempt = self._loop.attempt
+        self._recorder.write(final)
 
     def _serve(self, port: int) -> None:
         from paceenv.live.record.prometheus import MetricsServer
 
-        port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0)
+        # without a launcher's word the script has started its ranks by itself, on one machine
+        port += int(os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or self._loop.rank)
         if port > MAX_PORT:
             self._loop.messages.log_once(f"no metrics: port {port} of this local rank; allowed: up to {MAX_PORT}")
             return
-        server = MetricsServer(
-            self.snapshot, port, host=self._options.metrics_host, problem=self._loop.messages.log_once
-        )
+        server = MetricsServer(self.judged, port, host=self._options.metrics_host, problem=self._loop.messages.log_once)
         self._metrics = server
         self._housekeeping.once("the metrics", server.start)
 
     def _write_status(self, out: Path, final: bool) -> None:
+        if not self._loop.attempt:
+            return  # soon
         write_status(out, self.snapshot() | {"final": final})
 
     def _write_page(self, out: Path, final: bool) -> None:
-        page = write_summary(out, self.snapshot() | {"final": final}, PATIENCE_S if final else 0.0)
+        if not self._loop.attempt:
+            return
+        page = write_summary(out, self.snapshot() | {"final": final}, self._patience_s if final else 0.0)
         self._page = page if final else ""
+
+    def judged(self) -> Snapshot:
+        """The snapshot with the verdict of the last findings, for metrics; reads no file."""
+        return self.snapshot() | {"arrival": with_age(self._verdict), "latest": self._latest}
+
+    def _exchange_findings(self, out: Path, final: bool) -> None:
+        """Rank 0 writes the findings from the status of all ranks; the others read that one file."""
+        loop = self._loop
+        folder = out / str(loop.attempt)
+        if loop.rank == 0:
+            findings = find(self._statuses(out))
+            write_findings(folder, findings)
+            self._latest = latest(findings)
+        self._verdict = read_verdict(folder, loop.rank) or ALONE
 
     def _check_kill_file(self, final: bool) -> None:
         file = self._options.kill_file

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from paceenv.core import pacing, signals
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, out_of_range, short_repr
 from paceenv.core.files import atomic_write
 from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.learned import Learned
@@ -86,7 +86,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
     default, preference_range = _preference(target, header.get("preference"))
     memory = header.get("memory_intervals", 0)
     if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
-        raise InputError(f"{target}: memory_intervals = {memory!r}; allowed: an integer from 0 to {_MAX_MEMORY}")
+        raise out_of_range("memory_intervals", memory, f"an integer from 0 to {_MAX_MEMORY}", str(target))
     views = signals.SIGNALS * (2 if memory else 1)
     layers = _layers(target, tensors, header, views + (default is not None))
     ranges = _ranges(target, header.get("calibrated_range", {}))
@@ -123,7 +123,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     }
     for key, value in expected.items():
         if header.get(key) != value:
-            raise InputError(f"{path}: {key} = {header.get(key)!r}; allowed: {value!r}, which this version understands")
+            raise out_of_range(key, header.get(key), f"{value!r}, which this version understands", str(path))
     mechanisms = header.get("mechanisms")
     if isinstance(mechanisms, list):  # files of earlier versions stay valid without a warning
         header["mechanisms"] = mechanisms = [RENAMED_MECHANISMS.get(str(name), name) for name in mechanisms]
@@ -134,7 +134,7 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         or len(set(mechanisms)) < len(mechanisms)
     ):
         raise InputError(
-            f"{path}: mechanisms = {mechanisms!r}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
+            f"{path}: mechanisms = {short_repr(mechanisms)}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
         )
     return header
 

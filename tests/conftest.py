@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from browser import Browser, chromium
+from gpu_page import device_facts, gpu_page
 from hypothesis import HealthCheck, settings
 
 from paceenv.sim.cluster.derive import ideal_step_s
@@ -77,6 +78,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def simulator() -> Callable[..., Simulator]:
     """:func:`build_simulator`; session-wide, so that Hypothesis tests may use it."""
     return build_simulator
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where tests ran on a GPU, print what they found as a page for ``docs/gpu.md``."""
+    found = [r for outcome in ("passed", "failed", "skipped") for r in terminalreporter.getreports(outcome)]
+    reports = [r for r in found if "gpu" in r.keywords and (r.when == "call" or r.outcome != "passed")]
+    if any(r.when == "call" for r in reports):
+        terminalreporter.section("page for docs/gpu.md")
+        terminalreporter.write_line(gpu_page(sorted(reports, key=lambda r: r.location), device_facts()))
 
 
 @pytest.fixture(scope="module")  # while its driver runs, no test can run an event loop of its own

@@ -168,6 +168,6 @@ def test_a_live_job_follows_the_file_without_simulator_and_pydantic(tmp_path: Pa
     assert (told["state"], told["reason"]) == ("shadow", "")
     assert told["policy"] == {
         "name": "static:mechanism=stagger,threshold=0.3,window=0.42",
-        "source": "static:mine.yaml",
+        "source": f"static:{tmp_path}/mine.yaml",
         "sha256": None,
     }

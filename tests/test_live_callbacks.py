@@ -6,19 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 from live_jobs import results, run_ranks
 from live_trainers import EVALUATE_EVERY, SAVE_EVERY, STEPS, hugging_face, lightning
 
 from paceenv.core.errors import InputError
 from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.segments import read_segment
 
 
-def marked(folder: Path, rank: int, op: str) -> set[int]:
-    """Iterations in which the trace of a rank has a checkpoint or an evaluation."""
-    rows = pyarrow.parquet.read_table(sorted((folder / "trace" / "attempt0").glob(f"rank{rank:05d}-*.parquet"))[0])
-    return {row["iteration"] for row in rows.select(["iteration", "op"]).to_pylist() if row["op"] == op}
+def marked(run: RunFolder, rank: int, mark: str) -> set[int]:
+    """Iterations that the trace of a rank marks as a checkpoint or an evaluation."""
+    [path] = run.segments(run.latest())[rank]
+    segment = read_segment(path)
+    assert segment.note == ""
+    return {int(t["iteration"]) for t in segment.iterations_T if segment.marks[t["mark"]] == mark}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +36,8 @@ def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], paramet
     ended = run_ranks(body, 2, tmp_path, environ=environ, out=str(tmp_path), **parameters)
     for digests in results(ended):
         assert digests["paced"] == digests["plain"]
-    statuses = RunFolder(tmp_path / "run").statuses(0)
+    run = RunFolder(tmp_path / "run")
+    statuses = run.statuses(run.latest())
     assert [(s["rank"], s["world_size"], s["mode"], s["final"]) for s in statuses] == [
         (0, 2, "active", True),
         (1, 2, "active", True),
@@ -46,8 +49,8 @@ def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], paramet
         assert status["iterations"] == STEPS - 1
         assert status["regular"] > 8
         assert status["reason"] == ""
-        assert marked(tmp_path / "run", status["rank"], "checkpoint") == {SAVE_EVERY - 1}
-        assert marked(tmp_path / "run", status["rank"], "evaluation") == {EVALUATE_EVERY - 1, 2 * EVALUATE_EVERY - 1}
+        assert marked(run, status["rank"], "checkpoint") == {SAVE_EVERY - 1}
+        assert marked(run, status["rank"], "evaluation") == {EVALUATE_EVERY - 1, 2 * EVALUATE_EVERY - 1}
 
 
 def test_options_are_checked_before_training() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from live_samples import DEADLINE_S, record, run_python, snapshot
+from live_samples import ATTEMPT, DEADLINE_S, record, run_python, snapshot
 from typer.testing import CliRunner
 
 from paceenv.calibration.fits.noise_fit import calibrate_noise
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Path:
     """The folder of a run of four ranks that has ended, but for rank 3, which nobody has heard of for a while."""
     folder = tmp_path / "run"
     for rank in range(4):
-        record(folder, 30, rank=rank, world_size=4)
+        record(folder, 30, rank=rank, world_size=4, host=f"node{rank // 2}")
         write_status(folder, snapshot(rank, unix_time_s=time.time() - (100.0 if rank == 3 else 0.0), final=rank < 3))
     return folder
 
@@ -48,7 +48,7 @@ def test_the_command_is_found_by_its_entry_point() -> None:
 def test_status_has_a_line_per_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live("status", str(run))
     out = capsys.readouterr().out
-    assert "job: attempt 0, 4 ranks" in out
+    assert f"job: attempt {ATTEMPT}, 4 ranks" in " ".join(out.split())
     assert out.count("node1") == 2
     assert out.count("ended") == 3
     assert re.search(r"silent 1\d\d s", " ".join(out.split()))
@@ -65,7 +65,7 @@ def test_status_for_machines(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     live("status", str(run), "--json", "-")
     printed = json.loads(capsys.readouterr().out)
     assert [entry["rank"] for entry in printed["ranks"]] == [0, 1, 2, 3]
-    assert (printed["attempt"], printed["attempts"], printed["notes"]) == (0, [0], [])
+    assert (printed["attempt"], printed["attempts"], printed["notes"]) == (ATTEMPT, [ATTEMPT], [])
     live("status", str(run), "--json", str(tmp_path / "out.json"))
     assert json.loads((tmp_path / "out.json").read_text()) == printed
 
@@ -78,15 +78,15 @@ def test_watching_ends_with_the_job(run: Path, capsys: pytest.CaptureFixture[str
 
 def test_summary_prints_the_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live("summary", str(run))
-    out = capsys.readouterr().out
-    assert out.startswith("paceenv live: job job, attempt 0, 4 ranks; this page is from 4 of them on 2 hosts\n")
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith(f"paceenv live: job job, attempt {ATTEMPT}, 4 ranks; this page is from 4 of them on 2 hosts")
 
 
 def test_trace_merges_for_calibration(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     live("trace", str(run), "-o", str(tmp_path / "merged.parquet"))
     assert read_trace(tmp_path / "merged.parquet").table.num_rows == 360
     assert calibrate_noise(tmp_path / "merged.parquet")[0].workers == 4
-    assert "360 rows of 4 ranks, attempt 0; all ranks on one clock" in capsys.readouterr().err
+    assert f"360 rows of 4 ranks, attempt {ATTEMPT}; all ranks on one clock" in capsys.readouterr().err
 
 
 def test_dashboard_is_written(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_dashboard_is_written(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("status", "{run}/none"), "no such folder"),
-        (("summary", "{run}", "--attempt", "7"), r"attempt = 7; allowed: one of \[0\]"),
+        (("summary", "{run}", "--attempt", "7"), f"attempt = '7': there is none; allowed: one of {ATTEMPT}"),
         (("trace", "{run}", "-o", "{run}/no/such/folder.parquet"), "cannot write here"),
         (("status", "{run}", "--json", "{run}"), "is a folder"),
         (("status", "{run}", "--watch", "--json", "-"), "allowed: without --json"),
@@ -136,8 +136,28 @@ def test_watching_goes_on_while_a_rank_has_not_ended(run: Path) -> None:
         while tables < 2:
             line = process.stdout.readline()
             assert line
-            tables += "job: attempt 0" in line
+            tables += "job: attempt" in line
     finally:
         timer.cancel()
         process.kill()
         process.communicate(timeout=DEADLINE_S)
+
+
+def test_trace_without_pyarrow_says_what_to_install(run: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from paceenv.cli.application import main\n"
+        "sys.argv = ['paceenv', 'live', 'trace', *sys.argv[1:]]; sys.exit(main())"
+    )
+    done = run_python(code, str(run), "-o", str(tmp_path / "merged.parquet"))
+    expected = "paceenv: error: paceenv live trace: needs pyarrow; install it: pip install 'paceenv[sim]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+
+
+def test_a_rank_of_a_large_job_is_silent_only_after_several_of_its_periods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, age_s in enumerate((100.0, 1000.0)):
+        write_status(tmp_path, snapshot(rank, world_size=1000, final=False, unix_time_s=time.time() - age_s))
+    live("status", str(tmp_path))
+    assert capsys.readouterr().out.count("silent") == 1

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from live_operations import Shaped
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
 from paceenv.policies.base import Policy
@@ -35,9 +36,10 @@ class Job:
         self.control.begin(HostStamps(lambda: self.now_s), "cpu")
         actuator: Any = self.control._actuator
         actuator._sleeper = self
-        self.shape = Shape({0: (1, 2)})
+        shaped = Shaped({0: (1, 2)})
+        self.shape = shaped.shape
         for _ in range(LEARNING_ITERATIONS):
-            self.shape.observe([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], STEP_S)
+            self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), STEP_S)
         self.delays_s: list[float] = []
 
     def sleep(self, seconds: float) -> None:

@@ -136,7 +136,8 @@ def test_a_job_whose_rank_dies_fails_as_without_the_agent(what: str, tmp_path: P
     assert [rank.exit_code for rank in ended] == [rank.exit_code for rank in bare], printed(ended)
     assert [_error(rank) for rank in ended] == [_error(rank) for rank in bare]
     assert all(rank.exit_code for rank in ended)
-    [survivor] = [status for status in RunFolder(out).statuses(0) if status["rank"] == 0]
+    run = RunFolder(out)
+    [survivor] = [status for status in run.statuses(run.latest()) if status["rank"] == 0]
     assert survivor["final"]
     assert survivor["iterations"] >= 20
 

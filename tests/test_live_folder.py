@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from live_samples import STEP_S, merge_trace, record, snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+from live_samples import (
+    ATTEMPT,
+    MARKS,
+    STEP_S,
+    batch,
+    make_batch,
+    merge_trace,
+    record,
+    recorder,
+    segment_files,
+    snapshot,
+)
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.record.merge_segments import write_merged
-from paceenv.live.record.run_folder import RunFolder, segment_path, status_path, write_status
+from paceenv.live.observe.batch import Kind
+from paceenv.live.record import segments
+from paceenv.live.record.merge_segments import segment_rows, write_merged
+from paceenv.live.record.run_folder import (
+    MAX_STATUS_BYTES,
+    RunFolder,
+    host_folder,
+    segment_path,
+    status_path,
+    status_period_s,
+    write_status,
+)
+from paceenv.live.record.segments import Segment
+
+LATER = "20261123T060000-000000"
 
 
 def rows_of(trace: Trace, rank: int, op: str) -> dict[str, Any]:
@@ -22,31 +50,75 @@ def rows_of(trace: Trace, rank: int, op: str) -> dict[str, Any]:
     return {name: trace.column(name)[mine] for name in ("iteration", "start_s", "end_s")}
 
 
+def path_of(folder: Path, rank: int) -> Path:
+    """The status file of a rank of :func:`snapshot`."""
+    return status_path(folder, ATTEMPT, f"node{rank // 2}", rank)
+
+
 def test_a_status_comes_back_by_rank_and_numbers_that_are_not_finite_as_null(tmp_path: Path) -> None:
     for rank in (2, 0, 1):
         write_status(tmp_path, snapshot(rank, step={"mean_s": np.float64(0.1), "cv": float("nan")}))
     run = RunFolder(tmp_path)
-    assert [s["rank"] for s in run.statuses(0)] == [0, 1, 2]
-    assert run.statuses(0)[0]["step"] == {"mean_s": 0.1, "cv": None}
-    assert [path.name for path in status_path(tmp_path, 0, 0).parent.iterdir() if path.name.startswith(".")] == []
+    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 2]
+    assert run.statuses(ATTEMPT)[0]["step"] == {"mean_s": 0.1, "cv": None}
+    assert sorted(path.name for path in tmp_path.rglob("*.json")) == [f"rank0000{rank}.json" for rank in range(3)]
+    assert (tmp_path / ATTEMPT / "node1" / "rank00002.json").is_file()
+    assert not list(tmp_path.rglob(".*"))
 
 
-def test_the_latest_attempt_is_the_one_heard_of_last(tmp_path: Path) -> None:
-    """A new run in an old folder starts again at attempt 0, whatever the old one had come to."""
-    write_status(tmp_path, snapshot(attempt=3, unix_time_s=1000.0))
-    write_status(tmp_path, snapshot(attempt=0, unix_time_s=2000.0))
+def test_the_latest_attempt_is_the_one_that_began_last(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(attempt=LATER, unix_time_s=1000.0))
+    write_status(tmp_path, snapshot(unix_time_s=2000.0))  # the dead one's last word, on a host with a fast clock
     run = RunFolder(tmp_path)
-    assert (run.attempts(), run.latest(), run.chosen(None), run.chosen(3)) == ([0, 3], 0, 0, 3)
-    with pytest.raises(InputError, match=r"attempt = 1; allowed: one of \[0, 3\]"):
-        run.chosen(1)
+    assert (run.attempts(), run.latest(), run.chosen(None)) == ([ATTEMPT, LATER], LATER, LATER)
+    assert run.chosen(ATTEMPT) == run.chosen("20261123T053") == ATTEMPT
+    for text in ("2026", "1999", ""):
+        with pytest.raises(InputError, match=f"attempt = '{text}': .*allowed: one of {ATTEMPT}, {LATER}"):
+            run.chosen(text)
 
 
-def test_ranks_of_an_earlier_larger_job_are_not_of_this_run(tmp_path: Path) -> None:
+def test_two_attempts_stay_apart(tmp_path: Path) -> None:
     for rank in range(4):
-        write_status(tmp_path, snapshot(rank, world_size=4, unix_time_s=1000.0))
+        write_status(tmp_path, snapshot(rank))
+        record(tmp_path, 5, rank=rank, world_size=4, host=f"node{rank // 2}")
     for rank in range(2):
-        write_status(tmp_path, snapshot(rank, world_size=2, unix_time_s=2000.0))
-    assert [s["rank"] for s in RunFolder(tmp_path).statuses(0)] == [0, 1]
+        write_status(tmp_path, snapshot(rank, attempt=LATER, world_size=2))
+        record(tmp_path, 7, rank=rank, world_size=2, attempt=LATER)
+    run = RunFolder(tmp_path)
+    assert [[s["rank"] for s in run.statuses(attempt)] for attempt in run.attempts()] == [[0, 1, 2, 3], [0, 1]]
+    assert merge_trace(run).table.num_rows == 2 * 7 * 3
+    assert run.notes == []
+
+
+def test_what_says_that_it_belongs_elsewhere_is_passed_over_and_named(tmp_path: Path) -> None:
+    for rank in range(4):
+        write_status(tmp_path, snapshot(rank))
+    wrong = {"attempt": LATER, "host": "node7", "rank": 3, "world_size": 1}
+    for name, value in wrong.items():
+        path_of(tmp_path, 2).write_text(json.dumps(snapshot(2) | {name: value}))
+        run = RunFolder(tmp_path)
+        assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 3]
+        assert len(run.notes) == 1
+        assert "rank00002.json: passed over: " in run.notes[0]
+        assert "is not its place" in run.notes[0]
+
+
+@pytest.mark.parametrize("changed", [{"job": "another"}, {"world_size": 8}, {"job": None}])
+def test_a_rank_of_another_job_is_not_merged(tmp_path: Path, changed: dict[str, Any]) -> None:
+    for rank in range(3):
+        write_status(tmp_path, snapshot(rank))
+    write_status(tmp_path, snapshot(3, **changed))
+    run = RunFolder(tmp_path)
+    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0, 1, 2]
+    assert [("rank00003.json" in note, "unlike the others" in note) for note in run.notes] == [(True, True)]
+
+
+def test_of_a_rank_on_two_hosts_the_newest_counts(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(0, unix_time_s=2000.0, iterations=7))
+    write_status(tmp_path, snapshot(0, unix_time_s=1000.0, host="another"))
+    run = RunFolder(tmp_path)
+    assert [s["iterations"] for s in run.statuses(ATTEMPT)] == [7]
+    assert "another/rank00000.json: passed over: node0 has a newer status" in run.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -59,48 +131,187 @@ def test_ranks_of_an_earlier_larger_job_are_not_of_this_run(tmp_path: Path) -> N
         b'{"schema": "other/9", "rank": 1}',
         b'{"schema": "paceenv.live/1", "rank": true}',
         b"[" * 100_000,
+        b'{"schema": ' + b"9" * 5000 + b"}",
         json.dumps(snapshot(1)).encode()[:200],
     ],
 )
 def test_a_status_that_is_none_is_passed_over_and_named(tmp_path: Path, content: bytes) -> None:
     write_status(tmp_path, snapshot(0))
-    status_path(tmp_path, 0, 1).write_bytes(content)
+    path_of(tmp_path, 1).write_bytes(content)
     run = RunFolder(tmp_path)
-    assert [s["rank"] for s in run.statuses(0)] == [0]
+    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0]
     assert len(run.notes) == 1
     assert "rank00001.json: passed over: not " in run.notes[0]
-    run.statuses(0)
+    run.statuses(ATTEMPT)
     assert len(run.notes) == 1
+
+
+def test_what_is_no_regular_file_is_skipped_and_named(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(0))
+    record(tmp_path, 5, world_size=4)
+    place = tmp_path / ATTEMPT / "node0"
+    for rank in (1, 2, 3):
+        os.mkfifo(place / f"rank{rank:05d}.json")
+        os.mkfifo(place / f"rank{rank:05d}-000.pace")
+    for name in ("rank00003.json", "rank00003-000.pace"):
+        (place / name).unlink()
+        (place / name).touch()
+        os.truncate(place / name, 1 << 40)
+    (place / "rank00002.json").unlink()
+    (place / "rank00002.json").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / LATER)
+    os.mkfifo(tmp_path / ATTEMPT / "host")
+    (tmp_path / ATTEMPT / "loop").symlink_to(tmp_path / ATTEMPT)
+    run = RunFolder(tmp_path)
+    assert run.attempts() == [ATTEMPT]
+    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0]
+    whys = ["not a regular file", "a link", f"{1 << 40} bytes; allowed: at most {MAX_STATUS_BYTES}"]
+    assert [why in note for why, note in zip(whys, run.notes, strict=True)] == [True] * 3
+    assert merge_trace(run).table.num_rows == 15
+    assert len(run.notes) == 6
+    assert str(segments.MAX_FILE_BYTES) in run.notes[-1]
 
 
 def test_unfinished_and_foreign_files_disturb_nobody(tmp_path: Path) -> None:
-    record(tmp_path, 5)
+    record(tmp_path, 5, world_size=4)
     write_status(tmp_path, snapshot(0))
-    for path in (status_path(tmp_path, 0, 1), segment_path(tmp_path, 0, 1, 0)):
+    for path in (path_of(tmp_path, 1), segment_path(tmp_path, ATTEMPT, "node0", 1, 0)):
         path.with_name(f".{path.name}.x1").write_bytes(b"half")
         path.with_name("notes.txt").write_text("mine")
-    (tmp_path / "trace" / "attempt1.old").mkdir()
+    (tmp_path / f"{ATTEMPT}.old").mkdir()
+    (tmp_path / ATTEMPT / "findings.json").write_text("{}")
     run = RunFolder(tmp_path)
-    assert run.attempts() == [0]
-    assert [s["rank"] for s in run.statuses(0)] == [0]
+    assert run.attempts() == [ATTEMPT]
+    assert [s["rank"] for s in run.statuses(ATTEMPT)] == [0]
     assert merge_trace(run).table.num_rows == 15
     assert run.notes == []
 
 
-@pytest.mark.parametrize(("make", "problem"), [(False, "no such folder"), (True, "not the folder of a run")])
-def test_a_folder_that_is_none_says_so(tmp_path: Path, make: bool, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        (None, "no such folder"),
+        ("", "not the folder of a run"),
+        ("status/attempt0", "written by an earlier version of the agent"),
+        ("trace/attempt0", "written by an earlier version of the agent"),
+    ],
+)
+def test_a_folder_that_is_none_says_so(tmp_path: Path, made: str | None, problem: str) -> None:
     place = tmp_path / "run"
-    if make:
-        place.mkdir()
+    if made is not None:
+        (place / made).mkdir(parents=True)
     with pytest.raises(InputError, match=problem):
         RunFolder(place)
+
+
+@given(st.text(min_size=1, max_size=100), st.text(min_size=1, max_size=100))
+def test_a_host_has_a_folder_of_its_own_whatever_its_name(one: str, other: str) -> None:
+    names = host_folder(one), host_folder(other)
+    assert (names[0] == names[1]) == (one == other)
+    for name in names:
+        assert len(name.encode()) < 100
+        assert name == Path(name).name
+        assert not name.startswith(".")
+
+
+def test_a_rank_can_be_on_a_host_of_any_name(tmp_path: Path) -> None:
+    host, place = "../../x/ü\0", tmp_path / "in" / "run"
+    write_status(place, snapshot(0, host=host))
+    record(place, 5, host=host, world_size=4)
+    run = RunFolder(place)
+    assert (len(run.statuses(ATTEMPT)), merge_trace(run).table.num_rows, run.notes) == (1, 15, [])
+    assert [path.name for path in [*tmp_path.iterdir(), *place.parent.iterdir()]] == ["in", "run"]
+
+
+def test_a_thousand_ranks_replace_at_most_500_files_an_hour_on_a_host() -> None:
+    """Eight ranks of a host: their status files, their segments, and rank 0's three files of the run every 10 min."""
+    begun, ended, segments_begun, page = 8, 8, 8, 3 * 6
+    assert 8 * 3600 / status_period_s(1000) + begun + ended + segments_begun + page <= 500
+    assert status_period_s(8) == 2.0
+
+
+# The merge
+
+
+def events_of(iterations: Any, operations: Any = (), **more: Any) -> list[tuple[str, float, float]]:
+    """The rows of iterations as (op, start, end)."""
+    made = make_batch(iterations, operations, **more)
+    fit_T = segments.fit_iterations(made, -1)
+    assert fit_T.all()
+    columns = segment_rows(Segment({}, *segments.to_records(made, fit_T), tuple(made.kinds), MARKS, ""))
+    places = columns["iteration"].tolist()
+    for i, seq in enumerate(columns["seq"].tolist()):
+        assert seq == i - places.index(places[i])
+    return list(zip(columns["op"].to_pylist(), columns["start_s"].tolist(), columns["end_s"].tolist(), strict=True))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), max_size=6),
+            st.floats(0.0, 0.5),
+            st.floats(0, 1),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_rows_of_an_iteration_add_up_to_its_step(
+    steps: list[tuple[list[tuple[float, float]], float, float]],
+) -> None:
+    iterations, operations, now_s = [], [], 1000.0
+    for number, (parts, delay_s, rest_s) in enumerate(steps):
+        begun_s = now_s
+        now_s += delay_s
+        for gap_s, length_s in parts:
+            operations.append((number, 0, now_s + gap_s, now_s + gap_s + length_s))
+            now_s = operations[-1][-1]
+        now_s += rest_s
+        iterations.append((number, begun_s, now_s, begun_s, begun_s + delay_s))
+    rows = events_of(iterations, operations)
+    assert sum(end - start for _, start, end in rows) == pytest.approx(now_s - 1000.0, abs=1e-9)
+    assert all(before[2] == after[1] for before, after in itertools.pairwise(rows))
+    paced_s = sum(end - start for op, start, end in rows if op == "pace")
+    assert paced_s == pytest.approx(sum(delay_s for _, delay_s, _ in steps), abs=1e-9)
+
+
+def test_overlapping_operations_leave_no_compute_twice() -> None:
+    rows = events_of([(0, 0.0, 5.0, 0.0, 0.0)], [(0, 0, 1.0, 3.0), (0, 1, 2.0, 4.0)])
+    assert [row for row in rows if row[0] == "compute"] == [("compute", 0, 1), ("compute", 4, 5)]
+
+
+def test_operations_on_another_thread_do_not_cut_the_rest() -> None:
+    kinds = [Kind("all_reduce", 0, 8), Kind("broadcast", 1, 8, side=True)]
+    operations = [(0, 1, 0.5, 1.0), (0, 0, 2.0, 3.0), (0, 1, 2.5, 3.5), (1, 1, 4.5, 9.0)]
+    rows = events_of([(0, 0.0, 4.0, 0.0, 0.0), (1, 4.0, 5.0, 4.0, 4.0)], operations, kinds=kinds)
+    assert rows == [
+        ("compute", 0.0, 2.0),
+        ("broadcast", 0.5, 1.0),
+        ("all_reduce", 2.0, 3.0),
+        ("broadcast", 2.5, 3.5),
+        ("compute", 3.0, 4.0),
+        ("compute", 4.0, 5.0),
+        ("broadcast", 4.5, 9.0),
+    ]
+
+
+def test_an_operation_that_outlasts_its_iteration_is_no_part_of_the_next() -> None:
+    rows = events_of([(0, 0.0, 2.0, 0.0, 0.0), (1, 2.0, 4.0, 2.0, 2.0)], [(0, 0, 1.0, 3.5), (1, 0, 3.0, 4.0)])
+    assert rows == [("compute", 0, 1), ("all_reduce", 1, 3.5), ("compute", 2, 3), ("all_reduce", 3, 4)]
+
+
+def test_a_marked_iteration_has_no_compute() -> None:
+    assert events_of([(0, 0.0, 2.0, 0.0, 0.0)], [(0, 0, 1.0, 2.0)], mark=1) == [
+        ("checkpoint", 0.0, 1.0),
+        ("all_reduce", 1.0, 2.0),
+    ]
 
 
 def test_clocks_of_different_hosts_are_laid_over_each_other(tmp_path: Path) -> None:
     """Ranks 2 and 3 sit on a host that has been up for a day longer and whose clock gains 100 us a second."""
     for rank in range(4):
         far = {"clock": "b", "clock_s": 86400.0, "drift": 1e-4} if rank >= 2 else {"clock": "a", "clock_s": 77.0}
-        record(tmp_path, 600, rank=rank, world_size=4, segment_rows=500, delay_s=0.002 * rank, **far)
+        record(tmp_path, 600, rank=rank, world_size=4, delay_s=0.002 * rank, **far)
     run = RunFolder(tmp_path)
     trace = merge_trace(run)
     assert run.notes == []
@@ -112,6 +323,7 @@ def test_clocks_of_different_hosts_are_laid_over_each_other(tmp_path: Path) -> N
     paces = rows_of(trace, 3, "pace")
     assert paces["end_s"] - paces["start_s"] == pytest.approx(0.006 * (1 + 1e-4), abs=1e-9)
     assert [entry["rank"] for entry in trace.metadata.ranks] == [0, 1, 2, 3]
+    assert (trace.metadata.source, trace.metadata.job["name"]) == ("paceenv live", "job")
 
 
 def test_ranks_on_one_clock_keep_what_they_see_of_each_other(tmp_path: Path) -> None:
@@ -125,33 +337,47 @@ def test_ranks_on_one_clock_keep_what_they_see_of_each_other(tmp_path: Path) -> 
 def test_a_clock_that_stood_still_is_followed(tmp_path: Path) -> None:
     """A suspended machine's monotonic clock stops: after iteration 100 it is an hour behind."""
     record(tmp_path, 200, rank=0, world_size=2, clock="a")
-    record(tmp_path, 100, rank=1, world_size=2, clock="b", clock_s=5000.0, segment_rows=10)
-    record_more(tmp_path, rank=1, first=100, number=100, clock_s=5000.0 - 3600.0)
+    target = recorder(tmp_path, rank=1, world_size=2, clock="b", file_bytes=1)
+    for first, clock_s in ((0, 5000.0), (100, 5000.0 - 3600.0)):
+        target.add(batch(100, rank=1, first=first, clock_s=clock_s))
+        target.flush()
     trace = merge_trace(RunFolder(tmp_path))
     ends = [rows_of(trace, rank, "barrier")["end_s"] for rank in range(2)]
     np.testing.assert_allclose(ends[0][[50, 150]], ends[1][[50, 150]], atol=1e-6)
     assert np.all(trace.column("end_s") >= trace.column("start_s"))
 
 
-def record_more(folder: Path, *, rank: int, **options: Any) -> None:
-    """Further segments of a rank that already has some."""
-    aside = folder / "aside"
-    record(aside, rank=rank, world_size=2, clock="b", **options)
-    number = len(RunFolder(folder).segments(0)[rank])
-    for path in RunFolder(aside).segments(0)[rank]:
-        path.rename(segment_path(folder, 0, rank, number))
-        number += 1
-
-
-def test_damaged_segments_are_passed_over_and_named(tmp_path: Path) -> None:
-    record(tmp_path, 300, segment_rows=192)
-    paths = RunFolder(tmp_path).segments(0)[0]
-    paths[0].write_bytes(b"")
-    paths[2].write_bytes(paths[2].read_bytes()[:300])
+def test_damaged_segments_are_read_as_far_as_possible_and_named(tmp_path: Path) -> None:
+    for rank in range(3):
+        record(tmp_path, 300, rank=rank, world_size=3)
+    paths = segment_files(tmp_path)
+    paths[1].write_bytes(b"")
+    paths[2].write_bytes(paths[2].read_bytes()[:-1])
     run = RunFolder(tmp_path)
     merged = write_merged(run, tmp_path / "merged.parquet")
-    assert [("rank00000-000000" in note, "rank00000-000002" in note) for note in run.notes] == [(1, 0), (0, 1)]
-    assert merged.rows == read_trace(tmp_path / "merged.parquet").table.num_rows == 900 - 2 * 192
+    assert ["rank00001-000.pace: not a segment" in run.notes[0], "rank00002-000.pace: read up to byte" in run.notes[1]]
+    assert len(run.notes) == 2
+    assert merged.rows == read_trace(tmp_path / "merged.parquet").table.num_rows == 900
+
+
+@pytest.mark.parametrize("changed", [{"job": "another"}, {"world_size": 8}])
+def test_segments_of_another_job_are_not_merged(tmp_path: Path, changed: dict[str, Any]) -> None:
+    for rank in range(4):
+        record(tmp_path, 10, rank=rank, **({"world_size": 4} | (changed if rank == 3 else {})))
+    run = RunFolder(tmp_path)
+    assert set(merge_trace(run).column("rank").tolist()) == {0, 1, 2}
+    assert [("rank00003-000.pace" in note, "unlike the others" in note) for note in run.notes] == [(True, True)]
+
+
+def test_segments_in_a_wrong_place_are_not_merged(tmp_path: Path) -> None:
+    for rank in range(2):
+        record(tmp_path, 10, rank=rank, world_size=2)
+    record(tmp_path / "other", 10, rank=1, world_size=2, attempt=LATER)
+    [foreign] = segment_files(tmp_path / "other")
+    foreign.rename(segment_files(tmp_path)[1])
+    run = RunFolder(tmp_path)
+    assert set(merge_trace(run).column("rank").tolist()) == {0}
+    assert [f"attempt {LATER} is not its place" in note for note in run.notes] == [True]
 
 
 def test_a_rank_without_a_common_iteration_is_passed_over_and_named(tmp_path: Path) -> None:
@@ -164,13 +390,5 @@ def test_a_rank_without_a_common_iteration_is_passed_over_and_named(tmp_path: Pa
 
 def test_a_run_without_a_trace_says_so(tmp_path: Path) -> None:
     write_status(tmp_path, snapshot(0))
-    with pytest.raises(InputError, match="attempt 0 left no trace"):
+    with pytest.raises(InputError, match=f"attempt {ATTEMPT} left no trace"):
         merge_trace(RunFolder(tmp_path))
-
-
-def test_segments_of_an_earlier_larger_job_are_left_out(tmp_path: Path) -> None:
-    record(tmp_path, 10, rank=1, world_size=2)
-    record(tmp_path, 10, rank=0, world_size=1)
-    run = RunFolder(tmp_path)
-    assert set(merge_trace(run).column("rank").tolist()) == {0}
-    assert run.notes == ["rank 1: passed over: the job has 1 ranks; left by an earlier run"]

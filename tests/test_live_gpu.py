@@ -1,15 +1,18 @@
 """The agent on a GPU, with NCCL: the same results, no synchronisation of its own, delays on the GPU's timeline.
 
 Run by ``make test-gpu``. World size 1 always; two ranks on one card with NCCL told that they sit on different hosts.
-What these tests printed on a real machine belongs into ``docs/gpu.md``.
+The run ends with a page for ``docs/gpu.md``: every check, and what it measured.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gpu_bodies
 import pytest
 import torch
 from live_bodies import BATCH, WAYS, WIDTH, network, train
@@ -18,9 +21,11 @@ from live_jobs import results, run_ranks
 pytestmark = pytest.mark.gpu
 
 EVERY_MODE = ("", "observe", "shadow", "canary", "active")
-ITERATIONS = 48
+ITERATIONS = 96
 DEADLINE_S = 180.0
 """The first use of a GPU in a process takes seconds."""
+Record = Callable[[str, object], None]
+"""Pytest's ``record_property``: what it gets is on the page."""
 ONE_CARD = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 
 
@@ -41,6 +46,52 @@ def _differing(ranks: list[list[dict[str, Any]]]) -> list[str]:
 def test_results_do_not_depend_on_the_agent(way: str, tmp_path: Path) -> None:
     job = {"way": way, "modes": EVERY_MODE, "iterations": ITERATIONS}
     assert _differing(results(run_ranks(train, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))) == []
+
+
+@pytest.mark.parametrize("way", gpu_bodies.MORE_WAYS)
+def test_streams_graphs_and_many_collectives_change_no_result(
+    way: str, tmp_path: Path, record_property: Record
+) -> None:
+    job = {"way": way, "modes": EVERY_MODE, "iterations": ITERATIONS, "out": str(tmp_path / "run")}  # all threads run
+    [runs] = results(run_ranks(gpu_bodies.train, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
+    assert _differing([runs]) == []
+    observed = next(run["summary"] for run in runs if run["mode"] == "observe")
+    seen = [f"{c['op']} {c['per_step']:.3g}" for c in observed["collectives"]]
+    seen.append(f"on other streams {observed['side']['per_step'] or 0:.3g}")
+    record_property("seen", f"in a step: {', '.join(seen)}; {observed['stamps']['dropped']} stamps dropped")
+    assert len(seen) > 1 or observed["side"]["per_step"] > 0
+    if way == "graph with collectives":
+        assert observed["stamps"]["dropped"] > 0, "those of the capture cannot be recorded"
+    else:
+        assert observed["stamps"]["dropped"] == 0
+
+
+def test_a_device_that_is_not_the_current_one(tmp_path: Path, record_property: Record) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    job = {"mode": "observe", "iterations": ITERATIONS}
+    [found] = results(
+        run_ranks(gpu_bodies.on_the_second_device, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job)
+    )
+    assert found["summary"]["state"] == "observe", found["summary"]["reason"]
+    assert found["summary"]["locality"]["device"] == "cuda:1"
+    assert found["current"] == 0
+    assert not found["new context"], "a context on device 0 takes hundreds of megabytes there"
+    record_property("regular", f"{found['summary']['regular']} of {ITERATIONS} iterations measured")
+
+
+def test_what_a_stamp_costs(tmp_path: Path, record_property: Record) -> None:
+    [found] = results(run_ranks(gpu_bodies.calls_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, index=0))
+    record_property("stamp", ", ".join(f"{name} {us:.2f} µs" for name, us in found.items()))
+    assert found["ask"] < found["read"], "one query is enough for all stamps of a stream"
+
+
+@pytest.mark.parametrize("way", ["ddp", "FSDP2, many collectives"])
+def test_what_observing_costs_the_training_thread(way: str, tmp_path: Path, record_property: Record) -> None:
+    job = {"way": way, "turns": 9, "warm": 64, "timed": 128}
+    [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
+    record_property("cost", f"{found['added']:.1f} µs an iteration, of {found['without the agent']:.0f} µs on the host")
+    assert found["without the agent"] > 0.0
 
 
 def two_on_one_card(**parameters: Any) -> Any:
@@ -96,7 +147,7 @@ def delayed(actuator: str, backlog: bool) -> list[float]:
     from paceenv.live.decide.actuator import DeviceActuator, HostActuator
     from paceenv.live.observe.stamps import cuda_stamps
 
-    stamps = cuda_stamps()
+    stamps = cuda_stamps(torch.cuda.current_device())
     made = DeviceActuator(stamps, cap_s=0.1) if actuator == "device" else HostActuator(stamps, cap_s=0.1)
     effects = []
     for _ in range(20):
@@ -113,15 +164,19 @@ def delayed(actuator: str, backlog: bool) -> list[float]:
 
 
 @pytest.mark.parametrize("backlog", [False, True])
-def test_a_host_delay_reaches_the_device_only_if_it_is_idle(backlog: bool, tmp_path: Path) -> None:
+def test_a_host_delay_reaches_the_device_only_if_it_is_idle(
+    backlog: bool, tmp_path: Path, record_property: Record
+) -> None:
     job = {"actuator": "host", "backlog": backlog}
     [effects] = results(run_ranks(delayed, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
-    middle = sorted(effects)[len(effects) // 2]
+    middle = statistics.median(effects)
+    record_property("delay", f"of 5 ms {1e3 * middle:.2f} ms")
     assert (middle < 0.001) if backlog else (0.004 < middle < 0.02)
 
 
 @pytest.mark.parametrize("backlog", [False, True])
-def test_a_device_delay_reaches_it_always(backlog: bool, tmp_path: Path) -> None:
+def test_a_device_delay_reaches_it_always(backlog: bool, tmp_path: Path, record_property: Record) -> None:
     job = {"actuator": "device", "backlog": backlog}
     [effects] = results(run_ranks(delayed, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
+    record_property("delay", f"of 5 ms {1e3 * statistics.median(effects[-5:]):.2f} ms")
     assert all(0.004 < effect < 0.006 for effect in effects[-5:])  # by then the clock's rate is known

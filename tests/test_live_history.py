@@ -1,104 +1,246 @@
-"""What a rank's own times say about early and late, and what the ranks' times say side by side."""
+"""What a rank's own times add up to: parts of the step, collectives, and blocks that are the same on every rank."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from live_samples import make_batch
 
-from paceenv.live.record.history import History, compare_ranks
+from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.observe.log import Group
+from paceenv.live.record.history import BLOCK_ITERATIONS, BLOCKS, LISTED_COLLECTIVES, History, unseen
 
-STEP_S, TRANSFER_S, RANKS = 0.05, 0.004, 4
-
-GROUP = {"number": 0, "members": RANKS}
-
-
-def _job(late_s: np.ndarray[Any, Any], jitter_s: float = 0.5e-3, iterations: int = 400) -> list[History]:
-    """Four ranks whose work takes alike but for jitter; rank 2 is ``late_s`` later, in each iteration."""
-    random = np.random.default_rng(1)
-    work = STEP_S + random.normal(0.0, jitter_s, (iterations, RANKS))
-    work[:, 2] += late_s
-    ends = work.max(axis=1) + TRANSFER_S
-    histories = [History() for _ in range(RANKS)]
-    for rank, history in enumerate(histories):
-        comm = ends - work[:, rank]
-        for step_s, comm_s in zip(ends, comm, strict=True):
-            history.add(step_s, comm_s, 0.0, 0.0, comm_s - comm.min())
-    return histories
+KINDS = (Kind("all_reduce", 0, 1000), Kind("barrier", 0, 0), Kind("all_reduce", 1, 500, side=True))
+STEP_S, REDUCE_S, BARRIER_S, PACE_S = 0.1, 0.03, 0.02, 0.01
 
 
-def _sometimes(late_s: float, iterations: int = 400) -> np.ndarray[Any, Any]:
-    return late_s * (np.random.default_rng(2).random(iterations) < 0.5)
+def steps(first: int, number: int, *, own_s: float = 0.04, kinds: Sequence[Kind] = KINDS) -> Batch:
+    """Steps of a delay, own work, a reduction and a barrier."""
+    iterations, operations = [], []
+    for i in range(number):
+        start = 100.0 + (first + i) * STEP_S
+        go = start + PACE_S
+        reduce, barrier = go + own_s, go + own_s + REDUCE_S
+        iterations.append((first + i, start, barrier + BARRIER_S, start, go))
+        operations += [(i, 0, reduce, barrier), (i, 1, barrier, barrier + BARRIER_S)]
+    return make_batch(iterations, operations, kinds=kinds)
 
 
-def test_no_skew_is_no_claim() -> None:
-    assert [h.arrival(RANKS)["verdict"] for h in _job(np.zeros(400))] == ["on time"] * RANKS
+def add(history: History, batch: Batch, *, ticks: int = 1) -> None:
+    T = len(batch.iteration_T)
+    history.add(batch, np.full(T, REDUCE_S), np.full(T, BARRIER_S), np.full(T, ticks))
 
 
-@pytest.mark.parametrize("late_s", [0.005, 0.02])
-def test_a_rank_that_is_late_now_and_then_is_found_by_all(late_s: float) -> None:
-    found = [h.arrival(RANKS) for h in _job(_sometimes(late_s))]
-    assert [f["verdict"] for f in found] == ["early", "early", "late", "early"]
-    for early in (found[0], found[1], found[3]):
-        assert early["early_s"] == pytest.approx(late_s, abs=0.002)
-        assert early["share"] == pytest.approx(0.5, abs=0.06)
-    assert found[2]["late_s"] == pytest.approx(late_s, abs=0.002)
+def one_step(operations: Sequence[tuple[int, float, float]], *, kinds: Sequence[Kind] = KINDS) -> History:
+    """The account of a step of a second with these operations: kind, start and end in it."""
+    history = History()
+    rows = [(0, kind, start, end) for kind, start, end in operations]
+    batch = make_batch([(0, 0.0, 1.0, 0.0, 0.0)], rows, kinds=kinds)
+    history.add(batch, np.zeros(1), np.zeros(1), np.ones(1, np.int64))
+    return history
 
 
-def test_too_few_iterations_are_insufficient_evidence() -> None:
-    assert _job(np.zeros(20), iterations=20)[0].arrival(RANKS)["verdict"] == "insufficient evidence"
-
-
-def _snapshots(histories: list[History]) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": rank,
-            "world_size": RANKS,
-            "step": h.step(),
-            "own": h.own(),
-            "group": GROUP,
-            "arrival": h.arrival(RANKS),
-        }
-        for rank, h in enumerate(histories)
-    ]
-
-
-def test_a_constant_skew_shows_only_side_by_side() -> None:
-    alone = _snapshots(_job(np.full(400, 0.01)))
-    assert [s["arrival"]["verdict"] for s in alone] == ["on time"] * RANKS
-    together = compare_ranks(alone)
-    assert [s["arrival"]["verdict"] for s in together] == ["early", "early", "late", "early"]
-    assert together[0]["arrival"]["early_s"] == pytest.approx(0.01, abs=0.001)
-    assert together[2]["arrival"]["late_s"] == pytest.approx(0.01, abs=0.001)
-
-
-def test_without_skew_nobody_is_late_side_by_side() -> None:
-    together = compare_ranks(_snapshots(_job(np.zeros(400))))
-    assert {s["arrival"]["verdict"] for s in together} == {"on time"}
-
-
-def test_a_missing_rank_leaves_what_each_says_alone() -> None:
-    alone = _snapshots(_job(np.full(400, 0.01)))[:3]
-    assert compare_ranks(alone) == alone
-
-
-def test_stages_with_other_payloads_are_not_compared() -> None:
-    job = _snapshots(_job(np.zeros(400)))
-    stages = [s | {"group": {"number": 1 + i // 2, "members": 2}} for i, s in enumerate(job)]
-    for stage in stages[2:]:  # the second stage has more to compute
-        stage["own"] = stage["own"] | {"mean_s": stage["own"]["mean_s"] + 0.02}
-    assert {s["arrival"]["verdict"] for s in compare_ranks(stages)} == {"on time"}
-
-
-def test_alone_nobody_is_late() -> None:
-    assert _job(_sometimes(0.02))[2].arrival(1)["verdict"] == "insufficient evidence"
+def total_s(history: History, op: str) -> float:
+    return sum(float(c["blocked_s"]) for c in history.collectives() if c["op"] == op)
 
 
 def test_parts_add_up_to_the_step() -> None:
     history = History()
-    for _ in range(5):
-        history.add(0.1, 0.03, 0.02, 0.01, 0.02)
+    add(history, steps(0, 5))
     parts = history.parts()
     assert parts == pytest.approx({"compute_s": 0.04, "collective_s": 0.03, "barrier_s": 0.02, "pacing_s": 0.01})
     assert sum(value for value in parts.values() if value is not None) == pytest.approx(history.step()["mean_s"])
+    assert history.own()["mean_s"] == pytest.approx(0.04)
+    assert history.step_iterations() == 1.0
+
+
+def test_nothing_measured_is_unknown_and_not_zero() -> None:
+    history = History()
+    none = make_batch([])
+    history.add(none, np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
+    for found in (history.parts(), history.step(), history.own(), history.wait(), history.overhead()):
+        assert set(found.values()) == {None}
+    assert history.collectives() == []
+    assert history.side() == {"per_step": 0.0, "seconds": 0.0}
+
+
+def test_a_step_of_several_ticks_says_so() -> None:
+    history = History()
+    add(history, steps(0, 5), ticks=4)
+    assert history.step_iterations() == 4.0
+
+
+def test_overlapping_operations_count_once() -> None:
+    history = one_step([(0, 0.2, 0.5), (1, 0.4, 0.6), (0, 0.45, 0.55), (1, 0.8, 0.9)])
+    assert history.own()["mean_s"] == pytest.approx(1.0 - 0.4 - 0.1)
+    assert total_s(history, "all_reduce") == pytest.approx(0.3)
+    assert total_s(history, "barrier") == pytest.approx(0.1 + 0.1)
+
+
+def test_what_began_before_the_step_counts_from_its_start() -> None:
+    assert one_step([(0, -0.5, 0.2)]).own()["mean_s"] == pytest.approx(0.8)
+
+
+def test_operations_on_another_thread_do_not_block_the_step() -> None:
+    history = one_step([(2, 0.0, 0.9), (0, 0.2, 0.5), (2, 0.55, 1.4)])
+    assert history.own()["mean_s"] == pytest.approx(0.7)
+    assert [c["group"] for c in history.collectives()] == [0]
+    assert history.side() == pytest.approx({"per_step": 2.0, "seconds": 0.9 + 0.85})
+
+
+def test_marked_steps_and_outliers_are_left_out() -> None:
+    history = History()
+    add(history, steps(0, 40))
+    before = history.own(), history.collectives(), history.count
+    checkpoint = steps(40, 3, own_s=0.5)
+    add(history, checkpoint._replace(mark_T=np.ones(3, np.uint8)))
+    add(history, steps(43, 1, own_s=60.0))
+    assert (history.own(), history.collectives(), history.count) == before
+    add(history, steps(44, 1, own_s=0.2))  # long, but a step of the job
+    assert history.count == 41
+
+
+def test_an_outlier_among_the_first_steps_is_left_out() -> None:
+    history = History()
+    first = steps(0, 8)
+    end_s_T = first.end_s_T.copy()
+    end_s_T[3] += 3600.0
+    add(history, first._replace(end_s_T=end_s_T))
+    assert history.count == 7
+    assert history.step()["mean_s"] == pytest.approx(STEP_S)
+
+
+def test_only_the_latest_steps_count_for_means_and_all_for_the_number() -> None:
+    history = History()
+    add(history, steps(0, 4096, own_s=0.04))
+    add(history, steps(4096, 4096, own_s=0.05))
+    assert history.count == 8192
+    assert history.own()["mean_s"] == pytest.approx(0.05)
+
+
+def own_of(iteration: int) -> float:
+    """Own work that tells iterations apart."""
+    return 0.01 + 1e-5 * iteration
+
+
+def account(first: int, last: int, chunk: int, own: Callable[[int], float] = own_of) -> dict[str, Any]:
+    """The blocks of a rank whose steps ``first`` to ``last`` came in batches of ``chunk``."""
+    history = History()
+    for begin in range(first, last, chunk):
+        number = min(chunk, last - begin)
+        parts = [steps(begin + i, 1, own_s=own(begin + i)) for i in range(number)]
+        place_N = np.repeat(np.arange(number), 2)
+        columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in Batch._fields[:11]}
+        add(history, Batch(**columns | {"place_N": place_N}, kinds=KINDS, marks=("",)))
+    return {**history.own()["blocks"], "collectives": history.collectives()}
+
+
+@pytest.mark.parametrize("last", [1, 16, 100, 511, 512, 513, 1500])
+def test_a_block_is_the_mean_over_the_same_iterations_however_they_came(last: int) -> None:
+    blocks = account(0, last, 37)
+    other = account(0, last, 256)
+    size = blocks["iterations"]
+    assert size & (size - 1) == 0
+    assert size >= BLOCK_ITERATIONS
+    assert (len(blocks["own_s"]) - 1) * size < last <= BLOCKS * size
+    for k, own_s in enumerate(blocks["own_s"]):
+        inside = [own_of(t) for t in range(k * size, min((k + 1) * size, last))]
+        assert own_s == pytest.approx(np.mean(inside))
+        assert blocks["steps"][k] == len(inside)
+    assert (blocks["iterations"], blocks["first"], blocks["steps"]) == (other["iterations"], 0, other["steps"])
+    assert blocks["own_s"] == pytest.approx(other["own_s"])
+    assert {len(c["blocks_s"]) for c in blocks["collectives"]} == {len(blocks["own_s"])}
+    reduction = next(c for c in blocks["collectives"] if c["op"] == "all_reduce")
+    assert reduction["blocks_s"] == pytest.approx([REDUCE_S] * len(blocks["own_s"]))
+    assert blocks["blocked_s"] == pytest.approx([REDUCE_S + BARRIER_S] * len(blocks["own_s"]))
+
+
+def test_ranks_that_lost_other_iterations_have_the_same_blocks() -> None:
+    """A rank whose first iterations could not be measured has empty blocks in their place, and the same grid."""
+    whole, late = account(0, 1200, 64), account(300, 1200, 64)
+    assert (whole["iterations"], whole["first"]) == (late["iterations"], late["first"]) == (64, 0)
+    assert late["own_s"][:4] == [None] * 4
+    assert late["steps"][4] == 20
+    assert late["own_s"][5:] == pytest.approx(whole["own_s"][5:])
+
+
+def test_collectives_beyond_those_listed_become_other_and_nothing_is_lost() -> None:
+    number = LISTED_COLLECTIVES + 10
+    kinds = [Kind("all_reduce", group, 100) for group in range(number)]
+    lasts = [0.001 * (1 + group / number) for group in range(number)]
+    operations = [(group, 0.02 * group, 0.02 * group + lasts[group]) for group in range(number)]
+    listed = one_step(operations, kinds=kinds).collectives()
+    assert len(listed) == LISTED_COLLECTIVES + 1
+    assert [c["group"] for c in listed[:-1]] == list(range(number - 1, 9, -1))
+    assert (listed[-1]["op"], listed[-1]["group"]) == ("other", -1)
+    assert listed[-1]["blocked_s"] == pytest.approx(sum(lasts[:10]))
+
+
+def test_more_collectives_than_can_be_kept_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceenv.live.record.history.KEPT_COLLECTIVES", 4)
+    kinds = [Kind("all_reduce", group, 100) for group in range(8)]
+    history = one_step([(group, 0.1 * group, 0.1 * group + 0.01) for group in range(8)], kinds=kinds)
+    assert sum(c["blocked_s"] for c in history.collectives()) == pytest.approx(0.08)
+    assert total_s(history, "other") == pytest.approx(0.05)
+    assert history.own()["mean_s"] == pytest.approx(1.0 - 0.08)
+
+
+def test_sizes_of_one_collective_are_averaged_and_counted_per_step() -> None:
+    kinds = (Kind("all_reduce", 0, 100), Kind("all_reduce", 0, 300))
+    [found] = one_step([(0, 0.1, 0.2), (1, 0.3, 0.4)], kinds=kinds).collectives()
+    assert (found["bytes"], found["per_step"]) == (200.0, 2.0)
+
+
+class Counting:
+    """A process group that counts its collectives, as PyTorch's do."""
+
+    def __init__(self) -> None:
+        self.count = 7
+        self.group_name = "3"
+
+    def rank(self) -> int:
+        return 0
+
+    def size(self) -> int:
+        return 2
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.count
+
+
+def test_collectives_that_a_group_counted_and_nobody_saw_are_told() -> None:
+    process_group = Counting()
+    group = Group(3, "3", 0, 2, [0, 1], process_group)
+    process_group.count += 40
+    group.seen = 20
+    assert unseen({3: group}, 10) == [
+        {"group": 3, "per_step": 2.0, "why": "started inside PyTorch, for example by a compiled graph"}
+    ]
+    group.seen = 40
+    assert unseen({3: group}, 10) == []
+    group.seen = 0
+    group.opaque = True  # of DDP's reducer: counted, and timed as one
+    assert unseen({3: group}, 10) == []
+    group.opaque = False
+    assert len(unseen({3: group}, 10)) == 1
+    del process_group  # destroyed: it cannot be asked any more
+    assert group.ended
+    assert unseen({3: group}, 10) == []
+
+
+def test_a_few_unseen_collectives_in_a_long_job_are_not_told() -> None:
+    process_group = Counting()
+    group = Group(3, "3", 0, 2, [0, 1], process_group)
+    process_group.count += 40  # those at the start, for example
+    assert unseen({3: group}, 1000) == []
+
+
+def test_the_cost_of_an_iteration_is_its_mean_and_its_tail() -> None:
+    history = History()
+    for cost_s in (1e-5, 2e-5, 3e-5):
+        history.add_overhead(cost_s)
+    assert history.overhead()["mean_s"] == pytest.approx(2e-5)
+    assert history.overhead()["p99_s"] == pytest.approx(3e-5, rel=0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from live_operations import Shaped
 
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, RELEARN_ITERATIONS, Operation, Shape
 
@@ -13,12 +14,15 @@ MEMBERS = {WORLD: (3, 8), PAIR: (1, 2)}
 BIG = 1 << 20
 
 
+_shaped = Shaped(MEMBERS)
+
+
 def _operations(*parts: tuple[str, int, int, float, float]) -> list[Operation]:
-    return [Operation(*part) for part in parts]
+    return _shaped.operations(*parts)
 
 
 def _learned(operations: Sequence[Operation], step_s: float = 0.1) -> Shape:
-    shape = Shape(MEMBERS)
+    shape = Shape(_shaped.groups, _shaped.kinds)
     assert not any(shape.observe(operations, step_s) for _ in range(LEARNING_ITERATIONS))
     assert shape.known
     return shape

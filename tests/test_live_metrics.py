@@ -16,6 +16,7 @@ import pytest
 from live_samples import DEADLINE_S, run_python, snapshot
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceenv.live.record.findings import ALONE, verdict_of
 from paceenv.live.record.prometheus import METRICS, MetricsServer
 from paceenv.live.record.snapshot import Snapshot
 
@@ -52,14 +53,14 @@ def scrape(server: MetricsServer) -> Samples:
 
 
 def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
-    samples = scrape(serve(lambda: snapshot(2)))
+    samples = scrape(serve(lambda: snapshot(2, attempt="20261123T053000-3f2a91")))
     assert set(samples) == set(METRICS)
     assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_part_seconds"][("pacing",)] == 0.002
     state = samples["paceenv_live_state"]
     assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
-    assert samples["paceenv_live_agent_info"] == {("node1", "canary", "slack"): 1.0}
+    assert samples["paceenv_live_agent_info"] == {("20261123T053000-3f2a91", "node1", "canary", "slack"): 1.0}
 
 
 def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
@@ -68,6 +69,28 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
     gone = set(METRICS) - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
     assert all(name.split("_")[2] in {"step", "wait", "canary", "delay", "delays"} for name in gone)
+
+
+def test_the_evidence_of_a_verdict_is_served(serve: Serve) -> None:
+    late = verdict_of("late", "ranks 0-3 side by side", late_s=0.02, share=1.0, ranks=4, iterations=512)
+    samples = scrape(serve(lambda: snapshot(2, arrival=late | {"age_s": 30.0})))
+    assert samples["paceenv_live_arrival"][("late",)] == 1.0
+    assert samples["paceenv_live_arrival_late_seconds"] == {(): 0.02}
+    assert samples["paceenv_live_arrival_ranks"] == {(): 4.0}
+    assert samples["paceenv_live_arrival_iterations"] == {(): 512.0}
+    assert samples["paceenv_live_arrival_age_seconds"] == {(): 30.0}
+    assert samples["paceenv_live_arrival_evidence_info"] == {("ranks 0-3 side by side",): 1.0}
+
+
+LONE: list[dict[str, Any]] = [{"verdict": "late", "late_s": 0.02}, verdict_of("early", "own", early_s=1.0), ALONE]
+
+
+@pytest.mark.parametrize("arrival", LONE)
+def test_one_rank_alone_claims_nothing(serve: Serve, arrival: dict[str, Any]) -> None:
+    samples = scrape(serve(lambda: snapshot(2, arrival=arrival)))
+    assert {word for (word,), value in samples["paceenv_live_arrival"].items() if value} == {"insufficient evidence"}
+    assert not {name for name in samples if name.endswith(("early_seconds", "late_seconds", "share_ratio"))}
+    assert samples["paceenv_live_arrival_evidence_info"] == {("one rank alone",): 1.0}
 
 
 def test_a_word_nobody_foresaw_is_served_too(serve: Serve) -> None:
@@ -177,7 +200,15 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 def test_the_dashboard_asks_for_nothing_that_is_not_exported() -> None:
     asked = set(re.findall(r"paceenv_live_\w+", json.dumps(DASHBOARD)))
     assert asked <= set(METRICS)
-    needed = ("step_mean_seconds", "step_cv_ratio", "wait_mean_seconds", "arrival", "delay_seconds_total", "canary")
+    needed = (
+        "step_mean_seconds",
+        "step_cv_ratio",
+        "wait_mean_seconds",
+        "arrival",
+        "arrival_ranks",
+        "delay_seconds_total",
+        "canary",
+    )
     assert {f"paceenv_live_{name}" for name in (*needed, "overhead_mean_seconds", "state")} <= asked
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from live_jobs import results, run_ranks
 
 from paceenv.core import signals, timing
-from paceenv.core.trace import read_trace
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS
 from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.segments import read_segment
 from paceenv.policies.names import rule
 from paceenv.sim.engine.compiled import _OPTIONS
 
@@ -32,11 +32,14 @@ def skewed_job(out: str) -> dict[str, Any]:
     agent = live.attach(policy=POLICY, mode="shadow", out=out, quiet_first=0, interval_iterations=INTERVAL)
     loop, decided, views = agent._loop, [], []
 
-    def listen(iteration: Any) -> None:
+    observe = loop.control.observe
+
+    def listen(*arguments: Any) -> None:
+        observe(*arguments)
         decided.append(loop.control.decided_s)
         views.append(loop.control.pacer.view().tolist() if loop.control.pacer is not None else [])
 
-    loop.listeners.append(listen)
+    loop.control.observe = listen  # type: ignore[method-assign]
     tensor = torch.ones(1 << 14)
     for i in range(ITERATIONS):
         time.sleep(0.002 + SKEW_S * (1.0 + 0.3 * np.sin(0.1 * i)) * dist.get_rank() * (i > 20))
@@ -70,10 +73,10 @@ def _replayed(
 def test_a_live_trace_replays_to_the_same_decisions_bit_for_bit(tmp_path: Path) -> None:
     out = tmp_path / "run"
     [live_rank, _] = results(run_ranks(skewed_job, 2, tmp_path, out=str(out)))
-    [segment] = RunFolder(out).segments(0)[0]
-    trace = read_trace(segment)
-    rows = trace.isin("op", "all_reduce")
-    start_T, end_T = trace.column("start_s")[rows], trace.column("end_s")[rows]
+    run = RunFolder(out)
+    [path] = run.segments(run.latest())[0]
+    operations_N = read_segment(path).operations_N
+    start_T, end_T = operations_N["start_s"], operations_N["end_s"]
     comm_T, step_T = (end_T - start_T)[LEARNING_ITERATIONS:], np.diff(end_T)[LEARNING_ITERATIONS - 1 :]
     policy = rule(POLICY)
     assert policy is not None

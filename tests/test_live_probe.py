@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
+from live_operations import Shaped
 from live_samples import merge_trace
 
 from paceenv.calibration.probed import read_probed
@@ -29,7 +30,7 @@ from paceenv.core.probing import (
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.decide.probe import EVALUATION_HOLDS, MAX_COST_SHARE
-from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration, Operation, Shape
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
 from paceenv.live.observe.stamps import HostStamps
 from paceenv.live.options import make_options
 from paceenv.live.record.run_folder import RunFolder
@@ -128,9 +129,10 @@ class Job:
         self.control.begin(HostStamps(lambda: self.now_s), "cpu", 2, 8)
         actuator: Any = self.control._actuator
         actuator._sleeper = self
-        self.shape = Shape({0: self._place})
+        shaped = Shaped({0: self._place})
+        self.shape = shaped.shape
         for _ in range(LEARNING_ITERATIONS):
-            self.shape.observe([Operation("all_reduce", 0, 1 << 20, 0.0, 0.01)], 0.1)
+            self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), 0.1)
         self.delays_s: list[float] = []
 
     def sleep(self, seconds: float) -> None:

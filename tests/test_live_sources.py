@@ -55,10 +55,24 @@ def _wrapped() -> dict[str, Any]:
     }
 
 
+def _taken(agent: Agent) -> tuple[list[tuple[str, int]], str]:
+    """What was seen since the last call, as an iteration that ends now: kinds with bytes, and its mark."""
+    loop = agent._loop
+    loop._log.tick()
+    iteration = loop._iterations.next()
+    assert iteration is not None
+    kinds = [loop._log.kinds[kind] for kind, _, _ in iteration[1]]
+    assert all(end >= start for _, start, end in iteration[1])
+    return [(kind.op, kind.bytes) for kind in kinds], iteration[2]
+
+
 def _seen(agent: Agent) -> list[tuple[str, int]]:
-    operations, _ = agent._loop._log.take()
-    assert all(o.exit >= o.entry for o in operations)
-    return [(o.op, o.bytes) for o in operations]
+    return _taken(agent)[0]
+
+
+def _iterations(agent: Agent) -> int:
+    agent._loop.catch_up()
+    return agent._loop.iterations
 
 
 def _model() -> DistributedDataParallel:
@@ -168,11 +182,12 @@ def test_a_backward_pass_that_fails_is_forgotten_at_the_next_tick(agent: Agent) 
 
 
 def test_collectives_without_ticks_are_bounded_and_said(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceenv.live.observe.timing_source.MAX_OPERATIONS", 10)
+    monkeypatch.setattr("paceenv.live.observe.steps.MAX_OPERATIONS", 10)
     for _ in range(25):
         distributed.all_reduce(torch.ones(1))
-    assert len(agent._loop._log.operations) <= 10
-    assert [e["text"] for e in agent.summary()["events"] if "agent.tick()" in e["text"]]
+    agent._loop.catch_up()
+    assert len(agent._loop._iterations._rows) <= 10
+    assert not agent._loop._log.rows
 
 
 def test_outputs_in_containers_are_followed(agent: Agent) -> None:
@@ -218,7 +233,7 @@ def test_a_compiled_optimizer_ticks_and_a_compiled_model_stays_one_graph(agent: 
     compiled_step = torch.compile(lambda: optimizer.step(), backend="eager")
     for _ in range(3):
         compiled_step()
-    assert agent._loop.iterations == 2  # the very first tick only finds out where it is
+    assert _iterations(agent) == 2  # the very first tick only finds out where it is
     model = torch.compile(_model(), backend="eager", fullgraph=True)
     model(torch.ones(3, 8)).sum().backward()
     assert _seen(agent)[-1] == ("all_reduce", GRADIENT_BYTES)
@@ -236,12 +251,12 @@ def test_a_compiled_function_with_a_collective_in_it_still_compiles(agent: Agent
 
 
 def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent: Agent) -> None:
-    log, model = agent._loop._log, _model()
+    model = _model()
 
     def ended() -> str:
         """The mark of an iteration that ends with a collective now."""
         distributed.all_reduce(torch.ones(1))
-        return log.take()[1]
+        return _taken(agent)[1]
 
     assert ended() == ""
     model.eval()
@@ -250,12 +265,12 @@ def test_evaluation_and_checkpoints_mark_the_iteration_that_they_lengthen(agent:
     assert ended() == "evaluation"
     distributed.all_reduce(torch.ones(1))
     torch.save({"a": torch.ones(1)}, io.BytesIO())  # behind the last collective, with whose exit the iteration ended
-    assert log.take()[1] == ""
-    assert log.marked
+    assert _taken(agent)[1] == ""
+    assert agent._loop._iterations.marked
     assert [ended(), ended()] == ["checkpoint", ""]
     with agent.mark("evaluation"):
         distributed.all_reduce(torch.ones(1))
-    assert [log.take()[1], ended(), ended()] == ["evaluation", "evaluation", ""]
+    assert [_taken(agent)[1], ended(), ended()] == ["evaluation", "evaluation", ""]
 
 
 def test_a_watched_model_is_copied_and_saved_as_ever(agent: Agent) -> None:
@@ -269,11 +284,11 @@ def test_a_watched_model_is_copied_and_saved_as_ever(agent: Agent) -> None:
 
 
 def _steps(agent: Agent, *optimizers: torch.optim.Optimizer, rounds: int = 5) -> int:
-    before = agent._loop.iterations
+    before = _iterations(agent)
     for _ in range(rounds):
         for optimizer in optimizers:
             optimizer.step()
-    return agent._loop.iterations - before
+    return _iterations(agent) - before
 
 
 def test_several_optimizers_make_one_tick_an_iteration(agent: Agent) -> None:
@@ -294,14 +309,14 @@ def test_a_step_that_the_scaler_skips_has_no_tick(agent: Agent) -> None:
     parameter = nn.Parameter(torch.ones(1))
     optimizer, scaler = torch.optim.SGD([parameter], lr=0.1), torch.amp.GradScaler("cpu")
     _steps(agent, optimizer, rounds=1)
-    before = agent._loop.iterations
+    before = _iterations(agent)
     for gradient in (1.0, float("inf"), 1.0):
         scaler.scale(parameter.sum()).backward()
         assert parameter.grad is not None
         parameter.grad.fill_(gradient)
         scaler.step(optimizer)
         scaler.update()
-    assert agent._loop.iterations - before == 2
+    assert _iterations(agent) - before == 2
 
 
 def _optimizer(size: int = 1) -> torch.optim.Optimizer:
@@ -335,11 +350,11 @@ def test_a_small_optimizer_that_some_ranks_run_has_no_say(agent: Agent) -> None:
     probe, main = _optimizer(1), _optimizer(100)
     probe.step()
     _steps(agent, main, rounds=2)
-    before = agent._loop.iterations
+    before = _iterations(agent)
     for _ in range(10):
         probe.step()
         main.step()
-    assert agent._loop.iterations - before == 10
+    assert _iterations(agent) - before == 10
     assert agent._loop._optimizer._owner() is main
 
 
@@ -362,7 +377,7 @@ def test_what_a_signal_handler_of_the_script_raises_is_the_script_s(
         raise Preempted
 
     before = signal.signal(signal.SIGUSR1, leave)
-    monkeypatch.setattr(agent._loop, "_advance", lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    monkeypatch.setattr(agent._loop._optimizer, "tick", lambda: os.kill(os.getpid(), signal.SIGUSR1))
     try:
         with pytest.raises(Preempted):
             _optimizer().step()
@@ -387,11 +402,19 @@ def test_a_device_that_fails_does_not_stop_the_agent_from_going(group: None, mon
 
 def test_every_stamp_comes_back(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     device, tensor = Device(), torch.ones(4)
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=256, max_events=256)
+    stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=256, max_events=256)
     optimizer, model = _optimizer(100), _model()
     optimizer.step()
-    monkeypatch.setattr(agent._loop, "_stamps", stamps)
-    monkeypatch.setattr(agent._loop._log, "stamps", stamps)
+    loop = agent._loop
+    for owner, name, value in (
+        (loop, "_stamps", stamps),
+        (loop._log, "stamps", stamps),
+        (loop._log, "on_device", True),
+        (loop, "device", "cuda:0"),
+        (loop, "_takes_here", True),
+        (loop._optimizer, "tick", loop._tick),
+    ):
+        monkeypatch.setattr(owner, name, value)
     for i in range(200):
         device.now_s += 0.1
         distributed.all_reduce(tensor)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from typing import Any
 
 import pytest
+from fake_cuda import FakeCuda
 
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.live.loop import Loop
-from paceenv.live.observe.stamps import DeviceStamps, HostStamps
-from paceenv.live.observe.timing_source import Observed
+from paceenv.live.observe.stamps import (
+    MAX_STREAMS,
+    DeviceStamps,
+    HostStamps,
+    Stamps,
+    cuda_stamps,
+)
 from paceenv.live.options import make_options
 
 
@@ -17,19 +25,24 @@ class Device:
     """A fake device: its events pass when ``now_s`` does, a while after the host recorded them."""
 
     def __init__(self, lag_s: float = 0.0) -> None:
-        self.now_s, self.lag_s = 0.0, lag_s
+        self.now_s, self.lag_s, self.stream = 0.0, lag_s, 0
+        self.thread = threading.get_ident()
 
 
 class FakeEvent:
     """What ``torch.cuda.Event`` offers; all that would wait raises."""
 
+    stream = order = -1
+
     def __init__(self, device: Device) -> None:
         self._device, self._at_s = device, float("inf")
 
-    def record(self) -> None:
+    def record(self) -> int:
         self._at_s = self._device.now_s + self._device.lag_s
+        return self._device.stream
 
     def query(self) -> bool:
+        assert threading.get_ident() == self._device.thread, "a query by another thread breaks the capture of a graph"
         return self._at_s <= self._device.now_s
 
     def elapsed_time(self, other: FakeEvent) -> float:
@@ -51,7 +64,7 @@ def test_a_host_stamp_is_the_clock_reading() -> None:
 
 def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
     device = Device(lag_s=0.25)
-    stamps = DeviceStamps(lambda: FakeEvent(device), clock=lambda: 100.0)
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
     first = stamps.record()
     device.now_s = 0.5
     second = stamps.record()
@@ -64,7 +77,9 @@ def test_a_device_stamp_is_ready_when_the_device_has_passed_it() -> None:
 
 def test_times_keep_their_zero_when_the_base_moves() -> None:
     device = Device()
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=4, max_events=4, clock=lambda: 7.0)
+    stamps: Stamps = DeviceStamps(
+        lambda: FakeEvent(device), FakeEvent.record, pool_events=4, max_events=4, clock=lambda: 7.0
+    )
     for second in range(1, 50):  # the pool holds four: what is released comes back, the base included
         device.now_s = float(second)
         stamp = stamps.record()
@@ -76,24 +91,134 @@ def test_times_keep_their_zero_when_the_base_moves() -> None:
 
 def test_an_empty_pool_drops_and_counts() -> None:
     device = Device()
-    stamps = DeviceStamps(lambda: FakeEvent(device), pool_events=2, max_events=3)
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=2, max_events=3)
     assert [stamps.record() is None for _ in range(4)] == [False, False, True, True]
     assert stamps.dropped == 2
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured() -> None:
-    stamps = DeviceStamps(lambda: FakeEvent(Device()), capturing=lambda: True)
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(Device()), FakeEvent.record, capturing=lambda: True)
     assert stamps.record() is None
     assert stamps.dropped == 1
+
+
+def test_many_stamps_are_ready_when_the_last_of_every_stream_has_passed() -> None:
+    device = Device()
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record)
+    device.stream, device.lag_s = 1, 0.5
+    entry = stamps.record()
+    device.stream, device.lag_s = 0, 0.0
+    exit_ = stamps.record()
+    for order in itertools.permutations((entry, exit_)):
+        assert not stamps.ready_many(order), "the entry was recorded on a stream that is behind"
+    device.now_s = 0.5
+    assert stamps.ready_many((entry, exit_))
+    assert stamps.seconds_many((exit_, entry)) == [stamps.seconds(exit_), stamps.seconds(entry)]
+    assert stamps.aside(entry, exit_)
+    assert not stamps.aside(exit_, exit_)
+
+
+def test_nothing_is_read_before_the_base_has_passed() -> None:
+    device = Device(lag_s=1.0)
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=lambda: 100.0)
+    device.stream, device.lag_s = 1, 0.0
+    stamp = stamps.record()
+    assert not stamps.ready(stamp)
+    assert not stamps.ready_many([stamp])
+    device.now_s = 1.0
+    assert stamps.ready_many([stamp])
+    assert stamps.seconds(stamp) == pytest.approx(99.0), "recorded before what was queued ahead of the base had passed"
+
+
+def test_threads_share_the_pool_and_no_event_is_given_out_twice() -> None:
+    device = Device()
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, pool_events=64, max_events=1 << 15)
+    twice: list[Any] = []
+
+    def thread() -> None:
+        for _ in range(300):
+            held = [stamps.record() for _ in range(8)]
+            taken = [event for event in held if event in out]
+            twice.extend(taken)
+            out.update(held)
+            out.difference_update(held)
+            stamps.release(held)
+
+    out: set[Any] = set()
+    threads = [threading.Thread(target=thread) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not twice
+    assert stamps.dropped == 0
+
+
+def test_the_device_is_that_of_the_parameters_and_no_other_gets_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda().install(monkeypatch)  # a script that never called set_device: the current one is 0
+    stamps: Stamps = cuda_stamps(1)
+    stamp = stamps.record()
+    assert stamps.ready(stamp)
+    stamps.seconds_many([stamp])
+    assert cuda.contexts == {1}
+    assert cuda.current == 0
+
+
+def test_events_follow_the_current_stream_and_make_one_stream_object_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    stamps: Stamps = cuda_stamps(0)
+    tick = stamps.record()
+    for _ in range(20):
+        cuda.stream[0] = 3
+        assert stamps.aside(stamps.record(), tick)
+        cuda.stream[0] = 0
+        assert not stamps.aside(stamps.record(), tick)
+    assert cuda.streams_made == 2
+    for handle in range(2 * MAX_STREAMS):
+        cuda.stream[0] = handle
+        stamps.record()
+    assert cuda.streams_made <= 2 * MAX_STREAMS + 2
+
+
+def test_one_query_tells_about_hundreds_of_stamps_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    stamps: Stamps = cuda_stamps(0)
+    taken = [stamps.record() for _ in range(400)]
+    stamps.ready_many(taken)
+    cuda.queries = 0
+    assert stamps.ready_many(taken)
+    assert cuda.queries == 1
+    before = cuda.events_made
+    stamps.release(taken)
+    assert [stamps.record() is None for _ in range(400)] == [False] * 400
+    assert cuda.events_made == before, "events are used again"
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_no_event_gets_into_a_graph_whatever_the_current_device(monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+    cuda = FakeCuda().install(monkeypatch)
+    stamps: Stamps = cuda_stamps(1)
+    cuda.current = current
+    cuda.capturing.add(cuda.stream[1])
+    assert stamps.capturing()
+    assert stamps.record() is None
+    assert stamps.dropped == 1
+    assert cuda.current == current
+    cuda.stream[1] = 5  # a side stream that does not take part
+    assert stamps.record() is not None
 
 
 def _looped(monkeypatch: pytest.MonkeyPatch, device: Device, mode: str, **options: Any) -> Loop:
     clock = lambda: device.now_s  # noqa: E731
     loop = Loop(make_options({"mode": mode, "quiet_first": 0} | options), find_policy("paper"), clock=clock)
-    stamps = DeviceStamps(lambda: FakeEvent(device), clock=clock, pool_events=256)
-    monkeypatch.setattr(loop, "_stamps", stamps)
-    monkeypatch.setattr(loop._log, "stamps", stamps)
+    stamps: Stamps = DeviceStamps(lambda: FakeEvent(device), FakeEvent.record, clock=clock, pool_events=256)
+    loop.hooks.active = True
     loop.tick()
+    monkeypatch.setattr(loop, "_stamps", stamps)
+    monkeypatch.setattr(loop, "device", "cuda:0")
+    monkeypatch.setattr(loop, "_takes_here", True)
+    monkeypatch.setattr(loop._optimizer, "tick", loop._tick)
+    monkeypatch.setattr(loop._log, "stamps", stamps)
     return loop
 
 
@@ -102,8 +227,9 @@ def _iterations(loop: Loop, device: Device, count: int) -> None:
         device.now_s += 0.06
         entry = loop._log.stamps.record()
         device.now_s += 0.04
-        loop._log.operations.append(Observed("all_reduce", 0, 1 << 20, entry, loop._log.stamps.record()))
+        loop._log.add(loop._log.kind("all_reduce", 0, 1 << 20), entry)
         loop.tick()
+    loop.catch_up()
 
 
 @pytest.mark.parametrize("mode", ["observe", "shadow"])
@@ -118,6 +244,18 @@ def test_the_loop_reads_events_one_or_two_iterations_late_and_never_waits(
     assert loop.history.step()["mean_s"] == pytest.approx(0.1)
     assert loop.history.parts()["collective_s"] == pytest.approx(0.04)
     assert loop.dropped_stamps == 0
+
+
+def test_the_housekeeping_thread_asks_the_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(lag_s=0.15)
+    loop = _looped(monkeypatch, device, "observe")
+    for _ in range(8):
+        _iterations(loop, device, 8)
+        housekeeping = threading.Thread(target=loop.catch_up)
+        housekeeping.start()
+        housekeeping.join()
+    assert loop.state == "observe", loop.reason
+    assert loop.history.count >= 64 - 8 - 1 - 2
 
 
 def test_a_device_that_never_answers_costs_nothing_but_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from live_samples import snapshot
+from toy_jobs import SHAPES, constant, run
 
 from paceenv.core.errors import InputError
 from paceenv.live.record.run_folder import SUMMARY, write_status
-from paceenv.live.record.summary import WIDTH, count, duration, percent, summarise, write_summary
+from paceenv.live.record.summary import WIDTH, summarise, write_summary
+from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=True) | st.integers() | st.text(max_size=5),
@@ -22,38 +24,50 @@ JSON = st.recursive(
 FIELDS = sorted(set(snapshot()) - {"rank", "attempt"})
 
 
-def arriving(verdict: str, *, early_s: float = 0.0, late_s: float = 0.0) -> dict[str, Any]:
-    return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "share": 0.9, "evidence": "own timing"}
-
-
 def test_the_page_says_who_waits_for_whom() -> None:
-    ranks = [
-        snapshot(0, arrival=arriving("early", early_s=0.0152), wait={"mean_s": 0.0155}),
-        snapshot(1, arrival=arriving("early", early_s=0.02), wait={"mean_s": 0.0157}),
-        snapshot(2, arrival=arriving("late", late_s=0.0149), wait={"mean_s": 0.0003}),
-        snapshot(3, arrival=arriving("insufficient evidence"), wait={"mean_s": 0.0151}),
-    ]
-    lines = summarise(ranks).splitlines()
-    start = lines.index("Which rank waits for which")
-    assert lines[start + 1 : start + 6] == [
-        "  rank 2 (node1) is late: the others wait for it, 14.9 ms in 90.0 % of iterations",
-        "  rank 1 (node0) is early: it waits, 20 ms in 90.0 % of iterations",
-        "  rank 0 (node0) is early: it waits, 15.2 ms in 90.0 % of iterations",
-        "  insufficient evidence: rank 3; own timing",
-        "  mean waits: least 300 µs (rank 2), median of the others 15.5 ms, most 15.7 ms (rank 1)",
-    ]
+    toy = run(SHAPES["expert"](4), 4, late=constant(4, 1, 0.02))
+    ranks = [snapshot(rank) | toy[rank] for rank in range(4)]
+    page = " ".join(summarise(ranks).split())
+    assert (
+        "Which rank waits for which rank 1 (node0) is late by 20 ms: rank 0 waits for it in all_to_all of ranks 0-1, "
+        "ranks 2-3 wait in all_reduce of ranks 0-3 "
+        "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1 "
+        "early, and waiting: ranks 0, 2-3, up to 20 ms each "
+    ) in page
 
 
 def test_without_skew_nobody_is_named() -> None:
-    page = summarise([snapshot(rank) for rank in range(4)])
+    toy = run(SHAPES["ddp"](4), 4)
+    page = summarise([snapshot(rank) | toy[rank] for rank in range(4)])
     assert "all ranks arrive on time" in page
     assert "late" not in page.split("Which rank waits")[1].split("What pacing")[0]
+
+
+def test_snapshots_without_blocks_are_no_evidence() -> None:
+    page = summarise([snapshot(rank) for rank in range(4)])
+    assert "insufficient evidence: ranks 0-3" in page
+    assert "on time" not in page
+
+
+def test_the_page_says_what_is_not_measured() -> None:
+    none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s"))
+    unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
+    page = summarise([unmeasured])
+    assert "1,200 iterations, 0 measured, because no collective was seen" in page
+    page = summarise([snapshot(0, agents={"count": 3, "complete": False, "reason": "rank 2 is silent"}), unmeasured])
+    assert "3 of 4 ranks have an agent: rank 2 is silent" in page
+    assert "nothing measured on rank 1: no collective was seen" in page
+
+
+def test_the_page_says_how_often_the_ranks_meet() -> None:
+    assert "a step is 8 iterations: the ranks meet in every 8th" in summarise([snapshot(0, step_iterations=8)])
 
 
 def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     slow = {"compute_s": 0.09, "collective_s": 0.0, "barrier_s": 0.008, "pacing_s": 0.002}
     page = summarise([snapshot(0), snapshot(1, parts=slow)])
-    assert "job job, attempt 0, 4 ranks; this page is from 2 of them on 1 host" in page
+    heading = "job job, attempt 20261123T053000-3f2a91, 4 ranks; this page is from 2 of them on 1 host"
+    assert heading in " ".join(page.split())
     assert "mean 100 ms, median 99 ms, 99th percentile 140 ms, at best 95 ms; CV 4.0 %" in page
     assert "compute and everything else     80 ms   80.0 %   from 70 ms (rank 0) to 90 ms (rank 1)" in page
     assert "in the barrier                   8 ms    8.0 %\n" in page
@@ -75,13 +89,15 @@ def test_what_several_ranks_said_alike_is_one_line() -> None:
 
 
 def test_a_page_stays_a_page_with_a_thousand_ranks() -> None:
+    toy = run(SHAPES["ddp"](1000), 1000, slow_s=[0.01 * (rank % 7 == 0) for rank in range(1000)], iterations=64)
     ranks = [
-        snapshot(
+        toy[rank]
+        | snapshot(
             rank,
             world_size=1000,
-            arrival=arriving(("early", "late", "on time", "?")[rank % 4], early_s=0.01, late_s=0.01),
             events=[{"unix_time_s": 1.7e9 + rank, "text": f"number {rank} of many " * 10}],
         )
+        | {"host": f"node{rank // 8}"}
         for rank in range(1000)
     ]
     lines = summarise(ranks).splitlines()
@@ -93,8 +109,9 @@ def test_the_page_is_written_with_what_the_others_wrote(tmp_path: Path) -> None:
     for rank in range(1, 4):
         write_status(tmp_path, snapshot(rank))
     page = write_summary(tmp_path, snapshot(0))
-    assert "this page is from 4 of them on 2 hosts" in page
+    assert "this page is from 4 of them on 2 hosts" in " ".join(page.split())
     assert (tmp_path / SUMMARY).read_text() == page
+    assert (tmp_path / str(snapshot(0)["attempt"]) / SUMMARY).read_text() == page
 
 
 def test_the_first_to_write_finds_nobody(tmp_path: Path) -> None:
@@ -136,3 +153,10 @@ def test_durations_have_a_fitting_unit(seconds: float | None, expected: str) -> 
 
 def test_shares_and_counts() -> None:
     assert (percent(0.0812), percent(None), count(12345.0), count(None)) == ("8.1 %", "-", "12,345", "-")
+
+
+def test_many_ranks_stay_a_short_name() -> None:
+    assert name_ranks([3]) == "rank 3"
+    assert name_ranks([3, 0, 1, 2, 7]) == "ranks 0-3, 7"
+    assert name_ranks(range(0, 64, 8)) == "ranks 0, 8, ..., 56"
+    assert name_ranks([r for r in range(100) if r % 8 not in (0, 3)]) == "74 ranks (1-2, 4-7, 9-10, 12-15, ...)"

@@ -1,49 +1,74 @@
-"""What the live agent costs the training thread, per iteration and per collective, beside the same job without it."""
+"""What the live agent costs a training job, measured from outside: thread CPU, process CPU, memory and start-up.
+
+Jobs on gloo train with and without the agent in turn, inside one process group. Each block with the agent lies between
+two blocks without it, and its cost is its mean less theirs: a drift of the machine cancels. Where the agent delays a
+rank, the blocks without it sleep as long: what a sleep does to caches is no cost of the agent. The agent is used
+through ``attach``, ``summary`` and ``detach`` only, so that a number means the same for every version of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import io
+import json
 import logging
+import math
 import os
+import re
+import socket
+import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._common import Report, Table, Target, command
-from paceenv import live
+from paceenv.core.intervals import Interval
 
-TURNS, WARM, TIMED = 15, 40, 160
-"""Turns, and iterations of each contestant in a turn: untimed and timed."""
+TURNS, WARM, BATCHES, TIMED = 10, 96, 16, 32
+"""Turns; of a block untimed iterations (the agent learns the job), batches that are timed, and iterations of each."""
+OWN_S = 5.0
+"""Seconds in which the agent measures its own cost: it does so now and then."""
+FRESH, FRESH_ITERATIONS = 3, 1000
+"""Fresh processes for memory and start-up, and iterations of each."""
 WIDTH, LAYERS, BATCH = 256, 4, 16
 COLLECTIVES = 20
-TARGET_US = 50.0
+CONFIDENCE = 0.95
+OBSERVE_US, ACTIVE_US, COLLECTIVE_US = 10.0, 30.0, 2.0
+MEMORY_MB, START_S, AGREEMENT = 10.0, 0.2, 0.2
+POLICY = "static:mechanism=stagger,threshold=0,window=0.1"
+"""Asks for a delay of every rank but the first, in every iteration."""
+QUICK = {"quiet_first": 0, "cap_share": 0.5, "budget_s_per_minute": 30.0}
+MODES: dict[str, dict[str, Any]] = {
+    "observe": {"mode": "observe"},
+    "observe, files": {"mode": "observe", "out": "run"},
+    "active": {"mode": "active", "policy": POLICY, **QUICK},
+}
 NONE = "no agent"
-MODES = ("observe", "shadow", "active")
-POLICY = "static:mechanism=slack,threshold=0.02,window=0.4"
+Iteration = Callable[[], None]
 
 
-@contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    """A gloo group of this process alone, so that nothing is measured but the host's own work."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1"}
-    distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        gc.collect()
-        distributed.destroy_process_group()
-
-
-def data_parallel() -> Callable[[], None]:
+def data_parallel() -> Iteration:
     """One iteration of a small DDP model."""
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
-    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(BATCH, WIDTH)
+    return _trained(model)
+
+
+def alone() -> Iteration:
+    """The same model without DDP and without a process group."""
+    return _trained(nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
+
+
+def _trained(model: nn.Module) -> Iteration:
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=1e-6), torch.randn(BATCH, WIDTH)
 
     def iteration() -> None:
         model(inputs).sum().backward()
@@ -53,13 +78,13 @@ def data_parallel() -> Callable[[], None]:
     return iteration
 
 
-def many_collectives() -> Callable[[], None]:
-    """One iteration of a job that calls many collectives by itself, as sharded and tensor-parallel jobs do."""
+def reductions(count: int) -> Iteration:
+    """One iteration of a job that starts its collectives in Python, as sharded and tensor-parallel jobs do."""
     parameter = nn.Parameter(torch.ones(8))
-    optimizer, tensor = torch.optim.SGD([parameter], lr=0.01), torch.ones(1 << 14)
+    optimizer, tensor = torch.optim.SGD([parameter], lr=1e-6), torch.zeros(1 << 10)
 
     def iteration() -> None:
-        for _ in range(COLLECTIVES):
+        for _ in range(count):
             distributed.all_reduce(tensor)
         parameter.grad = torch.zeros(8)
         optimizer.step()
@@ -67,52 +92,238 @@ def many_collectives() -> Callable[[], None]:
     return iteration
 
 
-def times_us(iteration: Callable[[], None]) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """CPU microseconds of the training thread per iteration, by contestant, one number a turn."""
-    found = {name: np.empty(TURNS) for name in (NONE, *MODES)}
-    for turn in range(TURNS):
-        for name in found:
-            agent = None if name == NONE else live.attach(policy=POLICY, mode=name)
-            for _ in range(WARM):
-                iteration()
-            start_s = time.thread_time()
-            for _ in range(TIMED):
-                iteration()
-            found[name][turn] = 1e6 * (time.thread_time() - start_s) / TIMED
-            if agent is not None:
-                with contextlib.redirect_stderr(io.StringIO()):
-                    agent.detach()
+JOBS: dict[str, tuple[Callable[[], Iteration], Sequence[str], int]] = {
+    "DDP": (data_parallel, ("observe", "observe, files"), 1),
+    "DDP, 2 ranks": (data_parallel, ("observe",), 2),
+    "DDP, 2 ranks, delayed": (data_parallel, ("active",), 2),
+    "1 all-reduce": (lambda: reductions(1), ("observe",), 1),
+    f"{COLLECTIVES} all-reduces": (lambda: reductions(COLLECTIVES), ("observe",), 1),
+    "no process group": (alone, ("observe",), 0),
+}
+"""How to make one iteration of a job, the modes measured, and its ranks; 0 is a process without a group. A single rank
+waits for nobody, so its times scatter least."""
+
+
+class _Sleep:
+    """Sleeps as the agent did in an earlier block: so often, and so long."""
+
+    share = seconds = due = 0.0
+
+    def __call__(self) -> None:
+        self.due += self.share
+        if self.due >= 1.0:
+            self.due -= 1.0
+            time.sleep(self.seconds)
+
+
+def _block(iteration: Iteration, sleep: Iteration = lambda: None) -> tuple[float, float]:
+    """CPU microseconds of this thread and of the whole process per iteration: the lower quartile of the batches.
+
+    Other work on the machine makes some batches dearer, never cheaper.
+    """
+    gc.collect()
+    readings_s = np.empty((BATCHES + 1, 2))
+    for batch in range(-1, BATCHES):
+        for _ in range(WARM if batch < 0 else TIMED):
+            iteration()
+            sleep()
+        readings_s[batch + 1] = time.thread_time(), time.process_time()
+    thread_us, process_us = 1e6 / TIMED * np.quantile(np.diff(readings_s, axis=0), 0.25, axis=0)
+    return float(thread_us), float(process_us)
+
+
+@contextlib.contextmanager
+def _agent(mode: str) -> Iterator[dict[str, Any]]:
+    """The agent in a mode; the value becomes its summary."""
+    from paceenv import live
+
+    agent, summary = live.attach(**MODES[mode]), dict[str, Any]()
+    try:
+        yield summary
+        summary |= agent.summary()
+        assert summary["state"] == MODES[mode]["mode"], summary["reason"]
+    finally:
+        with contextlib.redirect_stderr(io.StringIO()):  # the page
+            agent.detach()
+
+
+def _paired(iteration: Iteration, modes: Sequence[str]) -> dict[str, Any]:
+    """What each mode adds, one number a turn: a block with the agent less the mean of the two blocks beside it."""
+    columns = ("thread_us", "process_us", "plain_us", "delays")
+    found: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in columns} for mode in modes}
+    sleep, before = _Sleep(), (0.0, 0.0)
+    for turn in range(-1, TURNS):  # the first finds out how long the agent sleeps, and warms up
+        for mode in (*modes[turn % len(modes) :], *modes[: turn % len(modes)]):
+            with _agent(mode) as summary:
+                under = _block(iteration)
+            pacing = summary["pacing"]
+            sleep.share, sleep.seconds = pacing["taken"] / (WARM + BATCHES * TIMED), pacing["mean_s"] or 0.0
+            after = _block(iteration, sleep)
+            if turn >= 0:
+                added = [u - 0.5 * (b + a) for u, b, a in zip(under, before, after, strict=True)]
+                for name, value in zip(columns, (*added, after[0], pacing["taken"]), strict=True):
+                    found[mode][name].append(value)
+            before = after
+    for mode, turns in found.items():
+        turns["own_us"] = [_own_us(iteration, mode, statistics.median(turns["plain_us"]))]
     return found
 
 
-def run() -> Report:
-    """Host microseconds that the agent adds to an iteration, by mode, and to a collective."""
+def _own_us(iteration: Iteration, mode: str, plain_us: float) -> float:
+    """The agent's own figure, microseconds per iteration; not a number if it has none."""
+    count = torch.tensor([int(1e6 * OWN_S / plain_us)])
+    if distributed.is_initialized():
+        distributed.broadcast(count, 0)  # as many on every rank
+    with _agent(mode) as summary:
+        for _ in range(int(count)):
+            iteration()
+    own_s = summary["overhead"]["mean_s"]
+    return math.nan if own_s is None else 1e6 * float(own_s)
+
+
+def _rank(rank: int, ranks: int, port: int, folder: str, job: str, fresh: str) -> None:
+    """One rank of a job, in a process of its own: its result is a JSON file."""
+    os.chdir(folder)  # where the agent may write
     torch.set_num_threads(1)
     logging.getLogger("paceenv.live").addHandler(logging.NullHandler())
-    with process_group():
-        by_job = {"DDP": times_us(data_parallel()), f"{COLLECTIVES} collectives": times_us(many_collectives())}
-    added = {
-        (job, mode): float(np.median(times[mode] - times[NONE])) for job, times in by_job.items() for mode in MODES
+    make, modes, _ = JOBS[job]
+    if ranks:
+        settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        os.environ |= {name: str(value) for name, value in settings.items()}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        distributed.init_process_group("gloo")
+    iteration = make()
+    result = _started(iteration, fresh) if fresh else _paired(iteration, modes)
+    Path(folder, f"rank{rank}.json").write_text(json.dumps(result))
+    if ranks:
+        distributed.barrier()
+    os._exit(0)  # gloo's threads and the reducer need no orderly end
+
+
+def _run(job: str, fresh: str = "") -> list[dict[str, Any]]:
+    """A job in fresh processes; what each rank found."""
+    ranks, processes = JOBS[job][2], max(JOBS[job][2], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        start_processes(_rank, (ranks, port, folder, job, fresh), nprocs=processes)  # type: ignore[no-untyped-call]
+        return [json.loads(Path(folder, f"rank{rank}.json").read_text()) for rank in range(processes)]
+
+
+def _started(iteration: Iteration, mode: str) -> dict[str, float]:
+    """Start-up and memory in a process that never had an agent; ``mode`` may be none at all."""
+    for _ in range(WARM):
+        iteration()
+    one_s = _block(iteration)[1] * 1e-6
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
+    before_mb, wall_s, cpu_s = _memory_mb("VmRSS"), time.perf_counter(), time.process_time()
+    with contextlib.nullcontext() if mode == NONE else _agent(mode):
+        iteration()
+        wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s - one_s
+        for _ in range(FRESH_ITERATIONS):
+            iteration()
+        held_mb = _memory_mb("VmRSS") - before_mb
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "held_mb": held_mb, "peak_mb": _memory_mb("VmHWM") - before_mb}
+
+
+def _memory_mb(name: str) -> float:
+    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found.group(1)) / 1e3
+
+
+def _cost(turns: Sequence[float]) -> Interval:
+    """The median, and the two order statistics that hold it with :data:`CONFIDENCE`."""
+    ordered, count = sorted(turns), len(turns)
+    below = [sum(math.comb(count, k) for k in range(i + 1)) * 0.5**count for i in range(count // 2)]
+    out = sum(share <= 0.5 * (1.0 - CONFIDENCE) for share in below)
+    return Interval(statistics.median(ordered), ordered[max(out - 1, 0)], ordered[min(count - out, count - 1)])
+
+
+def _text(cost: Interval) -> str:
+    return f"{cost.value:.1f} [{cost.low:.1f}, {cost.high:.1f}]"
+
+
+def _fresh() -> dict[str, dict[str, float]]:
+    """Medians over fresh processes of what an agent adds at its start, by mode."""
+    runs: Mapping[str, list[dict[str, float]]] = {name: [] for name in (NONE, "observe", "observe, files")}
+    for _ in range(FRESH):
+        for name, taken in runs.items():
+            taken.append(_run("DDP", name)[0])
+    medians = {
+        name: {key: statistics.median(run[key] for run in taken) for key in taken[0]} for name, taken in runs.items()
     }
-    observe_us = added["DDP", "observe"]
-    per_collective_us = (added[f"{COLLECTIVES} collectives", "observe"] - observe_us) / (COLLECTIVES - 1)
-    data = {f"us_added_{job.split()[-1].lower()}_{mode}": us for (job, mode), us in added.items()} | {
-        "us_per_further_collective": per_collective_us
+    return {
+        name: {key: value - medians[NONE][key] for key, value in found.items()}
+        for name, found in medians.items()
+        if name != NONE
     }
-    rows = [
-        (job, f"{np.median(times[NONE]):.0f}", *(f"{added[job, mode]:.1f}" for mode in MODES))
-        for job, times in by_job.items()
-    ]
+
+
+def run() -> Report:
+    """What the agent adds to an iteration, to a collective, to memory and to the start, measured from outside."""
+    data: dict[str, Any] = {}
+    rows, costs, own_us = [], dict[tuple[str, str], Interval](), dict[tuple[str, str], float]()
+    for job in JOBS:
+        for mode, turns in _run(job)[-1].items():  # of two ranks the one that is delayed
+            cost, process = _cost(turns["thread_us"]), _cost(turns["process_us"])
+            plain_us, own, delays = (statistics.median(turns[name]) for name in ("plain_us", "own_us", "delays"))
+            costs[job, mode], own_us[job, mode] = cost, own
+            rows.append((job, mode, f"{plain_us:.0f}", _text(cost), f"{own:.1f}", _text(process)))
+            data[f"{job}: {mode}"] = {"plain_us": plain_us, "own_us": own, "delays": delays} | {
+                "thread_us": cost._asdict(),
+                "process_us": process._asdict(),
+            }
+    many, one = costs[f"{COLLECTIVES} all-reduces", "observe"], costs["1 all-reduce", "observe"]
+    further_us = (many.value - one.value) / (COLLECTIVES - 1)
+    fresh = _fresh()
+    data |= {"us_per_collective": further_us, "start": fresh}
+    columns = ("job", "mode", NONE, "added to the thread", "agent's own figure", "added to the process")
+    tables = (
+        Table("CPU microseconds per iteration, median [95 % interval]", columns, rows),
+        Table(
+            "start and memory, beside the same job without the agent",
+            ("mode", "start, s", "start, CPU s", "memory, MB", "peak, MB"),
+            [
+                (name, *(f"{v[k]:.2f}" for k in ("wall_s", "cpu_s")), *(f"{v[k]:.1f}" for k in ("held_mb", "peak_mb")))
+                for name, v in fresh.items()
+            ],
+        ),
+    )
     text = (
-        "A job of one rank on gloo, so nothing waits. CPU time of the training thread, median of the differences "
-        f"within a turn. A collective that Python starts adds some {per_collective_us:.1f} us more. The training step "
-        "evicts the code from the processor's caches each time, so it is a few times slower than alone."
+        f"Jobs on gloo. A collective that Python starts adds {further_us:.1f} us: the difference between 1 and "
+        f"{COLLECTIVES} of them. Of two ranks the second is measured, which mode active delays; without the agent it "
+        "sleeps as long. The process includes the agent's other threads."
     )
-    table = Table("microseconds of the training thread per iteration", ("job", NONE, *(f"+ {m}" for m in MODES)), rows)
-    target = Target(
-        "observing costs a DDP iteration", f"at most {TARGET_US:g} us", f"{observe_us:.0f} us", observe_us <= TARGET_US
+    return Report("The live agent", text, data, tables, _targets(costs, own_us, further_us, fresh))
+
+
+def _targets(
+    costs: Mapping[tuple[str, str], Interval],
+    own_us: Mapping[tuple[str, str], float],
+    further_us: float,
+    fresh: Mapping[str, Mapping[str, float]],
+) -> tuple[Target, ...]:
+    def at_most(what: str, limit: float, value: float, unit: str, digits: int = 1) -> Target:
+        return Target(what, f"at most {limit:g} {unit}", f"{value:.{digits}f} {unit}", value <= limit)
+
+    agree = [own_us[key] / cost.value for key, cost in costs.items() if cost.value > 1.0]
+    worst = max(agree, key=lambda ratio: abs(ratio - 1.0), default=1.0)
+    memory_mb = max(max(v["held_mb"], v["peak_mb"]) for v in fresh.values())
+    return (
+        at_most("observing a DDP iteration", OBSERVE_US, costs["DDP", "observe"].value, "us"),
+        at_most("pacing a DDP iteration", ACTIVE_US, costs["DDP, 2 ranks, delayed", "active"].value, "us"),
+        at_most("a collective started from Python", COLLECTIVE_US, further_us, "us"),
+        Target(
+            "the agent's own figure over that from outside",
+            f"within {AGREEMENT:.0%} of 1",
+            f"{worst:.2f} where they differ most",
+            abs(worst - 1.0) <= AGREEMENT,
+        ),
+        at_most("memory", MEMORY_MB, memory_mb, "MB"),
+        at_most("start", START_S, max(v["cpu_s"] for v in fresh.values()), "CPU s", 2),
     )
-    return Report("The live agent", text, data, (table,), (target,))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ Where delays have no effect, :class:`HostActuator` reports it once and sleeps le
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import deque
@@ -134,14 +135,14 @@ class DeviceActuator:
     """Spins on the device, on the current stream, so that a delay counts however far the host runs ahead.
 
     A spin counts cycles. Their rate is learned from the measured delays, so nothing has to wait; the first delays are
-    too short rather than too long. Nothing is launched while a CUDA graph is being captured: it would replay the delay
-    for ever.
+    too short rather than too long. Nothing is launched while a CUDA graph is being captured, when no stamp can be
+    recorded either: the graph would replay the delay for ever.
 
     Args:
         stamps: the device's timeline.
         cap_s: the longest delay, seconds, 0 to 10.
+        device: PyTorch's name of the device, such as ``cuda:1``.
         spin: occupies the device for a number of cycles; ``torch.cuda._sleep`` by default.
-        capturing: whether a CUDA graph is being captured; asks PyTorch by default.
 
     Raises:
         InputError: ``cap_s`` out of range.
@@ -155,20 +156,15 @@ class DeviceActuator:
         stamps: Stamps,
         *,
         cap_s: float,
+        device: str = "cuda",
         spin: Callable[[int], None] | None = None,
-        capturing: Callable[[], bool] | None = None,
     ) -> None:
         self._stamps, self._cap_s, self._rate_hz = stamps, _checked(cap_s), FIRST_RATE_HZ
-        if spin is None or capturing is None:
-            import torch  # only here: delays on the host do not need it
-
-            spin = spin or torch.cuda._sleep
-            capturing = capturing or torch.cuda.is_current_stream_capturing
-        self._spin, self._capturing = spin, capturing
+        self._spin = spin or functools.partial(_spin, device)
 
     def delay(self, seconds: float) -> Delay | None:
         """Launch a spin. None, without a spin, for a very short delay, or if it cannot be measured."""
-        if not seconds >= MIN_DELAY_S or self._capturing():
+        if not seconds >= MIN_DELAY_S:
             return None
         before = self._stamps.record()
         if before is None:
@@ -186,13 +182,22 @@ class DeviceActuator:
         return effective_s
 
 
+def _spin(device: str, cycles: int) -> None:
+    """Occupy the current stream of ``device``; the current device may be another one."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
 def _between(stamps: Stamps, delay: Delay) -> float | None:
     """Seconds from a delay's first stamp to its second; None while the timeline has not reached that."""
     if delay.after is None:
         return 0.0
-    if not (stamps.ready(delay.after) and stamps.ready(delay.before)):
+    if not stamps.ready_many((delay.before, delay.after)):
         return None
-    seconds = stamps.seconds(delay.after) - stamps.seconds(delay.before)
+    before_s, after_s = stamps.seconds_many((delay.before, delay.after))
+    seconds = after_s - before_s
     return seconds if 0.0 < seconds < math.inf else 0.0
 
 

@@ -98,6 +98,7 @@ class Schedule:
                 raise out_of_range(name, value, allowed, "canary")
         self.block_iterations, self.settle_iterations = block_iterations, settle
         self._seed, self._first, self._every = seed % 2**64, first_iteration, holdout_every
+        self._drawn = (-2, 0)  # the four pairs that were asked for last, and their order
 
     @property
     def counted_iterations(self) -> int:
@@ -118,8 +119,10 @@ class Schedule:
 
     def _paced_first(self, pair: int) -> bool:
         four, place = divmod(pair, 4)
-        drawn = hashlib.blake2b(b"%d %d" % (self._seed, four), digest_size=8).digest()
-        return bool(_BALANCED[int.from_bytes(drawn) % len(_BALANCED)] >> place & 1)
+        if four != self._drawn[0]:
+            drawn = hashlib.blake2b(b"%d %d" % (self._seed, four), digest_size=8).digest()
+            self._drawn = four, _BALANCED[int.from_bytes(drawn) % len(_BALANCED)]
+        return bool(self._drawn[1] >> place & 1)
 
 
 @dataclass(frozen=True)

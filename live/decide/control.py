@@ -39,9 +39,19 @@ class Control:
         policy: decides in modes shadow, canary and active.
         log_once: called with a message when the mode changes.
         clock: monotonic seconds of the host.
+        begins_at: the iteration that it begins at; the quiet iterations count from there.
     """
 
-    def __init__(self, options: Options, policy: NamedPolicy, log_once: Callable[[str], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        options: Options,
+        policy: NamedPolicy,
+        log_once: Callable[[str], None],
+        clock: Clock,
+        *,
+        begins_at: int = 0,
+    ) -> None:
+        self._quiet_until = begins_at + options.quiet_first
         self.mode, self.reason = options.mode, ""
         self._options, self._policy, self._log_once, self._clock = options, policy, log_once, clock
         self.pacer: RankPacer | None = None
@@ -55,14 +65,14 @@ class Control:
                 cap_s=options.cap_s,
                 cap_share=options.cap_share,
                 budget_s_per_minute=options.budget_s_per_minute,
-                quiet_first=options.quiet_first,
+                quiet_first=self._quiet_until,
             )
         )
         seed = options.seed if options.seed is not None else shared_seed(os.environ)
         self._schedule = Schedule(
             seed,
             block_iterations=options.block_iterations,
-            first_iteration=options.quiet_first,
+            first_iteration=self._quiet_until,
             holdout_every=2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY,
         )
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
@@ -71,7 +81,7 @@ class Control:
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
-            plan = Plan(seed, options.probe_s, options.quiet_first)
+            plan = Plan(seed, options.probe_s, self._quiet_until)
             self.probe = Probe(plan, cap_s=options.cap_s, cap_share=options.cap_share)
 
     @property
@@ -100,7 +110,7 @@ class Control:
         """
         cap_s, self._place = self._options.cap_s, (rank, ranks)
         if self._options.actuator == "device" and device != "cpu":
-            self._actuator = DeviceActuator(stamps, cap_s=cap_s)
+            self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
             self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
 
@@ -205,7 +215,7 @@ class Control:
     def _may_pace(self, iteration: int) -> bool:
         """Whether mode and schedule allow a delay before ``iteration``."""
         if self.mode in ("shadow", "probe"):
-            return iteration >= self._options.quiet_first
+            return iteration >= self._quiet_until
         return self.mode in ("canary", "active") and self._schedule.slot(iteration).on
 
     def _slack_s(self) -> float | None:

@@ -1,126 +1,166 @@
-"""Times the gradient reduction of DistributedDataParallel: from the end of the rank's own backward pass to its end.
+"""Times what DistributedDataParallel waits for in C++: the reduction of its gradients, the broadcast of its buffers.
 
 The reducer waits for its buckets in a callback at the end of the backward pass. We queue one callback before it, which
-runs when this rank's gradients are done. That one queues another, which runs after the reducer's. A hook on a few nodes
-of the graph, where gradients are accumulated, detects a backward pass. Nothing is registered with the reducer or the
-model. So a user's communication hook stays as it is, results cannot change, and a model is copied and saved as usual.
-On a GPU both stamps are events on the compute stream, which waits for the communication stream between them.
+runs when this rank's gradients are done. That one queues another, which runs after the reducer's. A hook on a node
+of the graph, where gradients are accumulated, detects a backward pass; where parameters may stay unused, one on the
+model's output does, too. Nothing is registered with the reducer or the model. So a user's communication hook stays as
+it is, results cannot change, and a model is copied and saved as usual. On a GPU both stamps are events on the compute
+stream, which waits for the communication stream between them.
+
+With reentrant checkpointing a backward pass is many, one inside the other, each with callbacks of its own, and the
+reducer waits in the one that finishes the last gradient. So each of them is timed, and the last one is the reduction.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
-from paceenv.live.observe.timing_source import Function, Log, Patches
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import Log
+
+_MAX_NODES = 64
 
 
 class Backward:
-    """Follows every existing and future DDP model, and marks iterations in which one is evaluated.
+    """Follows every existing and future DDP model, and marks iterations in which one is evaluated."""
 
-    Nothing happens while PyTorch compiles: our code must neither become part of a graph nor break it.
-    """
-
-    def __init__(self, log: Log) -> None:
-        self._log, self._patches = log, Patches()
-        self._models: weakref.WeakKeyDictionary[Any, _Model] = weakref.WeakKeyDictionary()
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+        self._models: list[_Model] = []
 
     def install(self) -> None:
+        import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        self._patches.wrap(DistributedDataParallel, "__init__", self._following)
-        self._patches.wrap(DistributedDataParallel, "forward", self._marking)
-        for thing in gc.get_objects():
-            if issubclass(type(thing), DistributedDataParallel):  # isinstance would call code of the thing itself
+        self._is_grad_enabled = torch.is_grad_enabled
+        around = self._hooks.around
+        around(DistributedDataParallel, "__init__", lambda args, kwargs: args[0], self._made)
+        around(DistributedDataParallel, "forward", self._forward_begins, self._forward_ended, traced=True)
+        around(DistributedDataParallel, "_sync_buffers", self._buffers, self._synchronised, self._failed, traced=True)
+        classes = {id(kind) for kind in _with_subclasses(DistributedDataParallel)}
+        for thing in gc.get_referrers(*_with_subclasses(DistributedDataParallel)):  # an object refers to its class
+            if id(type(thing)) in classes:  # isinstance would call code of the thing itself
                 self._follow(thing)
 
-    def stop(self) -> None:
-        self._patches.stop()
-
     def remove(self) -> None:
-        self._patches.restore()
-        for model in self._models.values():
-            model.remove()
         self._models.clear()
 
+    def _made(self, ddp: Any, result: None) -> None:
+        self._follow(ddp)
+
+    def _model(self, ddp: Any) -> _Model | None:
+        return next((model for model in self._models if model.ddp() is ddp), None)
+
     def _follow(self, ddp: Any) -> None:
-        if ddp not in self._models:
-            self._models[ddp] = _Model(self._log, self._patches, ddp)
+        if self._model(ddp) is None:
+            left = [model for model in self._models if model.ddp() is not None]
+            self._models = [*left, _Model(ddp, self._log, self._hooks)]
 
-    def _following(self, original: Function) -> Function:
-        def init(ddp: Any, *args: Any, **kwargs: Any) -> None:
-            original(ddp, *args, **kwargs)
-            if self._patches.active:
-                try:
-                    self._follow(ddp)
-                except Exception as error:
-                    self._log.fail(error)
+    def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        ddp = args[0]
+        if self._is_grad_enabled():
+            return ddp if ddp.find_unused_parameters else None
+        if not ddp.training:
+            self._log.mark("evaluation")
+        return None
 
-        return init
+    def _forward_ended(self, ddp: Any, output: Any) -> None:
+        model = self._model(ddp)
+        if model is not None:
+            model.watch(output)
 
-    def _marking(self, original: Function) -> Function:
-        import torch
+    def _buffers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0], self._log.stamps.record()
 
-        is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    def _synchronised(self, token: Any, result: None) -> None:
+        model = self._model(token[0])
+        if model is not None:
+            self._log.add(model.broadcast, token[1])
 
-        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling() and not ddp.training and not is_grad_enabled() and self._patches.active:
-                self._log.mark("evaluation")
-            return original(ddp, *args, **kwargs)
-
-        return forward
+    def _failed(self, token: Any) -> None:
+        self._log.release(token[1])
 
 
 class _Model:
     """The backward passes of one DDP model; constants of the model are read once."""
 
-    def __init__(self, log: Log, patches: Patches, ddp: Any) -> None:
+    def __init__(self, ddp: Any, log: Log, hooks: Hooks) -> None:
         import torch
         from torch.autograd import Variable
         from torch.autograd.graph import get_gradient_edge
 
-        self._log, self._ddp, self._queue = log, weakref.ref(ddp), Variable._execution_engine.queue_callback
-        self._is_compiling, self._patches = torch.compiler.is_compiling, patches
+        self._log, self.ddp, self._hooks = log, weakref.ref(ddp), hooks
+        self._queue = Variable._execution_engine.queue_callback
+        self._is_compiling = torch.compiler.is_compiling
+        self._graph_task = getattr(torch._C, "_current_graph_task_id", itertools.count().__next__)
         parameters = [p for p in ddp.parameters() if p.requires_grad]
-        self._group = log.group(ddp.process_group)
-        self._bytes = sum(p.numel() * p.element_size() for p in parameters)
-        self._running_in = -1
+        known = log.known(ddp.process_group)
+        known.opaque = True  # the reducer starts its buckets by itself
+        self._kind = log.kind("all_reduce", known.number, _bytes(parameters))
+        self.broadcast = log.kind("broadcast", known.number, _bytes(ddp.buffers()))
+        self._task = -1
+        """The backward pass that got a callback of ours last; each has a number of its own."""
         self._entry: Any = None
-        # any one of them is enough; three, because a pass may leave parameters out
-        told_by = {0, len(parameters) // 2, len(parameters) - 1} if parameters else set()
-        self._nodes = [get_gradient_edge(parameters[i]).node for i in told_by]
-        self._handles = [node.register_prehook(self._backward_runs) for node in self._nodes]
+        self._own_part, self._reduction = hooks.guarded(self._own_part_ends), hooks.guarded(self._reduction_ends)
+        # the first parameter's gradient is among the last; three where a pass may leave parameters out
+        told_by = {0, len(parameters) // 2, len(parameters) - 1} if ddp.static_graph else {0}
+        self._nodes = [get_gradient_edge(parameters[i]).node for i in told_by if parameters]  # kept alive with us
+        for node in self._nodes:
+            hooks.register(node.register_prehook, self._backward_runs)
 
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+    def watch(self, output: Any) -> None:
+        """Detect the backward pass of this output, whichever parameters it uses."""
+        nodes = [tensor.grad_fn for tensor in _tensors(output, _MAX_NODES) if tensor.grad_fn is not None]
+        for node in nodes[:_MAX_NODES]:
+            self._hooks.register(node.register_prehook, self._backward_runs, kept=False)
 
     def _backward_runs(self, gradients: Any) -> None:
         """A gradient of the model is done: queue a callback for the end of this rank's own part."""
-        if self._running_in == self._log.ticks or self._is_compiling() or not self._patches.active:
-            return  # a failed pass is forgotten at the tick
-        try:
-            ddp = self._ddp()
-            if ddp is not None and ddp.require_backward_grad_sync:
-                self._running_in = self._log.ticks
-                self._queue(self._own_part_ends)
-        except Exception as error:
-            self._log.fail(error)
+        task = self._graph_task()
+        if task == self._task or self._is_compiling():
+            return
+        ddp = self.ddp()
+        if ddp is not None and ddp.require_backward_grad_sync:
+            self._task = task
+            self._queue(self._own_part)
 
     def _own_part_ends(self) -> None:
-        try:
-            self._log.release(self._entry)  # of a reduction that failed
-            self._entry = self._log.stamps.record()
-            self._queue(self._reduction_ends)
-        except Exception as error:
-            self._log.fail(error)
+        self._log.release(self._entry)  # of a reduction that failed
+        self._entry = self._log.stamps.record()
+        self._queue(self._reduction)
 
     def _reduction_ends(self) -> None:
-        try:
-            self._running_in = -1
-            entry, self._entry = self._entry, None
-            self._log.add("all_reduce", self._group, self._bytes, entry)
-        except Exception as error:
-            self._log.fail(error)
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._log.add(self._kind, entry)
+
+
+def _with_subclasses(kind: type) -> list[type]:
+    children: list[type] = type.__subclasses__(kind)
+    return [kind, *(sub for child in children for sub in _with_subclasses(child))]
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(int(t.numel() * t.element_size()) for t in tensors)
+
+
+def _tensors(output: Any, most: int) -> list[Any]:
+    """Tensors with a gradient in what a model returned: a tensor, or lists, dictionaries and data classes of them."""
+    import torch
+
+    found, left = list[Any](), [output]
+    while left and len(found) < most:
+        thing = left.pop()
+        if isinstance(thing, torch.Tensor):
+            found += [thing] if thing.requires_grad else []
+        elif isinstance(thing, (list, tuple)):
+            left += thing[:most]
+        elif isinstance(thing, dict):
+            left += list(thing.values())[:most]
+        elif hasattr(thing, "__dataclass_fields__"):
+            left += list(vars(thing).values())[:most] if hasattr(thing, "__dict__") else []
+    return found

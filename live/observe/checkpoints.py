@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from typing import Any
 
-from paceenv.live.observe.timing_source import Function, Log, Patches
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import Log
 
 FUNCTIONS = (
     ("torch", "save"),
@@ -15,25 +16,20 @@ FUNCTIONS = (
 
 
 class Checkpoints:
-    """Wraps PyTorch's own checkpoint functions."""
+    """Wraps PyTorch's own checkpoint functions, of modules that the job has imported: one of them takes 50 MB."""
 
-    def __init__(self, log: Log) -> None:
-        self._log, self._patches = log, Patches()
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+        self._left = list(FUNCTIONS)
 
     def install(self) -> None:
-        for module, name in FUNCTIONS:
-            self._patches.wrap(importlib.import_module(module), name, self._marking)
-
-    def stop(self) -> None:
-        self._patches.stop()
+        """Wrap what has been imported by now; call it again for what is imported later."""
+        for module, name in [(module, name) for module, name in self._left if module in sys.modules]:
+            self._left.remove((module, name))
+            self._hooks.around(sys.modules[module], name, self._mark, lambda token, result: None)
 
     def remove(self) -> None:
-        self._patches.restore()
+        """Nothing of its own is left."""
 
-    def _marking(self, original: Function) -> Function:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self._patches.active:
-                self._log.mark("checkpoint")
-            return original(*args, **kwargs)
-
-        return call
+    def _mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._log.mark("checkpoint")

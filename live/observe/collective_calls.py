@@ -3,18 +3,18 @@
 It wraps the methods of ``ProcessGroup`` and ``Work``, not the functions of ``torch.distributed``. So code that imported
 those by name, or compares them by identity (``P2POp``, torch.compile), keeps working, and one place sees all calls. A
 blocking collective lasts from entry to return, an asynchronous one from the start of ``wait()``: the time in which this
-rank can do nothing else. ``paceenv.live.observe.backward`` handles collectives that C++ starts by itself (the reducer
-of DistributedDataParallel).
+rank can do nothing else. ``paceenv.live.observe.backward`` and ``functional_calls`` handle what C++ starts by itself.
 """
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
+from weakref import ref
 
-from paceenv.live.observe.timing_source import Function, Log, Patches
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import UNKNOWN_WAIT, Group, Log
 
 OPS = {
     "allreduce": "all_reduce",
@@ -38,119 +38,139 @@ OPS = {
     "gather": "gather",
     "scatter": "scatter",
     "barrier": "barrier",
+    "monitored_barrier": "barrier",
     "send": "send",
     "recv": "recv",
     "recv_anysource": "recv",
 }
 """Methods of a process group, and their names in the trace. Methods that this PyTorch does not have are skipped."""
-_MAX_PENDING = 1024
+SINGLE = ("all_reduce", "broadcast", "reduce", "barrier", "send", "recv")
+"""Kinds whose first argument is a list of one tensor, nearly always."""
+MAX_PENDING = 1024
+MAX_CALLS = 4096
 
 
 class Collectives:
-    """Wraps process group and work; ``log`` gets one entry per blocking interval."""
+    """Wraps process group and work; ``log`` gets one row per blocking interval.
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._patches = Patches()
-        self._pending: dict[int, tuple[str, int, int, Any]] = {}  # by id of the Work: op, group, bytes, entry or None
-        self._thread = threading.local()
+    A call of ``ProcessGroup`` starts a collective and a call of ``Work`` waits for it, also where the user asked for a
+    blocking one. On a GPU a blocking one runs on the current stream, so there it begins with the start.
+    """
+
+    def __init__(self, log: Log, hooks: Hooks) -> None:
+        self._log, self._hooks = log, hooks
+        self._pending: dict[int, tuple[Callable[[], Any], int, Any]] = {}
+        """By identity of the work: a weak reference to it, its kind, and the entry if it has begun."""
+        self._coalescing: dict[int, tuple[list[int], Any]] = {}
+        """By thread: the kinds started since a group began to coalesce, and the entry on a GPU."""
 
     def install(self) -> None:
         from torch.distributed import ProcessGroup, Work
 
+        around = self._hooks.around
         for method, op in OPS.items():
-            self._patches.wrap(ProcessGroup, method, self._around(functools.partial(self._start, op)))
-        self._patches.wrap(Work, "wait", self._around(self._wait))
-
-    def stop(self) -> None:
-        self._patches.stop()
+            before = self._blocks if method == "monitored_barrier" else self._starts
+            single = op in SINGLE and "coalesced" not in method
+            around(ProcessGroup, method, before, self._started(op, single), self._failed)
+        around(ProcessGroup, "_start_coalescing", self._coalesces, self._coalescing_began, self._failed)
+        around(ProcessGroup, "_end_coalescing", lambda args, kwargs: args, self._coalesced)
+        around(Work, "wait", self._waits, self._waited, self._failed)
 
     def remove(self) -> None:
-        self._patches.restore()
         self._pending.clear()
 
-    def _around(self, watched: Function) -> Callable[[Function], Function]:
-        """A function that replaces a method by one that goes through ``watched``."""
+    def _starts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The arguments, and the entry of a call that blocks, the host or a GPU's current stream."""
+        log = self._log
+        if log.on_device and getattr(kwargs.get("opts", args[-1]), "asyncOp", True) is False:
+            return args, log.stamps.record()
+        return args, None
 
-        def make(original: Function) -> Function:
-            def wrapped(owner: Any, *args: Any, **kwargs: Any) -> Any:
-                # nested: a group that delegates to another is one collective, seen from outside
-                if not self._patches.active or getattr(self._thread, "inside", False):
-                    return original(owner, *args, **kwargs)
-                return watched(original, owner, args, kwargs)
+    def _blocks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, self._log.stamps.record()
 
-            return wrapped
+    def _started(self, op: str, single: bool) -> Callable[[Any, Any], None]:
+        log, pending, coalescing = self._log, self._pending, self._coalescing
+        known: dict[tuple[int, int], tuple[int, Group]] = {}
+        """By identity of the group, which forgets its entries when it ends, and bytes: kind and group."""
 
-        return make
+        def after(token: tuple[tuple[Any, ...], Any], work: Any) -> None:
+            args, entry = token
+            try:
+                size = args[1][0].nbytes if single else _payload(args)
+            except (IndexError, AttributeError, TypeError):
+                size = 0
+            found = known.get((id(args[0]), size))
+            if found is None:
+                group = log.known(args[0])
+                found = log.kind(op, group.number, size), group
+                if len(known) < MAX_CALLS and log.follows(args[0], known):
+                    known[id(args[0]), size] = found
+            kind, group = found
+            group.seen += 1
+            if coalescing and get_ident() in coalescing:
+                coalescing[get_ident()][0].append(kind)
+                log.release(entry)
+                return
+            if work is None:
+                if entry is not None:
+                    log.add(kind, entry)
+                return
+            pending[id(work)] = ref(work), kind, entry
+            if len(pending) > MAX_PENDING:
+                self._forget()
 
-    def _call(self, original: Function, owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._thread.inside = True
-        try:
-            return original(owner, *args, **kwargs)
-        finally:
-            self._thread.inside = False
+        return after
 
-    def _start(self, op: str, original: Function, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        blocking = _is_blocking(args, kwargs)
-        entry = self._record() if blocking else None
-        try:
-            work = self._call(original, group, args, kwargs)
-        except BaseException:
+    def _failed(self, token: Any) -> None:
+        self._log.release(token[1])
+
+    def _coalesces(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, self._log.stamps.record() if self._log.on_device else None
+
+    def _coalescing_began(self, token: Any, result: Any) -> None:
+        left = self._coalescing.pop(get_ident(), None)  # of one that failed on its way
+        self._log.release(left[1] if left is not None else None)
+        self._coalescing[get_ident()] = [], token[1]
+
+    def _coalesced(self, args: Any, work: Any) -> None:
+        """A group ends to coalesce: its one work stands for everything that was started; None where it blocked."""
+        together, entry = self._coalescing.pop(get_ident(), ([], None))
+        kinds = [self._log.kinds[kind] for kind in together]
+        if not kinds:
             self._log.release(entry)
-            raise
-        try:
-            number, size_bytes = self._log.group(group), _bytes(args)
-            if work is not None:
-                self._remember(work, (op, number, size_bytes, entry))
-            elif blocking:
-                self._add(op, number, size_bytes, entry)
-        except Exception as error:
-            self._log.fail(error)
-        return work
+            return
+        kind = self._log.kind(kinds[0].op, kinds[0].group, sum(kind.bytes for kind in kinds))
+        if work is None:
+            self._log.add(kind, entry)
+        else:
+            self._log.release(entry)
+            self._pending[id(work)] = ref(work), kind, None
 
-    def _remember(self, work: Any, started: tuple[str, int, int, Any]) -> None:
-        """Keep the description of ``work`` until its wait; a hook that returns its future never waits."""
-        before = self._pending.pop(id(work), None)
-        forgotten = [before] if before is not None else []
-        if len(self._pending) >= _MAX_PENDING:
-            forgotten += self._pending.values()
-            self._pending = {}
-        self._log.release(*(entry for *_, entry in forgotten))
-        self._pending[id(work)] = started
+    def _forget(self) -> None:
+        """Works that nobody waited for; a communication hook that returns its future never waits."""
+        pending = self._pending
+        for key, (work, _, entry) in list(pending.items()):
+            if work() is None or len(pending) > MAX_PENDING // 2:
+                del pending[key]
+                self._log.release(entry)
 
-    def _wait(self, original: Function, work: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        op, group, size_bytes, entry = self._pending.pop(id(work), ("recv", -1, 0, None))
-        if entry is None:
-            entry = self._record()
-        result = self._call(original, work, args, kwargs)
-        self._add(op, group, size_bytes, entry)
-        return result
+    def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = self._pending.pop(id(args[0]), None)
+        if found is None or found[0]() is not args[0]:
+            return UNKNOWN_WAIT, self._log.stamps.record()
+        return found[1], self._log.stamps.record() if found[2] is None else found[2]
 
-    def _record(self) -> Any:
-        try:
-            return self._log.stamps.record()
-        except Exception as error:
-            self._log.fail(error)
-            return None
-
-    def _add(self, op: str, group: int, size_bytes: int, entry: Any) -> None:
-        try:
-            self._log.add(op, group, size_bytes, entry)
-        except Exception as error:
-            self._log.fail(error)
+    def _waited(self, token: Any, result: Any) -> None:
+        self._log.add(token[0], token[1])
 
 
-def _is_blocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    options = kwargs.get("opts", args[-1] if args else None)
-    return getattr(options, "asyncOp", True) is False
+def _payload(args: tuple[Any, ...]) -> int:
+    """Bytes of output or input, whichever is larger: the whole payload of a gather as of a scatter."""
+    return max(map(_bytes, args[1:3]))
 
 
-def _bytes(args: tuple[Any, ...]) -> int:
-    """Bytes of the largest tensor argument: the whole payload of a gather as of a scatter."""
-    return max((_size_bytes(argument) for argument in args), default=0)
-
-
-def _size_bytes(argument: Any) -> int:
+def _bytes(argument: Any) -> int:
     if isinstance(argument, (list, tuple)):
-        return sum(map(_size_bytes, argument))
+        return sum(map(_bytes, argument))
     return int(getattr(argument, "nbytes", 0))

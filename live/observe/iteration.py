@@ -1,51 +1,49 @@
-"""One iteration as plain data, and the roles of its operations for the estimator.
+"""One step as plain data, and the roles of its operations for the estimator.
 
-The estimator knows one payload collective and, in some jobs, a barrier that ends the step. A real iteration has any
-number of collectives. So a job's ``Shape`` is learned from its first iterations: its usual list of collectives, the
-process group whose transfers count as the payload, and whether a barrier ends the step.
+The estimator knows one payload collective and, in some jobs, a barrier that ends the step. A real step has any number
+of collectives. So a job's ``Shape`` is learned from its first steps: its usual collectives, the process group whose
+transfers count as the payload, and whether a barrier ends the step.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from paceenv.live.observe.batch import POINT_TO_POINT, Kind
+from paceenv.live.observe.log import Group
+
 LEARNING_ITERATIONS = 8
-"""The shape is learned from this many first iterations of a job."""
+"""The shape is learned from this many first steps of a job."""
 RELEARN_ITERATIONS = 16
-"""After this many irregular iterations in a row, they become the usual ones."""
+"""After this many irregular steps in a row, they become the usual ones."""
 BARRIER_BYTES = 4096
 """A collective of at most this size only synchronises."""
 OUTLIER, RECENT_STEPS = 50.0, 64
 """A step this many times the median of recent ones was stopped from outside (a debugger, a suspended process)."""
-POINT_TO_POINT = ("send", "recv")
+NO_COLLECTIVES = (*POINT_TO_POINT, "wait", "")
 
-
-class Operation(NamedTuple):
-    """One interval in which this rank was blocked in an operation, seconds on the rank's own monotonic time."""
-
-    op: str
-    group: int
-    bytes: int
-    start_s: float
-    end_s: float
+Operation = tuple[int, float, float]
+"""One interval in which this rank was blocked: its kind, start and end in seconds on the rank's own monotonic time."""
 
 
 class Iteration(NamedTuple):
-    """One iteration of one rank.
+    """One step of one rank.
 
     Attributes:
-        iteration: ticks since the agent was attached, the same on every rank.
-        start_s: exit of the last collective of the iteration before, seconds.
-        end_s: exit of the last collective of this iteration, seconds.
+        iteration: ticks since the agent was attached, the same on every rank; of several in one step the last.
+        start_s: exit of the last operation of the step before, seconds.
+        end_s: exit of the last operation of this step, seconds.
         pace_start_s: start of this rank's delay, near ``start_s``.
         pace_end_s: end of this rank's delay.
-        operations: the intervals in which this rank was blocked.
+        operations: the intervals in which this rank was blocked, in order of their start.
         comm_s: time in the payload collectives, for the estimator, seconds.
         barrier_s: time in the barrier that ends the step, for the estimator, seconds.
-        regular: false for an iteration that is recorded but not used by the estimator.
+        regular: false for a step that is recorded but not used by the estimator.
         mark: why it is irregular, if known.
+        ticks: ticks of the optimizer in this step.
     """
 
     iteration: int
@@ -53,11 +51,12 @@ class Iteration(NamedTuple):
     end_s: float
     pace_start_s: float
     pace_end_s: float
-    operations: tuple[Operation, ...]
+    operations: Sequence[Operation]
     comm_s: float
     barrier_s: float
     regular: bool
     mark: str
+    ticks: int = 1
 
     @property
     def step_s(self) -> float:
@@ -68,30 +67,24 @@ class Iteration(NamedTuple):
         return self.pace_end_s - self.pace_start_s
 
 
-Signature = tuple[tuple[str, int], ...]
-"""The collectives of an iteration, sorted: kind and group."""
-
-
-def signature(operations: Sequence[Operation]) -> Signature:
-    """The iteration's collectives, whatever their sizes, which may change with the batch, and their order."""
-    return tuple(sorted([(o[0], o[1]) for o in operations if o[0] not in POINT_TO_POINT]))
-
-
 class Shape:
-    """The usual iteration of this job, learned while it runs.
+    """The usual step of this job, learned while it runs.
 
     ``payload_group`` carries the payload. In the last collective of ``waiting_group`` the ranks wait for each other.
     ``barrier_alone_s`` is the shortest barrier seen while learning, seconds.
 
     Args:
-        members: this rank's place in every process group and the group's size, by number of the group.
+        groups: the process groups, by number.
+        kinds: the kinds of operations so far; it may grow.
     """
 
-    def __init__(self, members: Mapping[int, tuple[int, int]]) -> None:
-        self._members = members
-        self._first: list[tuple[Signature, Sequence[Operation]]] = []
-        self._usual: Signature | None = None
-        self._other: Signature | None = None
+    def __init__(self, groups: Mapping[int, Group], kinds: Sequence[Kind]) -> None:
+        self._groups, self._kinds = groups, kinds
+        self._words: list[int] = []
+        self._carries: list[bool] = []
+        self._first: list[tuple[int, Sequence[Operation]]] = []
+        self._usual: int | None = None
+        self._other: int | None = None
         self._other_in_a_row = 0
         self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._usual_s, self._outliers, self._accepted = float("inf"), 0, 0
@@ -103,9 +96,16 @@ class Shape:
         """Whether the shape has been learned."""
         return self._usual is not None
 
+    def signature(self, operations: Sequence[Operation]) -> int:
+        """A number for the step's collectives, whatever their order and their sizes, which change with the batch."""
+        words = self._words
+        while len(words) < len(self._kinds):
+            words.append(_word(self._kinds[len(words)]))
+        return sum([words[operation[0]] for operation in operations])
+
     def observe(self, operations: Sequence[Operation], step_s: float) -> bool:
-        """Take in an iteration; returns whether it is regular."""
-        now = signature(operations)
+        """Take in a step; returns whether it is regular."""
+        now = self.signature(operations)
         if self._usual is None:
             self._first.append((now, operations))
             if len(self._first) >= LEARNING_ITERATIONS:
@@ -141,8 +141,9 @@ class Shape:
         """The most frequent signature becomes the usual one; its last occurrence gives payload and barrier."""
         [(self._usual, _)] = Counter(s for s, _ in self._first).most_common(1)
         operations = next(o for kind, o in reversed(self._first) if kind == self._usual)
-        collectives = [o for o in operations if o.op not in POINT_TO_POINT]
-        payloads = [o for o in collectives if not _only_synchronises(o)]
+        kinds = [self._kinds[operation[0]] for operation in operations]
+        collectives = [kind for kind in kinds if _is_collective(kind)]
+        payloads = [kind for kind in collectives if not _only_synchronises(kind)]
         self.payload_group = payloads[-1].group if payloads else -1
         self.has_barrier = bool(collectives) and _only_synchronises(collectives[-1])
         if self.has_barrier and payloads:
@@ -153,26 +154,41 @@ class Shape:
             self.waiting_group = collectives[-1].group if self.has_barrier else self.payload_group
         self.barrier_alone_s = min(self.barrier_s(o) for kind, o in self._first if kind == self._usual)
         self._first.clear()
+        self._carries.clear()
 
-    def _size(self, group: int) -> int:
-        return self._members.get(group, (0, 0))[1]
+    def _size(self, number: int) -> int:
+        group = self._groups.get(number)
+        return group.size if group is not None else 0
 
     def comm_s(self, operations: Sequence[Operation]) -> float:
         """Time in the payload collectives, seconds."""
-        return sum(o.end_s - o.start_s for o in operations if o.group == self.payload_group and is_payload(o))
+        carries = self._carries
+        while len(carries) < len(self._kinds):
+            kind = self._kinds[len(carries)]
+            carries.append(kind.group == self.payload_group and _is_collective(kind) and not _only_synchronises(kind))
+        return sum([end_s - start_s for kind, start_s, end_s in operations if carries[kind]])
 
     def barrier_s(self, operations: Sequence[Operation]) -> float:
         """Time in the barrier that ends the step, seconds; 0 in a job without one."""
         if not self.has_barrier:
             return 0.0
-        last = next((o for o in reversed(operations) if o.op not in POINT_TO_POINT), None)
-        return last.end_s - last.start_s if last is not None else 0.0
+        for kind, start_s, end_s in reversed(operations):
+            if _is_collective(self._kinds[kind]):
+                return end_s - start_s
+        return 0.0
 
 
-def is_payload(operation: Operation) -> bool:
-    """Whether a collective moves data rather than only synchronise."""
-    return operation.op not in POINT_TO_POINT and not _only_synchronises(operation)
+def _is_collective(kind: Kind) -> bool:
+    return kind.op not in NO_COLLECTIVES and not kind.side
 
 
-def _only_synchronises(operation: Operation) -> bool:
-    return operation.op == "barrier" or operation.bytes <= BARRIER_BYTES
+def _only_synchronises(kind: Kind) -> bool:
+    return kind.op == "barrier" or kind.bytes <= BARRIER_BYTES
+
+
+def _word(kind: Kind) -> int:
+    """Where a sum of words is the same, the kinds are the same, as good as certainly."""
+    if not _is_collective(kind):
+        return 0
+    name = f"{kind.op} {kind.group}".encode()
+    return zlib.crc32(name) << 32 | zlib.crc32(name + b"!")

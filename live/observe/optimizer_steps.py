@@ -1,8 +1,9 @@
 """Watches the optimizers: the end of one optimizer's step is the tick of an iteration, and where pacing happens.
 
 With several optimizers the largest owns the tick, the first seen among equals. So one iteration has one tick, and a
-small optimizer that only some ranks run does not count. If the owner stops stepping, another takes over. A step that a
-gradient scaler skips has no tick: two iterations become one, which is irregular and left out.
+small optimizer that only some ranks run does not count. If the owner stops stepping, another takes over. A step inside
+another step (of a subclass that calls ``super().step()``, of an optimizer that drives another) is part of that one. A
+step that a gradient scaler skips has no tick: two iterations become one, which is irregular and left out.
 """
 
 from __future__ import annotations
@@ -12,76 +13,101 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from paceenv.live.observe.hooks import Hooks
+
 _PATIENCE = 16
 """After this many steps of other optimizers, the owner of the tick counts as stopped."""
+_KNOWN = 64
+"""Optimizers whose size is remembered."""
+_FRAMES = 12
+"""An outer step is at most so many frames away."""
 
 
 class OptimizerTick:
     """Calls ``tick`` after each step of the optimizer that owns the tick; a given one owns it from the start."""
 
-    def __init__(self, tick: Callable[[], None], optimizer: Any = None) -> None:
-        self._tick, self._given, self._active = tick, optimizer is not None, False
-        self._owner: weakref.ref[Any] | None = None if optimizer is None else weakref.ref(optimizer)
-        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    def __init__(self, tick: Callable[[], None], hooks: Hooks, optimizer: Any = None) -> None:
+        self.tick, self._hooks, self._given = tick, hooks, optimizer is not None
+        self._owner: Callable[[], Any] | None = None if optimizer is None else _reference(optimizer)
+        self._sizes: list[tuple[Callable[[], Any], int]] = []
         self._others = 0
-        self._handle: Any = None
+        self._step_code: Any = None
+        self._may_nest = True
+        """Whether a step may run inside another one; walking up the stack costs."""
 
     def install(self) -> None:
-        import torch
-        from torch.compiler import is_compiling
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim import optimizer
 
-        self._is_compiling: Callable[[], bool] = is_compiling
-        # PyTorch's own mark: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
-        disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
-        self._outside: Callable[[Any], None] = disable(self._stepped)
-        self._handle, self._active = register_optimizer_step_post_hook(self._after_step), True
-
-    def stop(self) -> None:
-        self._active = False
+        self._step_code = _code_of_a_step(optimizer.Optimizer)
+        self._hooks.register(optimizer.register_optimizer_step_post_hook, self._stepped, traced=True)
 
     def remove(self) -> None:
-        self._active = False
-        if self._handle is not None and not _in_a_step():  # there PyTorch is walking through its hooks
-            self._handle.remove()
-            self._handle = None
+        """Nothing of its own is left in PyTorch; the hook is removed with all others."""
 
     @property
-    def on_device(self) -> bool | None:
-        """Whether the owner's parameters are on a GPU; None without an owner."""
+    def device(self) -> Any:
+        """The device of the owner's first parameter on a GPU, else of its first one; None without any."""
         owner = self._owner() if self._owner is not None else None
-        if owner is None:
-            return None
-        return any(p.is_cuda for group in owner.param_groups for p in group["params"])
+        devices = [p.device for group in owner.param_groups for p in group["params"]] if owner is not None else []
+        return next((device for device in devices if device.type == "cuda"), devices[0] if devices else None)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # in a compiled step, which PyTorch itself breaks into several graphs, our code must not become part of one
-        (self._outside if self._is_compiling() else self._stepped)(optimizer)
-
-    def _stepped(self, optimizer: Any) -> None:
-        if not self._active:
-            return
-        owner = self._owner() if self._owner is not None else None
-        if owner is not optimizer:
-            self._others += 1
-            larger = not self._given and owner is not None and self._size(optimizer) > self._size(owner)
-            if owner is not None and not larger and self._others < _PATIENCE:
+    def _stepped(self, optimizer: Any, *arguments: Any) -> None:
+        if self._owner is None or self._owner() is not optimizer:
+            self._may_nest = True
+            if self._is_nested() or not self._takes_over(optimizer):
                 return
-            self._owner = weakref.ref(optimizer)
+        elif self._may_nest and self._is_nested():
+            return
         self._others = 0
-        self._tick()
+        self.tick()
+
+    def _takes_over(self, optimizer: Any) -> bool:
+        """Whether an optimizer that does not own the tick owns it from now on."""
+        self._others += 1
+        owner = self._owner() if self._owner is not None else None
+        larger = not self._given and owner is not None and self._size(optimizer) > self._size(owner)
+        if owner is not None and not larger and self._others < _PATIENCE:
+            return False
+        self._owner = _reference(optimizer)
+        steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+        self._may_nest = owner is not None or len(steps) > 2  # its own and that of the abstract class are two
+        return True
+
+    def _is_nested(self) -> bool:
+        """Whether the step that ends here is part of another step on this thread's stack."""
+        code, found = self._step_code, False
+        frame: Any = sys._getframe(1)
+        for _ in range(_FRAMES):
+            if frame is None:
+                return False
+            if frame.f_code is code:
+                if found:
+                    return True
+                found = True
+            frame = frame.f_back
+        return False
 
     def _size(self, optimizer: Any) -> int:
-        if optimizer not in self._sizes:
-            self._sizes[optimizer] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        return self._sizes[optimizer]
+        for known, size in self._sizes:
+            if known() is optimizer:
+                return size
+        size = sum(int(p.numel()) for group in optimizer.param_groups for p in group["params"])
+        alive = [(known, of) for known, of in self._sizes if known() is not None]
+        self._sizes = [*alive, (_reference(optimizer), size)][-_KNOWN:]
+        return size
 
 
-def _in_a_step() -> bool:
-    """Whether an optimizer's step is on the stack of this thread."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.optim.optimizer":
-            return True
-        frame = frame.f_back
-    return False
+def _reference(optimizer: Any) -> Callable[[], Any]:
+    """A weak reference, compared by identity only: the object may refuse to be hashed or compared."""
+    try:
+        return weakref.ref(optimizer)
+    except TypeError:  # a class with slots
+        return lambda: optimizer
+
+
+def _code_of_a_step(optimizer: Any) -> Any:
+    """The code of PyTorch's wrapper around every ``step``; None if it cannot be found, then no step counts as inner."""
+    try:
+        return optimizer.profile_hook_step(lambda self: None).__code__
+    except Exception:
+        return None

@@ -1,22 +1,36 @@
 """Time stamps that never wait: readings of the host's clock, or CUDA events that are read later.
 
-A source records a stamp and goes on. On a CPU the stamp is the time. On a GPU it is an event on the current stream. The
-agent reads it one or two iterations later, when ``query()`` reports that it has passed. Nothing here synchronises.
+A source records a stamp and goes on. On a CPU the stamp is the time. On a GPU it is an event on the current stream of
+the model's device. The training thread reads it at a tick one or two iterations later, when ``query()`` reports that it
+has passed. Nothing here synchronises, and nothing creates a context on another device.
+
+Stamps are recorded by every thread that starts a collective (autograd has its own). Events are read and released by the
+training thread only: a query by another thread breaks the capture of a CUDA graph (``docs/gpu.md``).
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+MAX_STREAMS = 256
+"""Streams remembered; a script with more makes new ones all the time."""
+
+
+_ORDER = operator.attrgetter("order")
 
 
 class Stamps(Protocol):
     """A source of stamps; a stamp is a return value of ``record``."""
 
+    immediate: bool
+    """Whether a stamp is its own time in seconds: then only ``record`` has to be called, and any thread may read."""
     dropped: int
     """Stamps that could not be recorded."""
 
@@ -29,8 +43,17 @@ class Stamps(Protocol):
     def ready(self, stamp: Any) -> bool:
         """Whether the moment has passed and can be read."""
 
+    def ready_many(self, stamps: Sequence[Any]) -> bool:
+        """Whether all moments have passed."""
+
     def seconds(self, stamp: Any) -> float:
         """The moment in seconds of this rank's own monotonic time; only for a stamp that is ready."""
+
+    def seconds_many(self, stamps: Sequence[Any]) -> list[float]:
+        """The moments of many stamps, which must be ready."""
+
+    def aside(self, stamp: Any, tick: Any) -> bool:
+        """Whether ``stamp`` is on another stream than ``tick``: what it times may run beside the step's own work."""
 
     def rebase(self, stamp: Any) -> None:
         """Measure from ``stamp`` from now on; it is kept until the next call."""
@@ -42,7 +65,7 @@ class Stamps(Protocol):
 class HostStamps:
     """Stamps of the host's clock, for gloo and all other backends that block the host."""
 
-    dropped = 0
+    immediate, dropped = True, 0
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.record = clock
@@ -53,8 +76,17 @@ class HostStamps:
     def ready(self, stamp: float) -> bool:
         return True
 
+    def ready_many(self, stamps: Sequence[float]) -> bool:
+        return True
+
     def seconds(self, stamp: float) -> float:
         return stamp
+
+    def seconds_many(self, stamps: Sequence[float]) -> list[float]:
+        return list(stamps)
+
+    def aside(self, stamp: float, tick: float) -> bool:
+        return False
 
     def rebase(self, stamp: float) -> None:
         """Readings of a clock need no base."""
@@ -64,40 +96,48 @@ class HostStamps:
 
 
 class Event(Protocol):
-    """The used part of ``torch.cuda.Event``, without anything that waits."""
+    """The used part of a CUDA event, without anything that waits; and where and as which one it was recorded."""
 
-    def record(self) -> None: ...
+    stream: int
+    order: int
+
     def query(self) -> bool: ...
-    def elapsed_time(self, other: Any) -> float: ...
+    def elapsed_time(self, other: Any, /) -> float: ...
 
 
 class DeviceStamps:
-    """CUDA events from a pool, recorded on the current stream.
+    """CUDA events from a pool.
 
     An event beyond the pool's limit, or during the capture of a graph, is dropped and counted. Times are measured from
-    a base event that moves along, because the milliseconds between two events have only the digits of a float.
+    a base event that moves along, because the milliseconds between two events have only the digits of a float. The pool
+    is a deque: threads take from it and give to it without a lock.
 
     Args:
-        make_event: makes an event.
+        make_event: makes an event; it costs the device nothing until it is recorded.
+        record_event: records an event on the current stream and returns the stream's handle.
         capturing: whether a CUDA graph is being captured.
         pool_events: events made at the start.
         max_events: events made at most.
         clock: monotonic seconds of the host, for the base of the device's timeline.
     """
 
+    immediate = False
+
     def __init__(
         self,
         make_event: Callable[[], Event],
+        record_event: Callable[[Any], int],
         *,
         capturing: Callable[[], bool] = lambda: False,
         pool_events: int = 256,
         max_events: int = 1 << 15,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._make_event, self.capturing, self.dropped = make_event, capturing, 0
-        self._pool, self._left_to_make = [make_event() for _ in range(pool_events)], max_events - pool_events
-        self._base, self._base_s = self._pool.pop(), clock()
-        self._base.record()
+        self._make_event, self._record_event, self.capturing, self.dropped = make_event, record_event, capturing, 0
+        self._pool, self._left_to_make = deque(make_event() for _ in range(pool_events)), max_events - pool_events
+        self._base, self._base_s, self._base_passed = self._pool.pop(), clock(), False
+        self._count = itertools.count()
+        self._base.stream, self._base.order = record_event(self._base), next(self._count)
 
     def record(self) -> Event | None:
         if self.capturing():
@@ -111,14 +151,26 @@ class DeviceStamps:
                 return None
             self._left_to_make -= 1
             event = self._make_event()
-        event.record()
+        event.stream, event.order = self._record_event(event), next(self._count)
         return event
 
     def ready(self, stamp: Event) -> bool:
-        return self._base.query() and stamp.query()
+        return stamp.query() and self._base_ready()
+
+    def ready_many(self, stamps: Sequence[Event]) -> bool:
+        # a stream passes its stamps in order, so one query each is enough: the latest first, as the likeliest to miss
+        last = {stamp.stream: stamp for stamp in sorted(stamps, key=_ORDER)}
+        return all([stamp.query() for stamp in reversed(last.values())]) and self._base_ready()
 
     def seconds(self, stamp: Event) -> float:
         return self._base_s + 1e-3 * self._base.elapsed_time(stamp)
+
+    def seconds_many(self, stamps: Sequence[Event]) -> list[float]:
+        base_s, elapsed_ms = self._base_s, self._base.elapsed_time
+        return [base_s + 1e-3 * elapsed_ms(stamp) for stamp in stamps]
+
+    def aside(self, stamp: Event, tick: Event) -> bool:
+        return stamp.stream != tick.stream
 
     def rebase(self, stamp: Event) -> None:
         base_s = self.seconds(stamp)
@@ -126,12 +178,47 @@ class DeviceStamps:
         self._base, self._base_s = stamp, base_s
 
     def release(self, stamps: Iterable[Event]) -> None:
-        self._pool.extend(stamp for stamp in stamps if stamp is not self._base)
+        self._pool.extend([stamp for stamp in stamps if stamp is not self._base])
+
+    def _base_ready(self) -> bool:
+        self._base_passed = self._base_passed or self._base.query()  # a later base was read, so it has passed
+        return self._base_passed
 
 
-def cuda_stamps() -> DeviceStamps:
-    """Stamps of the current CUDA device."""
+def cuda_stamps(device: int) -> DeviceStamps:
+    """Stamps of a CUDA device, on whichever stream is its current one for the thread that records.
+
+    Args:
+        device: its index; a context must exist there.
+    """
     import torch
 
-    capturing = torch.cuda.is_current_stream_capturing
-    return DeviceStamps(lambda: torch.cuda.Event(enable_timing=True), capturing=capturing)  # type: ignore[no-untyped-call]
+    # The methods of C++: PyTorch's wrappers in Python make a new stream object for every record.
+    class CudaEvent(torch._C._CudaEventBase):
+        __slots__ = ("order", "stream")
+        order: int
+        stream: int
+
+    current_handle, current_stream = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getCurrentStream
+    current_device, on_capturing_stream = torch._C._cuda_getDevice, torch.cuda.is_current_stream_capturing
+    streams: dict[int, Any] = {}
+
+    def record(event: Any) -> int:
+        handle: int = current_handle(device)
+        stream = streams.get(handle)
+        if stream is None:
+            number, index, kind = current_stream(device)
+            if len(streams) >= MAX_STREAMS:
+                streams.clear()
+            make: Any = torch.cuda.Stream
+            stream = streams[handle] = make(stream_id=number, device_index=index, device_type=kind)
+        event.record(stream)
+        return handle
+
+    def capturing() -> bool:
+        if current_device() == device:
+            return on_capturing_stream()
+        with torch.cuda.device(device):  # restores without creating a context
+            return on_capturing_stream()
+
+    return DeviceStamps(lambda: CudaEvent(enable_timing=True), record, capturing=capturing)

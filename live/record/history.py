@@ -1,88 +1,163 @@
-"""The last few thousand iterations of a rank: step times, parts, waits, and whether it is early or late.
+"""What one rank knows about its own time: where its steps went, by collective and in blocks of iterations.
 
-:class:`History` has local evidence only: the rank's own stamps. A rank is *early* in steps in which it waited for
-longer than its own noise explains. It is *late* in steps that its own work made longer while it did not wait. A skew
-that has been constant since the start is inside every duration this rank has ever seen. Its own stamps cannot show it,
-unless a barrier ends the step; :func:`compare_ranks` can, where the other ranks of the job have written their status.
+Blocks cover the same iterations on every rank, so that ``paceenv.live.record.findings`` can compare the ranks block by
+block. One rank alone cannot tell early from late: it only knows how long it worked and how long it was blocked.
+Legend: T iterations of a batch, N operations, K kinds of collectives, B blocks.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, number
+from paceenv.live.observe.batch import Batch
+from paceenv.live.observe.log import Group
 
 KEPT_ITERATIONS = 4096
-ENOUGH_ITERATIONS = 40
-"""With fewer, early and late cannot be identified."""
-NOISE_SPREADS = 5.0
-"""Robust standard deviations of the rank's own work beyond which a wait is not noise."""
-FLOOR_S, FLOOR_SHARE = 0.5e-3, 0.01
-"""A shorter time is never called a wait: seconds, share of the step."""
-TOO_NOISY_SHARE = 0.25
-"""Where this share of the step would still count as noise, early and late cannot be identified."""
+BLOCKS, BLOCK_ITERATIONS = 32, 16
+"""Blocks kept, and the iterations of a block at the start; when all are in use, pairs of them become one."""
+LISTED_COLLECTIVES = 32
+KEPT_COLLECTIVES = 256
 STRETCHES = 8
-CLAIM_SHARE = 0.1
-"""Share of the steps that must be early, or late, before the rank is called early, or late."""
+LOW = 0.01
+"""Quantile that stands for the best of a time."""
+STOPPED = 50.0
+"""A step this many times the median of the batch was stopped from outside; it is not counted."""
 
-_STEP, _COMM, _BARRIER, _PACING, _WAIT = range(5)
-
-OWN, OWN_WAIT = "own timing", "own timing, which does not distinguish a late peer from a slow network"
-COMPARED = "all ranks side by side, on average"
-"""Kinds of evidence, as the page names them."""
+Array = NDArray[np.float64]
+_STEP, _OWN, _COLLECTIVE, _BARRIER, _PACING = range(5)
+_STEPS, _STEP_S, _OWN_S, _BLOCKED_S, _FIRST_KIND = range(5)
+_OTHER = ("other", -1)
 
 
 class History:
-    """A ring of iterations, all times in seconds."""
+    """Accounts of one rank, all times in seconds. Not safe for two threads at once."""
 
     def __init__(self) -> None:
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
+        """Steps that were measured."""
+        self._ticks, self._iterations_per_step = 0, 1.0
         self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
         self.add_overhead = self._overhead_s.append
-        """Takes in the cost of a tick to the training thread, seconds."""
+        """Takes in the cost of an iteration to the training thread, seconds."""
+        self._keys: dict[tuple[str, int], int] = {_OTHER: 0}
+        self._number: list[int] = []
+        self._bytes, self._operations = np.zeros(KEPT_COLLECTIVES), np.zeros(KEPT_COLLECTIVES)
+        self._block_iterations, self._first_block = BLOCK_ITERATIONS, 0
+        self._blocks = np.zeros((_FIRST_KIND + KEPT_COLLECTIVES, BLOCKS))
+        self._side_operations, self._side_s = 0, 0.0
 
-    def add(self, step_s: float, comm_s: float, barrier_s: float, pacing_s: float, wait_s: float) -> None:
-        """Take in a regular iteration.
+    def add(self, batch: Batch, comm_s_T: Array, barrier_s_T: Array, ticks_T: NDArray[np.int64]) -> None:
+        """Take in the steps of a batch; marked ones are left out.
 
         Args:
-            step_s: step time, seconds.
-            comm_s: time in the payload collectives, seconds.
-            barrier_s: time in the barrier, seconds.
-            pacing_s: this rank's delay, seconds.
-            wait_s: wait for other ranks, seconds.
+            batch: the steps.
+            comm_s_T: time in the payload collectives, seconds.
+            barrier_s_T: time in the barrier that ends the step, seconds.
+            ticks_T: ticks of the optimizer in each step.
         """
-        self._rows[self.count % KEPT_ITERATIONS] = step_s, comm_s, barrier_s, pacing_s, wait_s
-        self.count += 1
+        step_s_T = batch.end_s_T - batch.start_s_T
+        usual_s = float(np.median(step_s_T[-KEPT_ITERATIONS:])) if len(step_s_T) else 0.0
+        if self.count:
+            usual_s = float(np.median(np.append(self._kept()[-64:, _STEP], usual_s)))
+        counts_T = (batch.mark_T == 0) & (step_s_T > 0.0) & (step_s_T < STOPPED * usual_s)
+        number_N = self._numbers(batch)
+        blocked_s_N = _blocked(batch)
+        side_N = _side(batch)
+        self._side_operations += int(side_N.sum())
+        self._side_s += float((batch.end_s_N - batch.start_s_N)[side_N].sum())
+        used_N = counts_T[batch.place_N] & ~side_N
+        blocked_s_N = np.where(used_N, blocked_s_N, 0.0)
+        blocked_s_T: Array = np.bincount(batch.place_N, blocked_s_N, len(step_s_T)).astype(np.float64)
+        pacing_s_T = batch.pace_end_s_T - batch.pace_start_s_T
+        own_s_T = np.maximum(step_s_T - blocked_s_T - pacing_s_T, 0.0)
+        np.add.at(self._operations, number_N[used_N], 1.0)
+        sizes = np.array([float(kind.bytes) for kind in batch.kinds])
+        np.add.at(self._bytes, number_N[used_N], sizes[batch.kind_N[used_N]])
+        self._into_blocks(batch, counts_T, step_s_T, own_s_T, blocked_s_T, number_N, blocked_s_N, used_N)
+        rows = np.stack([step_s_T, own_s_T, np.maximum(blocked_s_T - barrier_s_T, 0.0), barrier_s_T, pacing_s_T], 1)
+        for row in rows[counts_T][-KEPT_ITERATIONS:]:
+            self._rows[self.count % KEPT_ITERATIONS] = row
+            self.count += 1
+        self._ticks += int(ticks_T[counts_T].sum())
+
+    def _numbers(self, batch: Batch) -> NDArray[np.integer]:
+        """The collective of every operation, as a row of the accounts."""
+        while len(self._number) < len(batch.kinds):
+            kind = batch.kinds[len(self._number)]
+            key = (kind.op, kind.group)
+            if key not in self._keys and len(self._keys) < KEPT_COLLECTIVES:
+                self._keys[key] = len(self._keys)
+            self._number.append(self._keys.get(key, self._keys[_OTHER]))
+        return np.array(self._number, np.int64)[batch.kind_N]
+
+    def _into_blocks(
+        self,
+        batch: Batch,
+        counts_T: NDArray[np.bool_],
+        step_s_T: Array,
+        own_s_T: Array,
+        blocked_s_T: Array,
+        number_N: NDArray[np.integer],
+        blocked_s_N: Array,
+        used_N: NDArray[np.bool_],
+    ) -> None:
+        if not len(batch.iteration_T):
+            return
+        while int(batch.iteration_T[-1]) // self._block_iterations - self._first_block >= BLOCKS:
+            self._merge_blocks()
+        block_T = batch.iteration_T // self._block_iterations - self._first_block
+        counts_T = counts_T & (block_T >= 0)
+        for row, value_T in ((_STEPS, 1.0 + 0.0 * step_s_T), (_STEP_S, step_s_T), (_OWN_S, own_s_T)):
+            np.add.at(self._blocks[row], block_T[counts_T], value_T[counts_T])
+        np.add.at(self._blocks[_BLOCKED_S], block_T[counts_T], blocked_s_T[counts_T])
+        used_N = used_N & (block_T[batch.place_N] >= 0)
+        np.add.at(self._blocks, (_FIRST_KIND + number_N[used_N], block_T[batch.place_N][used_N]), blocked_s_N[used_N])
+
+    def _merge_blocks(self) -> None:
+        """Blocks of twice as many iterations; the first one is even, so that all ranks have the same ones."""
+        blocks, shift = self._blocks, self._first_block % 2
+        padded = np.zeros((len(blocks), BLOCKS + 2))
+        padded[:, shift : shift + BLOCKS] = blocks
+        merged = padded[:, 0::2] + padded[:, 1::2]
+        self._blocks = np.zeros_like(blocks)
+        self._blocks[:, : merged.shape[1]] = merged
+        self._block_iterations *= 2
+        self._first_block //= 2
 
     def overhead(self) -> dict[str, float | None]:
-        """Mean and 99 % quantile of the ticks' cost."""
+        """Mean and 99 % quantile of an iteration's cost to the training thread."""
         took = np.array(self._overhead_s)
         if not len(took):
             return dict.fromkeys(("mean_s", "p99_s"))
         return {"mean_s": float(took.mean()), "p99_s": float(np.quantile(took, 0.99))}
 
-    def _kept(self) -> NDArray[np.float64]:
-        return self._rows[: min(self.count, KEPT_ITERATIONS)]
+    def _kept(self) -> Array:
+        """The kept steps, the oldest first."""
+        if self.count <= KEPT_ITERATIONS:
+            return self._rows[: self.count]
+        return np.roll(self._rows, -(self.count % KEPT_ITERATIONS), axis=0)
+
+    def step_iterations(self) -> float:
+        """Ticks of the optimizer per step, on average; 1 where every tick ends a step."""
+        return round(self._ticks / self.count, 3) if self.count else 1.0
 
     def step(self) -> dict[str, float | None]:
-        """Mean, coefficient of variation and quantiles of the step time."""
+        """Mean, coefficient of variation, quantiles and best of the step time."""
         step = self._kept()[:, _STEP]
         if not len(step):
-            return dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s"))
-        p50, p99 = np.quantile(step, (0.5, 0.99))
+            return dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s"))
+        low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99))
         return {
             "mean_s": float(step.mean()),
             "cv": float(step.std() / step.mean()),
             "p50_s": float(p50),
             "p99_s": float(p99),
+            "baseline_s": float(low),
         }
 
     def parts(self) -> dict[str, float | None]:
@@ -90,123 +165,100 @@ class History:
         names = ("compute_s", "collective_s", "barrier_s", "pacing_s")
         if not self.count:
             return dict.fromkeys(names)
-        step, comm, barrier, pacing, _ = map(float, self._kept().mean(axis=0))
-        return dict(zip(names, (step - comm - barrier - pacing, comm, barrier, pacing), strict=True))
+        return dict(zip(names, map(float, self._kept()[:, _OWN:].mean(axis=0)), strict=True))
 
-    def own(self) -> dict[str, float | None]:
-        """Mean time outside collectives and barrier, and its standard error from the means of eight stretches."""
-        rows = self._in_order()
-        own = rows[:, _STEP] - rows[:, _COMM] - rows[:, _BARRIER]
-        if len(own) < 2 * STRETCHES:
-            return dict.fromkeys(("mean_s", "error_s"))
-        means = [float(stretch.mean()) for stretch in np.array_split(own, STRETCHES)]
-        return {"mean_s": float(own.mean()), "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5}
+    def own(self) -> dict[str, Any]:
+        """Time outside blocking operations and delays: mean, standard error, quantiles, and the blocks."""
+        own = self._kept()[:, _OWN]
+        if not len(own):
+            return dict.fromkeys(("mean_s", "error_s", "p50_s", "p95_s", "blocks"))
+        means = [float(stretch.mean()) for stretch in np.array_split(own, STRETCHES) if len(stretch)]
+        p50, p95 = np.quantile(own, (0.5, 0.95))
+        return {
+            "mean_s": float(own.mean()),
+            "error_s": float(np.std(means, ddof=1)) / STRETCHES**0.5 if len(own) >= 2 * STRETCHES else None,
+            "p50_s": float(p50),
+            "p95_s": float(p95),
+            "blocks": {
+                "iterations": self._block_iterations,
+                "first": self._first_block,
+                "steps": [int(steps) for steps in self._used_blocks()[_STEPS]],
+                "own_s": self._means(_OWN_S),
+                "step_s": self._means(_STEP_S),
+                "blocked_s": self._means(_BLOCKED_S),
+            },
+        }
 
-    def _in_order(self) -> NDArray[np.float64]:
-        """The kept iterations, the oldest first."""
-        return (
-            np.roll(self._rows, -(self.count % KEPT_ITERATIONS), axis=0)
-            if self.count > KEPT_ITERATIONS
-            else self._kept()
-        )
+    def _used_blocks(self) -> Array:
+        used = np.flatnonzero(self._blocks[_STEPS])
+        return self._blocks[:, : used[-1] + 1 if len(used) else 0]
+
+    def _means(self, row: int) -> list[float | None]:
+        blocks = self._used_blocks()
+        return [float(s / n) if n else None for s, n in zip(blocks[row], blocks[_STEPS], strict=True)]
+
+    def collectives(self) -> list[dict[str, Any]]:
+        """The collectives with the most blocked time: kind, group, mean bytes, and seconds per step, also by block."""
+        steps = float(self._blocks[_STEPS].sum())
+        if not steps:
+            return []
+        blocked_s_K = self._blocks[_FIRST_KIND:].sum(axis=1)
+        listed = sorted(self._keys.items(), key=lambda item: -blocked_s_K[item[1]])
+        listed = [item for item in listed if self._operations[item[1]]]
+        shown = [item for item in listed if item[0] != _OTHER][:LISTED_COLLECTIVES]
+        rest = [item for item in listed if item not in shown]
+        found = [
+            {
+                "op": op,
+                "group": group,
+                "bytes": float(self._bytes[k] / self._operations[k]),
+                "per_step": round(float(self._operations[k]) / max(self.count, 1), 3),
+                "blocked_s": float(blocked_s_K[k]) / steps,
+                "blocks_s": self._means(_FIRST_KIND + k),
+            }
+            for (op, group), k in shown
+        ]
+        if rest:
+            others_s = sum(float(blocked_s_K[k]) for _, k in rest)
+            found.append({"op": _OTHER[0], "group": _OTHER[1], "blocked_s": others_s / steps})
+        return found
 
     def wait(self) -> dict[str, float | None]:
-        """Mean and quantiles of the wait in the step's last collective."""
-        wait = self._kept()[:, _WAIT]
-        if not len(wait):
-            return dict.fromkeys(("mean_s", "p50_s", "p95_s"))
-        p50, p95 = np.quantile(wait, (0.5, 0.95))
-        return {"mean_s": float(wait.mean()), "p50_s": float(p50), "p95_s": float(p95)}
+        """Time in the barrier, and blocked elsewhere beyond the least of it: mean and quantiles.
 
-    def arrival(self, members: int) -> dict[str, Any]:
-        """Whether this rank is early or late, by how much in those steps, and in which share of the steps.
-
-        ``members`` is the size of its process group: by chance alone a rank arrives last in one of ``members`` steps,
-        and then it sees a collective without any wait.
+        A slow network is in it, and a wait that is the same in every step is not: one rank alone cannot tell them.
         """
         rows = self._kept()
-        if len(rows) < ENOUGH_ITERATIONS:
-            return arrival_of(UNKNOWN, 0.0, 0.0, None, f"{len(rows)} iterations")
-        if members < 2:
-            return arrival_of(UNKNOWN, 0.0, 0.0, None, "no process group of several ranks waits for each other")
-        step, blocked = rows[:, _STEP], rows[:, _COMM] + rows[:, _BARRIER]
-        own = step - blocked - rows[:, _PACING]
-        # without a barrier the policy's baseline is a minimum: a noisy network alone would look like a wait
-        from_low = blocked - np.quantile(blocked, 0.5 / max(members, 2))
-        wait = rows[:, _WAIT] if rows[:, _BARRIER].any() else from_low
-        usual_s, margin_s = float(np.quantile(own, 0.25)), self._margin_s(step, own, blocked)
-        late = own - usual_s > np.maximum(wait, margin_s)
-        early = (wait > margin_s) & ~late
-        early_s = float(np.median(wait[early])) if early.any() else 0.0
-        late_s = float(np.median(own[late])) - usual_s if late.any() else 0.0
-        early_share, late_share = float(early.mean()), float(late.mean())
-        if max(early_share, late_share) < CLAIM_SHARE:
-            if margin_s > TOO_NOISY_SHARE * float(np.median(step)):
-                noise = f"own timing is too noisy to identify less than {1e3 * margin_s:.3g} ms"
-                return arrival_of(UNKNOWN, 0.0, 0.0, None, noise)
-            return arrival_of(ON_TIME, 0.0, 0.0, None, OWN)
-        if early_share * early_s >= late_share * late_s:
-            evidence = OWN if rows[:, _BARRIER].any() else OWN_WAIT
-            return arrival_of(EARLY, early_s, 0.0, early_share, evidence)
-        return arrival_of(LATE, 0.0, late_s, late_share, OWN)
+        if not len(rows):
+            return dict.fromkeys(("mean_s", "p50_s", "p95_s", "baseline_s"))
+        baseline_s = float(np.quantile(rows[:, _COLLECTIVE], LOW))
+        wait = np.maximum(rows[:, _COLLECTIVE] - baseline_s, 0.0) + rows[:, _BARRIER]
+        p50, p95 = np.quantile(wait, (0.5, 0.95))
+        return {"mean_s": float(wait.mean()), "p50_s": float(p50), "p95_s": float(p95), "baseline_s": baseline_s}
 
-    @staticmethod
-    def _margin_s(step: NDArray[np.float64], own: NDArray[np.float64], blocked: NDArray[np.float64]) -> float:
-        """Below this a wait is noise, seconds.
-
-        From the spreads of the own work and of the collectives, about a standard deviation each. Only their lower sides
-        count: the upper tails hold the late steps and the waits themselves.
-        """
-        spreads_s = [float(np.quantile(part, 0.25) - np.quantile(part, 0.05)) for part in (own, blocked)]
-        return max(FLOOR_S, FLOOR_SHARE * float(np.median(step)), NOISE_SPREADS * max(spreads_s))
+    def side(self) -> dict[str, float]:
+        """Collectives that another thread than the training thread waited for: how many per step, and seconds."""
+        steps = max(self.count, 1)
+        return {"per_step": self._side_operations / steps, "seconds": self._side_s / steps}
 
 
-def arrival_of(verdict: str, early_s: float, late_s: float, share: float | None, evidence: str) -> dict[str, Any]:
-    """The field ``arrival`` of a snapshot.
-
-    Args:
-        verdict: one of ``snapshot.ARRIVALS``.
-        early_s: how early the rank is, seconds.
-        late_s: how late it is, seconds.
-        share: share of the steps in which it is so; None where single steps are not known.
-        evidence: the reason for the verdict, in words.
-    """
-    return {"verdict": verdict, "early_s": early_s, "late_s": late_s, "share": share, "evidence": evidence}
+def unseen(groups: dict[int, Group], steps: int) -> list[dict[str, Any]]:
+    """Collectives per step that the groups themselves have counted and the agent has not seen."""
+    found = [(group.number, group.unseen() / max(steps, 1)) for group in list(groups.values())]
+    why = "started inside PyTorch, for example by a compiled graph"
+    return [{"group": number, "per_step": round(n, 3), "why": why} for number, n in found if n >= 0.5]
 
 
-def compare_ranks(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """The snapshots of a job's ranks, each with its ``arrival`` from the comparison within its process group.
-
-    The step is common to all ranks, so the last rank to arrive spends the most of it outside collectives. Another rank
-    waits for the difference. The times inside collectives are not compared: they hold the network's noise. A snapshot
-    stays unchanged where a rank of its group, or its times, are missing. Ranks are compared over the iterations that
-    each kept, which are the same except for the newest few.
-    """
-    groups: dict[float | None, list[int]] = {}
-    for i, snapshot in enumerate(snapshots):
-        groups.setdefault(number(snapshot, "group", "number"), []).append(i)
-    found = list(snapshots)
-    for together in groups.values():
-        group = [snapshots[i] for i in together]
-        times = [seconds for snapshot in group if (seconds := number(snapshot, "own", "mean_s")) is not None]
-        sizes = {number(snapshot, "group", "members") for snapshot in group}
-        if len(times) < 2 or len(times) != len(group) or sizes != {float(len(group))}:
-            continue
-        typical_s, margin_s = median(times), max(_margin_s(snapshot) for snapshot in group)
-        for i, seconds in zip(together, times, strict=True):
-            found[i] = snapshots[i] | {"arrival": _compared(seconds, max(times), typical_s, margin_s)}
-    return found
+def _blocked(batch: Batch) -> Array:
+    """Seconds that each operation added to the blocked time ``(N,)``: what overlaps an earlier one counts once."""
+    if not len(batch.kind_N):
+        return np.zeros(0)
+    side_N = _side(batch)
+    end_s_N = np.where(side_N, -np.inf, batch.end_s_N)
+    before_s_N = np.concatenate([[-np.inf], np.maximum.accumulate(end_s_N)[:-1]])
+    start_s_N = np.maximum(np.maximum(batch.start_s_N, before_s_N), batch.start_s_T[batch.place_N])
+    return np.where(side_N, 0.0, np.maximum(batch.end_s_N - start_s_N, 0.0))
 
 
-def _compared(own_s: float, longest_s: float, typical_s: float, margin_s: float) -> dict[str, Any]:
-    if longest_s - own_s > margin_s:
-        return arrival_of(EARLY, longest_s - own_s, 0.0, None, COMPARED)
-    if own_s - typical_s > margin_s:
-        return arrival_of(LATE, 0.0, own_s - typical_s, None, COMPARED)
-    return arrival_of(ON_TIME, 0.0, 0.0, None, COMPARED)
-
-
-def _margin_s(snapshot: Snapshot) -> float:
-    """Smallest difference that counts, seconds: at least three standard errors of a difference of two ranks."""
-    error_s = number(snapshot, "own", "error_s") or 0.0
-    return max(FLOOR_S, FLOOR_SHARE * (number(snapshot, "step", "mean_s") or 0.0), 3.0 * math.sqrt(2.0) * error_s)
+def _side(batch: Batch) -> NDArray[np.bool_]:
+    return np.array([kind.side for kind in batch.kinds], bool)[batch.kind_N]

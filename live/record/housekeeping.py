@@ -1,18 +1,18 @@
 """The one background thread of a rank: runs a few periodic tasks, and never harms the job.
 
 A task that raises three times in a row is reported once and then tried less and less often. ``stop`` lets every task
-finish with a deadline, so that a hanging file system cannot hold up the end of a job. A forked child has no such
-thread, and ``stop`` does nothing there. The thread takes no signals: they reach the main thread as usual.
+run a last time, each with a deadline of its own, so that a hanging file system cannot hold up the end of a job and a
+busy machine does not cost its last output. A forked child has no such thread, and ``stop`` does nothing there. The
+thread takes no signals: they reach the main thread as usual.
 
 Import the modules of a task before the thread starts: a fork during an import on another thread would leave the child
-with a lock that is never released. Calls into C++ that give up the interpreter belong under :data:`native`. At the end
-of the process, a thread that asks for the interpreter again is unwound where it stands, and unwinding such code aborts
+with a lock that is never released. A task runs no C++ code that gives up the interpreter (pyarrow, say): at the end of
+the process, a thread that asks for the interpreter again is unwound where it stands, and unwinding such code aborts
 the process.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -28,41 +28,8 @@ MAX_FAILURES = 3
 """Failures in a row before the report; a network file system may be away for a moment."""
 LONGEST_PAUSE = 64
 """Most periods between two tries of a failing task."""
-NATIVE_S = 5.0
-"""The end of the process waits at most this long for :data:`native`."""
-
-
-class _Native:
-    """``with native: ...`` on a housekeeping thread; once the process ends, entering it ends the thread instead."""
-
-    def __init__(self) -> None:
-        self._ended = False
-        self.renew()
-
-    def renew(self) -> None:
-        """Make a new lock in a forked child, where the old one may be held for ever."""
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._ended:
-            self._lock.release()
-            raise SystemExit
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-
-    def end(self) -> None:
-        """Refuse new entries, and wait for the current one."""
-        self._ended = True
-        self._lock.acquire(timeout=NATIVE_S)
-
-
-native = _Native()
-"""Guards the parts of a task that run in C++ (pyarrow); nothing in it may wait for a file or a peer."""
-# registered with this import, so that functions that an agent registers later, for its last output, run before
-atexit.register(native.end)
-os.register_at_fork(after_in_child=native.renew)
+MOST_DEADLINES = 3
+"""All last runs together take at most this many deadlines: a launcher kills a process some 30 s after it asked."""
 
 
 @dataclass(slots=True)
@@ -72,6 +39,7 @@ class _Task:
     run: Callable[[bool], None]
     due_s: float
     failures: int = 0
+    ended: bool = False
 
 
 class Housekeeping:
@@ -86,6 +54,7 @@ class Housekeeping:
         self._first: list[tuple[str, Callable[[], object]]] = []
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._done = 0  # runs of tasks so far
         self._process = os.getpid()
 
     def add(self, name: str, period_s: float, run: Callable[[bool], None]) -> None:
@@ -111,22 +80,26 @@ class Housekeeping:
             raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._first.append((name, run))
 
-    def start(self) -> None:
-        """Start the thread; if the system refuses, that is reported and the job goes on without."""
+    def start(self) -> bool:
+        """Start the thread; if the system refuses, that is reported and the job goes on without. Returns success."""
         if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name="paceenv-live", daemon=True)
+            return True
+        thread = background("paceenv-live", self._run, self._problem)
         try:
             thread.start()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             self._say(f"no background thread: {error}; nothing will be written or served")
-        else:
-            self._thread = thread
+            return False
+        self._thread = thread
+        return True
 
     def stop(self, deadline_s: float = 5.0) -> bool:
-        """Let every task run a last time, and wait at most ``deadline_s`` seconds; returns whether all are done.
+        """Let every task run a last time, and wait for it; returns whether all are done.
 
         Later calls, and calls in a forked child, do nothing and return True. A call by a task does not wait.
+
+        Args:
+            deadline_s: longest time that one task may take, seconds; 0 does not wait, and then nothing is said.
         """
         thread = self._thread
         if os.getpid() != self._process or thread is None:
@@ -134,16 +107,22 @@ class Housekeeping:
         self._stopping.set()
         if thread is threading.current_thread():
             return True
-        thread.join(max(deadline_s, 0.0))
         self._thread = None
-        if thread.is_alive():
-            self._say(f"the last output was not written within {deadline_s:g} s; what is missing is lost")
-            return False
-        return True
+        begun_s = time.monotonic()
+        left_s, done = MOST_DEADLINES * deadline_s, -1
+        while left_s > 0.0 and done != self._done and thread.is_alive():  # else no task ended for a whole deadline
+            done = self._done
+            thread.join(min(deadline_s, left_s))
+            left_s = begun_s + MOST_DEADLINES * deadline_s - time.monotonic()
+        if not thread.is_alive():
+            return True
+        missing = [task.name for task in self._tasks if not task.ended]
+        if missing and deadline_s > 0.0:
+            waited_s = time.monotonic() - begun_s
+            self._say(f"not finished {waited_s:.3g} s after the end, and given up: {', '.join(missing)}")
+        return not missing
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
         for name, run in self._first:
             try:
                 run()
@@ -160,6 +139,7 @@ class Housekeeping:
             for task in list(self._tasks):
                 if final or task.due_s <= now_s:
                     self._attempt(task, final)
+                    self._done += 1
 
     def _attempt(self, task: _Task, final: bool) -> None:
         try:
@@ -172,10 +152,33 @@ class Housekeeping:
         # counted from the end, so that a process that was stopped for a while does not catch up
         pause = min(2 ** max(task.failures - MAX_FAILURES, 0), LONGEST_PAUSE)
         task.due_s = time.monotonic() + pause * task.period_s
+        task.ended = final
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(Exception):
             self._problem(text)
+
+
+def background(
+    name: str, run: Callable[[], None], problem: Callable[[str], None] = lambda text: None
+) -> threading.Thread:
+    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
+
+    def guarded() -> None:
+        keep_signals_away()
+        try:
+            run()
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                problem(f"thread {name} ended: {describe(error)}")
+
+    return threading.Thread(target=guarded, name=name, daemon=True)
+
+
+def keep_signals_away() -> None:
+    """Take no signals on this thread: they reach the main thread as usual, and interrupt its waits."""
+    with contextlib.suppress(OSError, ValueError):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _KEPT_SIGNALS)
 
 
 def describe(error: BaseException) -> str:

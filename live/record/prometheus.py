@@ -12,7 +12,6 @@ import io
 import os
 import socket
 import socketserver
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,14 +23,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import Collector
 
-from paceenv.live.record.housekeeping import describe
-from paceenv.live.record.snapshot import ARRIVALS, PARTS, STATES, VERDICTS, Snapshot, entry, number, text
+from paceenv.live.record.housekeeping import background, describe
+from paceenv.live.record.snapshot import ARRIVALS, PARTS, STATES, UNKNOWN, VERDICTS, Snapshot, entry, number, text
 
 END_S: Final = 1.0
 """Longest wait for the end of an endpoint."""
 PREFIX: Final = "paceenv_live_"
 LABELS: Final = ("training_job", "rank")
 """Not ``job``: Prometheus uses that label itself, for the name of its scrape configuration."""
+RESTS_ON: Final = ("evidence", "ranks", "iterations", "age_s")
+"""What a verdict on arrival rests on."""
 REQUEST_TIMEOUT_S: Final = 10.0
 """A silent client is disconnected after this time."""
 
@@ -48,7 +49,6 @@ class Quantity:
 
 QUANTITIES: Final = (
     Quantity("ranks", "Ranks of the job.", ("world_size",)),
-    Quantity("attempt", "Starts of the job's processes before this one.", ("attempt",)),
     Quantity("snapshot_timestamp_seconds", "When these numbers were taken, Unix time.", ("unix_time_s",)),
     Quantity("iterations", "Iterations seen.", ("iterations",), True),
     Quantity("irregular_iterations", "Iterations unlike the usual, not estimated from.", ("irregular",), True),
@@ -63,7 +63,10 @@ QUANTITIES: Final = (
     Quantity("wait_baseline_seconds", "The last collective's duration without waiting.", ("wait", "baseline_s")),
     Quantity("arrival_early_seconds", "How early this rank arrives.", ("arrival", "early_s")),
     Quantity("arrival_late_seconds", "How late this rank arrives.", ("arrival", "late_s")),
-    Quantity("arrival_share_ratio", "Share of iterations that the verdict on arrival rests on.", ("arrival", "share")),
+    Quantity("arrival_share_ratio", "Share of the compared blocks in which it is late.", ("arrival", "share")),
+    Quantity("arrival_ranks", "Ranks that were compared for the verdict on arrival.", ("arrival", "ranks")),
+    Quantity("arrival_iterations", "Iterations that were compared for it.", ("arrival", "iterations")),
+    Quantity("arrival_age_seconds", "Age of the snapshots that it rests on.", ("arrival", "age_s")),
     Quantity("delays_asked", "Delays the policy asked for.", ("pacing", "asked"), True),
     Quantity("delays_taken", "Delays taken.", ("pacing", "taken"), True),
     Quantity("delays_ineffective", "Delays taken that moved nothing.", ("pacing", "ineffective"), True),
@@ -106,6 +109,7 @@ METRICS: Final = tuple(
         *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
         *(choice.name for choice in CHOICES),
         "part_seconds",
+        "arrival_evidence_info",
         "agent_info",
     )
 )
@@ -125,7 +129,18 @@ class SnapshotCollector(Collector):
         except Exception:  # the agent reports its own errors; the endpoint stays silent
             snapshot = None
         if snapshot is not None:
-            yield from _families(snapshot)
+            yield from _families(_without_lone_claims(snapshot))
+
+
+def _without_lone_claims(snapshot: Snapshot) -> Snapshot:
+    """A rank's own times cannot show that it is early or late: without a second rank there is no such claim."""
+    if text(snapshot, "arrival", "verdict") == UNKNOWN:
+        kept = {"verdict": UNKNOWN, **{name: entry(snapshot, "arrival", name) for name in RESTS_ON}}
+    elif (number(snapshot, "arrival", "ranks") or 0.0) >= 2.0:
+        return snapshot
+    else:
+        kept = {"verdict": UNKNOWN, "evidence": "one rank alone", "ranks": 1}
+    return snapshot | {"arrival": kept}
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -151,8 +166,11 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
             for possible in words:
                 family.add_metric([*whose, possible], float(possible == word))
             yield family
+    evidence = InfoMetricFamily(PREFIX + "arrival_evidence", "What the verdict on arrival rests on.", labels=LABELS)
+    evidence.add_metric(whose, {"evidence": text(snapshot, "arrival", "evidence")})
+    yield evidence
     info = InfoMetricFamily(PREFIX + "agent", "Who reports.", labels=LABELS)
-    described = {"host": text(snapshot, "host"), "mode": text(snapshot, "mode")}
+    described = {name: text(snapshot, name) for name in ("host", "attempt", "mode")}
     info.add_metric(whose, described | {"policy": text(snapshot, "policy", "name")})
     yield info
 
@@ -234,7 +252,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.process = os.getpid()
         self.server_name, self.address_family = host, socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
-        self.thread = threading.Thread(target=self.serve, name="paceenv-metrics", daemon=True)
+        self.thread = background("paceenv-metrics", self.serve)
         self._ending = False
         _release_in_children(weakref.ref(self))
 

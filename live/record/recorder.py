@@ -1,229 +1,252 @@
-"""Records a rank's iterations as segments of a trace: a bounded ring in front, whole Parquet files behind.
+"""Appends a rank's iterations to the segments of its trace (``paceenv.live.record.segments``).
 
-The training thread only appends to the ring. The housekeeping thread turns iterations into rows of the trace's schema
-(``paceenv.core.trace``) and writes a segment after enough rows or enough time. It renames a finished file, so a reader
-never sees half a segment, and a killed process loses only the unwritten rows. This module imports pyarrow, which takes
-a while and must not happen on the housekeeping thread: import it when attaching, and only if a trace is wanted.
-
-An iteration's rows are, in order of their start: pace, the operations, and compute, the rest of the iteration. In a
-marked iteration (checkpoint, evaluation) the rest carries the mark's name instead; calibration leaves such an iteration
-out.
+It takes batches on the housekeeping thread and keeps their records in bounded memory until a flush. A flush opens the
+file, appends with one ``write`` and closes it again: no descriptor is held that the job might close and open anew as
+something else, and none is shared with a child. A killed process loses only what was not flushed; a reader takes
+everything before a torn end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import stat
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
+import numpy as np
 
-from paceenv.core.files import atomic_write
-from paceenv.core.trace import COMPUTE_OPS, PACE_OP, TraceMetadata, trace_bytes
-from paceenv.live.observe.iteration import Iteration
-from paceenv.live.record import run_folder as run_folder
-from paceenv.live.record.housekeeping import describe, native
+from paceenv.live.observe.batch import Batch
+from paceenv.live.record.housekeeping import describe
+from paceenv.live.record.run_folder import segment_path
+from paceenv.live.record.segments import (
+    Records,
+    fit_iterations,
+    header_bytes,
+    kinds_block,
+    marks_block,
+    record_blocks,
+    to_records,
+)
 
 SOURCE: Final = "paceenv live"
-RING_OPERATIONS: Final = 200_000
-"""Operations that the ring may hold, some 100 bytes each."""
-CHUNK_ITERATIONS: Final = 64
-"""Iterations turned into rows at a time; after each chunk another thread may take the interpreter."""
+PENDING_BYTES: Final = 1 << 20
+"""A flush is due when this much waits."""
+KEPT_BYTES: Final = 8 << 20
+"""If it cannot be written, the newest records are kept up to this size."""
+CHUNK_ITERATIONS: Final = 1 << 14
+MAX_FLUSHES: Final = 10_000
+"""Of one file, so that a reader has a bounded number of blocks."""
+LOCK_S: Final = 1.0
+"""Longest wait for another thread that is writing, seconds."""
 
-Row = tuple[int, int, str, int, float, float, int]
-_COLUMNS: Final = ("iteration", "seq", "op", "group", "start_s", "end_s", "bytes")
-_TYPES: Final = (pa.int32(), pa.int32(), pa.string(), pa.int32(), pa.float64(), pa.float64(), pa.int64())
-# pyarrow imports pandas, where it is installed, with its first array: do that here, not on the thread
-pa.array([], pa.int64())
 
-
-def rank_metadata(
+def rank_header(
     job: str,
     settings: Mapping[str, Any] | None = None,
     *,
     rank: int,
     world_size: int,
-    attempt: int,
+    attempt: str,
     locality: Mapping[str, Any],
     **more: Any,
-) -> TraceMetadata:
-    """The metadata of a rank's segments.
+) -> dict[str, Any]:
+    """The header of a rank's segments.
 
     Args:
         job: the job's name.
         settings: further fields of the job.
         rank: this rank, 0 to ``world_size - 1``.
         world_size: ranks of the job.
-        attempt: number of the start of the job's processes, from 0.
-        locality: the rank's place (:func:`paceenv.live.observe.locality.describe`).
+        attempt: the start of the job's processes that this rank belongs to; "" as long as it is not known.
+        locality: the rank's place (:func:`paceenv.live.observe.locality.describe`), with its ``host``.
         more: further fields of the rank, such as ``dp_rank`` and ``stage``.
     """
     described = {"name": job, "ranks": world_size, "attempt": attempt} | dict(settings or {})
     entry = {"rank": rank, "dp_rank": rank, "stage": 0, "locality": dict(locality)} | more
     entry |= {key: locality[key] for key in ("host", "clock", "device") if key in locality}
-    return TraceMetadata(described, (entry,), SOURCE)
-
-
-def iteration_rows(iteration: Iteration) -> Iterator[Row]:
-    """The rows of one iteration. Without overlaps their durations add up to the step."""
-    events = [(op.start_s, max(op.end_s, op.start_s), op.op, op.group, op.bytes) for op in iteration.operations]
-    if iteration.pace_end_s > iteration.pace_start_s:
-        events.append((iteration.pace_start_s, iteration.pace_end_s, PACE_OP, -1, 0))
-    events.sort(key=_start)
-    rest, seq, done_s = iteration.mark or COMPUTE_OPS[0], 0, iteration.start_s
-    for start_s, end_s, op, group, size in events:
-        if start_s > done_s:
-            yield iteration.iteration, seq, rest, -1, done_s, start_s, 0
-            seq += 1
-        yield iteration.iteration, seq, op, group, start_s, end_s, size
-        seq += 1
-        done_s = max(done_s, end_s)
-    if iteration.end_s > done_s:
-        yield iteration.iteration, seq, rest, -1, done_s, iteration.end_s, 0
-
-
-def _to_batch(rows: list[Row]) -> pa.RecordBatch:
-    with native:
-        arrays = [pa.array(values, kind) for values, kind in zip(zip(*rows, strict=True), _TYPES, strict=True)]
-        return pa.record_batch(arrays, names=_COLUMNS)
-
-
-def _start(event: tuple[float, float, str, int, int]) -> float:
-    return event[0]
-
-
-def _is_finite(iteration: Iteration, rows: list[Row]) -> bool:
-    edges = math.isfinite(iteration.start_s) and math.isfinite(iteration.end_s)
-    return edges and all(math.isfinite(row[4]) and math.isfinite(row[5]) for row in rows)
+    return {"source": SOURCE, "job": described, "rank": entry, "began_unix_s": time.time()}
 
 
 class TraceRecorder:
-    """Takes iterations on one thread and writes them on another.
+    """Takes batches and appends them to the segments of one rank. Nothing raises.
+
+    ``attempt`` is the start of the job's processes; while it is "", nothing is written, and it may be set at any time.
 
     Args:
-        folder: the run's folder, made when the first segment is written.
-        metadata: of this rank (:func:`rank_metadata`); its job's ``name`` is the trace's column ``job``.
-        rank: this rank, in the files' names.
-        attempt: number of the start of the job's processes, in the files' names.
-        problem: called once with one line if the trace cannot be written; from then on nothing is kept.
-        segment_rows: a segment is written when it has this many rows, at least 1.
-        segment_s: a segment is written when it spans this many seconds.
-        ring_iterations: iterations kept for the writer, at least 1; the oldest is dropped and counted.
-        max_segments: segments kept per rank, at least 1; the oldest is removed.
-
-    Raises:
-        ValueError: a value out of range.
+        folder: the run's folder; the attempt's and the host's are made with the first flush.
+        header: of this rank (:func:`rank_header`).
+        problem: called once with one line when the trace cannot be written; tried again with every flush.
+        flush_s: seconds between two flushes, unless there is much to write.
+        file_bytes: a file that has this size is followed by a new one.
+        max_files: files kept per rank, at least 1; the oldest is removed.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        metadata: TraceMetadata,
+        header: Mapping[str, Any],
         *,
-        rank: int,
-        attempt: int,
         problem: Callable[[str], None],
-        segment_rows: int = 1 << 16,
-        segment_s: float = 30.0,
-        ring_iterations: int = 8192,
-        max_segments: int = 1000,
+        flush_s: float = 30.0,
+        file_bytes: int = 64 << 20,
+        max_files: int = 8,
     ) -> None:
-        for name, value in (
-            ("segment_rows", segment_rows),
-            ("ring_iterations", ring_iterations),
-            ("max_segments", max_segments),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} = {value!r}; allowed: at least 1")
-        self._folder, self._metadata, self._rank, self._attempt = Path(folder), metadata, rank, attempt
-        self._problem, self._segment_rows, self._segment_s = problem, segment_rows, segment_s
-        self._ring: deque[Iteration] = deque(maxlen=ring_iterations)
-        self._max_segments, self._process = max_segments, os.getpid()
-        self._appended = self._taken = self._unfit = 0
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = self._pending_iterations = self._lost = 0
-        self._opened_s = 0.0
-        self._rows = self._segments = 0
-        self._off = False
-
-    def append(self, iteration: Iteration) -> None:
-        """Take in an iteration within microseconds; never blocks, never raises."""
-        if not self._appended:  # bounded in operations too: a step may have thousands
-            most = RING_OPERATIONS // max(len(iteration.operations), 1)
-            self._ring = deque(maxlen=max(min(self._ring.maxlen or most, most), 1))
-        if not self._off:
-            self._ring.append(iteration)
-        self._appended += 1
+        entry = header["rank"]
+        self.attempt = str(header["job"]["attempt"])
+        self._folder, self._host, self._rank = Path(folder), str(entry.get("host", "")), int(entry["rank"])
+        self._header, self._problem, self._said = dict(header), problem, False
+        self._flush_s, self._file_bytes, self._max_files = flush_s, file_bytes, max(max_files, 1)
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._pending: list[tuple[Records, Records]] = []
+        self._pending_bytes, self._flushed_s = 0, time.monotonic()
+        self._last_iteration = -1
+        self._batch: Batch | None = None  # the newest: its tables hold all entries
+        self._rows = self._dropped = 0
+        self._number, self._size, self._flushes = -1, 0, 0  # of the current file; -1 before the first
+        self._own: list[Path] = []
+        self._kinds_written = self._marks_written = 0
 
     @property
     def counts(self) -> dict[str, int]:
-        """``rows`` and ``segments`` written so far, and all iterations ``dropped``."""
-        dropped = self._appended - self._taken - len(self._ring) + self._unfit + self._lost
-        return {"rows": self._rows, "dropped": max(dropped, 0), "segments": self._segments}
+        """``rows``: iterations and operations written; files as ``segments``; iterations ``dropped``."""
+        return {"rows": self._rows, "dropped": self._dropped, "segments": self._number + 1}
 
-    def write(self, final: bool) -> None:
-        """Empty the ring, and write a segment if it is due, or ``final``. Housekeeping thread only."""
-        if self._off or os.getpid() != self._process:
+    def add(self, batch: Batch) -> None:
+        """Take in iterations that are over; those with impossible times are left out and counted."""
+        if os.getpid() != self._process or not len(batch.iteration_T):
             return
         try:
-            while True:
-                self._drain()
-                full = self._pending_rows >= self._segment_rows
-                late = final or time.monotonic() - self._opened_s >= self._segment_s
-                if self._pending_rows and (full or late):
-                    self._write_segment()
-                if not full:
-                    break
-        except Exception as error:
-            self._give_up(error)
+            fit_T = fit_iterations(batch, self._last_iteration)
+            places = np.arange(len(fit_T)) // CHUNK_ITERATIONS
+            parts = [to_records(batch, fit_T & (places == place)) for place in range(int(places[-1]) + 1)]
+        except Exception as error:  # no memory, say
+            self._dropped += len(batch.iteration_T)
+            self._say(error)
+            return
+        with self._lock:
+            self._dropped += int(np.count_nonzero(~fit_T))
+            if fit_T.any():
+                self._batch, self._last_iteration = batch, int(batch.iteration_T[fit_T][-1])
+                self._pending += [part for part in parts if len(part[0])]
+                self._pending_bytes += sum(map(_size, parts))
+            while self._pending_bytes > KEPT_BYTES and len(self._pending) > 1:
+                self._forget_oldest()
 
-    def _drain(self) -> None:
-        if self._ring and not self._pending:
-            self._opened_s = time.monotonic()
-        while self._ring and self._pending_rows < self._segment_rows:
-            rows: list[Row] = []
-            for _ in range(min(CHUNK_ITERATIONS, len(self._ring))):
-                self._taken += 1
-                iteration = self._ring.popleft()
-                new = list(iteration_rows(iteration))
-                if _is_finite(iteration, new):
-                    rows += new
-                    self._pending_iterations += 1
-                else:
-                    self._unfit += 1
-            if rows:
-                self._pending.append(_to_batch(rows))
-                self._pending_rows += len(rows)
-            time.sleep(0.0)  # the training thread may be waiting for the interpreter
+    def write(self, final: bool) -> None:
+        """Flush if it is due, or ``final``; for the housekeeping thread, about once a second."""
+        due = self._pending_bytes >= PENDING_BYTES or time.monotonic() - self._flushed_s >= self._flush_s
+        if final or due:
+            self.flush()
 
-    def _write_segment(self) -> None:
-        if not self._segments:
-            run_folder.remove_leftovers(self._folder, self._attempt, self._rank)
-        path = run_folder.segment_path(self._folder, self._attempt, self._rank, self._segments)
-        with native:
-            table = pa.Table.from_batches(self._pending).combine_chunks()
-            columns = {name: table[name].combine_chunks() for name in _COLUMNS}
-            rows = {"job": str(self._metadata.job["name"]), "rank": self._rank} | columns
-            content = trace_bytes(rows, self._metadata, str(path))
-        atomic_write(path, content)
-        self._rows += self._pending_rows
-        self._segments += 1
-        self._pending, self._pending_rows, self._pending_iterations = [], 0, 0
-        if self._segments > self._max_segments:
-            oldest = self._segments - self._max_segments - 1
-            run_folder.segment_path(self._folder, self._attempt, self._rank, oldest).unlink(missing_ok=True)
+    def flush(self) -> bool:
+        """Append what waits; from any thread, also in a signal's handler. Returns whether nothing is left.
 
-    def _give_up(self, error: Exception) -> None:
-        self._off = True
-        self._lost = self._pending_iterations + len(self._ring)
-        self._taken += len(self._ring)
-        self._ring.clear()
-        self._pending, self._pending_rows, self._pending_iterations = [], 0, 0
+        Where another thread has been writing for a second, as on a file system that hangs, it gives up.
+        """
+        if os.getpid() != self._process:
+            return True
+        if not self._lock.acquire(timeout=LOCK_S):
+            return False
+        try:
+            self._flushed_s = time.monotonic()
+            if self._pending and self._batch is not None:
+                if not self.attempt:
+                    return False
+                self._append(self._batch)
+            return True
+        except Exception as error:  # the next flush tries again
+            self._say(error)
+            return False
+        finally:
+            self._lock.release()
+
+    def _append(self, batch: Batch) -> None:
+        iterations = sum(len(iterations_T) for iterations_T, _ in self._pending)
+        operations = sum(len(operations_N) for _, operations_N in self._pending)
+        descriptor = self._open()
+        try:
+            kinds, marks = batch.kinds[self._kinds_written :], batch.marks[self._marks_written :]
+            parts = [self._begin_file()] if not self._size else []
+            parts += [kinds_block(kinds)] if kinds else []
+            parts += [marks_block(marks)] if marks else []
+            content = b"".join([*parts, record_blocks(self._pending)])
+            self._write_whole(descriptor, content)
+        finally:
+            os.close(descriptor)
+        self._size += len(content)
+        self._flushes += 1
+        self._kinds_written += len(kinds)
+        self._marks_written += len(marks)
+        self._rows += iterations + operations
+        self._pending, self._pending_bytes = [], 0
+
+    def _begin_file(self) -> bytes:
+        return header_bytes(self._header | {"job": self._header["job"] | {"attempt": self.attempt}})
+
+    def _open(self) -> int:
+        """The current file, if it is as this process left it and not full; else a new one."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        usable = 0 < self._size < self._file_bytes and self._flushes < MAX_FLUSHES
+        if usable and self._own[-1].parent == segment_path(*self._place(), 0).parent:
+            with contextlib.suppress(OSError):  # removed or replaced, say
+                descriptor = os.open(self._own[-1], flags)
+                found = os.fstat(descriptor)
+                if stat.S_ISREG(found.st_mode) and found.st_size == self._size:
+                    return descriptor
+                os.close(descriptor)
+        number = self._number + 1
+        while True:
+            path = segment_path(*self._place(), number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                break
+            except FileExistsError:  # left by an agent that this process had before
+                number += 1
+        self._number, self._size, self._flushes = number, 0, 0
+        self._kinds_written = self._marks_written = 0
+        self._own.append(path)
+        while len(self._own) > self._max_files:
+            self._own.pop(0).unlink(missing_ok=True)
+        return descriptor
+
+    def _place(self) -> tuple[Path, str, str, int]:
+        return self._folder, self.attempt, self._host, self._rank
+
+    def _write_whole(self, descriptor: int, content: bytes) -> None:
+        written = 0
+        try:
+            while written < len(content):  # once, except where a disk is filling up
+                written += os.write(descriptor, memoryview(content)[written:])
+        except BaseException:  # also one that the handler of a signal raises
+            if written or not self._size:
+                self._undo(descriptor)
+            raise
+
+    def _undo(self, descriptor: int) -> None:
+        """Take back half a write. An empty file goes; the next flush begins a new one."""
         with contextlib.suppress(OSError):
-            run_folder.remove_leftovers(self._folder, self._attempt, self._rank, unfinished_only=True)
-        self._problem(f"the trace ends here and the job goes on: {describe(error)}")
+            os.ftruncate(descriptor, self._size)
+        if not self._size:
+            with contextlib.suppress(OSError):
+                self._own.pop().unlink()
+            self._number -= 1
+
+    def _forget_oldest(self) -> None:
+        records = self._pending.pop(0)
+        self._pending_bytes -= _size(records)
+        self._dropped += len(records[0])
+
+    def _say(self, error: Exception) -> None:
+        if not self._said:
+            self._said = True
+            with contextlib.suppress(Exception):
+                self._problem(f"the trace cannot be written, and the job goes on: {describe(error)}")
+
+
+def _size(records: tuple[Records, Records]) -> int:
+    return sum(part.nbytes for part in records)

@@ -1,88 +1,94 @@
-"""The folder of a run: the paths of each rank's files, and reading its status files.
+"""The folder of a run: the paths of each rank's files, and reading them, hostile ones among them.
 
 ::
 
-    DIR/status/attempt0/rank00003.json             the rank's last snapshot
-    DIR/trace/attempt0/rank00003-000012.parquet    segments of its trace
-    DIR/summary.txt                                the page of rank 0 at exit
+    DIR/<attempt>/<host>/rank00003.json        the rank's last snapshot
+    DIR/<attempt>/<host>/rank00003-000.pace    segments of its trace
+    DIR/<attempt>/findings.json                who is late and who waits
+    DIR/<attempt>/summary.txt                  the page of rank 0; that of the last attempt also as DIR/summary.txt
+    DIR/control.json                           changes of mode at run time
 
-An attempt is one start of the job's processes (``TORCHELASTIC_RESTART_COUNT``). A folder holds one run: a later run in
-the same folder replaces the files of each rank. Files whose names begin with a dot are unfinished and never read.
-Imports neither pyarrow nor anything else that takes time.
+An attempt is one start of the job's processes, named by the time and six hex digits (``20261123T053000-3f2a91``), so
+that names sort by time; all its ranks share the name. Files that contradict their place belong to something else: they
+are passed over with a note, and so is everything that is no regular file. Files whose names begin with a dot are
+unfinished and never read.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from paceenv.core.errors import InputError
-from paceenv.core.files import atomic_write
+from paceenv.core.errors import InputError, short_repr
+from paceenv.core.files import atomic_write, open_regular
 from paceenv.live.record.snapshot import SCHEMA, Snapshot, finite
 
-STATUS, TRACE, SUMMARY = "status", "trace", "summary.txt"
-_ATTEMPT = re.compile(r"attempt(\d{1,9})")
+SUMMARY: Final = "summary.txt"
+STATUS_S: Final = 2.0
+"""Shortest time between two writes of a rank's status."""
+FILES_PER_S: Final = 15.0
+"""Files that all ranks of a job may write together: at 1,000 ranks, 8 ranks of a host replace 432 files an hour."""
+MAX_STATUS_BYTES: Final = 1 << 20
+ATTEMPT: Final = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 _STATUS_NAME = re.compile(r"rank(\d{5,9})\.json")
-_SEGMENT_NAME = re.compile(r"rank(\d{5,9})-(\d{6,9})\.parquet")
-_MAX_STATUS_BYTES = 1 << 20
+_SEGMENT_NAME = re.compile(r"rank(\d{5,9})-(\d{3,9})\.pace")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_MAX_HOST = 64
+_BEFORE = ("status", "trace")
+"""The folders of earlier versions, which had no attempts that ranks agreed on."""
 
 
-def status_path(folder: Path, attempt: int, rank: int) -> Path:
+def status_period_s(world_size: int) -> float:
+    """Seconds between two writes of a rank's status; it grows with the job, so that the load on the files does not."""
+    return max(STATUS_S, world_size / FILES_PER_S)
+
+
+def host_folder(host: str) -> str:
+    """A host's name as the name of a folder: a changed one carries a checksum, so that two hosts stay apart."""
+    safe = _UNSAFE.sub("_", host)[:_MAX_HOST].lstrip(".") or "host"
+    return safe if safe == host else f"{safe}-{zlib.crc32(host.encode(errors='replace')):08x}"
+
+
+def status_path(folder: Path, attempt: str, host: str, rank: int) -> Path:
     """The path of a rank's status file.
 
     Args:
         folder: the run's folder.
-        attempt: number of the start of the job's processes, from 0.
+        attempt: the start of the job's processes.
+        host: the name of the rank's host.
         rank: the rank.
     """
-    return folder / STATUS / f"attempt{attempt}" / f"rank{rank:05d}.json"
+    return folder / attempt / host_folder(host) / f"rank{rank:05d}.json"
 
 
-def segment_path(folder: Path, attempt: int, rank: int, number: int) -> Path:
+def segment_path(folder: Path, attempt: str, host: str, rank: int, number: int) -> Path:
     """The path of a segment of a rank's trace.
 
     Args:
         folder: the run's folder.
-        attempt: number of the start of the job's processes, from 0.
+        attempt: the start of the job's processes.
+        host: the name of the rank's host.
         rank: the rank.
         number: number of the segment, from 0.
     """
-    return folder / TRACE / f"attempt{attempt}" / f"rank{rank:05d}-{number:06d}.parquet"
-
-
-def remove_leftovers(folder: Path, attempt: int, rank: int, *, unfinished_only: bool = False) -> None:
-    """Remove the files that an earlier run left of this rank.
-
-    Args:
-        folder: the run's folder.
-        attempt: number of the start of the job's processes, from 0.
-        rank: the rank.
-        unfinished_only: keep the finished segments of its trace.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
-    for kind in (STATUS, TRACE):
-        place = folder / kind / f"attempt{attempt}"
-        stale = [*place.glob(f".rank{rank:05d}[.-]*")]
-        stale += place.glob(f"rank{rank:05d}-*.parquet") if kind == TRACE and not unfinished_only else []
-        for path in stale:
-            path.unlink(missing_ok=True)
+    return folder / attempt / host_folder(host) / f"rank{rank:05d}-{number:03d}.pace"
 
 
 def write_status(folder: Path, snapshot: Mapping[str, Any]) -> None:
     """Write a rank's snapshot completely or not at all; numbers that are not finite become null. Raises InputError."""
-    path = status_path(folder, int(snapshot["attempt"]), int(snapshot["rank"]))
+    path = status_path(folder, str(snapshot["attempt"]), str(snapshot["host"]), int(snapshot["rank"]))
     atomic_write(path, (json.dumps(finite(snapshot), allow_nan=False) + "\n").encode())
 
 
 class RunFolder:
     """Reads a run's folder while it is being written, or after. Raises InputError if it is not the folder of a run.
 
-    ``notes`` collects one line for each file that could not be read.
+    ``notes`` collects one line for each file that could not be read or does not belong where it is.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -91,47 +97,88 @@ class RunFolder:
         if not self.path.is_dir():
             raise InputError(f"{self.path}: {'not a folder' if self.path.exists() else 'no such folder'}")
         if not self.attempts():
-            raise InputError(f"{self.path}: not the folder of a run: holds neither {STATUS} nor {TRACE} of any attempt")
+            if any((self.path / name).is_dir() for name in _BEFORE):
+                raise InputError(
+                    f"{self.path}: written by an earlier version of the agent (folders status and trace); "
+                    "allowed: a folder of this version, or read it with that version"
+                )
+            raise InputError(f"{self.path}: not the folder of a run: holds no attempt (like 20261123T053000-3f2a91)")
 
-    def attempts(self) -> list[int]:
-        """The attempts with any files, in ascending order."""
-        found = set()
-        for kind in (STATUS, TRACE):
-            place = self.path / kind
-            for entry in place.iterdir() if place.is_dir() else ():
-                match = _ATTEMPT.fullmatch(entry.name)
-                if match and entry.is_dir():
-                    found.add(int(match[1]))
-        return sorted(found)
+    def attempts(self) -> list[str]:
+        """The attempts, the oldest first."""
+        return [entry.name for entry in _entries(self.path) if ATTEMPT.fullmatch(entry.name) and entry.is_dir()]
 
-    def latest(self) -> int:
-        """The attempt with the newest status; without any status, the highest number."""
-        heard = {attempt: [s["unix_time_s"] or 0.0 for s in self.statuses(attempt)] for attempt in self.attempts()}
-        return max(heard, key=lambda attempt: (max(heard[attempt], default=0.0), attempt))
+    def latest(self) -> str:
+        """The attempt that began last."""
+        return self.attempts()[-1]
 
-    def chosen(self, attempt: int | None) -> int:
-        """``attempt``, or the latest for None. Raises InputError if there is no such attempt."""
+    def chosen(self, attempt: str | None) -> str:
+        """``attempt``, of which the beginning is enough, or the latest for None. Raises InputError if it is unknown."""
         if attempt is None:
             return self.latest()
-        if attempt not in self.attempts():
-            raise InputError(f"{self.path}: attempt = {attempt}; allowed: one of {self.attempts()}")
-        return attempt
+        found = [name for name in self.attempts() if name.startswith(attempt)] if attempt else []
+        if len(found) != 1 and attempt not in found:
+            which = "several begin so" if found else "there is none"
+            listed = ", ".join(self.attempts()[-5:])
+            raise InputError(f"{self.path}: attempt = {short_repr(attempt)}: {which}; allowed: one of {listed}")
+        return attempt if attempt in found else found[0]
 
-    def statuses(self, attempt: int) -> list[Snapshot]:
-        """The ranks' snapshots, ordered by rank, without ranks that an earlier, larger job left here."""
-        place, found = self.path / STATUS / f"attempt{attempt}", []
-        for path, match in _files(place, _STATUS_NAME):
+    def statuses(self, attempt: str) -> list[Snapshot]:
+        """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
+        found: dict[int, tuple[Path, Snapshot]] = {}
+        for path, _ in self._files(attempt, _STATUS_NAME):
             snapshot = self._read_status(path)
-            if snapshot is not None and snapshot["rank"] == int(match[1]):
-                found.append(snapshot)
-        newest = max(found, key=lambda snapshot: snapshot["unix_time_s"] or 0.0, default=None)
-        size = newest["world_size"] if newest else None
-        return sorted((s for s in found if not size or s["rank"] < size), key=lambda s: int(s["rank"]))
+            says = (snapshot[key] for key in ("attempt", "host", "rank", "world_size")) if snapshot else ()
+            if snapshot is None or not self.is_in_place(path, *says):
+                continue
+            known = found.get(snapshot["rank"])
+            if known is not None:
+                old, snapshot, path = _by_age(known, (path, snapshot))
+                self.note(f"{old}: passed over: {path.parent.name} has a newer status of this rank")
+            found[snapshot["rank"]] = path, snapshot
+        of = {path: (snapshot.get("job"), snapshot["world_size"]) for path, snapshot in found.values()}
+        apart = self.apart(of)
+        return [found[rank][1] for rank in sorted(found) if found[rank][0] not in apart]
 
-    def segments(self, attempt: int) -> dict[int, list[Path]]:
+    def is_in_place(self, path: Path, attempt: Any, host: Any, rank: Any, size: Any) -> bool:
+        """Whether a file lies where its content says that it belongs; if not, a note.
+
+        Args:
+            path: the file.
+            attempt: the attempt in its content; so for the others.
+            host: the name of the host.
+            rank: the rank.
+            size: ranks of the job; None if it does not say.
+        """
+        fits = size is None or (type(rank) is int and type(size) is int and 0 <= rank < size)
+        place = path.parts[-3:-1], path.name[: path.name.find("-" if "-" in path.name else ".")]
+        if fits and isinstance(attempt, str) and isinstance(host, str):
+            fits = place == ((attempt, host_folder(host)), f"rank{rank:05d}")
+        else:
+            fits = False
+        if not fits:
+            says = f"rank {str(rank)[:20]} of {str(size)[:20]} on {str(host)[:80]}, attempt {str(attempt)[:80]}"
+            self.note(f"{path}: passed over: {says} is not its place")
+        return fits
+
+    def apart(self, jobs: Mapping[Path, tuple[Any, Any]]) -> set[Path]:
+        """The files of another job or world size than most; each gets a note.
+
+        Args:
+            jobs: the name of the job and its number of ranks, by file.
+        """
+        keys = {path: repr(job) for path, job in jobs.items()}
+        [(usual, _)] = Counter(keys.values()).most_common(1) or [("", 0)]
+        apart = {path for path, key in keys.items() if key != usual}
+        for path in sorted(apart):
+            name, size = jobs[path]
+            self.note(f"{path}: passed over: of job {str(name)[:80]} with {size} ranks, unlike the others")
+        return apart
+
+    def segments(self, attempt: str) -> dict[int, list[Path]]:
         """The segments of every rank in their order, by rank."""
         found: dict[int, list[tuple[int, Path]]] = {}
-        for path, match in _files(self.path / TRACE / f"attempt{attempt}", _SEGMENT_NAME):
+        for path, match in self._files(attempt, _SEGMENT_NAME):
             found.setdefault(int(match[1]), []).append((int(match[2]), path))
         return {rank: [path for _, path in sorted(found[rank])] for rank in sorted(found)}
 
@@ -140,26 +187,43 @@ class RunFolder:
         if text not in self.notes:
             self.notes.append(text)
 
+    def _files(self, attempt: str, name: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
+        for host in _entries(self.path / attempt):
+            if not host.name.startswith(".") and host.is_dir():
+                for path in _entries(host):
+                    if match := name.fullmatch(path.name):
+                        yield path, match
+
     def _read_status(self, path: Path) -> Snapshot | None:
         try:
-            with path.open("rb") as stream:
-                data = json.loads(stream.read(_MAX_STATUS_BYTES))
-        except FileNotFoundError:
-            return None  # replaced or removed meanwhile
+            with open_regular(path, MAX_STATUS_BYTES) as stream:
+                data = json.loads(stream.read(MAX_STATUS_BYTES))
+        except InputError as error:
+            if path.exists():  # else replaced or removed meanwhile
+                self.note(f"{error}; passed over")
+            return None
         except (OSError, ValueError, RecursionError) as error:
             self.note(f"{path}: passed over: {getattr(error, 'strerror', None) or 'not JSON'}")
             return None
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or type(data.get("rank")) is not int:
             self.note(f"{path}: passed over: not a status of schema {SCHEMA}")
             return None
-        for name, kinds in (("unix_time_s", (int, float)), ("world_size", (int,))):
+        wanted = {"unix_time_s": (int, float), "world_size": (int,), "job": (str,), "attempt": (str,), "host": (str,)}
+        for name, kinds in wanted.items():
             if not isinstance(data.get(name), kinds) or isinstance(data.get(name), bool):
                 data[name] = None
         return data
 
 
-def _files(place: Path, name: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:
-    for path in sorted(place.iterdir()) if place.is_dir() else ():
-        match = name.fullmatch(path.name)
-        if match:
-            yield path, match
+def _by_age(one: tuple[Path, Snapshot], other: tuple[Path, Snapshot]) -> tuple[Path, Snapshot, Path]:
+    """The file of the older snapshot; the newer snapshot and its file."""
+    old, new = sorted((one, other), key=lambda found: found[1]["unix_time_s"] or 0.0)
+    return old[0], new[1], new[0]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, by name; nothing if it cannot be listed."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

@@ -2,33 +2,45 @@
 
 Times are in seconds; null means unknown. Every reader takes a missing or ill-typed entry as unknown. Fields:
 
-========== =========================================================================================================
-field      holds
-========== =========================================================================================================
-schema     :data:`SCHEMA`
-job        name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes), ``host``, ``pid``
+=========== ========================================================================================================
+field       holds
+=========== ========================================================================================================
+schema      :data:`SCHEMA`
+job         name; ``rank``, ``world_size``, ``attempt`` (start of the job's processes, a text that all ranks share),
+            ``host``, ``pid``
 unix_time_s when it was made; ``final``: whether the agent has ended
-mode       requested; ``state``: in force; ``reason``: why they differ, or ""
-iterations seen; ``regular`` of them used by the estimator, ``irregular`` only recorded
-step       ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``
-parts      where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
-           ``pacing_s``
-own        the step outside collectives and barrier: ``mean_s`` and its standard error ``error_s``
-wait       for others, in the step's last collective: ``mean_s``, ``p50_s``, ``p95_s``, ``baseline_s``
-arrival    ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``
-pacing     delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``max_s``, ``total_s``;
-           ``cut``: how often each limit shortened or forbade one
-group      the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
-stamps     CUDA events ``dropped``
-canary     null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
-probe      null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
-           ``cost_share`` (relative increase of the mean step; null before the first evaluation)
-overhead   the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
-policy     ``name``, ``source``, ``sha256``
-locality   :func:`paceenv.live.observe.locality.describe`
-trace      ``rows`` and ``segments`` written, iterations ``dropped``
-events     the agent's messages: ``unix_time_s``, ``text`` each
-========== =========================================================================================================
+mode        requested; ``state``: in force; ``reason``: why they differ, or ""
+iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
+            be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
+step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``
+parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
+            ``pacing_s``
+own         the step outside all blocking operations and delays: ``mean_s``, its standard error ``error_s``, ``p50_s``,
+            ``p95_s``, and ``blocks``: ``iterations`` of a block (a power of two), number ``first`` of the first kept
+            block (block k is the iterations from ``k * iterations`` on), and for each of at most 32 blocks its means
+            per step, or null: ``own_s``, ``step_s``, ``blocked_s``; and its number of ``steps``
+collectives at most 32, the longest first, the rest summed as op "other": ``op``, ``group`` (a number), ``bytes``,
+            ``per_step``, ``blocked_s`` (mean blocked time per step), ``blocks_s`` (the same in each block)
+groups      by number: ``name``, ``ranks`` (``0-3,8``; null if unknown), ``member`` (this rank's place), ``size``
+unseen      collectives that a group counted and the agent could not see: ``group``, ``per_step``, ``why``
+side        collectives on other threads: ``per_step``, ``seconds`` per step
+wait        in the barrier, and blocked elsewhere beyond ``baseline_s``, the least: ``mean_s``, ``p50_s``, ``p95_s``
+arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``; a rank alone claims
+            nothing, verdicts come from :mod:`paceenv.live.record.findings`
+agents      ranks with an agent: ``count``, ``complete``, ``reason``
+pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``max_s``, ``total_s``;
+            ``cut``: how often each limit shortened or forbade one
+group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
+stamps      CUDA events ``dropped``
+canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
+probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
+            ``cost_share`` (relative increase of the mean step; null before the first evaluation)
+overhead    the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
+policy      ``name``, ``source``, ``sha256``
+locality    :func:`paceenv.live.observe.locality.describe`
+trace       ``rows`` and ``segments`` written, iterations ``dropped``
+events      the agent's messages: ``unix_time_s``, ``text`` each
+=========== ========================================================================================================
 """
 
 from __future__ import annotations
@@ -37,7 +49,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-SCHEMA: Final = "paceenv.live/1"
+SCHEMA: Final = "paceenv.live/2"
 STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"

@@ -11,15 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Final
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.live.observe.locality import format_list
-from paceenv.live.record.history import compare_ranks
+from paceenv.live.record.findings import find
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
-from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, PARTS, Snapshot, entry, number, text
+from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text
+from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 NAMES: Final = {
     "compute": "compute and everything else",
@@ -38,12 +38,14 @@ LISTED: Final = 4
 """Ranks listed for each kind; further ones are counted."""
 ALIKE: Final = 0.02
 """Ranks with a smaller relative difference are not listed separately."""
+FEW: Final = 0.1
+"""A smaller share of steps unlike the usual is not mentioned: the first ones of a job always are."""
 MAX_EVENTS: Final = 12
 WIDTH: Final = 100
 
 
 def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) -> str:
-    """Write the page to the run's folder and return it; it uses the last status of the other ranks there.
+    """Write the page to the run's folder, and to its attempt's, and return it; it uses the other ranks' last status.
 
     Args:
         folder: the run's folder.
@@ -57,13 +59,14 @@ def write_summary(folder: str | Path, own: Snapshot, patience_s: float = 0.0) ->
     while True:
         others: list[Snapshot] = []
         with contextlib.suppress(InputError):  # no status there yet
-            others = [s for s in RunFolder(place).statuses(int(own["attempt"])) if s["rank"] != own["rank"]]
+            others = [s for s in RunFolder(place).statuses(own["attempt"]) if s["rank"] != own["rank"]]
         complete = len(others) + 1 >= own["world_size"] and all(entry(s, "final") for s in others)
         if complete or time.monotonic() >= until_s:
             break
         time.sleep(0.25)
-    page = summarise(compare_ranks([own, *others]))
-    atomic_write(place / SUMMARY, page.encode())
+    page = summarise([own, *others])
+    for target in (place / str(own["attempt"]) / SUMMARY, place / SUMMARY):
+        atomic_write(target, page.encode())
     return page
 
 
@@ -81,27 +84,6 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds with three digits and a unit that suits them; ``-`` for unknown."""
-    if seconds is None:
-        return "-"
-    size = abs(seconds)
-    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (600.0, 1.0, "s"), (36000.0, 1 / 60, "min")):
-        if size < limit:
-            return f"{seconds * factor:.3g} {unit}" if size * factor < 99.95 else f"{seconds * factor:.0f} {unit}"
-    return f"{seconds / 3600:.1f} h"
-
-
-def percent(share: float | None) -> str:
-    """A share as a percentage with one digit; ``-`` for unknown."""
-    return "-" if share is None else f"{100.0 * share:.1f} %"
-
-
-def count(value: float | None) -> str:
-    """A whole number with thousands set apart; ``-`` for unknown."""
-    return "-" if value is None else f"{int(value):,}"
-
-
 def _wrapped(line: str) -> str:
     return "\n".join(textwrap.wrap(line, WIDTH, subsequent_indent="      ", break_on_hyphens=False))
 
@@ -110,18 +92,22 @@ def _heading(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     size = number(own, "world_size")
     hosts = len({text(s, "host") for s in ranks})
     mode, state, reason = text(own, "mode"), text(own, "state"), text(own, "reason")
+    agents = number(own, "agents", "count")
     lines = [
         f"paceenv live: job {text(own, 'job') or '(no name)'}, attempt {entry(own, 'attempt')}, "
         f"{count(size)} rank{'' if size == 1.0 else 's'}; this page is from {len(ranks)} of them "
         f"on {hosts} host{'s' if hosts > 1 else ''}"
     ]
+    if agents is not None and size is not None and agents < size:
+        why = text(own, "agents", "reason")
+        lines.append(f"{count(agents)} of {count(size)} ranks have an agent" + (f": {why}" if why else ""))
     lines.append(f"mode {mode}" + (f", in force: {state} ({reason or 'no reason given'})" if state != mode else ""))
     policy, digest = text(own, "policy", "name"), text(own, "policy", "sha256")
     if policy and mode != "probe":  # probes need no policy
         lines[-1] += f"; policy {policy}" + (f" ({digest[:12]})" if digest else "")
     silent = [s["rank"] for s in ranks if not entry(s, "final")]
     if silent and entry(own, "final"):
-        lines.append(f"not ended when this was written: {_ranks(silent)}")
+        lines.append(f"not ended when this was written: {name_ranks(silent)}")
     return lines
 
 
@@ -130,12 +116,18 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     seen, irregular = number(own, "iterations"), number(own, "irregular")
     lines = ["Where the step went"]
     if step["mean_s"] is None:
-        return [*lines, f"  no measurement after {count(seen)} iterations"]
+        why = text(own, "unmeasured") or "no step has begun and ended yet"
+        return [*lines, f"  {count(seen)} iterations, 0 measured, because {why}"]
     lines.append(
         f"  mean {duration(step['mean_s'])}, median {duration(step['p50_s'])}, 99th percentile "
         f"{duration(step['p99_s'])}, at best {duration(step['baseline_s'])}; CV {percent(step['cv'])}"
     )
-    lines.append(f"  {count(seen)} iterations, {count(irregular)} of them unlike the usual and left out")
+    unlike = f", {count(irregular)} unlike the usual" if (irregular or 0.0) > FEW * (seen or 0.0) else ""
+    lines.append(f"  {count(seen)} iterations, {count(number(own, 'regular'))} steps measured{unlike}")
+    together = number(own, "step_iterations") or 1.0
+    if together > 1.0:
+        lines.append(f"  a step is {count(together)} iterations: the ranks meet in every {count(together)}th")
+    lines += _unmeasured(ranks)
     for part in PARTS:
         of_rank = {s["rank"]: value for s in ranks if (value := number(s, "parts", f"{part}_s")) is not None}
         if not of_rank or not any(of_rank.values()):
@@ -149,43 +141,18 @@ def _step(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     return lines
 
 
+def _unmeasured(ranks: Sequence[Snapshot]) -> list[str]:
+    """The ranks that have measured nothing, and why."""
+    reasons: dict[str, list[int]] = {}
+    for snapshot in ranks:
+        if number(snapshot, "step", "mean_s") is None and number(snapshot, "iterations"):
+            reasons.setdefault(text(snapshot, "unmeasured") or "no reason given", []).append(int(snapshot["rank"]))
+    return [f"  nothing measured on {name_ranks(who)}: {why}" for why, who in reasons.items()][:LISTED]
+
+
 def _waiting(ranks: Sequence[Snapshot]) -> list[str]:
-    lines = ["Which rank waits for which"]
-    verdict = {s["rank"]: text(s, "arrival", "verdict") for s in ranks}
-    by_rank = {s["rank"]: s for s in ranks}
-    for word, key, phrase in ((LATE, "late_s", "the others wait for it"), (EARLY, "early_s", "it waits")):
-        named = [rank for rank in by_rank if verdict[rank] == word]
-        named.sort(key=lambda rank: -(number(by_rank[rank], "arrival", key) or 0.0))
-        for rank in named[:LISTED]:
-            amount, share = number(by_rank[rank], "arrival", key), number(by_rank[rank], "arrival", "share")
-            often = f" in {percent(share)} of iterations" if share is not None else ""
-            host = text(by_rank[rank], "host")
-            lines.append(f"  rank {rank}{f' ({host})' if host else ''} is {word}: {phrase}, {duration(amount)}{often}")
-        if len(named) > LISTED:
-            lines.append(f"  and {len(named) - LISTED} more ranks are {word}")
-    on_time = [rank for rank in by_rank if verdict[rank] == ON_TIME]
-    if len(on_time) == len(ranks):
-        lines.append("  all ranks arrive on time")
-    elif on_time:
-        lines.append(f"  on time: {_ranks(on_time)}")
-    unclear = [rank for rank in by_rank if verdict[rank] not in (LATE, EARLY, ON_TIME)]
-    if unclear:
-        evidence = text(by_rank[unclear[0]], "arrival", "evidence")
-        lines.append(f"  insufficient evidence: {_ranks(unclear)}" + (f"; {evidence}" if evidence else ""))
-    return lines + _last_by_waits(ranks)
-
-
-def _last_by_waits(ranks: Sequence[Snapshot]) -> list[str]:
-    """The ranks' mean waits side by side: the last rank has the shortest wait, whatever its own verdict is."""
-    waits = {s["rank"]: value for s in ranks if (value := number(s, "wait", "mean_s")) is not None}
-    if len(waits) < 2:
-        return []
-    last, most = min(waits, key=waits.__getitem__), max(waits, key=waits.__getitem__)
-    typical_s = median(value for rank, value in waits.items() if rank != last)
-    return [
-        f"  mean waits: least {duration(waits[last])} (rank {last}), median of the others {duration(typical_s)}, "
-        f"most {duration(waits[most])} (rank {most})"
-    ]
+    """The findings from all ranks side by side."""
+    return ["Which rank waits for which", *(f"  {line}" for line in find(ranks)["text"])]
 
 
 def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
@@ -257,14 +224,7 @@ def _said(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     lines = []
     for words, (when, who) in sorted(said.items(), key=lambda item: item[1][0])[-MAX_EVENTS:]:
         clock = time.strftime("%H:%M:%S", time.localtime(when)) if when else "--:--:--"
-        lines.append(f"  {clock}  {_ranks(sorted(set(who)))}: {words}")
+        lines.append(f"  {clock}  {name_ranks(sorted(set(who)))}: {words}")
     if len(said) > MAX_EVENTS:
         lines.insert(0, f"  ({len(said) - MAX_EVENTS} earlier ones left out)")
     return ["Messages of the agent", *lines] if lines else []
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words, runs joined: ``ranks 0-3, 7``."""
-    shown = format_list(sorted(ranks)).split(",")
-    more = f" and {len(shown) - 8} more runs" if len(shown) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown[:8])}{more}"

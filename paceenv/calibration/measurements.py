@@ -22,7 +22,7 @@ import pydantic
 import yaml
 from numpy.typing import NDArray
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 from paceenv.core.trace import COMPUTE_OPS, Trace
 from paceenv.ui import config_files
 
@@ -130,14 +130,14 @@ class NoiseMeasurements:
     def load(cls, path: str | Path) -> NoiseMeasurements:
         """Read :meth:`save`'s YAML. Raises InputError that names the first thing wrong."""
         try:
-            content = yaml.safe_load(Path(path).read_text())
+            content = config_files.parse_yaml(Path(path).read_text())
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: neither Parquet nor YAML: {error}") from error
         version = content.pop(FORMAT_KEY, None) if isinstance(content, dict) else None
         if version != FORMAT_VERSION:
-            raise InputError(f"{path}: {FORMAT_KEY} = {version!r}; allowed: {FORMAT_VERSION}")
+            raise InputError(f"{path}: {FORMAT_KEY} = {short_repr(version)}; allowed: {FORMAT_VERSION}")
         try:
             for stage in content["stages"]:
                 names, columns = stage["replicates"].keys(), stage["replicates"].values()
@@ -146,7 +146,7 @@ class NoiseMeasurements:
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
-            raise InputError(f"{path}: {name} = {first['input']!r}: {first['msg']}") from error
+            raise InputError(f"{path}: {name} = {short_repr(first['input'])}: {first['msg']}") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path}: stages or their replicates are malformed: {error}") from error
 

@@ -9,7 +9,7 @@ import typer
 
 from paceenv.calibration.fits.scaling_table import ScalingTarget, compare
 from paceenv.calibration.fits.throughput_fit import ThroughputTarget
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
 from paceenv.validation import closed_forms, described, simulated_runs
@@ -77,7 +77,7 @@ def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list
             return list(described.checks(config_files.parse(DescribedTarget, data, str(path))))
         case _:
             kinds = "scaling, simulated, closed_form, throughput, described"
-            raise InputError(f"{path}: kind = {kind!r}; allowed: {kinds}")
+            raise InputError(f"{path}: kind = {short_repr(kind)}; allowed: {kinds}")
 
 
 def _scaling(target: ScalingTarget, cluster: str | None, seeds: int, iterations: int) -> Iterator[Check]:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import reprlib
+from typing import Any, Final
+
+MAX_MESSAGE: Final = 4000
+"""Most characters of a message."""
+MAX_VALUE: Final = 200
+"""Most characters of a value in a message."""
+_MAX_PARTS: Final = 100
+"""Values with more parts are shortened; those of a few hundred bytes of YAML with aliases may have billions."""
 
 
 class InputError(ValueError):
     """Bad input: the message names the value, what is allowed, and where the value came from, in one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(str(message).split()))
+        line = " ".join(str(message).split())
+        super().__init__(line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]} ...")
 
 
 def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
@@ -21,4 +30,47 @@ def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
         allowed: the allowed values, in words.
         where: the file, section or command that the value came from.
     """
-    return InputError(f"{where}: {name} = {value!r}; allowed: {allowed}")
+    return InputError(f"{where}: {name} = {short_repr(value)}; allowed: {allowed}")
+
+
+def short_repr(value: Any) -> str:
+    """``repr(value)``, shortened where it is long; quick and small for any value, however nested."""
+    try:
+        text = repr(value) if _is_small(value) else _SHORT.repr(value)
+    except Exception:  # of a class of its own
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE // 2]} ... {text[-MAX_VALUE // 4 :]}"
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxstring = self.maxother = MAX_VALUE
+
+    def repr_int(self, value: int, level: int) -> str:
+        """A number of thousands of digits cannot be printed."""
+        return repr(value) if value.bit_length() < MAX_VALUE else f"<a whole number of {value.bit_length()} bits>"
+
+
+_SHORT: Final = _Short()
+
+
+def _is_small(value: Any) -> bool:
+    waiting, parts = [value], 0
+    while waiting:
+        part = waiting.pop()
+        parts += 1
+        if parts > _MAX_PARTS:
+            return False
+        if isinstance(part, (str, bytes)):
+            if len(part) > MAX_VALUE:
+                return False
+        elif isinstance(part, int):
+            if part.bit_length() >= MAX_VALUE:
+                return False
+        elif isinstance(part, (dict, list, tuple, set, frozenset)):
+            if len(part) > _MAX_PARTS:
+                return False
+            waiting += [*part, *part.values()] if isinstance(part, dict) else part
+    return True

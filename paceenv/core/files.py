@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
+import errno
 import importlib.resources
 import os
-import tempfile
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from paceenv.core.errors import InputError
 from paceenv.core.renames import RENAMED_CONFIGS, new_name
 
 YAML_SUFFIXES = (".yaml", ".yml")
+MAX_REPEATED = 10_000
+"""Most parts of a YAML text that its aliases may repeat."""
 
 
 def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
@@ -32,19 +35,55 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary, descriptor = _create_beside(target)
     except OSError as error:
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
-        os.chmod(temporary, 0o644)
         os.replace(temporary, target)
     except BaseException as error:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
         if isinstance(error, OSError):
             raise InputError(f"{target}: cannot be written: {error.strerror or error}") from None
         raise
+
+
+def _create_beside(target: Path) -> tuple[Path, int]:
+    """A new file in the same folder, with the permissions that the system gives: the umask and default ACLs count.
+
+    ``tempfile`` makes files for their owner alone, and the umask can only be read by changing it for all threads.
+    """
+    for _ in range(100):
+        temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
+        with contextlib.suppress(FileExistsError):
+            return temporary, os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+
+def open_regular(path: str | os.PathLike[str], most_bytes: int) -> BinaryIO:
+    """Open a file for reading; never waits for a writer, as a FIFO would, and follows no link.
+
+    Args:
+        path: the file.
+        most_bytes: the largest allowed size.
+
+    Raises:
+        InputError: it is missing, not a regular file, larger, or may not be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        kinds = {errno.ELOOP: "a link", errno.ENXIO: "not a regular file", errno.ENOENT: "no such file"}
+        raise InputError(f"{path}: {kinds.get(error.errno or 0, error.strerror)}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path}: not a regular file")
+    raise InputError(f"{path}: {status.st_size} bytes; allowed: at most {most_bytes}")
 
 
 def packaged(kind: str) -> Path:
@@ -68,6 +107,8 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     candidate = packaged(kind) / f"{name}.yaml"
     if candidate.is_file():
         return candidate
+    import difflib  # only here, as below: importing the live agent must not load it
+
     known = names(kind)
     close = difflib.get_close_matches(str(name), known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
@@ -75,11 +116,11 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A YAML mapping from a file; data only (``safe_load``). Raises InputError for anything else."""
+    """A YAML mapping from a file; data only. Raises InputError for anything else."""
     import yaml  # only here: importing the live agent must not load it
 
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -89,3 +130,56 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(data).__name__}")
     return data
+
+
+def parse_yaml(text: str) -> Any:
+    """The data in a YAML text (``safe_load``).
+
+    Raises:
+        yaml.YAMLError: it is not valid.
+        ValueError: a value is not, or its aliases repeat more than :data:`MAX_REPEATED` parts: a few hundred bytes may
+            stand for billions, which every later step would have to walk.
+        RecursionError: it is nested too deeply.
+    """
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _repeated_parts(node) > MAX_REPEATED:
+            raise ValueError(f"its aliases stand for more than {MAX_REPEATED} parts")
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _repeated_parts(root: Any) -> int:
+    """How many parts the aliases of a YAML node stand for. A long text counts as several parts."""
+    sizes: dict[int, int] = {}
+    repeated = 0
+
+    def size(node: Any) -> int:
+        nonlocal repeated
+        known = sizes.get(id(node))
+        if known is None:
+            sizes[id(node)] = 0
+            value = node.value
+            if isinstance(value, str):
+                sizes[id(node)] = 1 + len(value) // 64
+            else:
+                sizes[id(node)] = 1 + sum(size(part) for item in value for part in _parts(item))
+        elif known:
+            repeated += known
+        else:
+            raise ValueError("an alias refers to what it is in")
+        return sizes[id(node)]
+
+    size(root)
+    return repeated
+
+
+def _parts(item: Any) -> tuple[Any, ...]:
+    """The nodes of an entry: of a mapping, key and value."""
+    return item if isinstance(item, tuple) else (item,)

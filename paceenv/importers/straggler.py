@@ -17,6 +17,7 @@ import yaml
 from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
+from paceenv.core.files import parse_yaml
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata, open_parquet
 
 COLUMNS: Final = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
@@ -179,8 +180,8 @@ def _job(path: Path) -> dict[str, Any]:
     if not sidecar.is_file():
         return {"name": name}
     try:
-        content = yaml.safe_load(sidecar.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        content = parse_yaml(sidecar.read_text())
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{sidecar}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{sidecar}: expected a mapping, found {type(content).__name__}")

@@ -15,11 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 from paceenv.core.files import YAML_SUFFIXES, atomic_write
 from paceenv.core.files import find as find
 from paceenv.core.files import names as names
 from paceenv.core.files import packaged as packaged
+from paceenv.core.files import parse_yaml as parse_yaml
 from paceenv.core.files import read_yaml as read_yaml
 from paceenv.core.renames import mechanism_name, new_name
 
@@ -97,7 +98,7 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
         known = _keys(model, issue["loc"][:-1])
         close = difflib.get_close_matches(str(issue["loc"][-1]), known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-        return f"{where}: unknown key {place} = {issue['input']!r}; {hint}{more}"
+        return f"{where}: unknown key {place} = {short_repr(issue['input'])}; {hint}{more}"
     if issue["type"] == "missing":
         return f"{where}: {place} is missing{more}"
     message = issue["msg"].removeprefix("Value error, ")
@@ -107,7 +108,7 @@ def _explain(model: type[BaseModel], error: ValidationError, where: str) -> str:
         issue["type"] == "value_error" and isinstance(issue["input"], dict) and len(issue["input"]) > 1
     ):  # about several keys
         return f"{where}: allowed: {f'{place}: ' if place else ''}{message}{more}"
-    return f"{where}: {place} = {issue['input']!r}; allowed: {message[:1].lower()}{message[1:]}{more}"
+    return f"{where}: {place} = {short_repr(issue['input'])}; allowed: {message[:1].lower()}{message[1:]}{more}"
 
 
 def _is_type_tag(part: Any) -> bool:
@@ -154,10 +155,10 @@ def set_value(data: dict[str, Any], assignment: str, option: str = "--set") -> N
         if not isinstance(node, (dict, list)):
             raise InputError(f"{option} {assignment}: {part} holds a value, not a section")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{option} {assignment}: {text!r} is not a YAML value: {getattr(error, 'problem', error)}"
+            f"{option} {assignment}: {short_repr(text)} is not a YAML value: {getattr(error, 'problem', error)}"
         ) from None
     if isinstance(value, str):
         with contextlib.suppress(ValueError):

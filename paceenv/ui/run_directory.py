@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, short_repr
 
 LOCK = ".lock"
 
@@ -48,7 +48,7 @@ def first_difference(theirs: Any, mine: Any, where: str = "") -> str:
     elif isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
         inside = [(str(i), *both) for i, both in enumerate(zip(theirs, mine, strict=True))]
     else:
-        return "" if theirs == mine else f"{where} = {theirs!r}, now {mine!r}"
+        return "" if theirs == mine else f"{where} = {short_repr(theirs)}, now {short_repr(mine)}"
     found = (first_difference(a, b, f"{where}.{key}" if where else key) for key, a, b in inside)
     return next(filter(None, found), "")
 

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, ValidationError, validate_call
 from scipy import integrate, stats
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.collectives import Algorithm, Law, Op, volume
 from paceenv.sim.cluster.pipeline import pipeline_s
@@ -196,9 +196,8 @@ def checks(target: ClosedFormTarget) -> Iterator[Check]:
         except ValidationError as error:
             issue = error.errors()[0]
             key = ".".join(str(part) for part in issue["loc"])
-            raise InputError(
-                f"{target.name}, {row.row}: {row.form}: {key} = {issue['input']!r}; allowed: {issue['msg'].lower()}"
-            ) from None
+            where = f"{target.name}, {row.row}: {row.form}"
+            raise out_of_range(key, issue["input"], issue["msg"].lower(), where) from None
         except ValueError as error:
             raise InputError(f"{target.name}, {row.row}: {row.form} {row.arguments}: {error}") from None
         yield Check(target.name, row.row, row.form, row.expected, found, "closed form", row.remark)

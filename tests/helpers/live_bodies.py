@@ -243,3 +243,19 @@ def train(*, way: str, modes: Sequence[str], iterations: int = ITERATIONS, **opt
             agent.detach()
         runs.append({"mode": mode, "losses": losses, "digest": digest(training), "summary": summary})
     return runs
+
+
+def attach_and_train(*, without: Sequence[int], iterations: int = 120) -> dict[str, Any] | None:
+    """Train with an active agent on every rank but ``without``; returns the agent's summary, if there is one."""
+    import paceenv.live as live
+
+    rank = dist.get_rank()
+    training = _slow()
+    options: dict[str, Any] = SHORT | {"mode": "active", "policy": delaying_policy()}
+    agent = None if rank in without else live.attach(training.attached, **options)
+    for iteration in range(iterations):
+        training.step(iteration)
+    if agent is None:
+        return None
+    agent.detach()
+    return agent.summary()

@@ -1,4 +1,4 @@
-"""Samples for the tests of what a live rank writes: iterations, snapshots, and real faults of a disk."""
+"""Samples for the tests of what a live rank writes: batches, snapshots, and real faults of a disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +15,97 @@ import numpy as np
 import pytest
 
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.observe.iteration import Iteration, Operation
+from paceenv.live.observe.batch import Batch, Kind
+from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.merge_segments import write_merged
-from paceenv.live.record.recorder import TraceRecorder, rank_metadata
+from paceenv.live.record.recorder import TraceRecorder, rank_header
 from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.segments import read_segment
+from paceenv.live.record.snapshot import SCHEMA
 
 DEADLINE_S = 300.0
 """For a process of a test that hangs, which then fails; no test waits for it otherwise."""
 STEP_S = 0.1
+ATTEMPT = "20261123T053000-3f2a91"
 
 
-def iterations(
+KINDS = (Kind("all_reduce", 0, 4096), Kind("barrier", -1, 0))
+MARKS = ("", "checkpoint", "evaluation")
+
+
+def batch(
     number: int, *, rank: int = 0, clock_s: float = 0.0, delay_s: float = 0.0, first: int = 0, drift: float = 0.0
-) -> Iterator[Iteration]:
+) -> Batch:
     """Steps of 100 ms: a delay, some 50 ms of compute, an all_reduce, and a barrier that all ranks leave together.
 
     Times are on a clock that showed ``clock_s`` at the start and gains ``drift`` seconds per second.
     """
-    random = np.random.default_rng(rank)
-    for i in range(first, first + number):
-        start_s, compute_s = i * STEP_S, 0.05 * (1.0 + 0.05 * float(random.standard_normal()))
-        stamps = start_s, start_s + delay_s, start_s + delay_s + compute_s, start_s + 0.09, start_s + STEP_S
-        begin, go, entry, done, end = (clock_s + t * (1.0 + drift) for t in stamps)
-        operations = Operation("all_reduce", 0, 4096, entry, done), Operation("barrier", -1, 0, done, end)
-        yield Iteration(i, begin, end, begin, go, operations, done - entry, end - done, True, "")
+    compute_s_T = 0.05 * (1.0 + 0.05 * np.random.default_rng(rank).standard_normal(number))
+    iteration_T = np.arange(first, first + number)
+    begin_s_T = iteration_T * STEP_S
+    stamps = begin_s_T, begin_s_T + delay_s, begin_s_T + delay_s + compute_s_T, begin_s_T + 0.09, begin_s_T + STEP_S
+    begin, go, enter, done, end = (clock_s + t * (1.0 + drift) for t in stamps)
+    return make_batch(
+        [(int(i), b, e, b, g) for i, b, e, g in zip(iteration_T, begin, end, go, strict=True)],
+        [(i, *parts) for i in range(number) for parts in ((0, enter[i], done[i]), (1, done[i], end[i]))],
+    )
 
 
-def recorder(folder: Path, *, rank: int = 0, world_size: int = 1, clock: str = "c", **options: Any) -> TraceRecorder:
+def make_batch(
+    iterations: Sequence[tuple[int, float, float, float, float]],
+    operations: Sequence[tuple[int, int, float, float]] = (),
+    *,
+    kinds: Sequence[Kind] = KINDS,
+    mark: int = 0,
+) -> Batch:
+    """A batch of (iteration, start, end, start of the delay, its end) and (place, kind, start, end)."""
+    of_T, of_N = np.array(iterations, float).reshape(-1, 5), np.array(operations, float).reshape(-1, 4)
+    regular_T, mark_T = np.full(len(of_T), not mark), np.full(len(of_T), mark, np.uint8)
+    place_N, kind_N = of_N[:, 0].astype(np.int64), of_N[:, 1].astype(np.uint16)
+    times_T = of_T[:, 1], of_T[:, 2], of_T[:, 3], of_T[:, 4]
+    numbers_T = of_T[:, 0].astype(np.int64)
+    return Batch(numbers_T, *times_T, regular_T, mark_T, place_N, kind_N, of_N[:, 2], of_N[:, 3], kinds, MARKS)
+
+
+def recorder(
+    folder: Path, *, rank: int = 0, world_size: int = 1, clock: str = "c", host: str = "node0", **options: Any
+) -> TraceRecorder:
     """A recorder whose problems fail the test, unless ``problem`` takes them."""
-    attempt = options.pop("attempt", 0)
-    metadata = rank_metadata("job", rank=rank, world_size=world_size, attempt=attempt, locality={"clock": clock})
-    return TraceRecorder(folder, metadata, rank=rank, attempt=attempt, **({"problem": pytest.fail} | options))
+    where = {"attempt": options.pop("attempt", ATTEMPT), "locality": {"clock": clock, "host": host}}
+    header = rank_header(options.pop("job", "job"), rank=rank, world_size=world_size, **where)
+    return TraceRecorder(folder, header, **({"problem": pytest.fail} | options))
 
 
-def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> None:
-    """A rank's whole trace in ``folder``: :func:`iterations` through a :func:`recorder`."""
+def record(folder: Path, number: int = 20, *, rank: int = 0, **options: Any) -> TraceRecorder:
+    """A rank's whole trace in ``folder``: :func:`batch` through a :func:`recorder`."""
     steps = {name: options.pop(name) for name in ("clock_s", "delay_s", "first", "drift") if name in options}
     target = recorder(folder, rank=rank, **options)
-    for iteration in iterations(number, rank=rank, **steps):
-        target.append(iteration)
+    target.add(batch(number, rank=rank, **steps))
     target.write(True)
+    return target
+
+
+def segment_files(folder: Path) -> list[Path]:
+    """All segments in a run's folder."""
+    return sorted(folder.glob("*/*/*.pace"))
+
+
+def read_all(folder: Path) -> tuple[int, int]:
+    """Iterations in all segments of a run's folder, and how many of its files have a damaged end."""
+    found = [read_segment(path) for path in segment_files(folder)]
+    return sum(len(segment.iterations_T) for segment in found), sum(bool(segment.note) for segment in found)
 
 
 def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
     """A whole snapshot; ``changed`` replaces top-level entries."""
     return {
-        "schema": "paceenv.live/1",
+        "schema": SCHEMA,
         "job": "job",
         "rank": rank,
         "world_size": 4,
         "host": f"node{rank // 2}",
         "pid": 100 + rank,
-        "attempt": 0,
+        "attempt": ATTEMPT,
         "unix_time_s": 1.7e9,
         "final": True,
         "mode": "canary",
@@ -78,7 +117,8 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
         "step": {"mean_s": 0.1, "cv": 0.04, "p50_s": 0.099, "p99_s": 0.14, "baseline_s": 0.095},
         "parts": {"compute_s": 0.07, "collective_s": 0.02, "barrier_s": 0.008, "pacing_s": 0.002},
         "wait": {"mean_s": 0.01, "p50_s": 0.009, "p95_s": 0.02, "baseline_s": 0.004},
-        "arrival": {"verdict": "on time", "early_s": 0.0, "late_s": 0.0, "share": 0.97, "evidence": "1190 steps"},
+        "arrival": verdict_of("on time", "ranks 0-3 side by side", share=0.97, ranks=4, iterations=1190)
+        | {"age_s": 9.0},
         "pacing": {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3},
         "canary": {
             "verdict": "helps",

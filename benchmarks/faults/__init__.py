@@ -1,0 +1,1 @@
+"""Faults that are injected into real training jobs, with and without the live agent."""

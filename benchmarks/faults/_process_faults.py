@@ -1,0 +1,542 @@
+"""Faults of processes, signals, threads and of the interpreter itself."""
+
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+from benchmarks.faults._fault import Job, Start, fault
+
+PLAIN = Start(fresh=True)
+
+
+def _flags(*flags: str, **environ: str) -> Start:
+    return Start(fresh=True, flags=flags, environ=environ)
+
+
+@fault(
+    "interpreter's flags",
+    {
+        "-O": _flags("-O"),
+        "-OO": _flags("-OO"),
+        "-X dev": _flags("-X", "dev"),
+        "-W error": _flags("-W", "error", "-W", "ignore::DeprecationWarning", "-W", "ignore::FutureWarning"),
+        "-W error::ResourceWarning": _flags("-X", "dev", "-W", "error::ResourceWarning"),
+        "-B -u": _flags("-B", "-u"),
+        "-X importtime": _flags("-X", "importtime"),
+        "-X tracemalloc": _flags("-X", "tracemalloc"),
+        "debug": _flags(PYTHONMALLOC="debug"),
+        "hash seed": _flags(PYTHONHASHSEED="0"),
+        "int digits": _flags("-X", "int_max_str_digits=640"),
+    },
+)
+def flags(job: Job) -> None:
+    job.begin()
+    job.train()
+
+
+@fault("warnings are errors", "before later")
+def warnings_are_errors(job: Job) -> None:
+    job.begin()
+    model = job.ddp()
+
+    def strict(i: int) -> None:
+        if i == (0 if job.variant == "before" else 10):
+            warnings.simplefilter("error")
+
+    strict(0)
+    job.train(model, before=strict)
+
+
+@fault("garbage collector", "disabled frozen every_object debug callbacks")
+def collector(job: Job) -> None:
+    job.begin()
+    if job.variant == "disabled":
+        gc.disable()
+    elif job.variant == "frozen":
+        gc.freeze()
+    elif job.variant == "every_object":
+        gc.set_threshold(1, 1, 1)
+    elif job.variant == "debug":
+        gc.set_debug(gc.DEBUG_SAVEALL)
+    else:
+        gc.callbacks.append(lambda phase, info: time.sleep(0) if info["generation"] < 2 else None)
+    job.train(before=lambda i: gc.collect(i % 3) if i % 5 == 0 else None)
+
+
+@fault("recursion", "low_limit at_the_limit in_a_step")
+def recursion(job: Job) -> None:
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+
+    def deep(i: int) -> None:
+        optimizer.zero_grad()
+        model(job.inputs(i)).square().mean().backward()
+        if job.variant == "low_limit":
+            depth = len(__import__("inspect").stack(0))
+            sys.setrecursionlimit(depth + 40)
+            optimizer.step()
+            sys.setrecursionlimit(1000)
+        elif job.variant == "at_the_limit":
+            _at_depth(sys.getrecursionlimit() - 150, optimizer.step)
+        else:
+            _until_it_fails(optimizer, i)
+
+    job.train(model, optimizer, step=deep)
+
+
+def _at_depth(depth: int, function: Any) -> None:
+    function() if depth <= 0 else _at_depth(depth - 1, function)
+
+
+def _until_it_fails(optimizer: Any, iteration: int) -> None:
+    """A step at every depth up to where Python itself refuses; its gradient is zero, so it may be done in part."""
+    optimizer.zero_grad(set_to_none=False)
+    if iteration % 10 == 0:
+        for depth in range(880, 1000):
+            try:
+                _at_depth(depth, optimizer.step)
+            except RecursionError:
+                return
+
+
+@fault("tracing", "settrace setprofile raises threads")
+def tracing(job: Job) -> None:
+    job.begin()
+    model = job.ddp()
+    calls = itertools.count()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if job.variant == "raises" and next(calls) == 3000:
+            raise RuntimeError("no more tracing")
+        return trace
+
+    def begin(i: int) -> None:
+        if i == 5 and job.variant == "threads":
+            threading.settrace(trace)
+        elif i == 5:
+            (sys.setprofile if job.variant == "setprofile" else sys.settrace)(trace)
+
+    def quiet(i: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            begin(i)
+
+    job.train(model, before=quiet)
+
+
+@fault("hooks of the interpreter raise", "excepthook threads unraisable audit display")
+def interpreter_hooks(job: Job) -> None:
+    job.begin()
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("a hook of the job's own")
+
+    def audit(event: str, args: Any) -> None:
+        if event in {"open", "os.mkdir", "os.rename", "socket.bind", "os.listdir"} and str(job.live) in str(args):
+            raise RuntimeError("not allowed here")
+
+    if job.variant == "audit":
+        sys.addaudithook(audit)
+    else:
+        names = {
+            "excepthook": (sys, "excepthook"),
+            "threads": (threading, "excepthook"),
+            "unraisable": (sys, "unraisablehook"),
+            "display": (sys, "displayhook"),
+        }
+        setattr(*names[job.variant], fails)
+    job.train(pause_s=0.03)
+
+
+@fault("threads are switched all the time", "", seeds=2)
+def switches(job: Job) -> None:
+    sys.setswitchinterval(1e-7)
+    job.begin()
+    job.train(iterations=100, pause_s=0.0)
+
+
+class Unrelated(Exception):
+    """What the job's own handlers raise."""
+
+
+@fault("a handler that raises at random moments", "SIGUSR1 SIGALRM SIGINT SIGTERM", seeds=3, code_only=True)
+def raising_handler(job: Job) -> None:
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+    number, armed = getattr(signal, job.variant), False
+    error = KeyboardInterrupt if job.variant == "SIGINT" else Unrelated
+
+    def handler(number: int, frame: Any) -> None:
+        nonlocal armed
+        if armed:
+            armed = False
+            raise error
+
+    def send() -> None:
+        while True:
+            time.sleep(job.random.uniform(0.001, 0.02))
+            os.kill(os.getpid(), number)
+
+    signal.signal(number, handler)
+    threading.Thread(target=send, daemon=True).start()
+    i, rebuild = 0, False
+    while i < 300:
+        try:
+            if rebuild:  # DDP was left in the midst of a backward pass
+                model, rebuild = job.ddp(job.network()), False
+                optimizer = job.optimizer(model)
+            while i < 300:
+                i += 1
+                armed = True
+                optimizer.zero_grad()
+                model(job.inputs(i)).square().mean().backward()
+                optimizer.step()
+            armed = False
+        except error:
+            rebuild = True
+    armed = False
+    print("through", flush=True)
+
+
+@fault("a storm of signals", "SIGALRM SIGPROF SIGUSR1 SIGCHLD", ranks=2)
+def signal_storm(job: Job) -> None:
+    number = getattr(signal, job.variant)
+    signal.signal(number, lambda number, frame: None)
+    if job.variant == "SIGALRM":
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    elif job.variant == "SIGPROF":
+        signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)
+    job.begin()
+
+    def send(i: int) -> None:
+        if job.variant in ("SIGUSR1", "SIGCHLD"):
+            for _ in range(20):
+                os.kill(os.getpid(), number)
+
+    job.train(before=send)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@fault("ended by a signal", "SIGTERM SIGINT SIGHUP SIGKILL SIGSEGV SIGABRT SIGQUIT SIGPIPE SIGXCPU SIGUSR1")
+def ended_by_signal(job: Job) -> None:
+    number = getattr(signal, job.variant)
+    job.begin()
+    if job.variant == "SIGPIPE":
+        signal.signal(number, signal.SIG_DFL)
+
+    def end(i: int) -> None:
+        if i == 20:
+            os.kill(os.getpid(), number)
+
+    job.train(before=end)
+
+
+@fault("SIGTERM and a handler of its own", "exits raises ignores wakeup before later", ranks=2)
+def own_sigterm(job: Job) -> None:
+    def exits(number: int, frame: Any) -> None:
+        if job.variant == "raises":
+            raise Unrelated
+        if job.variant not in ("ignores", "wakeup"):
+            print("asked to end", flush=True)
+            sys.exit(7)
+
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    if job.variant != "later":
+        signal.signal(signal.SIGTERM, exits)
+    if job.variant == "wakeup":
+        signal.set_wakeup_fd(write)
+    job.begin()
+
+    def end(i: int) -> None:
+        if i == 10 and job.variant == "later":
+            signal.signal(signal.SIGTERM, exits)
+        if i == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        job.train(before=end)
+    except Unrelated:
+        print("raised", flush=True)
+        os._exit(5)
+    if job.variant == "wakeup":
+        print(os.read(read, 10))
+
+
+@fault("stopped and continued", "once often", ranks=2)
+def stopped(job: Job) -> None:
+    job.begin()
+
+    def stop(i: int) -> None:
+        if job.rank == 1 and (i == 20 or (i % 8 == 0 and job.variant == "often")):
+            subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    job.train(before=stop)
+
+
+@fault("fault handler", "enabled later registered all_threads")
+def fault_handler(job: Job) -> None:
+    job.begin()
+    with open(job.folder / "faults", "w") as file:
+        if job.variant == "later":
+            faulthandler.dump_traceback_later(0.05, repeat=True, file=file)
+        elif job.variant == "registered":
+            faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+        else:
+            faulthandler.enable(file, all_threads=job.variant == "all_threads")
+        job.train(before=lambda i: os.kill(os.getpid(), signal.SIGUSR1) if job.variant == "registered" else None)
+        faulthandler.cancel_dump_traceback_later()
+
+
+@fault("fork in the midst", "exits os_exits trains many", ranks=2)
+def forks(job: Job) -> None:
+    import torch
+
+    job.begin()
+
+    def fork(i: int) -> None:
+        if i != 20 and not (job.variant == "many" and i > 20):
+            return
+        pid = os.fork()
+        if pid == 0:
+            if job.variant in ("os_exits", "many"):
+                os._exit(3)
+            if job.variant == "trains":
+                weight = torch.zeros(3, requires_grad=True)
+                optimizer = torch.optim.SGD([weight], lr=1.0)
+                for _ in range(5):
+                    (weight.sum()).backward()
+                    optimizer.step()
+                os._exit(4)
+            sys.exit(4)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+    job.train(before=fork)
+
+
+@fault(
+    "an end in the midst", "os_exit exit raises exec exec_itself step_exits step_raises hook_exits atexit stdout_closed"
+)
+def ends(job: Job) -> None:
+    import atexit
+
+    import torch
+
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+
+    def out(*args: Any) -> None:
+        if job.variant.endswith("raises"):
+            raise Unrelated
+        sys.exit(9)
+
+    def end(i: int) -> None:
+        if i != 20:
+            return
+        if job.variant == "os_exit":
+            os._exit(3)
+        elif job.variant == "exec":
+            os.execv("/bin/echo", ["echo", "another program"])
+        elif job.variant == "exec_itself":
+            os.execv(sys.executable, [sys.executable, "-c", "import torch; torch.optim.SGD([torch.zeros(1)], 1.0)"])
+        elif job.variant.startswith("step"):
+            optimizer.register_step_post_hook(out)
+        elif job.variant == "hook_exits":
+            model.module.register_full_backward_hook(out)
+        elif job.variant == "atexit":
+            atexit.register(out)
+        elif job.variant == "stdout_closed":
+            job.told(model.parameters())
+            sys.stdout.close()
+        else:
+            out()
+
+    assert torch.is_grad_enabled()
+    if job.variant == "stdout_closed":
+        told = job.told
+        job.told = lambda parameters: None if sys.stdout.closed else told(parameters)  # type: ignore[method-assign]
+    job.train(model, optimizer, before=end)
+
+
+@fault("a rank ends early", "killed raises exits os_exits", ranks=2, code_only=True)
+def rank_ends(job: Job) -> None:
+    job.begin(20.0)
+
+    def end(i: int) -> None:
+        if i == 20 and job.rank == 1:
+            if job.variant == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job.variant == "raises":
+                raise Unrelated
+            if job.variant == "exits":
+                sys.exit(3)
+            os._exit(4)
+
+    job.train(before=end)
+
+
+@fault("threads at the end", "daemon daemon_trains lasting")
+def threads_at_end(job: Job) -> None:
+    import torch
+
+    job.begin()
+
+    def loops() -> None:
+        while True:
+            time.sleep(0.001)
+            if job.variant == "daemon_trains":
+                weight = torch.zeros(3, requires_grad=True)
+                optimizer = torch.optim.SGD([weight], lr=1.0)
+                weight.sum().backward()
+                optimizer.step()
+
+    def lasts() -> None:
+        threading.main_thread().join()
+        time.sleep(0.5)
+        print("thread ends", flush=True)
+
+    threading.Thread(target=lasts if job.variant == "lasting" else loops, daemon=job.variant != "lasting").start()
+    job.train()
+    if job.variant == "daemon_trains":
+        sys.stdout.flush()
+
+
+@fault("training on another thread", "all from_the_second")
+def other_thread(job: Job) -> None:
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+    if job.variant != "all":
+        model(job.inputs(0)).sum().backward()
+        optimizer.step()
+    thread = threading.Thread(target=job.train, args=(model, optimizer))
+    thread.start()
+    thread.join()
+
+
+def _context(name: str) -> Any:
+    return multiprocessing.get_context(name)
+
+
+def _square(x: int) -> int:
+    return x * x
+
+
+@fault("child processes", "fork spawn forkserver pool system python")
+def children(job: Job) -> None:
+    job.begin()
+
+    def start(i: int) -> None:
+        if i != 10:
+            return
+        if job.variant == "system":
+            print(os.system("exit 3"), flush=True)
+        elif job.variant == "python":
+            code = "import sys; print(sorted(m for m in sys.modules if m.startswith('paceenv')))"
+            print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout, flush=True)
+        elif job.variant == "pool":
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                print(pool.map(_square, range(5)), flush=True)
+        else:
+            process = _context(job.variant).Process(target=_square, args=(3,))
+            process.start()
+            process.join()
+            print(process.exitcode, flush=True)
+
+    job.train(before=start)
+
+
+@fault("a data loader's workers", "fork spawn persistent raise killed")
+def loader(job: Job) -> None:
+    from torch.utils.data import DataLoader
+
+    job.begin()
+    model = job.ddp()
+    optimizer = job.optimizer(model)
+    context = "spawn" if job.variant == "spawn" else "fork"
+    data: Any = _Data(job.variant)
+    loader: Any = DataLoader(
+        data, 4, num_workers=2, multiprocessing_context=context, persistent_workers=job.variant == "persistent"
+    )
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    job.told(model.parameters())
+
+
+class _Data:
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        if i == 17 and self.what == "raise":
+            raise Unrelated
+        if i == 17 and self.what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((16,), i / 24)
+
+
+@fault("descriptors are closed behind our back", "all_above_2 stderr reopened stdin")
+def closed_descriptors(job: Job) -> None:
+    job.begin()
+
+    def close(i: int) -> None:
+        if i != 15:
+            return
+        if job.variant == "stderr":
+            os.close(2)
+        elif job.variant == "stdin":
+            os.close(0)
+        else:  # those of sockets of the group must stay
+            for name in os.listdir("/proc/self/fd"):
+                try:
+                    link = os.readlink(f"/proc/self/fd/{name}")
+                    if int(name) > 2 and str(job.live) in link:
+                        os.close(int(name))
+                        if job.variant == "reopened":
+                            os.open(job.folder / "other", os.O_CREAT | os.O_RDWR)
+                except OSError:
+                    pass
+
+    job.train(before=close, pause_s=0.03)
+
+
+@fault("errors from C code", "errno locale fpe")
+def from_c(job: Job) -> None:
+    import locale
+
+    import numpy as np
+
+    job.begin()
+    if job.variant == "fpe":
+        np.seterr(all="raise")
+    elif job.variant == "errno":
+        ctypes.set_errno(12)
+    else:
+        locale.setlocale(locale.LC_ALL, "C")
+    job.train()

@@ -1,0 +1,294 @@
+"""Does the live agent harm a job in which something else is wrong? Real jobs with faults, each with and without it.
+
+`python -m benchmarks.faults.live_faults --out DIR` holds exit codes, printed output and parameters of a job with the
+agent against those of the same job without it under the same fault. A run that is in DIR is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from benchmarks.faults._fault import FAULTS, Start
+from paceenv.core.errors import InputError
+from paceenv.ui import output
+from paceenv.ui.output import markdown_table
+
+DEADLINE_S = 90.0
+"""A job that takes longer hangs; without a fault it takes two seconds."""
+UNHARMED, HARMED = "unharmed", "harmed"
+TRIES = 3
+"""A job that differs from so many without the agent is harmed: some faults have no certain outcome."""
+ENVIRON: dict[str, str | None] = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "MASTER_ADDR": "127.0.0.1",
+    "PYTHONFAULTHANDLER": None,
+}
+ROOT = Path(__file__).resolve().parents[2]
+_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
+_OURS = re.compile(rf"^{re.escape(str(ROOT))}/(live|core|policies|paceenv)/")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job with a fault."""
+
+    kind: str
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return re.sub(r"[^a-z0-9]+", "_", f"{self.kind} {self.variant} {self.seed}".lower())
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank's exit code (negative: a signal; None: it hung) and what it printed."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+_references: dict[str, list[Ended]] = {}
+
+
+class Host:
+    """A process that starts jobs, one at a time."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "from benchmarks.faults._fork_host import main; main()"]
+        environ = os.environ | {name: value for name, value in ENVIRON.items() if value is not None}
+        environ |= {"PYTHONPATH": str(ROOT)}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ
+        )
+
+    def run(self, run: Run, folder: Path, *, agent: bool, ranks: int = 0) -> list[Ended]:
+        """Run the job in an empty folder, with another number of ranks than its own where that is given."""
+        fault = FAULTS[run.kind]
+        size = ranks or fault.ranks
+        start: Start = fault.variants[run.variant]
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+        live = folder / "live"
+        how = "" if not agent else "attach" if fault.attach else "launcher"
+        script = ["-m", "benchmarks.faults._fault_job", run.kind, run.variant, str(run.seed), str(folder), how]
+        launcher = ["-m", "paceenv.live", "--out", str(live), *start.options] if how == "launcher" else []
+        request = asdict(start) | {
+            "ranks": size,
+            "folder": str(folder),
+            "arguments": [*launcher, *script],
+            "environ": ENVIRON | {"WORLD_SIZE": str(size), "MASTER_PORT": str(_port())} | dict(start.environ),
+            "mounts": {str(live) if place == "live" else place: how for place, how in start.mounts.items()},
+            "deadline_s": DEADLINE_S,
+        }
+        requests, answers = self._pipes()
+        requests.write(json.dumps(request) + "\n")
+        requests.flush()
+        codes = json.loads(answers.readline())
+        folders = [folder / f"rank{rank}" for rank in range(size)]
+        texts = [[(f / name).read_text(errors="replace") for name in ("out", "err")] for f in folders]
+        return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
+
+    def reference(self, run: Run, out: Path) -> list[Ended]:
+        """How the job ends without a fault and without the agent: a job that ends like that was not harmed."""
+        plain = Run("umask", "022", run.seed)
+        ranks = FAULTS[run.kind].ranks
+        key = f"reference_{ranks}_{run.seed}"
+        if key not in _references:
+            _references[key] = self.run(plain, out / key, agent=False, ranks=ranks)
+        return _references[key]
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def close(self) -> None:
+        """End the process; it has no job."""
+        for pipe in self._pipes():
+            pipe.close()
+        self._process.wait()
+
+
+def _port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def faults_of(err: str) -> list[str]:
+    """What an error stream says of faults of ours: a traceback that ends in our code, a fatal error."""
+    found, last, source = list[str](), "", ""
+    for line in err.splitlines():
+        frame = _FRAME.match(line)
+        if frame is not None:
+            last, source = frame[1], ""
+        elif last and line.startswith("    "):
+            source = source or line.strip()
+        elif last:
+            if _OURS.match(last) and "original(" not in source:  # there, the error is of what we call
+                found.append(f"{Path(last).name}: {source}: {line}"[:200])
+            last = ""
+    found += [line for line in err.splitlines() if line.startswith(("Fatal Python error", "terminate called"))]
+    found += [line for line in err.splitlines() if re.search(r"paceenv|/live/\w+\.py", line) and "Warning:" in line]
+    return found
+
+
+def differences(bare: Sequence[Ended], watched: Sequence[Ended], *, code_only: bool) -> list[str]:
+    """How a job with the agent ended otherwise than without it."""
+    found = []
+    for rank, (one, other) in enumerate(zip(bare, watched, strict=True)):
+        if one.code != other.code:
+            found.append(f"rank {rank}: exit code {_said(other.code)}, without the agent {_said(one.code)}")
+        if not code_only and one.out != other.out:
+            found.append(f"rank {rank}: printed {other.out[-60:]!r}, without the agent {one.out[-60:]!r}")
+        missing = faults_of(one.err)
+        found += [f"rank {rank}: {text}" for text in faults_of(other.err) if text not in missing]
+    return found
+
+
+def _said(code: int | None) -> str:
+    return "none (hangs)" if code is None else str(code)
+
+
+def measure(run: Run, out: Path, hosts: queue.Queue[Host]) -> dict[str, Any]:
+    """The result of a run, from its folder if it was there."""
+    folder = out / run.name
+    result_file = folder / "result.json"
+    if result_file.exists():
+        before: dict[str, Any] = json.loads(result_file.read_text())
+        return before
+    fault, host = FAULTS[run.kind], hosts.get()
+    try:
+        begun_s = time.monotonic()
+        watched = host.run(run, folder / "watched", agent=True)
+        lasted_s = time.monotonic() - begun_s
+        bare = host.reference(run, out)
+        found = differences(bare, watched, code_only=False)
+        for _ in range(TRIES):
+            if not found:
+                break
+            bare = host.run(run, folder / "bare", agent=False)
+            found = differences(bare, watched, code_only=fault.code_only)
+    finally:
+        hosts.put(host)
+    result = asdict(run) | {
+        "verdict": HARMED if found else UNHARMED,
+        "why": found[:4],
+        "ended": [rank.code for rank in bare],
+        "lasted_s": round(lasted_s, 1),
+        "said": sorted({line for rank in watched for line in rank.err.splitlines() if " live" in line})[:6],
+    }
+    result_file.write_text(json.dumps(result, indent=1))
+    return result
+
+
+@contextmanager
+def open_hosts(jobs: int) -> Iterator[queue.Queue[Host]]:
+    """So many hosts, closed at the end."""
+    with ExitStack() as stack:
+        hosts = queue.Queue[Host]()
+        for _ in range(jobs):
+            hosts.put(host := Host())
+            stack.callback(host.close)
+        yield hosts
+
+
+def planned(only: str = "", seeds: Sequence[int] = (0,)) -> list[Run]:
+    """All runs, or those of the kinds and variants that a regular expression finds."""
+    for name in ("system", "process", "python", "torch"):
+        import_module(f"benchmarks.faults._{name}_faults")
+    runs = list[tuple[int, Run]]()
+    for kind, fault in FAULTS.items():
+        places = [(variant, seed, more) for more in range(fault.seeds) for seed in seeds for variant in fault.variants]
+        runs += [(place, Run(kind, variant, seed + more)) for place, (variant, seed, more) in enumerate(places)]
+    runs.sort(key=lambda run: run[0])  # the first of every kind comes first
+    return [run for _, run in runs if re.search(only, f"{run.kind}: {run.variant}")]
+
+
+def table(results: Iterable[dict[str, Any]]) -> list[str]:
+    """One line per kind, in Markdown."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        kinds.setdefault(result["kind"], []).append(result)
+    rows = []
+    for kind, found in kinds.items():
+        harmed = [r for r in found if r["verdict"] == HARMED]
+        codes = sorted({"/".join(map(_said, r["ended"])) for r in found})
+        why = "; ".join(f"{r['variant']}: {r['why'][0]}".removeprefix(": ") for r in harmed)
+        variants = ", ".join(dict.fromkeys(r["variant"] for r in found))
+        number = f"**{len(harmed)}**" if harmed else "0"
+        rows.append((kind, variants, str(len(found)), number, ", ".join(codes), why.replace("|", "/")))
+    return markdown_table(("fault", "variants", "runs", "harmed", "exit codes", "how"), rows)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those in it are not run again.")],
+    only: Annotated[str, typer.Option(help="Regular expression: only kinds and variants that it finds.")] = "",
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="Seed of all jobs; may be given again.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Jobs at a time.")] = 2,
+    names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Run jobs with faults; print one line each, then a table in Markdown. Exit code 1 if one was harmed."""
+    runs = planned(only, seed or (0,))
+    if not runs:
+        output.say(f"error: --only {only!r}: no such run; allowed: part of a name of --list")
+        raise typer.Exit(2)
+    if names:
+        print("\n".join(f"{run.kind}: {run.variant}, seed {run.seed}" for run in runs))
+        return
+    results: dict[Run, dict[str, Any]] = {}
+    with (
+        open_hosts(jobs) as hosts,
+        ThreadPoolExecutor(jobs) as pool,
+        output.progress("jobs", len(runs)) as advance,
+    ):
+        futures = {pool.submit(measure, run, out.resolve(), hosts): run for run in runs}
+        for future in as_completed(futures):
+            run, found = futures[future], future.result()
+            results[run] = found
+            advance(len(results))
+            why = f": {'; '.join(found['why'])}" if found["why"] else ""
+            output.say(f"{len(results)}/{len(runs)} {run.name}: {found['verdict']}{why}")
+    ordered = [results[run] for run in runs]
+    counts = Counter(r["verdict"] for r in ordered)
+    try:
+        if json_ is not None:
+            output.write_json({"runs": ordered, "counts": counts}, json_)
+    except InputError as error:
+        output.say(f"error: {error}")
+        raise typer.Exit(2) from None
+    if json_ != "-":
+        kinds = len({run.kind for run in runs})
+        print("\n".join([f"{len(runs)} runs of {kinds} kinds, {counts[HARMED]} harmed.", "", *table(ordered)]))
+    raise typer.Exit(1 if counts[HARMED] else 0)
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    application()

@@ -1,0 +1,278 @@
+"""Is the live agent right about who is late? Real jobs of many shapes, each with one rank that sleeps in every step.
+
+`python -m benchmarks.jobs.live_shapes --out DIR` starts each job as a user does, reads what `paceenv live status`
+and `paceenv live summary` say of it, and holds that against the truth. A run that is in DIR is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.live.record.snapshot import LATE, UNKNOWN, number
+from paceenv.ui import output
+from paceenv.ui.output import markdown_table
+
+SLOW_S, TOLERANCE = 0.02, 0.2
+"""What the slow rank sleeps in an iteration, seconds, and by how much of it a stated lateness may be off."""
+ITERATIONS, DEADLINE_S = 160, 150.0
+TWO, FOUR, EIGHT = (2,), (4,), (8,)
+SPAWN = "spawn"
+"""Plain DDP whose ranks the script starts by itself, without torchrun."""
+RIGHT, UNSAID, INEXACT, MISSED, WRONG, FAILED = "right", "not attributable", "inexact", "missed", "wrong", "failed"
+MEANINGS = {
+    RIGHT: "the slow rank and no other is named, its lateness within 20 %; in a run without a slow rank nobody is",
+    UNSAID: "nobody is named, and the reason is given",
+    INEXACT: "the slow rank and no other is named, its lateness is off by more than 20 %",
+    MISSED: "nobody is named, and no reason is given",
+    WRONG: "another rank is named",
+    FAILED: "the job failed, or its parameters differ from those without the agent",
+}
+SETTINGS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job: its shape, ranks, and which of them sleeps where (``slow`` -1: none)."""
+
+    shape: str
+    ranks: int
+    slow: int
+    place: str
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        slow = f"rank{self.slow}-{self.place}" if self.slow >= 0 else "nobody"
+        return f"{self.shape}-{self.ranks}-{slow}-{self.seed}"
+
+
+def _runs(shapes: str, ranks: Sequence[int], *slow: tuple[int, str]) -> list[Run]:
+    return [Run(shape, size, *who) for shape in shapes.split() for size in ranks for who in slow if who[0] < size]
+
+
+RUNS = (
+    _runs("ddp", (2, 4, 8), (1, "load")),
+    _runs("ddp", TWO, (0, "backward"), (1, "forward"), (-1, "load")),
+    _runs("ddp_buffers", (2, 4, 8), (1, "load")),
+    _runs("ddp_buffers", FOUR, (0, "load"), (2, "backward"), (-1, "load")),
+    _runs("reentrant", (2, 4, 8), (1, "backward")),
+    _runs("ddp_unused", (2, 4), (1, "load")),
+    _runs("experts", (4, 8), (1, "load")),
+    _runs("experts", FOUR, (2, "backward"), (-1, "load")),
+    _runs("tensor_and_data", (4, 8), (1, "load")),
+    _runs("tensor_and_data", FOUR, (3, "backward"), (-1, "load")),
+    _runs("hybrid_sharded", (4, 8), (1, "load")),
+    _runs("small_first", (2, 4, 8), (1, "backward")),
+    _runs("fsdp2", (2, 4), (1, "load")),
+    _runs("fsdp2", TWO, (0, "forward")),
+    _runs("ddp_buckets checkpointed accumulation_synced metrics_after objects_after", TWO, (1, "load")),
+    _runs("bf16_hook barrier_after several_optimizers super_step nested gan", TWO, (1, "load")),
+    _runs("local_sgd diloco nameless per_group_steps accumulation second_thread", (2, 4), (1, "forward")),
+    _runs("zero_redundancy manual manual_flat coalesced functional_calls", TWO, (1, "load")),
+    _runs("parameter_server", FOUR, (0, "load"), (2, "load")),
+    _runs("tensors_distributed", (2, 4), (1, "load")),
+    _runs("fsdp2_hybrid three_dimensions", FOUR, (1, "load")),
+    _runs("three_dimensions", EIGHT, (5, "forward")),
+    _runs("pipeline_1f1b pipeline_gpipe pipeline_by_hand", TWO, (1, "forward")),
+    _runs("pipeline_1f1b", FOUR, (2, "forward")),
+    _runs(SPAWN, TWO, (1, "load")),
+)
+
+
+def planned(only: str, ranks: Sequence[int], seeds: int) -> list[Run]:
+    """The runs of the shapes that a regular expression finds (by a run's whole name), of these sizes, by seed."""
+    chosen = [run for runs in RUNS for run in runs if re.search(only, run.name)]
+    chosen = [run for run in chosen if not ranks or run.ranks in ranks]
+    return [Run(**asdict(run) | {"seed": seed}) for seed in range(seeds) for run in chosen]
+
+
+def command(run: Run, folder: Path, *, agent: bool) -> list[str]:
+    """What a user types."""
+    program = ["-m", "benchmarks.jobs._shapes", "ddp" if run.shape == SPAWN else run.shape]
+    program += ["--told", str(folder), "--slow", str(run.slow), "--place", run.place, "--slow-s", str(SLOW_S)]
+    program += ["--iterations", str(ITERATIONS), "--seed", str(run.seed)]
+    program += ["--spawn", str(run.ranks)] if run.shape == SPAWN else []
+    watched = ["-m", "paceenv.live", "--out", str(folder / "live")] if agent else []
+    if run.shape == SPAWN:
+        return [sys.executable, *watched, *program]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={run.ranks}"]
+    return [sys.executable, *launcher, *watched, *program]
+
+
+def start(run: Run, folder: Path, *, agent: bool) -> str:
+    """Run the job in a folder that gets its figures and its log; returns why it failed, or ""."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command(run, folder, agent=agent), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ
+        )
+        try:
+            code = process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks
+            process.wait()
+            return f"not through after {DEADLINE_S:g} s"
+    return f"exit code {code}" if code else ""
+
+
+def told(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """The job's own figures, by rank."""
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(run.ranks)]
+
+
+def asked(folder: Path) -> tuple[dict[int, dict[str, Any]], str]:
+    """What ``paceenv live`` says afterwards: the ranks' status by rank, and the page (or why there is none)."""
+
+    def say(*arguments: str) -> subprocess.CompletedProcess[str]:
+        paceenv = [sys.executable, "-c", "from paceenv.cli.application import main; main()"]
+        return subprocess.run([*paceenv, "live", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    page = say("summary", str(folder / "live"))
+    status = say("status", str(folder / "live"), "--json", "-")
+    found = json.loads(status.stdout)["ranks"] if status.returncode == 0 else []
+    return {rank["rank"]: rank for rank in found}, page.stdout + page.stderr
+
+
+def named_on_page(page: str) -> set[int]:
+    """The ranks that the page calls late. A line that continues is indented further."""
+    text, ranks = re.sub(r"\n {6,}", " ", page), set[int]()
+    for match in re.finditer(r"\branks? ([\d][\d, and-]*?)(?: \([^)]*\)| on [^ ]+)? (?:is|are) late\b", text):
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[1]):
+            ranks |= set(range(int(first), int(last or first) + 1))
+    return ranks
+
+
+def judge(run: Run, ranks: dict[int, dict[str, Any]], page: str, figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Hold what was said against the truth; lateness is per step of the agent, which may be several iterations."""
+    arrivals = {rank: status.get("arrival") or {} for rank, status in ranks.items()}
+    late = {rank: arrival for rank, arrival in arrivals.items() if arrival.get("verdict") == LATE}
+    named = set(late) | named_on_page(page)
+    slow = figures[max(run.slow, 0)]
+    steps_s = number(ranks.get(max(run.slow, 0), {}), "step", "mean_s")
+    iterations = max(round(steps_s / slow["iteration_s"]), 1) if steps_s else 1
+    wanted_s, stated_s = slow["slept_s"] * iterations, late.get(run.slow, {}).get("late_s")
+    unclear = {a["evidence"] for a in arrivals.values() if a.get("verdict") == UNKNOWN and a["evidence"]}
+    if run.slow < 0:
+        small = all(arrival["late_s"] <= TOLERANCE * SLOW_S for arrival in late.values())
+        kind = RIGHT if small and named <= set(late) else WRONG
+    elif named - {run.slow}:
+        kind = WRONG
+    elif run.slow in named:
+        exact = stated_s is not None and abs(stated_s - wanted_s) <= TOLERANCE * wanted_s
+        kind = RIGHT if exact else INEXACT
+    else:
+        claimed = arrivals.get(run.slow, {}).get("verdict", UNKNOWN) != UNKNOWN
+        kind = UNSAID if unclear and not claimed else MISSED
+    return {
+        "verdict": kind,
+        "named": sorted(named),
+        "stated_s": stated_s,
+        "wanted_s": wanted_s if run.slow >= 0 else 0.0,
+        "step_s": steps_s,
+        "reason": "; ".join(sorted(unclear)) if kind in (UNSAID, FAILED) else "",
+    }
+
+
+def measure(run: Run, out: Path, *, compare: bool) -> dict[str, Any]:
+    """The result of a run, from its folder if it was there; with ``compare`` also whether the agent changed it."""
+    folder = out / run.name
+    result_file = folder / "result.json"
+    if result_file.exists():
+        before: dict[str, Any] = json.loads(result_file.read_text())
+        if not compare or before["equal"] is not None:
+            return before
+    problem, equal = start(run, folder, agent=True), None
+    found: dict[str, Any] = {"verdict": FAILED, "named": [], "stated_s": None, "wanted_s": None, "reason": problem}
+    if not problem:
+        figures = told(run, folder)
+        ranks, page = asked(folder)
+        (folder / "page.txt").write_text(page)
+        found = judge(run, ranks, page, figures)
+        if compare:
+            problem = start(run, folder / "bare", agent=False)
+            equal = not problem and [r["hash"] for r in told(run, folder / "bare")] == [r["hash"] for r in figures]
+            if not equal:
+                found |= {"verdict": FAILED, "reason": problem or "the parameters differ from those without the agent"}
+    result = asdict(run) | found | {"equal": equal}
+    result_file.write_text(json.dumps(result, indent=1))
+    return result
+
+
+def table(results: Iterable[dict[str, Any]]) -> list[str]:
+    """The results in Markdown."""
+
+    def ms(seconds: float | None) -> str:
+        return "" if seconds is None else f"{1e3 * seconds:.1f}"
+
+    rows = [
+        (
+            r["shape"],
+            str(r["ranks"]),
+            f"{r['slow']}, {r['place']}" if r["slow"] >= 0 else "nobody",
+            f"**{r['verdict']}**" if r["verdict"] in (WRONG, MISSED, FAILED) else r["verdict"],
+            ", ".join(map(str, r["named"])),
+            ms(r["wanted_s"]),
+            ms(r["stated_s"]),
+            r["reason"],
+        )
+        for r in results
+    ]
+    return markdown_table(("shape", "ranks", "slow", "", "named", "late by, ms", "stated, ms", "reason"), rows)
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those in it are not run again.")],
+    only: Annotated[str, typer.Option(help="Regular expression: only runs whose name has it.")] = "",
+    ranks: Annotated[list[int] | None, typer.Option(help="Only jobs of so many ranks; may be given again.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run everything so many times, each with its seed.")] = 1,
+    compare: Annotated[bool, typer.Option("--compare", help="Run each job without the agent, too.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Only list the runs.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Run the jobs one after the other; print one line each, then a table in Markdown."""
+    runs = planned(only, ranks or (), seeds)
+    if not runs:
+        output.say(f"error: --only {only!r}: no such run; allowed: part of a name of --list")
+        raise typer.Exit(2)
+    if names:
+        print("\n".join(run.name for run in runs))
+        return
+    results = []
+    with output.progress("jobs", len(runs)) as advance:
+        for run in runs:
+            results.append(found := measure(run, out.resolve(), compare=compare))
+            advance(len(results))
+            stated = "" if found["stated_s"] is None else f" {1e3 * found['stated_s']:.1f} ms"
+            named = f", named {found['named']}" if found["named"] else ""
+            place = f"{len(results)}/{len(runs)} {run.name}"
+            output.say(f"{place}: {found['verdict']}{named}{stated} {found['reason']}".rstrip())
+    counts = Counter(r["verdict"] for r in results)
+    try:
+        if json_ is not None:
+            output.write_json({"runs": results, "counts": counts}, json_)
+    except InputError as error:
+        output.say(f"error: {error}")
+        raise typer.Exit(2) from None
+    if json_ != "-":
+        rows = [(kind, str(counts[kind]), means) for kind, means in MEANINGS.items()]
+        print("\n".join([*markdown_table(("", "runs", "meaning"), rows), "", *table(results)]))
+
+
+if __name__ == "__main__":
+    application = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    application.command()(main)
+    application()

@@ -1,0 +1,203 @@
+"""``DIR/control.json``: what ``paceenv live set`` asks of the agents of a running job, and how an agent takes it in.
+
+Written as a whole, read by every rank's watch thread. All ranks change over before the same iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.files import atomic_write
+from paceenv.live.decide.live_policy import NamedPolicy, find_policy
+from paceenv.live.loop import Loop
+from paceenv.live.options import ENVIRONMENT_MODE, absolute_policy
+from paceenv.live.record.housekeeping import describe
+from paceenv.live.record.snapshot import Snapshot, number
+
+SCHEMA = "paceenv.live.control/1"
+NAME = "control.json"
+MODES = ("off", "observe", "shadow", "canary", "active")
+"""Modes that a running agent can change to; probes need their plan in the trace from the start."""
+DECIDING = ("shadow", "canary", "active")
+POLL_S, RANKS_PER_S = 2.0, 200.0
+"""Seconds between two looks of a rank, longer in large jobs: so many looks per second of all ranks together."""
+LEAD_S = 20.0
+_MAX_BYTES = 1 << 16
+
+
+class Wish(NamedTuple):
+    """What is asked for.
+
+    Attributes:
+        id: of this request.
+        attempt: the start of the job that it is for.
+        mode: one of :data:`MODES`.
+        policy: as for ``live.attach``; None in modes that do not decide.
+        sha256: of the policy's file, if it is one; every rank must find the same.
+        from_iteration: the first iteration of the new mode; 0 is at once.
+        kill: detach the agents for good.
+    """
+
+    id: str
+    attempt: str
+    mode: str
+    policy: str | None
+    sha256: str | None
+    from_iteration: int
+    kill: bool
+
+
+def poll_s(world_size: int) -> float:
+    """Seconds between two looks of a rank at the file."""
+    return max(POLL_S, world_size / RANKS_PER_S)
+
+
+def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill: bool) -> Wish:
+    """A request to the ranks that wrote ``statuses``, for an iteration that they all reach after they have read it.
+
+    Raises InputError: a mode that is not allowed, a policy that is missing or invalid, or a job that has no step time.
+    """
+    if mode not in MODES:
+        raise out_of_range("mode", mode, f"one of {', '.join(MODES)}", "live set")
+    named = None
+    if mode in DECIDING and not kill:
+        policy = absolute_policy(policy)
+        named = find_policy(policy)
+        if named.fault:
+            raise InputError(f"live set: mode {mode}: {named.fault}")
+    from_iteration = 0
+    if named is not None:
+        now_s, size = time.time(), max(int(number(s, "world_size") or 1) for s in statuses)
+        steps = [number(s, "step", "mean_s") for s in statuses]
+        step_s = min((s for s in steps if s), default=0.0)
+        if not step_s:
+            raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows some")
+        lead_s = max(LEAD_S, 2.0 * poll_s(size) + POLL_S)
+        reached = [
+            (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / step_s
+            for s in statuses
+            if not s.get("final")
+        ]
+        from_iteration = math.ceil(max(reached, default=0.0) + lead_s / step_s)
+    return Wish(
+        secrets.token_hex(6),
+        str(statuses[0]["attempt"]),
+        mode,
+        policy if named is not None else None,
+        named.sha256 if named is not None else None,
+        from_iteration,
+        kill,
+    )
+
+
+def write_wish(folder: Path, wish: Wish) -> None:
+    """Write the request for all ranks, completely or not at all. Raises InputError if that fails."""
+    atomic_write(folder / NAME, (json.dumps({"schema": SCHEMA} | wish._asdict()) + "\n").encode())
+
+
+def read_wish(path: Path) -> Wish:
+    """Read a request. Raises InputError if it is none, OSError if it cannot be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InputError(f"{path}: not a regular file")
+        content = file.read(_MAX_BYTES)
+    try:
+        data: Any = json.loads(content)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise InputError(f"{path}: not of schema {SCHEMA}")
+    kinds: dict[str, tuple[type, ...]] = {name: (str,) for name in ("id", "attempt", "mode")}
+    kinds |= {name: (str, type(None)) for name in ("policy", "sha256")} | {"from_iteration": (int,), "kill": (bool,)}
+    for name, allowed in kinds.items():
+        if type(data.get(name)) not in allowed:
+            raise InputError(f"{path}: {name} = {str(data.get(name))[:60]!r}; allowed: as paceenv live set writes it")
+    if data["mode"] not in MODES or not 0 <= data["from_iteration"] < 1 << 53:
+        raise InputError(f"{path}: mode = {data['mode'][:60]!r} from iteration {data['from_iteration']}; not allowed")
+    return Wish(**{name: data[name] for name in Wish._fields})
+
+
+class ControlReader:
+    """Looks at the file for one loop, on the watch thread, and hands over what it asks for."""
+
+    def __init__(self, folder: Path, loop: Loop) -> None:
+        self._path, self._loop = folder / NAME, loop
+        self._seen: tuple[int, ...] | None = None
+        self._taken: dict[str, Any] | None = None
+
+    def state(self) -> dict[str, Any] | None:
+        """For the status: the last request's ``id``, why it was ``refused`` or "", whether it is still ``waiting``."""
+        taken = self._taken
+        return taken and taken | {"waiting": not taken["refused"] and self._loop.changing}
+
+    def look(self, final: bool) -> None:
+        """Read the file if it has changed. An invalid request, or one for another start of the job, changes nothing.
+
+        Raises OSError: it cannot be read.
+        """
+        if final or not self._loop.attempt:
+            return
+        try:
+            now = os.stat(self._path)
+        except FileNotFoundError:
+            return
+        if (now.st_mtime_ns, now.st_ino, now.st_size) == self._seen:
+            return
+        try:
+            wish = read_wish(self._path)
+        except InputError as error:
+            self._refuse("", str(error))
+        else:
+            if wish.attempt == self._loop.attempt:
+                self._take(wish)
+        self._seen = (now.st_mtime_ns, now.st_ino, now.st_size)
+
+    def _take(self, wish: Wish) -> None:
+        override = os.environ.get(ENVIRONMENT_MODE, "").strip()
+        if self._loop.state == "off" and not self._loop.paused:
+            self._refuse(wish.id, f"the agent is off for good: {self._loop.reason}")
+            return
+        if wish.kill:
+            self._loop.stop("stopped by paceenv live set --kill")
+        elif override and wish.mode not in ("off", override.lower()):
+            self._refuse(wish.id, f"{ENVIRONMENT_MODE}={override[:20]} in the environment has the last word")
+            return
+        elif wish.mode in ("canary", "active") and not self._loop.permitted:
+            self._refuse(wish.id, "not every rank is known to have an agent with the same settings")
+            return
+        else:
+            policy = self._policy(wish)
+            if policy is None:
+                return
+            self._loop.change(wish.mode, policy, wish.from_iteration)
+        self._taken = {"id": wish.id, "refused": ""}
+
+    def _policy(self, wish: Wish) -> NamedPolicy | None:
+        """The policy that is asked for, the present one in modes without; None, and observe, if it cannot be had."""
+        if wish.mode not in DECIDING:
+            return self._loop.policy
+        try:
+            policy = find_policy(wish.policy)
+            why = policy.fault
+        except Exception as error:
+            why = describe(error)
+        if not why and policy.sha256 == wish.sha256:
+            return policy
+        why = why or f"policy {wish.policy} is another one here than where it was set"
+        self._refuse(wish.id, why[:300])
+        self._loop.downgrade(f"paceenv live set: {why[:300]}")
+        return None
+
+    def _refuse(self, id_: str, why: str) -> None:
+        self._taken = {"id": id_, "refused": why}
+        self._loop.messages.log_once(f"paceenv live set: not followed: {why}")

@@ -1,0 +1,61 @@
+"""Iterations that are over, as arrays: what the observation hands to accounting, findings and trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+POINT_TO_POINT = ("send", "recv")
+
+
+class Kind(NamedTuple):
+    """What an operation is. Kinds are numbered in the order in which a rank first meets them.
+
+    Attributes:
+        op: ``all_reduce`` and so on.
+        group: number of its process group, the same on all its ranks; -1 for a group without a name.
+        bytes: its payload, bytes.
+        side: whether another thread than the training thread waited for it: recorded, but it does not block the step.
+    """
+
+    op: str
+    group: int
+    bytes: int
+    side: bool = False
+
+
+class Batch(NamedTuple):
+    """T iterations and their N operations, both in order of time; seconds on the rank's monotonic clock.
+
+    Attributes:
+        iteration_T: ticks since the agent was attached, the same on every rank; of several in one step the last.
+        start_s_T: end of the last blocking operation of the step before.
+        end_s_T: end of the last blocking operation of this step.
+        pace_start_s_T: start of this rank's delay.
+        pace_end_s_T: its end; the same as the start where there was no delay.
+        regular_T: whether the estimator uses the iteration.
+        mark_T: index into ``marks``, 0 for none.
+        place_N: the iteration of an operation, as an index into T.
+        kind_N: index into ``kinds``.
+        start_s_N: entry of an operation.
+        end_s_N: its exit.
+        kinds: the kinds met so far; it grows, and never changes its order.
+        marks: names of irregular events, the first is "".
+    """
+
+    iteration_T: NDArray[np.int64]
+    start_s_T: NDArray[np.float64]
+    end_s_T: NDArray[np.float64]
+    pace_start_s_T: NDArray[np.float64]
+    pace_end_s_T: NDArray[np.float64]
+    regular_T: NDArray[np.bool_]
+    mark_T: NDArray[np.uint8]
+    place_N: NDArray[np.int64]
+    kind_N: NDArray[np.uint16]
+    start_s_N: NDArray[np.float64]
+    end_s_N: NDArray[np.float64]
+    kinds: Sequence[Kind]
+    marks: Sequence[str]

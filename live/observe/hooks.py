@@ -1,0 +1,188 @@
+"""The only way by which the agent's code gets into the job's way: every entry is guarded here, by construction.
+
+A source never registers a hook or replaces a function itself. It gives its functions to :class:`Hooks`, and PyTorch
+gets guarded ones: an error in ours goes to ``fail`` and never into the training code, and once the agent is off, ours
+are not called any more. ``tests/test_live_hooks.py`` checks that no other module does so, and makes each one raise.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+
+CALL_S = 0.5e-6
+"""What a call of one of ours takes before and after it can be measured, seconds."""
+
+
+class Hooks:
+    """Guarded functions in PyTorch, until :meth:`restore`.
+
+    Args:
+        fail: called with an error in one of our functions; raises only what belongs to the script itself.
+        clock: CPU seconds of the calling thread, for the cost of our functions.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None], clock: Callable[[], float] = time.thread_time) -> None:
+        self._fail, self.active = fail, False
+        self._clock, self._reading_s = clock, 0.0
+        self._measures, self._calls, self._spent_s = False, 0, 0.0
+        self._replaced: list[tuple[Any, str, Any, Function]] = []
+        self._handles: list[Any] = []
+
+    def guarded(self, function: Function) -> Function:
+        """``function`` as a callback: it returns nothing, raises nothing, and does nothing while inactive."""
+
+        def entry(*args: Any) -> None:
+            if self.active:
+                try:
+                    if self._measures:
+                        self._measured(function, *args)
+                    else:
+                        function(*args)
+                except Exception as error:
+                    self.report(error)
+
+        return entry
+
+    def report(self, error: BaseException) -> None:
+        """Hand an error to ``fail``; if that fails, too, nothing of ours runs any more."""
+        try:
+            self._fail(error)
+        except BaseException as raised:
+            if raised is error:  # it came from a signal handler of the script
+                raise
+            self.active = False
+
+    def measure(self, on: bool) -> None:
+        """Measure the cost of our functions from now on, or no longer."""
+        if on:
+            self._calls, self._spent_s = 0, 0.0
+            self._reading_s = min(-self._clock() + self._clock() for _ in range(9))
+        self._measures = on
+
+    def cost_s(self) -> float:
+        """The measured cost: CPU seconds of the threads that called our functions; a delay's sleep takes none."""
+        return self._spent_s + (CALL_S - self._reading_s) * self._calls
+
+    def _measured(self, function: Function, *args: Any) -> Any:
+        start_s = self._clock()
+        try:
+            return function(*args)
+        finally:
+            self._spent_s += self._clock() - start_s
+            self._calls += 1
+
+    def register(self, register: Function, function: Function, *, traced: bool = False, kept: bool = True) -> None:
+        """Register ``function``, guarded, by calling ``register``; :meth:`restore` removes the handle.
+
+        Args:
+            register: one of PyTorch's functions that take a hook and return a handle.
+            function: ours; what it returns is ignored.
+            traced: whether ``torch.compile`` may trace the place: our code never becomes part of a graph.
+            kept: whether the place lasts; a node of one backward pass goes by itself.
+        """
+        entry = self.guarded(function)
+        if traced:
+            import torch
+
+            guarded, is_compiling = entry, torch.compiler.is_compiling
+            # PyTorch's own mark: ``torch.compiler.disable`` would load the compiler, 2 s of CPU in a job without one
+            disabled: Function = getattr(torch, "_disable_dynamo", torch.compiler.disable)(guarded)
+
+            def entry(*args: Any) -> None:
+                (disabled if is_compiling() else guarded)(*args)
+
+        handle = register(entry)
+        if kept:
+            self._handles.append(handle)
+
+    def around(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        after: Callable[[Any, Any], None],
+        failed: Callable[[Any], None] = lambda token: None,
+        *,
+        traced: bool = False,
+    ) -> None:
+        """Replace an attribute by a function that calls ours before and after the original.
+
+        Args:
+            owner: a class or a module; nothing happens unless it has the attribute itself.
+            name: the attribute.
+            before: gets positional and keyword arguments; returns a token, or None to leave this call alone.
+            after: gets the token and the result.
+            failed: gets the token if the original raises.
+            traced: whether ``torch.compile`` may trace the function: then ours do nothing in a graph.
+        """
+        found = vars(owner).get(name)  # not getattr: a class of C++ would return something else than the method
+        if found is None:
+            return
+        original, report = getattr(owner, name), self.report
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if not self.active:
+                return original(*args, **kwargs)
+            try:
+                token = self._measured(before, args, kwargs) if self._measures else before(args, kwargs)
+            except Exception as error:
+                report(error)
+                token = None
+            if token is None:
+                return original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                try:
+                    failed(token)
+                except Exception as error:
+                    report(error)
+                raise
+            try:
+                if self._measures:
+                    self._measured(after, token, result)
+                else:
+                    after(token, result)
+            except Exception as error:
+                report(error)
+            return result
+
+        ours = watched
+        if traced:
+            import torch
+
+            is_compiling = torch.compiler.is_compiling
+
+            def unless_compiling(*args: Any, **kwargs: Any) -> Any:
+                return original(*args, **kwargs) if is_compiling() else watched(*args, **kwargs)
+
+            ours = unless_compiling
+        ours = functools.wraps(original)(ours)
+        setattr(owner, name, ours)
+        self._replaced.append((owner, name, found, ours))
+
+    def restore(self) -> None:
+        """Leave PyTorch as it was. If other code has wrapped ours meanwhile, ours stays underneath and does nothing."""
+        self.active = False
+        while self._replaced:
+            owner, name, found, ours = self._replaced.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, found)
+        while self._handles and not _in_a_step():  # there PyTorch is walking through its hooks
+            self._handles.pop().remove()
+
+
+def _in_a_step() -> bool:
+    """Whether an optimizer's step is on the stack of this thread."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.optim.optimizer":
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,229 @@
+"""What the sources of one rank have seen since the last tick: rows of numbers, and the tables that explain them.
+
+Everything here runs on the training thread (or on autograd's, while the training thread waits for it), so it is lean:
+one row per operation, and what an operation is becomes a small number, its *kind*.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections import deque
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from paceenv.live.observe.batch import Kind
+from paceenv.live.observe.locality import format_list
+from paceenv.live.observe.stamps import Stamps
+
+MAX_ROWS = 20_000
+"""Rows kept until somebody takes them."""
+MAX_KINDS = 60_000
+EXACT_KINDS = 1_000
+"""With more kinds, sizes are rounded up to a power of two, and at last left out: in some jobs each payload has its
+own."""
+
+UNKNOWN_WAIT = 0
+"""The kind of a wait for something that was started where the agent does not see it."""
+
+TICK, MARK = -1, -2
+"""In place of a kind: the end of an iteration, with its stamp; an irregular event, with its name."""
+
+Row = tuple[int, Any, Any]
+"""Kind, and the stamps of entry and exit; None for a stamp that could not be recorded."""
+
+
+class Group:
+    """A process group as the agent knows it.
+
+    ``listed`` has its global ranks (``0-3,8``), ``seen`` counts the collectives that were started in it, and
+    ``opaque`` is true where PyTorch's C++ starts collectives by itself, so that nothing can be said about their number.
+    """
+
+    def __init__(self, number: int, name: str, member: int, size: int, ranks: list[int] | None, group: Any) -> None:
+        self.number, self.name, self.member, self.size = number, name, member, size
+        self.listed = format_list(ranks) if ranks is not None else None
+        self.seen, self.opaque = 0, False
+        self._group = _reference(group)
+        self._first = self.counted()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process group has been destroyed."""
+        return self._group() is None
+
+    def counted(self) -> int | None:
+        """Collectives that the group itself has counted so far; None where it does not count."""
+        group = self._group()
+        try:
+            return int(group._get_sequence_number_for_group()) if group is not None else None
+        except Exception:
+            return None
+
+    def unseen(self) -> int:
+        """Collectives that the group has counted since it was first met, and the agent has not seen."""
+        now = self.counted()
+        return 0 if self.opaque or now is None or self._first is None else max(now - self._first - self.seen, 0)
+
+
+class Log:
+    """The observations of one rank.
+
+    Args:
+        stamps: where stamps come from.
+    """
+
+    def __init__(self, stamps: Stamps) -> None:
+        self.stamps, self.on_device = stamps, False
+        self.rows = deque[Row]()
+        """Written here and taken by one reader, which may be another thread."""
+        self.overflow: Callable[[], None] = lambda: None
+        self.kinds: list[Kind] = [Kind("wait", -1, 0)]
+        self._numbers: dict[tuple[str, int, int, bool], int] = {}
+        self.groups: dict[int, Group] = {}
+        """By number; those with members are the ones that PyTorch could name."""
+        self._by_identity: dict[int, Group] = {}
+        self._followed: dict[tuple[int, int], Any] = {}
+        self._thread, self._in_graph = get_ident(), _graph_task()
+
+    def add(self, kind: int, entry: Any) -> None:
+        """Log an operation that ends now.
+
+        Args:
+            kind: from :meth:`kind`.
+            entry: the stamp of its start, or None.
+        """
+        exit_ = self.stamps.record()
+        if get_ident() != self._thread and self._in_graph() == -1:
+            kind = self.on_the_side(kind)
+        self.rows.append((kind, entry, exit_))
+
+    def tick(self) -> None:
+        """An iteration ends now."""
+        self.rows.append((TICK, self.stamps.record(), None))
+        if len(self.rows) > MAX_ROWS:
+            self.overflow()
+
+    def kind(self, op: str, group: int, size_bytes: int, side: bool = False) -> int:
+        """The number of a kind of operation.
+
+        Args:
+            op: such as ``all_reduce``.
+            group: number of its process group.
+            size_bytes: its payload, bytes.
+            side: whether it blocks another thread than the training thread.
+        """
+        number = self._numbers.get((op, group, size_bytes, side))
+        if number is not None:
+            return number
+        kind = Kind(op, group, size_bytes, side)
+        if len(self.kinds) > EXACT_KINDS:
+            rounded = 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
+            sizes = (rounded, 0) if len(self.kinds) > MAX_KINDS // 2 else (rounded,)
+            coarse = [kind._replace(bytes=size) for size in sizes]
+            for known in coarse:
+                if known in self._numbers:
+                    return self._numbers[known]
+            if len(self.kinds) >= MAX_KINDS:
+                return UNKNOWN_WAIT
+            kind = coarse[-1]
+        self._numbers[kind] = len(self.kinds)
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+    def on_the_side(self, number: int) -> int:
+        return self.kind(*self.kinds[number][:3], side=True)
+
+    def release(self, *stamps: Any) -> None:
+        """Return stamps that will not be read to the pool."""
+        self.stamps.release([stamp for stamp in stamps if stamp is not None])
+
+    def mark(self, kind: str, change: int | None = None) -> None:
+        """Mark an irregular event that happens now, such as a checkpoint; 1 and -1 mark its beginning and its end."""
+        mark = (MARK, kind, change)
+        if change is not None or not self.rows or self.rows[-1] != mark:  # an evaluation makes one for every batch
+            self.rows.append(mark)
+
+    def on_this_thread(self) -> None:
+        """From now on, this is the thread whose waiting blocks the step."""
+        self._thread = get_ident()
+
+    def group(self, group: Any) -> int:
+        """A number for a process group, the same on all its ranks; -1 for a group without a name in PyTorch."""
+        return self.known(group).number
+
+    def known(self, group: Any) -> Group:
+        """What is known about a process group."""
+        found = self._by_identity.get(id(group))
+        if found is not None:
+            return found
+        name = _name(group)
+        number = -1 if not name else int(name) if name.isdecimal() and len(name) < 9 else _hash31(name)
+        described = self.groups.get(number)
+        if described is None or described.ended:
+            described = Group(number, name, *_place(group), _ranks(group), group)
+            if described.size > 0:
+                self.groups[number] = described
+        if self.follows(group, self._by_identity):
+            self._by_identity[id(group)] = described
+        return described
+
+    def follows(self, group: Any, table: dict[Any, Any]) -> bool:
+        """Whether entries of ``table`` with the identity of ``group`` in their key will go when the group ends."""
+        key = id(group)
+        if (id(table), key) in self._followed:
+            return True
+
+        def forget(reference: Any) -> None:
+            self._followed.pop((id(table), key), None)
+            for entry in [e for e in list(table) if e == key or (isinstance(e, tuple) and e[0] == key)]:
+                table.pop(entry, None)
+
+        try:
+            self._followed[id(table), key] = weakref.ref(group, forget)
+        except TypeError:
+            return False
+        return True
+
+
+def _reference(group: Any) -> Callable[[], Any]:
+    """A weak reference: one that keeps a process group would change when it is destroyed."""
+    try:
+        return weakref.ref(group)
+    except TypeError:
+        return lambda: None
+
+
+def _name(group: Any) -> str:
+    try:
+        return str(group.group_name)
+    except Exception:  # groups that are written in Python may have none
+        return ""
+
+
+def _place(group: Any) -> tuple[int, int]:
+    try:
+        return int(group.rank()), int(group.size())
+    except Exception:
+        return 0, 0
+
+
+def _ranks(group: Any) -> list[int] | None:
+    try:
+        from torch.distributed import get_process_group_ranks
+
+        return [int(rank) for rank in get_process_group_ranks(group)]
+    except Exception:
+        return None
+
+
+def _graph_task() -> Callable[[], int]:
+    """Whether a backward pass is running on this thread, and which: -1 is none."""
+    import torch
+
+    return getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+def _hash31(name: str) -> int:
+    return zlib.crc32(name.encode()) & 0x7FFFFFFF

@@ -1,0 +1,260 @@
+"""Assembles steps from ticks: what ranks do between two moments at which they meet is one step.
+
+Often that is one iteration of the optimizer. In local SGD the ranks meet in every k-th only; DeepSpeed steps its inner
+optimizer once per group of parameters; a GAN trains its critic more often than its generator. So a tick without any
+blocking operation belongs to the step that follows, and where the kinds of collectives repeat with a period of several
+ticks, that period is the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from paceenv.live.observe.iteration import Iteration, Operation, Shape
+from paceenv.live.observe.log import MARK, Log, Row
+
+WATCHED, PERIODS = 24, (1, 2, 3, 4, 5, 6, 7, 8)
+"""Ticks with collectives among which a period is looked for, and the periods."""
+LOOKS = (WATCHED, 2 * WATCHED, 4 * WATCHED, 16 * WATCHED)
+BY_TICKS = 64
+"""Where so many first ticks have no blocking operation at all, the tick itself ends a step."""
+MAX_OPERATIONS = 100_000
+"""Operations of one step; with more, the ranks meet too seldom to keep them."""
+
+
+class Delay(Protocol):
+    """A delay of this rank: the stamps of its beginning and of its end."""
+
+    @property
+    def before(self) -> Any: ...
+    @property
+    def after(self) -> Any: ...
+
+
+Entry = tuple[int, list[Row], str, Delay | None, Any]
+"""An iteration: its number, operations, mark, the delay at its start, the stamp of its end."""
+
+
+class Iterations:
+    """Cuts the rows of a log into iterations. A mark after the last operation belongs to the iteration that follows."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._rows, self._marks, self._late = log, list[Row](), "", ""
+        self._held: list[str] = []
+        self.count = 0
+        self.delay: Delay | None = None
+
+    def next(self) -> Entry | None:
+        """The next complete iteration, if there is one."""
+        rows, left = self._rows, self._log.rows
+        while left:
+            row = left.popleft()
+            if row[0] >= 0:
+                rows.append(row)
+                self._marks, self._late = self._marks or self._late, ""
+            elif row[0] == MARK:
+                self._hold(row[1], row[2])
+            else:
+                entry = self.count, rows, self._held[-1] if self._held else self._marks, self.delay, row[1]
+                self._rows, self._marks, self.delay = [], "", None
+                self.count += 1
+                return entry
+            if len(rows) > MAX_OPERATIONS:
+                self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
+                rows.clear()
+        return None
+
+    def _hold(self, kind: str, change: int | None) -> None:
+        self._late = kind
+        if change == 1:
+            self._held.append(kind)
+        elif change == -1:
+            self._held = self._held[:-1]
+
+    @property
+    def marked(self) -> bool:
+        """Whether the iteration that has just begun is marked already."""
+        return bool(self._late or self._held)
+
+    def skip(self) -> None:
+        """Forget what was logged so far."""
+        rows = [row for row in self._log.rows if row[0] != MARK] + self._rows
+        self._log.release(*(stamp for _, *stamps in rows for stamp in stamps))
+        self._log.rows.clear()
+        self._rows, self._marks, self._late = [], "", ""
+
+
+class Steps:
+    """The steps of one rank.
+
+    Args:
+        log: has kinds, groups and stamps.
+        settle: the effective length of a delay that can be read now, seconds.
+        alone: whether the job has one process only, which meets nobody.
+    """
+
+    def __init__(self, log: Log, settle: Callable[[Any], float]) -> None:
+        self._log, self._settle, self.alone = log, settle, False
+        self.shape = Shape(log.groups, log.kinds)
+        self.period = 1
+        self.irregular = 0
+        """Ticks that could not be read, or steps that are unlike the usual ones."""
+        self.lost = 0
+        """Steps with an operation whose stamps could not be recorded."""
+        self._recent: deque[int] = deque(maxlen=WATCHED)
+        self._candidates, self._looking = 0, True
+        self._met = False
+        self._last_exit_s: float | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._operations: list[Operation] = []
+        self._ticks, self._meetings, self._mark = 0, 0, ""
+        self._paced: tuple[float, float] | None = None
+
+    @property
+    def inside(self) -> bool:
+        """Whether a step has begun with a tick that does not end it."""
+        return self._ticks > 0
+
+    def readable(self, entry: Entry) -> bool:
+        """Whether every stamp has passed, or can never be read."""
+        return self._log.stamps.immediate or self._log.stamps.ready_many(stamps_of(entry))
+
+    def release(self, entry: Entry) -> None:
+        """Give up a tick that is not read: the next step has no start."""
+        self._log.stamps.release(stamps_of(entry))
+        self._last_exit_s = None
+        self.irregular += 1
+        self._forget()
+
+    def add(self, entry: Entry) -> Iteration | None:
+        """Take in a tick that is readable; returns the step that it ends."""
+        number, rows, mark, delay, tick = entry
+        stamps, kinds = self._log.stamps, self._log.kinds
+        if not stamps.immediate:
+            rows = self._in_seconds(rows, tick)
+        last_s, last = -math.inf, None
+        operations, met = self._operations, False
+        for place, operation in enumerate(rows):
+            kind, start_s, end_s = operation
+            if start_s is None or end_s is None:
+                self.lost += 1
+                self.release(entry)
+                return None
+            operations.append(operation)
+            if not kinds[kind].side:
+                met = True
+                if end_s > last_s:
+                    last_s, last = end_s, entry[1][place][2]
+        self._ticks += 1
+        self._mark = mark or self._mark
+        if delay is not None:
+            delay_s = self._settle(delay)
+            if delay_s:
+                begin_s = stamps.seconds(delay.before)
+                self._paced = (begin_s, begin_s + delay_s)
+        if not stamps.immediate:
+            tick_s = stamps.seconds(tick) if tick is not None else math.nan
+            if last is not None:
+                stamps.rebase(last)
+            stamps.release(stamps_of(entry))
+        else:
+            tick_s = tick
+        if not met and not self._ends_anyway(number):
+            if len(operations) > MAX_OPERATIONS:
+                self._last_exit_s = None
+                self._forget()
+            return None
+        self._met = self._met or met
+        self._meetings += met
+        if self.period > 1 and self._meetings % self.period:
+            return None
+        return self._finish(number, last_s if met else tick_s)
+
+    def _in_seconds(self, rows: list[Row], tick: Any) -> list[Row]:
+        """Rows with seconds in place of events; what ran on another stream than the tick ran beside the step."""
+        log, stamps = self._log, self._log.stamps
+        known = [stamp for _, start, end in rows for stamp in (start, end) if stamp is not None]
+        seconds = iter(stamps.seconds_many(known))
+        found = []
+        for kind, start, end in rows:
+            if start is not None and end is not None and tick is not None and stamps.aside(end, tick):
+                kind = log.on_the_side(kind)
+            start_s = next(seconds) if start is not None else None
+            found.append((kind, start_s, next(seconds) if end is not None else None))
+        return found
+
+    def _ends_anyway(self, number: int) -> bool:
+        return not self._met and (self.alone or number >= BY_TICKS)
+
+    def _finish(self, number: int, end_s: float) -> Iteration | None:
+        start_s, self._last_exit_s = self._last_exit_s, end_s
+        operations, ticks, mark, paced = self._operations, self._ticks, self._mark, self._paced
+        self._forget()
+        if self._looking and self._met:
+            self._look(self.shape.signature(operations))
+        operations = self._from_outside(operations)
+        fits = start_s is not None and end_s > start_s and all([end >= start for _, start, end in operations])
+        if start_s is None or not fits:
+            self.irregular += 1
+            return None
+        shape = self.shape
+        regular = not mark and shape.observe(operations, end_s - start_s)
+        self.irregular += not regular
+        pace_start_s, pace_end_s = paced if paced is not None else (start_s, start_s)
+        comm_s, barrier_s = shape.comm_s(operations), shape.barrier_s(operations)
+        return Iteration(
+            number, start_s, end_s, pace_start_s, pace_end_s, operations, comm_s, barrier_s, regular, mark, ticks
+        )
+
+    def _from_outside(self, operations: list[Operation]) -> list[Operation]:
+        """In order of their start, without those inside another one: a group may delegate to another, a hook wait."""
+        if len(operations) < 2:
+            return operations
+        operations.sort(key=_outer_first)
+        found, until_s, kinds = list[Operation](), -math.inf, self._log.kinds
+        for operation in operations:
+            if kinds[operation[0]].side:
+                found.append(operation)
+            elif operation[2] > until_s:
+                found.append(operation)
+                until_s = operation[2]
+        return found
+
+    def _look(self, signature: int) -> None:
+        """Look for a period among the latest ticks with collectives."""
+        recent = self._recent
+        recent.append(signature)
+        self._candidates += 1
+        if self._candidates not in LOOKS:
+            self._looking = self._candidates < LOOKS[-1]
+            return
+        for period in PERIODS:
+            if _repeats(recent, period):
+                self._looking = False
+                if period > 1:
+                    self.period = period
+                    self.shape = Shape(self._log.groups, self._log.kinds)
+                return
+
+
+def stamps_of(entry: Entry) -> list[Any]:
+    """All stamps of a tick."""
+    stamps = [stamp for _, start, end in entry[1] for stamp in (start, end)]
+    stamps.append(entry[4])
+    if entry[3] is not None:
+        stamps += [entry[3].before, entry[3].after]
+    return [stamp for stamp in stamps if stamp is not None]
+
+
+def _repeats(recent: Sequence[int], period: int) -> bool:
+    last = len(recent) - 2 * PERIODS[-1]
+    return all(recent[i] == recent[i - period] for i in range(max(last, period), len(recent)))
+
+
+def _outer_first(operation: Operation) -> tuple[float, float]:
+    return operation[1], -operation[2]

@@ -1,0 +1,297 @@
+"""Findings in words: which rank is late and since when, who waits for it and where, what late ranks have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceenv.live.record.compare_blocks import CHRONIC, ONCE, SINCE, SOMETIMES, Pattern
+from paceenv.live.record.group_waits import Group, Wait
+from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
+from paceenv.live.record.wording import count, duration, name_ranks, percent
+
+if TYPE_CHECKING:
+    from paceenv.live.record.findings import Job, RankSet
+
+ALIKE = 0.75
+"""Ranks whose lateness is at least this share of the latest one's are told in one line."""
+LISTED = 4
+"""Ranks, groups and reasons that are listed; further ones are counted."""
+
+
+def name_group(group: Group) -> str:
+    """A group by its ranks; by its name where they are not known."""
+    return name_ranks(group.ranks) if group.ranks else f"group {group.name or '(no name)'} of {group.size} ranks"
+
+
+def block_span(job: Job, pattern: Pattern) -> tuple[int, int]:
+    """First and last iteration of a pattern's blocks."""
+    assert job.blocks is not None
+    return job.blocks.span(pattern.blocks[0], pattern.blocks[-1])
+
+
+def describe(
+    job: Job,
+    sets: Sequence[RankSet],
+    verdicts: Mapping[str, Mapping[str, Any]],
+    places: Sequence[str],
+    unattributed: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """All findings as lines of text."""
+    lines: list[str] = []
+    late = sorted(
+        ((found.late[team[0]].late_s, team, found) for found in sets for team in _teams(found)), key=lambda row: -row[0]
+    )
+    lines += [_late_line(job, found, team) for _, team, found in late[:LISTED]]
+    if len(late) > LISTED:
+        more = sum(len(team) for _, team, _ in late[LISTED:])
+        lines.append(f"and {count(more)} more ranks are late")
+    lines += [*places]
+    for found in sets:
+        lines += _victims(job, found)[: LISTED - 1]
+        lines += _refused(job, found)[:LISTED]
+        lines += _set_pattern(job, found)
+    lines += _unnamed_waits(job, sets) if not late else []
+    lines += _counted(
+        verdicts, late=bool(late), uneven=any(found.pattern in ("in turns", "variation") for found in sets)
+    )
+    shown = [str(item["text"]) for item in unattributed]
+    lines += [f"not attributable: {line}" for line in shown[:LISTED]]
+    if len(shown) > LISTED:
+        lines.append(f"not attributable: {len(shown) - LISTED} further reasons")
+    return lines
+
+
+def _teams(found: RankSet) -> list[list[int]]:
+    """The late ranks, those that are late alike together; the latest first."""
+    teams: list[list[int]] = []
+    for place in sorted(found.named, key=lambda place: -found.late[place].late_s):
+        pattern = found.late[place]
+        for team in teams:
+            first = found.late[team[0]]
+            same = pattern.kind == first.kind and (pattern.kind != SINCE or pattern.blocks[0] == first.blocks[0])
+            if same and pattern.late_s >= ALIKE * first.late_s:
+                team.append(place)
+                break
+        else:
+            teams.append([place])
+    return teams
+
+
+def _late_line(job: Job, found: RankSet, team: list[int]) -> str:
+    pattern = found.late[team[0]]
+    hosts = sorted({text(job.snapshots[place], "host") for place in team} - {""})
+    on = f" ({hosts[0]})" if len(hosts) == 1 else f" (on {len(hosts)} hosts)" if hosts else ""
+    since = f" since iteration {count(block_span(job, pattern)[0])}" if pattern.kind == SINCE else ""
+    verb, each = ("is", "") if len(team) == 1 else ("are", " each")
+    head = f"{name_ranks(job.names(team))}{on} {verb} late by {duration(pattern.late_s)}{each}{since}"
+    clauses = _clauses(job, found, team)
+    missing = "; ranks without a snapshot may be later" if job.missing else ""
+    return head + (f": {', '.join(clauses)}" if clauses else "") + missing
+
+
+def _floor_s(found: RankSet) -> float:
+    """Half of the smallest lateness that is named: a shorter wait is not told."""
+    return 0.5 * min((found.late[place].late_s for place in found.named), default=np.inf)
+
+
+def _longest(found: RankSet) -> dict[int, Wait]:
+    """The operation in which each rank waits for the longest time, for the ranks that do."""
+    best_s: dict[int, float] = {}
+    best: dict[int, Wait] = {}
+    floor_s = _floor_s(found)
+    for wait in found.waits:
+        for e in np.flatnonzero(wait.wait_s_E > floor_s).tolist():
+            place, seconds = int(wait.places[e]), float(wait.wait_s_E[e])
+            if seconds > best_s.get(place, 0.0):
+                best_s[place], best[place] = seconds, wait
+    return best
+
+
+def _last(found: RankSet, wait: Wait) -> list[int]:
+    """The members that arrive last."""
+    return [int(place) for place in wait.places[wait.wait_s_E <= _floor_s(found)]]
+
+
+def _culprit(found: RankSet, best: Mapping[int, Wait], wait: Wait) -> int | None:
+    """The late rank behind a wait: among the last ones, or the one that these wait for in turn."""
+    seen: set[int] = set()
+    last = _last(found, wait)
+    while last:
+        named = [place for place in last if place in found.named]
+        if named:
+            return max(named, key=lambda place: found.late[place].late_s)
+        nearer = [place for place in last if place not in seen and place in best]
+        if not nearer:
+            return None
+        seen.update(last)
+        last = _last(found, best[nearer[0]])
+    return None
+
+
+def _clauses(job: Job, found: RankSet, team: list[int]) -> list[str]:
+    """Who waits for the late ranks ``team``, and where: one clause for each operation."""
+    best = _longest(found)
+    waiting: dict[int, tuple[Wait, list[int]]] = {}
+    for place, wait in best.items():
+        if place not in found.named and _culprit(found, best, wait) in team:
+            waiting.setdefault(id(wait), (wait, []))[1].append(place)
+    rows = sorted(waiting.values(), key=lambda row: (len(row[0].places), row[0].op, row[1][0]))
+    clauses = []
+    for wait, places in rows[:LISTED]:
+        last = _last(found, wait)
+        verb = "waits" if len(places) == 1 else "wait"
+        whom = (" for it" if len(team) == 1 else " for them") if set(last) <= set(team) else ""
+        behind = [p for p in last if p not in team and p in best]
+        via = f" for {name_ranks(job.names(behind))}" if not set(last) & set(team) and behind else ""
+        where = f"{wait.op} of {name_group(wait.group)}"
+        clauses.append(f"{name_ranks(job.names(places))} {verb}{whom or via} in {where}")
+    if len(rows) > LISTED:
+        more = sum(len(places) for _, places in rows[LISTED:])
+        clauses.append(f"{count(more)} more ranks wait in {len(rows) - LISTED} other groups")
+    return clauses
+
+
+def _victims(job: Job, found: RankSet) -> list[str]:
+    """Ranks that come last to one operation only because they wait in another."""
+    if not found.named:
+        return []
+    best, lines, told = _longest(found), [], set[int]()
+    for wait in sorted(found.waits, key=lambda wait: -len(wait.places)):
+        if not wait.common_end or not (wait.wait_s_E > _floor_s(found)).any():
+            continue
+        for place in _last(found, wait):
+            own = best.get(place)
+            if place in found.named or place in told or own is None or own is wait:
+                continue
+            whom = [p for p in _last(found, own) if p != place]
+            if whom and (culprit := _culprit(found, best, own)) is not None:
+                named = [culprit] if culprit in whom else whom
+                told.add(place)
+                where = f"{own.op} of {name_group(own.group)}"
+                lines.append(
+                    f"rank {job.ranks[place]} arrives last in {wait.op} of {name_group(wait.group)}, because it waits "
+                    f"for {name_ranks(job.names(named))} in {where}"
+                )
+    if len(lines) > LISTED:
+        lines = [*lines[: LISTED - 2], f"{len(lines) - LISTED + 2} more ranks arrive last only because they wait"]
+    return lines
+
+
+def _refused(job: Job, found: RankSet) -> list[str]:
+    """Longer work that is not called late, and why; ranks with the same reason in one line."""
+    reasons: dict[str, list[int]] = {}
+    for place in found.late:
+        kind = found.late[place].kind
+        if place in found.refused and place not in found.named and kind in (CHRONIC, SINCE):
+            reasons.setdefault(found.refused[place], []).append(place)
+    lines = []
+    for why, places in reasons.items():
+        longest_s = max(found.late[place].late_s for place in places)
+        which = name_ranks(job.names(places))
+        work = "its own work takes" if len(places) == 1 else "their own work takes"
+        single = "" if len(places) == 1 else "up to "
+        waited = all(place in found.not_waited_for for place in places) and found.complete
+        head = "nobody waits for it" if waited else "not attributable"
+        lines.append(f"{which}: {work} {single}{duration(longest_s)} longer than that of the others; {head}: {why}")
+    return lines
+
+
+def _set_pattern(job: Job, found: RankSet) -> list[str]:
+    """Lateness that comes and goes, and time that is lost although nobody is late on average."""
+    lines = []
+    step = f", {percent(found.lost_s / found.step_s)} of the step" if found.step_s else ""
+    if found.pattern == "in turns":
+        turns = sorted(found.late)
+        lines.append(
+            f"the ranks take turns: in different iterations another of {name_ranks(job.names(turns))} comes last, "
+            f"{duration(found.lost_s)} lost per step{step}"
+        )
+        return lines
+    if found.pattern == "variation":
+        lines.append(
+            f"each of {name_ranks(job.names(found.compared))} waits at least {duration(found.lost_s)} per step{step}, "
+            "and none comes last on average: lost to variation of the ranks' work or of the network"
+        )
+    for place in sorted(found.late):
+        pattern = found.late[place]
+        if pattern.kind in (ONCE, SOMETIMES):
+            first, last = block_span(job, pattern)
+            when = f"in iterations {first} to {last}"
+            if pattern.kind == SOMETIMES:
+                when = f"in {len(pattern.blocks)} of {found.blocks} blocks, iterations {first} to {last}"
+            once = "once " if pattern.kind == ONCE else ""
+            lines.append(f"rank {job.ranks[place]} was late {once}by {duration(pattern.late_s)} per step {when}")
+    if len(lines) > LISTED:
+        lines = [*lines[: LISTED - 1], f"{len(lines) - LISTED + 1} more ranks were late for a while"]
+    return lines
+
+
+def _unnamed_waits(job: Job, sets: Sequence[RankSet]) -> list[str]:
+    """Where nobody can be named: the longest waits as they are, without a culprit."""
+    rows = []
+    for found in sets:
+        floor_s = max([0.5e-3, *(m for m in found.margin_s.values() if np.isfinite(m))])
+        rows += [(float(w.wait_s_E.max(initial=0.0)), w, floor_s) for w in found.waits if w.common_end]
+    rows = sorted((row for row in rows if row[0] > row[2]), key=lambda row: -row[0])
+    lines = []
+    for longest_s, wait, floor_s in rows[:2]:
+        waiting = job.names(wait.places[wait.wait_s_E > floor_s].tolist())
+        last = job.names(wait.places[wait.wait_s_E <= floor_s].tolist())
+        lines.append(
+            f"in {wait.op} of {name_group(wait.group)}: {name_ranks(last)} arrive{'s' * (len(last) == 1)} last, "
+            f"{name_ranks(waiting)} wait{'s' * (len(waiting) == 1)} up to {duration(longest_s)}"
+        )
+    return lines
+
+
+def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: bool) -> list[str]:
+    """Early, on time and not judged, in one line each."""
+    by_verdict: dict[str, list[int]] = {}
+    for rank, verdict in verdicts.items():
+        by_verdict.setdefault(verdict["verdict"], []).append(int(rank))
+    lines = []
+    early = by_verdict.get(EARLY, [])
+    if early:
+        waits_s = sorted(float(verdicts[str(rank)]["early_s"]) for rank in early)
+        longest = f", {duration(waits_s[-1])}" if len(early) == 1 else f", up to {duration(waits_s[-1])} each"
+        lines.append(f"early, and waiting: {name_ranks(early)}{longest}")
+    on_time = by_verdict.get(ON_TIME, [])
+    if on_time:
+        everyone = len(on_time) == len(verdicts) and not late
+        average = " on average" if uneven else ""
+        lines.append(f"all ranks arrive on time{average}" if everyone else f"on time: {name_ranks(on_time)}")
+    unknown = by_verdict.get(UNKNOWN, [])
+    if unknown:
+        reasons = Counter(str(verdicts[str(rank)]["evidence"]) for rank in unknown)
+        why, _ = reasons.most_common(1)[0]
+        lines.append(f"insufficient evidence: {name_ranks(unknown)}; {why}")
+    return lines
+
+
+def describe_places(late: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
+    """What two or more late ranks have in common: their host, or their place on it.
+
+    Args:
+        late: the late ranks.
+        hosts: the host of every rank that has a snapshot.
+    """
+    if len(late) < 2:
+        return []
+    of_host: dict[str, list[int]] = {}
+    for rank in sorted(hosts):
+        of_host.setdefault(hosts[rank], []).append(rank)
+    if len(of_host) < 2 or "" in of_host:
+        return []
+    late_hosts = {hosts[rank] for rank in late}
+    if len(late_hosts) == 1:
+        [host] = late_hosts
+        return [f"all late ranks are on host {host}: {len(late)} of its {len(of_host[host])} ranks"]
+    local = {of_host[hosts[rank]].index(rank) for rank in late}
+    if len(local) == 1 and len(late_hosts) > 1:
+        [place] = local
+        return [f"all late ranks have local rank {place}, on {len(late_hosts)} of {len(of_host)} hosts"]
+    return []

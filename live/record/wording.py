@@ -1,0 +1,44 @@
+"""Numbers and ranks in the words of the page: durations with a unit, shares, counts, runs of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from paceenv.live.observe.locality import format_list
+
+MAX_RUNS = 8
+"""Most runs of ranks that are listed; of more, the ranks are counted."""
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds with three digits and a unit that suits them; ``-`` for unknown."""
+    if seconds is None:
+        return "-"
+    size = abs(seconds)
+    for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (600.0, 1.0, "s"), (36000.0, 1 / 60, "min")):
+        if size < limit:
+            return f"{seconds * factor:.3g} {unit}" if size * factor < 99.95 else f"{seconds * factor:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with one digit; ``-`` for unknown."""
+    return "-" if share is None else f"{100.0 * share:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands set apart; ``-`` for unknown."""
+    return "-" if value is None else f"{int(value):,}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, runs joined: ``ranks 0-3, 7``; evenly spaced ones as ``ranks 0, 8, ..., 56``."""
+    ranks = sorted(ranks)
+    steps = {later - earlier for earlier, later in pairwise(ranks)}
+    if len(ranks) > 4 and len(steps) == 1 and steps != {1}:
+        return f"ranks {ranks[0]}, {ranks[1]}, ..., {ranks[-1]}"
+    shown = format_list(ranks).split(",")
+    if len(shown) > MAX_RUNS:
+        return f"{count(len(ranks))} ranks ({', '.join(shown[: MAX_RUNS // 2])}, ...)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"

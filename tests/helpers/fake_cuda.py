@@ -1,0 +1,102 @@
+"""A CUDA layer without a device: the part of PyTorch that stamps use, with the rules that a real one enforces.
+
+It knows which devices got a context, where events were recorded and who asked for them. Waiting raises. A query by
+another thread than the capturing one breaks the capture of a graph, as ``cudaStreamCaptureModeGlobal`` has it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+
+class FakeCuda:
+    """Devices whose streams lag behind the host by ``lag_s`` of the stream's handle, seconds.
+
+    ``contexts`` are the devices that something was done on, ``current`` the current one, ``stream`` the handle of each
+    device's current stream. ``capturing`` holds the handles of streams that are being captured.
+    """
+
+    def __init__(self, devices: int = 2) -> None:
+        self.now_s, self.current, self.contexts = 0.0, 0, set[int]()
+        self.stream = {index: 16 * index for index in range(devices)}
+        self.lag_s: defaultdict[int, float] = defaultdict(float)
+        self.capturing, self.broken_captures = set[int](), 0
+        self.thread = threading.get_ident()
+        self.streams_made = self.queries = self.events_made = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+        """Put it in place of PyTorch's own until the test ends."""
+        for name, fake in {
+            "_CudaEventBase": self._event_class(),
+            "_cuda_getCurrentRawStream": self.stream.__getitem__,
+            "_cuda_getCurrentStream": lambda index: (self.stream[index], index, 1),
+            "_cuda_getDevice": lambda: self.current,
+        }.items():
+            monkeypatch.setattr(torch._C, name, fake, raising=False)
+        monkeypatch.setattr(torch.cuda, "Stream", self._stream_class())
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", self._is_capturing)
+        monkeypatch.setattr(torch.cuda, "_exchange_device", self._exchange)
+        monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", self._maybe_exchange)
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.contexts.add(self.current))
+        return self
+
+    def _is_capturing(self) -> bool:
+        return self.stream[self.current] in self.capturing
+
+    def _exchange(self, index: int) -> int:
+        self.contexts.add(index)  # cudaSetDevice makes one
+        return self._maybe_exchange(index)
+
+    def _maybe_exchange(self, index: int) -> int:
+        before, self.current = self.current, index
+        return before
+
+    def _asked(self) -> None:
+        self.queries += 1
+        if self.capturing and threading.get_ident() != self.thread:
+            self.broken_captures += 1
+            raise RuntimeError("CUDA error: operation would make the legacy stream depend on a capturing stream")
+
+    def _stream_class(cuda) -> type[Any]:
+        class Stream:
+            def __init__(self, *, stream_id: int, device_index: int, device_type: int) -> None:
+                self.handle, self.device_index = stream_id, device_index
+                cuda.streams_made += 1
+
+        return Stream
+
+    def _event_class(cuda) -> type[Any]:
+        class Event:
+            __slots__ = ("_at_s", "_device")
+
+            def __init__(self, enable_timing: bool = False) -> None:
+                assert enable_timing
+                self._at_s, self._device = float("-inf"), -1
+                cuda.events_made += 1
+
+            def record(self, stream: Any) -> None:
+                assert stream.handle not in cuda.capturing, "the event becomes part of a graph, and cannot be read"
+                assert self._device in (-1, stream.device_index), "an event stays on its first device"
+                self._at_s, self._device = cuda.now_s + cuda.lag_s[stream.handle], stream.device_index
+                cuda.contexts.add(stream.device_index)
+
+            def query(self) -> bool:
+                cuda._asked()
+                return self._at_s <= cuda.now_s
+
+            def elapsed_time(self, other: Event) -> float:
+                if not (self.query() and other.query()):
+                    raise RuntimeError("Both events must be completed before calculating elapsed time.")
+                return 1e3 * (other._at_s - self._at_s)
+
+            def synchronize(self) -> None:
+                raise AssertionError("the agent waited for the device")
+
+            wait = synchronize
+
+        return Event

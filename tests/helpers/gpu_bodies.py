@@ -1,0 +1,284 @@
+"""Training jobs for the tests on a GPU: streams, coalesced and functional collectives, CUDA graphs, FSDP2, costs.
+
+They run without a GPU, too, where a stream or a graph is nothing: so most of their code is tested where there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import live_bodies
+import torch
+import torch.distributed as dist
+from live_bodies import Training, batch, device, network
+from torch import nn
+from torch.nn import functional
+
+MANY_LAYERS = 64
+"""Each is gathered twice and its gradients are scattered once in every iteration."""
+
+
+def _averaged(average: Callable[[list[torch.Tensor]], None], *, graphed: bool = False) -> Training:
+    """A model whose gradients ``average`` sums up over the ranks, in a graph of the whole step where asked for."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = batch(0)
+    steps = _Graphed(lambda: _loss(model, inputs, labels)) if graphed else None
+
+    def step(iteration: int) -> torch.Tensor:
+        new_inputs, new_labels = batch(iteration)
+        inputs.copy_(new_inputs)
+        labels.copy_(new_labels)
+        optimizer.zero_grad(set_to_none=False)
+        loss = steps() if steps is not None else _loss(model, inputs, labels)
+        average([p.grad for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        return loss.detach()
+
+    return Training(optimizer, step, model.parameters)
+
+
+def _loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss = functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    return loss
+
+
+class _Graphed:
+    """Calls a function; from the sixth call on it replays a graph, captured while the agent is at work."""
+
+    def __init__(self, function: Callable[[], torch.Tensor]) -> None:
+        self._function, self._calls = function, 0
+        self._graph: Any = None
+        self._result = torch.zeros(())
+
+    def __call__(self) -> torch.Tensor:
+        self._calls += 1
+        if device() != "cuda" or self._calls < 3:
+            return self._function()
+        if self._calls < 6:  # as torch.cuda.graph asks for: warmed up on the stream of a capture
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                result = self._function()
+            torch.cuda.current_stream().wait_stream(side)
+            return result
+        if self._graph is None:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):  # mode "global": a query by any other thread would break it
+                self._result = self._function()
+        self._graph.replay()
+        return self._result
+
+
+def _reduced(gradients: list[torch.Tensor]) -> None:
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+
+
+def _side_stream() -> Training:
+    """Collectives on a stream of their own, as sharded training starts them."""
+    side = torch.cuda.Stream() if device() == "cuda" else None
+
+    def average(gradients: list[torch.Tensor]) -> None:
+        if side is None:
+            _reduced(gradients)
+            return
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            _reduced(gradients)
+        torch.cuda.current_stream().wait_stream(side)
+        dist.all_reduce(gradients[0])
+
+    return _averaged(average)
+
+
+def _coalesced() -> Training:
+    """Collectives that are started together: several all-reduces as one, and on NCCL whatever it is."""
+
+    def average(gradients: list[torch.Tensor]) -> None:
+        half = len(gradients) // 2
+        with dist._coalescing_manager():
+            _reduced(gradients[:half])
+        with dist._coalescing_manager(async_ops=True) as together:
+            _reduced(gradients[half:])
+        together.wait()
+        if device() == "cuda":
+            with dist._coalescing_manager(device=torch.device("cuda"), async_ops=True) as together:
+                for gradient in gradients:
+                    dist.broadcast(gradient, src=0, async_op=True)
+            together.wait()
+
+    return _averaged(average)
+
+
+def _functional() -> Training:
+    """Functional collectives, as DTensor starts them; and a DTensor that is gathered."""
+    from torch.distributed import _functional_collectives as collectives
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(device(), (dist.get_world_size(),))
+    sharded = distribute_tensor(torch.ones(8, 8, device=device()), mesh, [Shard(0)])
+
+    def average(gradients: list[torch.Tensor]) -> None:
+        for gradient in gradients:
+            gradient.copy_(collectives.all_reduce(gradient, "sum", dist.group.WORLD))
+        gradients[0].mul_(sharded.full_tensor().mean())
+
+    return _averaged(average)
+
+
+def _graphed() -> Training:
+    """Forward and backward pass as a CUDA graph, the reduction outside."""
+    return _averaged(_reduced, graphed=True)
+
+
+def _graphed_collectives() -> Training:
+    """A collective inside the graph, which no Python sees when it is replayed, and one outside."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs, labels = batch(0)
+
+    def both() -> torch.Tensor:
+        loss = _loss(model, inputs, labels)
+        _reduced([p.grad for p in model.parameters() if p.grad is not None])
+        return loss
+
+    graphed = _Graphed(both)
+
+    def step(iteration: int) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = graphed().detach().clone()
+        dist.all_reduce(loss)
+        optimizer.step()
+        return loss
+
+    return Training(optimizer, step, model.parameters)
+
+
+def _many_collectives() -> Training:
+    """FSDP2 with hundreds of collectives in an iteration."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(1)
+    mesh = init_device_mesh(device(), (dist.get_world_size(),))
+    model = nn.Sequential(*[nn.Linear(48, 48) for _ in range(MANY_LAYERS)]).to(device())
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(iteration: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch(iteration)[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, step, lambda: (p.to_local() for p in model.parameters()))
+
+
+MORE_WAYS: dict[str, Callable[[], Training]] = {
+    "side stream": _side_stream,
+    "coalesced": _coalesced,
+    "functional": _functional,
+    "graph": _graphed,
+    "graph with collectives": _graphed_collectives,
+    "FSDP2, many collectives": _many_collectives,
+}
+
+
+def train(**parameters: Any) -> list[dict[str, Any]]:
+    """:func:`live_bodies.train` for the ways of this module."""
+    live_bodies.WAYS.update(MORE_WAYS)
+    return live_bodies.train(**parameters)
+
+
+@contextlib.contextmanager
+def _attached(training: Training, mode: str) -> Iterator[None]:
+    from paceenv import live
+
+    agent = live.attach(training.attached, mode=mode)
+    try:
+        yield
+    finally:
+        agent.detach()
+
+
+def added_us(*, way: str, turns: int, warm: int, timed: int) -> dict[str, float]:
+    """Host microseconds of the training thread per iteration: without the agent, and what observing adds."""
+    live_bodies.WAYS.update(MORE_WAYS)
+    training, found = live_bodies.WAYS[way](), {"": list[float](), "observe": list[float]()}
+    for _ in range(turns):
+        for mode, times in found.items():
+            with _attached(training, mode) if mode else contextlib.nullcontext():
+                for i in range(warm):
+                    training.step(i)
+                start_s = time.thread_time()
+                for i in range(timed):
+                    training.step(i)
+                times.append(1e6 * (time.thread_time() - start_s) / timed)
+    added = statistics.median(under - plain for plain, under in zip(found[""], found["observe"], strict=True))
+    return {"without the agent": statistics.median(found[""]), "added": added}
+
+
+def calls_us(*, index: int) -> dict[str, float]:
+    """Host microseconds of one stamp: recorded, asked for among 400, and read."""
+    from paceenv.live.observe.stamps import cuda_stamps
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    stamps, count = cuda_stamps(index), 400
+    taken = list[Any]()
+
+    def timed(call: Callable[[], Any]) -> float:
+        start_s = time.perf_counter()
+        call()
+        return 1e6 * (time.perf_counter() - start_s) / count
+
+    found: dict[str, list[float]] = {"record": [], "ask": [], "read": []}
+    for _ in range(20):
+        found["record"].append(timed(lambda: taken.extend(stamps.record() for _ in range(count))))
+        _let_pass(index)
+        found["ask"].append(timed(lambda: stamps.ready_many(taken)))
+        assert stamps.ready_many(taken)
+        found["read"].append(timed(lambda: stamps.seconds_many(taken)))
+        stamps.release(taken)
+        taken.clear()
+    return {name: min(times) for name, times in found.items()}
+
+
+def _let_pass(index: int) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize(index)
+
+
+def on_the_second_device(*, mode: str, iterations: int) -> dict[str, Any]:
+    """Train on device 1 while the current one is 0, as a script does that never calls ``set_device``."""
+    from paceenv import live
+
+    parameter = nn.Parameter(torch.ones(1 << 12, device="cuda:1"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def step() -> None:
+        parameter.grad = torch.ones_like(parameter)
+        dist.all_reduce(parameter.grad)
+        optimizer.step()
+
+    step()
+    torch.cuda.synchronize(1)
+    before = bool(torch._C._cuda_hasPrimaryContext(0))  # NCCL or the script may have made one
+    agent = live.attach(optimizer, mode=mode)
+    for _ in range(iterations):
+        step()
+    torch.cuda.synchronize(1)
+    summary = agent.summary()
+    agent.detach()
+    after = bool(torch._C._cuda_hasPrimaryContext(0))
+    return {"summary": summary, "new context": after and not before, "current": torch.cuda.current_device()}

@@ -1,0 +1,327 @@
+"""Findings from toy jobs whose late rank is known: the right name and amount, or the reason why there is none."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_jobs import SHAPES, Phase, all_of, constant, pairs, run
+
+from paceenv.live.record.findings import Findings, find, with_verdicts
+
+LATE_S = 0.02
+
+
+def named(findings: Findings) -> dict[int, float]:
+    """The late ranks and by how much, seconds."""
+    verdicts = findings["verdicts"].items()
+    return {int(rank): v["late_s"] for rank, v in verdicts if v["verdict"] == "late"}
+
+
+def verdict(findings: Findings, rank: int) -> str:
+    return str(findings["verdicts"][str(rank)]["verdict"])
+
+
+def page(findings: Findings) -> str:
+    return "\n".join(findings["text"])
+
+
+@pytest.mark.parametrize(("shape", "ranks"), [*product(SHAPES, (4, 8)), ("ddp", 2), ("small", 2), ("ddp", 64)])
+@pytest.mark.parametrize("late_phase", [0, -1])
+def test_a_late_rank_is_named_with_its_lateness(shape: str, ranks: int, late_phase: int) -> None:
+    phases = SHAPES[shape](ranks)
+    for late in {0, 1, ranks - 1}:
+        snapshots = run(
+            phases, ranks, late=constant(ranks, late, LATE_S), late_phase=late_phase % len(phases), iterations=160
+        )
+        findings = find(snapshots)
+        assert named(findings) == {late: pytest.approx(LATE_S, rel=0.1)}, page(findings)
+        assert f"rank {late} (node{late // 8}) is late by" in findings["text"][0]
+        assert findings["sets"][0 if ranks < 8 else -1]["pattern"] in {"chronic", "none"}
+
+
+@pytest.mark.parametrize(("shape", "ranks"), [*product(SHAPES, (4, 8)), ("ddp", 2), ("ddp", 64)])
+def test_without_skew_nobody_is_named(shape: str, ranks: int) -> None:
+    for seed in range(3):
+        findings = find(run(SHAPES[shape](ranks), ranks, seed=seed, iterations=160))
+        assert named(findings) == {}
+        assert not findings["unattributed"]
+        transfers = shape in {"expert", "buffers"}  # only some ranks are blocked by one, and the others wait for them
+        assert "all ranks arrive on time" in page(findings) or transfers
+
+
+def test_a_rank_that_is_last_because_it_waited_is_described_as_that() -> None:
+    findings = find(run(SHAPES["expert"](4), 4, late=constant(4, 1, LATE_S)))
+    assert findings["text"][:2] == [
+        "rank 1 (node0) is late by 20 ms: rank 0 waits for it in all_to_all of ranks 0-1, "
+        "ranks 2-3 wait in all_reduce of ranks 0-3",
+        "rank 0 arrives last in all_reduce of ranks 0-3, because it waits for rank 1 in all_to_all of ranks 0-1",
+    ]
+    assert [verdict(findings, rank) for rank in range(4)] == ["early", "late", "early", "early"]
+    assert [findings["verdicts"][str(r)]["early_s"] for r in (0, 2, 3)] == [pytest.approx(LATE_S, rel=0.1)] * 3
+
+
+def test_evidence_names_ranks_and_iterations() -> None:
+    found = find(run(SHAPES["ddp"](2), 2, late=constant(2, 1, LATE_S), iterations=320))["verdicts"]
+    assert found["1"]["evidence"] == "ranks 0-1 side by side over 320 iterations: its own work takes longer"
+    assert (found["1"]["ranks"], found["1"]["iterations"], found["1"]["share"]) == (2, 320, 1.0)
+    assert found["0"]["early_s"] == pytest.approx(LATE_S, rel=0.05)  # the full difference, not half of it
+
+
+def test_longer_work_that_nobody_waits_for_is_not_late() -> None:
+    """Ranks 0 and 1 exchange for 20 ms, while the others compute: all arrive together."""
+    phases = [Phase("all_to_all", [[0, 1]], 0.01, LATE_S), Phase("all_reduce", all_of(4))]
+    findings = find(run(phases, 4, slow_s=(0.0, 0.0, LATE_S, LATE_S)))
+    assert named(findings) == {}
+    assert "nobody waits for it" in page(findings)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_an_unseen_collective_of_some_ranks_hides_which_of_them_is_late(ranks: int) -> None:
+    phases = [Phase("all_to_all", [[0, 1]], seen=False), Phase("all_reduce", all_of(ranks))]
+    findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
+    assert named(findings) == {}
+    assert [verdict(findings, rank) for rank in (0, 1)] == ["insufficient evidence"] * 2
+    assert verdict(findings, 2) == "early"
+    assert "ranks 0-1: their own work takes up to 22 ms longer" in page(findings)
+    assert "collectives of ranks 0-1 could not be seen" in page(findings)
+
+
+def test_an_unseen_collective_elsewhere_does_not_hide_a_late_rank() -> None:
+    phases = [Phase("all_to_all", [[0, 1]], seen=False), Phase("all_reduce", all_of(8))]
+    findings = find(run(phases, 8, late=constant(8, 5, LATE_S), late_phase=1))
+    assert named(findings) == {5: pytest.approx(LATE_S, rel=0.2)}
+
+
+def test_nobody_is_on_time_where_collectives_of_all_are_unseen() -> None:
+    phases = [Phase("all_reduce", all_of(4)), Phase("all_gather", all_of(4), seen=False)]
+    findings = find(run(phases, 4))
+    assert {verdict(findings, rank) for rank in range(4)} == {"insufficient evidence"}
+    assert "on time" not in page(findings)
+    assert "1 collectives per step of ranks 0-3 were not seen (functional collective)" in page(findings)
+
+
+@pytest.mark.parametrize("late", [1, None])
+def test_a_rank_without_an_agent_may_be_the_late_one(late: int | None) -> None:
+    skew = None if late is None else constant(4, late, LATE_S)
+    findings = find(run(SHAPES["ddp"](4), 4, late=skew, missing=[1]))
+    assert named(findings) == {}
+    assert {v["verdict"] for v in findings["verdicts"].values()} == {"insufficient evidence"}
+    assert findings["missing"] == [1]
+    assert "rank 1 has no snapshot: waits for them are not attributed" in page(findings)
+
+
+def test_a_late_rank_beside_one_without_an_agent_is_named_with_a_caveat() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S), missing=[3]))
+    assert set(named(findings)) == {1}
+    assert "ranks without a snapshot may be later" in findings["text"][0]
+
+
+def test_a_single_snapshot_claims_nothing() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S))[1:2])
+    assert findings["verdicts"]["1"]["verdict"] == "insufficient evidence"
+    assert findings["verdicts"]["1"]["ranks"] == 1
+
+
+def test_collectives_on_another_thread_are_a_reason_for_doubt() -> None:
+    snapshots = run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S))
+    calm = run(SHAPES["ddp"](4), 4)
+    for several in (snapshots, calm):
+        for snapshot in several:
+            snapshot["side"] = {"per_step": 2.0, "seconds": 0.03}
+    assert named(find(snapshots)) == {}
+    assert "it may be waiting for a collective on another of its threads" in page(find(snapshots))
+    assert "on time" not in page(find(calm))
+
+
+def late_at(ranks: int, when: Callable[[int], int | None], late_s: float = LATE_S) -> Any:
+    def extra(iteration: int) -> np.ndarray[Any, Any]:
+        found, rank = np.zeros(ranks), when(iteration)
+        if rank is not None:
+            found[rank] = late_s
+        return found
+
+    return extra
+
+
+def test_a_skew_that_begins_has_its_beginning() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: 2 if i >= 300 else None)))
+    assert named(findings) == {2: pytest.approx(LATE_S, rel=0.1)}
+    assert "rank 2 (node0) is late by 20 ms since iteration 288: ranks 0-1, 3 wait for it" in page(findings)
+    assert findings["sets"][0]["pattern"] == "since"
+
+
+def test_lateness_that_happened_once_is_not_called_late() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: 2 if i == 300 else None, 0.5)))
+    assert named(findings) == {}
+    assert "rank 2 was late once by 31.5 ms per step in iterations 288 to 303" in page(findings)
+
+
+def test_ranks_that_are_late_in_turns() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: i // 16 % 4)))
+    assert named(findings) == {}
+    assert findings["sets"][0]["pattern"] == "in turns"
+    assert "the ranks take turns: in different iterations another of ranks 0-3 comes last, 20 ms lost" in page(findings)
+
+
+def test_variation_from_step_to_step_is_time_lost_to_nobody() -> None:
+    findings = find(run(SHAPES["ddp"](4), 4, late=late_at(4, lambda i: i % 4)))
+    assert named(findings) == {}
+    assert findings["sets"][0]["pattern"] == "variation"
+    assert "each of ranks 0-3 waits at least 15 ms per step" in page(findings)
+    assert findings["sets"][0]["lost_s"] == pytest.approx(
+        0.75 * LATE_S, rel=0.2
+    )  # the late one of a step waits for none
+
+
+def test_a_late_host_and_a_late_place_on_every_host_are_found() -> None:
+    host = find(run(SHAPES["ddp"](16), 16, slow_s=[LATE_S * (rank >= 8) for rank in range(16)]))
+    assert set(named(host)) == set(range(8, 16))
+    assert host["places"] == ["all late ranks are on host node1: 8 of its 8 ranks"]
+    local = find(run(SHAPES["ddp"](32), 32, slow_s=[LATE_S * (rank % 8 == 3) for rank in range(32)]))
+    assert local["places"] == ["all late ranks have local rank 3, on 4 of 4 hosts"]
+
+
+def pipeline(stages: int, replicas: int, weights: dict[int, float]) -> tuple[list[Phase], int]:
+    """Rank ``stage * replicas + replica``; activations go up, gradients come down, and replicas reduce."""
+    ranks = stages * replicas
+    up = [[[s * replicas + r, (s + 1) * replicas + r] for r in range(replicas)] for s in range(stages - 1)]
+    lanes = [[s * replicas + r for s in range(stages)] for r in range(replicas)]
+    phases = [Phase("recv", hop, 0.004, 0.0002, weights=weights) for hop in up]
+    phases += [Phase("recv", [pair[::-1] for pair in hop], 0.004, 0.0002, weights=weights) for hop in up[::-1]]
+    if replicas > 1:
+        phases.append(
+            Phase("all_reduce", [list(range(s * replicas, (s + 1) * replicas)) for s in range(stages)], 0.001)
+        )
+    phases.append(Phase("all_reduce", lanes, 0.001, bytes=4))
+    return phases, ranks
+
+
+def test_pipeline_stages_are_compared_with_their_replicas_only() -> None:
+    phases, ranks = pipeline(2, 2, {2: 3.0, 3: 3.0})  # the second stage has three times the layers
+    assert named(find(run(phases, ranks))) == {}
+    findings = find(run(phases, ranks, late=constant(ranks, 1, LATE_S)))
+    assert set(named(findings)) <= {1}
+
+
+def test_a_single_pipeline_never_calls_an_uneven_stage_late() -> None:
+    phases, ranks = pipeline(3, 1, {2: 4.0})
+    for late in (None, constant(ranks, 0, LATE_S)):
+        assert set(named(find(run(phases, ranks, late=late)))) <= ({0} if late else set())
+
+
+def test_ranks_that_do_not_share_their_steps_are_not_compared() -> None:
+    snapshots = run(SHAPES["ddp"](4), 4)
+    for name in ("own_s", "step_s"):
+        blocks = snapshots[3]["own"]["blocks"]
+        blocks[name] = [2.0 * value for value in blocks[name]]  # it ticks every second step
+    findings = find(snapshots)
+    assert named(findings) == {}
+    assert "rank 3 does not have the same steps as the other ranks" in page(findings)
+    assert "on time" not in page(findings)
+
+
+def test_blocks_of_different_lengths_are_brought_together() -> None:
+    snapshots = run(SHAPES["ddp"](2), 2, late=constant(2, 1, LATE_S))
+    blocks = snapshots[0]["own"]["blocks"]
+    for name in ("own_s", "step_s", "blocked_s"):
+        blocks[name] = np.reshape(blocks[name], (-1, 2)).mean(axis=1).tolist()
+    blocks["iterations"] *= 2
+    assert named(find(snapshots)) == {1: pytest.approx(LATE_S, rel=0.1)}
+
+
+def test_a_last_block_with_other_steps_is_left_out() -> None:
+    """Rank 1 was heard later, and in the meantime all were slow: that is no lateness."""
+    snapshots = run(SHAPES["ddp"](2), 2, iterations=64)
+    for snapshot, steps, extra_s in zip(snapshots, (2, 16), (0.0, 5.0), strict=True):
+        blocks = snapshot["own"]["blocks"]
+        blocks["steps"] = [16, 16, 16, steps]
+        blocks["own_s"][-1] += extra_s
+    findings = find(snapshots)
+    assert not findings["sets"][0]["late"]
+    assert findings["sets"][0]["iterations"] == [0, 63]
+
+
+def test_groups_of_a_snapshot_that_was_never_a_file_are_the_same() -> None:
+    snapshots = run(SHAPES["ddp"](4), 4, late=constant(4, 1, LATE_S))
+    for group in snapshots[0]["groups"].values():
+        group["ranks"] = tuple(group["ranks"])
+    assert set(named(find(snapshots))) == {1}
+
+
+def test_a_thousand_ranks_take_well_under_a_second() -> None:
+    """Generous for a loaded machine; the measured time is in the docs."""
+    tensor = [list(range(k, k + 8)) for k in range(0, 1000, 8)]
+    phases = [Phase("all_reduce", tensor, 0.02), Phase("reduce_scatter", [list(range(k, 1000, 8)) for k in range(8)])]
+    snapshots = json.loads(json.dumps(run(phases, 1000, late=constant(1000, 417, LATE_S), iterations=96)))
+    begin_s = time.process_time()
+    findings = find(snapshots)
+    assert time.process_time() - begin_s < 3.0
+    assert named(findings) == {417: pytest.approx(LATE_S, rel=0.1)}
+    assert len(findings["text"]) < 20
+    assert len(json.dumps(findings)) < 500_000
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[list[Phase], int, list[float], int, list[int], int]:
+    """A random program, some slow ranks (a minority), where they are slow, ranks without an agent, a seed."""
+    ranks = draw(st.sampled_from([4, 8]))
+    groupings = [all_of(ranks), pairs(ranks), pairs(ranks, 2), [[0, 1]], [list(range(ranks // 2))]]
+    ops = ["all_reduce", "all_to_all", "reduce_scatter", "broadcast", "all_gather"]
+    phases = [
+        Phase(
+            draw(st.sampled_from(ops)),
+            draw(st.sampled_from(groupings)),
+            draw(st.sampled_from([0.001, 0.01])),
+            draw(st.sampled_from([0.0001, 0.004])),
+            seen=draw(st.sampled_from([True, True, True, False])),
+        )
+        for _ in range(draw(st.integers(1, 4)))
+    ]
+    slow = draw(st.lists(st.integers(0, ranks - 1), max_size=ranks // 2 - 1, unique=True))
+    slow_s = [0.0] * ranks
+    for rank in slow:
+        slow_s[rank] = draw(st.sampled_from([0.005, 0.02]))
+    missing = draw(st.lists(st.integers(0, ranks - 1), max_size=1))
+    return phases, ranks, slow_s, draw(st.integers(0, len(phases) - 1)), missing, draw(st.integers(0, 99))
+
+
+@settings(max_examples=150, deadline=None)
+@given(jobs())
+def test_no_rank_is_named_whose_own_work_is_not_longer(
+    job: tuple[list[Phase], int, list[float], int, list[int], int],
+) -> None:
+    phases, ranks, slow_s, late_phase, missing, seed = job
+    findings = find(run(phases, ranks, slow_s=slow_s, late_phase=late_phase, missing=missing, seed=seed, iterations=96))
+    assert set(named(findings)) <= {rank for rank, late_s in enumerate(slow_s) if late_s}, page(findings)
+    for rank, late_s in named(findings).items():
+        assert late_s <= slow_s[rank] + 0.002, page(findings)
+    if any(not phase.seen for phase in phases):
+        assert "all ranks arrive on time" not in page(findings)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=True) | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+SAMPLE = run(SHAPES["expert"](4), 4, iterations=64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(set(SAMPLE[0]) - {"rank"})), JSON, max_size=4), st.integers(0, 3), JSON)
+def test_no_snapshot_breaks_the_findings(changed: dict[str, Any], rank: int, inner: Any) -> None:
+    snapshots = [dict(snapshot) for snapshot in SAMPLE]
+    snapshots[0] = snapshots[0] | {"own": snapshots[0]["own"] | {"blocks": inner}}
+    snapshots[rank] |= changed
+    findings = find(snapshots)
+    assert set(findings["verdicts"]) == {"0", "1", "2", "3"}
+    json.dumps(findings, allow_nan=False)
+    assert "arrival" in with_verdicts(snapshots, findings)[rank]

@@ -1,0 +1,58 @@
+"""A job with the agent ends as it does without it, whatever else is wrong: one of the faults of a dozen kinds."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.faults.live_faults import HARMED, UNHARMED, Ended, Host, Run, differences, measure, open_hosts, planned
+
+pytestmark = pytest.mark.slow
+
+RUNS = (
+    Run("address space is short from the first step on", "1", 0),
+    Run("no descriptor left", "before_the_agent", 0),
+    Run("no new threads", "RuntimeError", 0),
+    Run("full disk", "4k", 0),
+    Run("the run's folder is not one", "loop", 0),
+    Run("perf_counter is odd", "text", 0),
+    Run("monotonic is odd", "none", 0),
+    Run("odd optimizer", "unhashable", 0),
+    Run("odd objects in memory", "getattribute", 0),
+    Run("broken logging", "factory", 0),
+    Run("a handler that raises at random moments", "SIGALRM", 0),
+    Run("bad policy", "exits", 0),
+    Run("odd backward passes", "raises", 0),
+    Run("others replace the same functions", "out_of_order", 0),
+)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[queue.Queue[Host]]:
+    planned()
+    with open_hosts(1) as found:
+        yield found
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_job_with_a_fault_is_not_harmed(run: Run, tmp_path: Path, hosts: queue.Queue[Host]) -> None:
+    found = measure(run, tmp_path, hosts)
+    assert found["verdict"] == UNHARMED, found["why"]
+
+
+def test_a_difference_is_harm() -> None:
+    good = Ended(0, "rank 0: abc\n", "")
+    assert not differences([good], [good], code_only=False)
+    frame = f'  File "{Path(__file__).parents[1]}/live/loop.py", line 1, in tick'
+    traceback = f"Traceback (most recent call last):\n{frame}\n    one\nOops"
+    for other in (Ended(1, good.out, ""), Ended(None, good.out, ""), Ended(0, "", ""), Ended(0, good.out, traceback)):
+        assert differences([good], [other], code_only=False), HARMED
+
+
+def test_every_run_has_a_folder_of_its_own() -> None:
+    runs = planned()
+    assert len({run.name for run in runs}) == len(runs) >= 200
+    assert len({run.kind for run in runs}) >= 60

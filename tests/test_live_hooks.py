@@ -1,0 +1,209 @@
+"""Nothing of the agent raises into the job: one guarded way in, and every function inside may raise."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
+
+from paceenv import live
+from paceenv.live.observe.hooks import Hooks
+
+LIVE = Path(__file__).parent.parent / "live"
+INSIDE = (
+    "loop",
+    "observe.backward",
+    "observe.checkpoints",
+    "observe.collective_calls",
+    "observe.functional_calls",
+    "observe.iteration",
+    "observe.log",
+    "observe.optimizer_steps",
+    "observe.stamps",
+    "observe.steps",
+    "decide.actuator",
+    "decide.canary",
+    "decide.control",
+    "decide.guard",
+    "decide.pacer",
+    "record.history",
+)
+"""Modules whose functions run in the job's way, or on the thread beside it."""
+EXEMPT = {"__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__", "__replace__"}
+
+
+def _functions() -> Iterator[tuple[str, Any, str]]:
+    """Every function of those modules: its name, its owner, and the owner's attribute."""
+    for name in INSIDE:
+        module = importlib.import_module(f"paceenv.live.{name}")
+        for key, thing in vars(module).items():
+            if getattr(thing, "__module__", "") != module.__name__:
+                continue
+            if isinstance(thing, FunctionType):
+                yield f"{name}.{key}", module, key
+            elif inspect.isclass(thing) and not getattr(thing, "_is_protocol", False):
+                for method, function in vars(thing).items():
+                    if isinstance(function, (FunctionType, property)) and method not in EXEMPT:
+                        yield f"{name}.{key}.{method}", thing, method
+
+
+FUNCTIONS = {name: (owner, attribute) for name, owner, attribute in _functions()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+MODES = ("observe", "active")
+
+
+@functools.cache
+def _plain() -> str:
+    return _job(None)
+
+
+@functools.cache
+def _called(mode: str) -> set[Any]:
+    """The code that runs in a mode, on any thread."""
+    codes = set()
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        _job(mode)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return codes
+
+
+def _code(found: Any) -> Any:
+    function = found.fget if isinstance(found, property) else inspect.unwrap(found)
+    return function.__code__
+
+
+def _job(mode: str | None) -> str:
+    """Train a little of everything; the hash of the parameters."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    optimizer, other = (torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.0))
+    options: dict[str, Any] = {"quiet_first": 0, "interval_iterations": 2, "block_iterations": 6}
+    agent = None
+    if mode is not None:
+        policy = None if mode == "observe" else "static:mechanism=slack,threshold=0.0,window=0.4"
+        agent = live.attach(optimizer, mode=mode, policy=policy, **options)
+    for i in range(6):
+        optimizer.zero_grad()
+        model(torch.ones(3, 8) * i).sum().backward()
+        tensor = torch.ones(4)
+        distributed.all_reduce(tensor)
+        work = distributed.all_gather([torch.empty(4)], tensor, async_op=True)
+        assert work is not None
+        work.wait()
+        assert functional.all_reduce(tensor, "sum", distributed.group.WORLD).tolist() == [1.0] * 4
+        distributed.barrier()
+        if i == 3:
+            torch.save(model.state_dict(), io.BytesIO())
+        other.step()
+        optimizer.step()
+        if agent is not None and i == 4:
+            with agent.mark("evaluation"):
+                agent.tick()
+            agent.summary()
+    if agent is not None:
+        agent.detach()
+    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_function_of_ours_may_raise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute = FUNCTIONS[name]
+    plain, raised, code = _plain(), [], _code(vars(owner)[attribute])
+    modes = [mode for mode in MODES if code in _called(mode)]
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raised.append(name)
+        raise RuntimeError(f"broken on purpose: {name}")
+
+    monkeypatch.setattr(owner, attribute, property(broken) if isinstance(vars(owner)[attribute], property) else broken)
+    for mode in modes:
+        assert _job(mode) == plain
+
+
+def test_a_hook_does_nothing_once_the_agent_is_off_and_reports_what_it_raises() -> None:
+    errors: list[BaseException] = []
+    hooks, calls = Hooks(errors.append), []
+
+    def ours(value: int) -> None:
+        calls.append(value)
+        raise ValueError("ours")
+
+    entry = hooks.guarded(ours)
+    entry(1)
+    hooks.active = True
+    entry(2)
+    assert calls == [2]
+    assert [str(error) for error in errors] == ["ours"]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_wrapped_function_returns_and_raises_what_it_did(place: str) -> None:
+    class Owner:
+        def method(self, value: int) -> int:
+            if value < 0:
+                raise KeyError(value)
+            return 2 * value
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("ours")
+
+    errors: list[BaseException] = []
+    hooks = Hooks(errors.append)
+    hooks.active = True
+    before = broken if place == "before" else lambda args, kwargs: args
+    hooks.around(Owner, "method", before, broken, broken)
+    assert Owner().method(3) == 6
+    with pytest.raises(KeyError):
+        Owner().method(-1)
+    assert len(errors) == 2
+    hooks.restore()
+    assert Owner.method.__name__ == "method"
+    assert not hasattr(Owner.method, "__wrapped__")
+
+
+def test_only_the_hooks_touch_what_belongs_to_others() -> None:
+    """No other module registers a hook, or sets an attribute by name: by construction, every entry is guarded."""
+    guilty = []
+    for path in sorted(LIVE.rglob("*.py")):
+        if path.name == "hooks.py" or "testbed" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name == "setattr" or (name.startswith("register_") and name != "register_at_fork"):
+                guilty.append(f"{path.name}:{node.lineno}: {name}")
+    assert guilty == []

@@ -1,0 +1,176 @@
+"""The tables of a rank's log: kinds that become coarse, groups that end or have no name, threads, marks."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from paceenv.live.observe.batch import Kind
+from paceenv.live.observe.log import EXACT_KINDS, MAX_KINDS, MAX_ROWS, TICK, UNKNOWN_WAIT, Log
+from paceenv.live.observe.stamps import HostStamps
+
+
+@pytest.fixture
+def log() -> Log:
+    clock = iter(range(10**9))
+    return Log(HostStamps(lambda: float(next(clock))))
+
+
+class ProcessGroup:
+    """What the log asks of a process group."""
+
+    def __init__(self, name: str, counts: bool = True) -> None:
+        if name:
+            self.group_name = name
+        self.count, self.counts = 0, counts
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 4
+
+    def _get_sequence_number_for_group(self) -> int:
+        if not self.counts:
+            raise RuntimeError("not for this backend")
+        return self.count
+
+
+def test_a_kind_has_one_number_for_ever(log: Log) -> None:
+    first, second = log.kind("all_reduce", 0, 64), log.kind("all_reduce", 0, 65)
+    assert len({UNKNOWN_WAIT, first, second, log.on_the_side(first)}) == 4
+    assert log.kind("all_reduce", 0, 64) == first
+    assert log.kinds[first] == Kind("all_reduce", 0, 64)
+    assert log.kinds[log.on_the_side(first)] == Kind("all_reduce", 0, 64, side=True)
+
+
+def test_with_many_sizes_kinds_become_coarse_and_at_last_no_more(log: Log) -> None:
+    for size in range(EXACT_KINDS):
+        assert log.kinds[log.kind("all_gather", 0, size)].bytes == size
+    sizes = range(10**6, 2 * 10**6, 997)
+    coarse = {log.kinds[log.kind("all_gather", 0, size)].bytes for size in sizes}
+    assert coarse == {1 << 20, 1 << 21}  # rounded up
+    assert log.kinds[log.kind("all_gather", 0, 5)].bytes == 5  # the exact ones stay
+    for group in range(2 * MAX_KINDS):
+        log.kind("broadcast", group, 4096)
+    assert len(log.kinds) <= MAX_KINDS
+    assert log.kind("broadcast", 2 * MAX_KINDS, 4096) == UNKNOWN_WAIT
+    assert log.kinds[log.kind("broadcast", 7, 4096)].group == 7
+
+
+def test_the_table_of_sizes_does_not_grow_once_kinds_are_coarse(log: Log) -> None:
+    for size in range(EXACT_KINDS + 20_000):
+        log.kind("all_reduce", 0, size)
+    assert len(log.kinds) < EXACT_KINDS + 40
+    assert len(log._numbers) < EXACT_KINDS + 40
+
+
+def test_a_group_has_the_same_number_on_every_rank(log: Log) -> None:
+    clock = HostStamps(lambda: 0.0)
+    first, second = ProcessGroup("12"), ProcessGroup("mesh_tp")
+    assert log.group(first) == 12
+    assert log.group(second) == Log(clock).group(ProcessGroup("mesh_tp")) >= 1 << 9
+    known = log.known(second)
+    assert (known.name, known.member, known.size, known.ended) == ("mesh_tp", 1, 4, False)
+    assert set(log.groups) == {12, known.number}
+
+
+def test_a_group_that_ends_is_forgotten_and_its_name_may_come_again(log: Log) -> None:
+    group = ProcessGroup("3")
+    assert log.group(group) == 3
+    group.count = 9
+    before = log.known(group)
+    assert before.unseen() == 9
+    before.seen = 4
+    assert before.unseen() == 5
+    del group
+    gc.collect()
+    assert before.ended
+    assert log._by_identity == {}
+    assert log._followed == {}
+    assert before.unseen() == 0
+    again = ProcessGroup("3")
+    again.count = 2
+    assert log.known(again) is not before
+    assert log.groups[3] is log.known(again)
+    assert log.known(again).unseen() == 0  # counted from the first meeting
+
+
+def test_a_group_that_nobody_can_name_or_follow(log: Log) -> None:
+    class Bare:
+        """Of torchft, for example: no name, no counter; and it cannot be referenced weakly."""
+
+        __slots__ = ()
+
+    bare, nameless = Bare(), ProcessGroup("", counts=False)
+    assert log.group(bare) == log.group(nameless) == -1
+    assert log.known(bare).counted() is None
+    assert log.known(bare).unseen() == 0
+    assert id(bare) not in log._by_identity  # whose identity another object may get
+    log.group(ProcessGroup("4"))
+    assert log.group(nameless) == -1
+
+
+def test_a_real_group_is_known_by_its_ranks_and_not_kept_alive(log: Log) -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        known = log.known(distributed.group.WORLD)
+        assert (known.number, known.listed, known.size) == (0, "0", 1)
+        for _ in range(3):
+            distributed.all_reduce(torch.ones(1))
+        assert known.unseen() == 3
+    finally:
+        distributed.destroy_process_group()
+    gc.collect()
+    assert known.ended
+
+
+def test_what_another_thread_waits_for_is_on_the_side(log: Log) -> None:
+    kind = log.kind("all_reduce", 0, 64)
+    log.add(kind, 0.0)
+    other = threading.Thread(target=lambda: log.add(kind, 0.0))
+    other.start()
+    other.join()
+    assert [log.kinds[row[0]].side for row in log.rows] == [False, True]
+
+
+def test_what_autograd_s_thread_waits_for_blocks_the_step(log: Log) -> None:
+    """On a GPU the backward pass runs on a thread of its own, for which the training thread waits."""
+    kind = log.kind("all_reduce", 0, 64)
+    log._in_graph = lambda: 17
+    other = threading.Thread(target=lambda: log.add(kind, 0.0))
+    other.start()
+    other.join()
+    assert [log.kinds[row[0]].side for row in log.rows] == [False]
+
+
+def test_nobody_who_takes_the_rows_is_called_once_there_are_too_many(log: Log, monkeypatch: Any) -> None:
+    monkeypatch.setattr("paceenv.live.observe.log.MAX_ROWS", 5)
+    called: list[int] = []
+    log.overflow = lambda: called.append(len(log.rows))
+    for _ in range(6):
+        log.tick()
+    assert called == [6]
+    assert MAX_ROWS > 5
+    assert all(row[0] == TICK for row in log.rows)
+
+
+def test_one_of_many_equal_marks_is_kept_but_every_beginning_and_end(log: Log) -> None:
+    for _ in range(100):
+        log.mark("evaluation")
+    assert len(log.rows) == 1
+    for change in (1, 1, -1, -1):
+        log.mark("evaluation", change)
+    assert len(log.rows) == 5
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    yield
+    assert not distributed.is_initialized()

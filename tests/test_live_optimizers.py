@@ -1,0 +1,196 @@
+"""One tick per iteration, whatever an optimizer does inside its step, and whatever kind of object it is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceenv import live
+from paceenv.live.agent import Agent
+
+ROUNDS = 6
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    agent = live.attach()
+    yield agent
+    agent.detach()
+
+
+def parameter(size: int = 1) -> nn.Parameter:
+    made = nn.Parameter(torch.ones(size))
+    made.grad = torch.full((size,), 0.5)
+    return made
+
+
+class Subclassed(torch.optim.SGD):
+    """An optimizer that does more around the step of another."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.clamp_(max=0.1)
+        return super().step(closure)
+
+
+class TwiceSubclassed(Subclassed):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        return super().step(closure)
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """As SAM does it: up, a second gradient, down, and the step of a base optimizer; in one step, or in two."""
+
+    def __init__(self, parameters: list[nn.Parameter], base: type[torch.optim.Optimizer]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = base(self.param_groups, lr=0.1)  # type: ignore[call-arg]
+        self.param_groups = self.base.param_groups
+
+    def first_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.add_(0.01)
+
+    def second_step(self) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(0.01)
+        self.base.step()
+
+    def step(self, closure: Any = None) -> None:
+        self.first_step()
+        if closure is not None:
+            closure()
+        self.second_step()
+
+
+class PerGroup(torch.optim.Optimizer):
+    """As DeepSpeed's ZeRO does it: a step of an inner optimizer for every group of parameters."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.inner = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        for _ in range(4):
+            self.inner.step()
+
+
+@dataclass(eq=True)
+class Unhashable(torch.optim.SGD):  # type: ignore[misc]
+    """A dataclass with ``eq``: neither hashable nor comparable, as ``==`` compares tensors."""
+
+    momenta: Any
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.momenta = torch.ones(3)
+
+
+def iterations(agent: Agent) -> int:
+    agent._loop.catch_up()
+    return agent._loop.iterations
+
+
+OPTIMIZERS: dict[str, Callable[[], torch.optim.Optimizer]] = {
+    "subclass": lambda: Subclassed([parameter()], lr=0.1),
+    "subclass of a subclass, twice": lambda: TwiceSubclassed([parameter()], lr=0.1),
+    "SAM": lambda: SharpnessAware([parameter()], torch.optim.SGD),
+    "a step per group": lambda: PerGroup([parameter() for _ in range(4)]),
+    "unhashable": lambda: Unhashable([parameter()]),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_one_tick_whatever_is_inside(name: str, agent: Agent) -> None:
+    optimizer = OPTIMIZERS[name]()
+    optimizer.step()  # the very first tick only finds out where it is
+    before = iterations(agent)
+    for _ in range(ROUNDS):
+        optimizer.step()
+    assert iterations(agent) - before == ROUNDS
+    assert agent.state == "observe"
+
+
+def test_the_two_halves_of_a_step_by_hand_are_one_tick(agent: Agent) -> None:
+    optimizer = SharpnessAware([parameter()], torch.optim.SGD)
+    for _ in range(ROUNDS):
+        optimizer.first_step()
+        optimizer.second_step()
+    assert iterations(agent) == ROUNDS - 1
+
+
+def test_an_inner_optimizer_that_was_first_alone_makes_no_ticks_later(agent: Agent) -> None:
+    """A warm-up of the base optimizer makes it the owner; then its steps are inside those of the outer one."""
+    optimizer = SharpnessAware([parameter()], torch.optim.SGD)
+    for _ in range(3):
+        optimizer.base.step()
+    before = iterations(agent)
+    for _ in range(3 * 16):
+        optimizer.step()
+    assert 48 - 16 <= iterations(agent) - before <= 48
+
+
+def test_a_step_with_a_closure_that_steps_nothing_is_one_tick(agent: Agent) -> None:
+    weight = parameter()
+    optimizer = torch.optim.LBFGS([weight], max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight**2).sum()
+        loss.backward()
+        return loss
+
+    for _ in range(ROUNDS):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    assert iterations(agent) == ROUNDS - 1
+
+
+def test_two_unhashable_optimizers_train_as_without_the_agent() -> None:
+    def trained() -> list[float]:
+        first, second = Unhashable([parameter(3)]), Unhashable([parameter(2)])
+        for _ in range(ROUNDS):
+            first.step()
+            second.step()
+        return [float(p) for o in (first, second) for p in o.param_groups[0]["params"][0].detach()]
+
+    alone = trained()
+    agent = live.attach()
+    try:
+        assert trained() == alone
+        assert agent.state == "observe"
+        assert iterations(agent) == ROUNDS - 1  # the larger one makes the ticks
+    finally:
+        agent.detach()
+
+
+def test_an_optimizer_that_was_given_may_be_unhashable() -> None:
+    first, second = Unhashable([parameter(3)]), Unhashable([parameter(2)])
+    agent = live.attach(second)
+    try:
+        for _ in range(ROUNDS):
+            first.step()
+            second.step()
+        assert iterations(agent) == ROUNDS - 1
+        assert agent.state == "observe"
+    finally:
+        agent.detach()
+
+
+def test_the_agent_keeps_no_optimizer_alive(agent: Agent) -> None:
+    optimizers = [torch.optim.SGD([parameter(k)], lr=0.1) for k in (3, 2)]
+    for optimizer in optimizers:
+        optimizer.step()
+    references = [weakref.ref(optimizer) for optimizer in optimizers]
+    del optimizer, optimizers
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    torch.optim.SGD([parameter()], lr=0.1).step()
+    assert agent.state == "observe"

@@ -1,0 +1,192 @@
+"""``paceenv live set``: a running job changes over on all ranks before the same iteration, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceenv.core.errors import InputError
+from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
+from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.loop import Loop
+from paceenv.live.options import make_options
+
+TESTS = Path(__file__).parent
+DEADLINE_S = 240.0
+NOW_S = time.time()
+TRAIN = """
+    import os, sys, time, torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def work(rank, port):
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        dist.init_process_group("gloo", rank=rank, world_size=2)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        over = torch.zeros(1)
+        while not over.item():
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).sum().backward()
+            time.sleep(0.01)
+            over.fill_(float(os.path.exists("over")))
+            dist.all_reduce(over)
+            optimizer.step()
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        import socket
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        mp.spawn(work, (port,), 2)
+"""
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    known = {"rank": 0, "world_size": 2, "attempt": "20261123T053000-3f2a91", "iterations": 1000, "final": False}
+    return known | {"unix_time_s": time.time(), "step": {"mean_s": 0.1}} | changes
+
+
+def loop(mode: str = "observe", attempt: str = "20261123T053000-3f2a91", permitted: bool = True) -> Loop:
+    made = Loop(make_options({"mode": mode, "job": "j"}), find_policy("paper"))
+    made.attempt, made.permitted = attempt, permitted
+    return made
+
+
+def test_all_ranks_reach_the_iteration_after_they_have_read_it() -> None:
+    slow = status(rank=1, unix_time_s=time.time() - 50.0, iterations=700)
+    wish = make_wish([status(), slow], "active", "paper", kill=False)
+    assert 1200 + 200 <= wish.from_iteration <= 1200 + 260  # 700 and 50 s of 0.1 s each, and 20 s ahead
+    assert make_wish([status(world_size=4000)], "active", "paper", kill=False).from_iteration >= 1000 + 400
+    assert make_wish([status()], "off", None, kill=False).from_iteration == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "statuses", "why"),
+    [
+        ("probe", None, [status()], "mode = 'probe'; allowed: one of off, observe"),
+        ("active", None, [status()], "no policy was given"),
+        ("active", "nothing-like-this", [status()], "no such file"),
+        ("active", "paper", [status(step={"mean_s": None})], "no rank has measured a step yet"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(
+    mode: str, policy: str | None, statuses: list[dict[str, Any]], why: str
+) -> None:
+    with pytest.raises(InputError, match=why) as error:
+        make_wish(statuses, mode, policy, kill=False)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"schema": "other"}', '{"schema": "paceenv.live.control/1"}']
+)
+def test_a_file_that_is_no_request_changes_nothing(content: str, tmp_path: Path) -> None:
+    (tmp_path / "control.json").write_text(content)
+    watched = loop()
+    reader = ControlReader(tmp_path, watched)
+    reader.look(False)
+    assert not watched.changing
+    assert (reader.state() or {})["refused"]
+
+
+def test_a_fifo_holds_nobody_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "control.json")
+    ControlReader(tmp_path, loop()).look(False)
+    with pytest.raises(InputError, match="not a regular file"):
+        read_wish(tmp_path / "control.json")
+
+
+def test_a_request_is_for_one_start_of_the_job_and_the_environment_has_the_last_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = make_wish([status()], "active", "paper", kill=False)
+    write_wish(tmp_path, wish)
+    other = loop(attempt="20261123T053001-000000")
+    ControlReader(tmp_path, other).look(False)
+    assert not other.changing
+    alone = loop(permitted=False)
+    (refused := ControlReader(tmp_path, alone)).look(False)
+    assert not alone.changing
+    assert "not every rank" in (refused.state() or {})["refused"]
+    followed = loop()
+    (reader := ControlReader(tmp_path, followed)).look(False)
+    assert followed.changing
+    assert reader.state() == {"id": wish.id, "refused": "", "waiting": True}
+    monkeypatch.setenv("PACEENV_LIVE", "observe")
+    forced = loop()
+    ControlReader(tmp_path, forced).look(False)
+    assert not forced.changing
+
+
+def test_another_policy_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
+    write_wish(tmp_path, make_wish([status()], "active", "learned", kill=False)._replace(sha256="0" * 64))
+    watched = loop()
+    (reader := ControlReader(tmp_path, watched)).look(False)
+    assert not watched.changing
+    assert "another one here" in (reader.state() or {})["refused"]
+
+
+def running(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What ``paceenv live status`` knows."""
+    found = [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("rank*.json"))]
+    return {s["rank"]: s for s in found}
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    short = "from paceenv.live import control_file; control_file.LEAD_S = 6.0"
+    code = f"{short}; from paceenv.cli.application import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "live", "set", "run", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.slow
+def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
+    environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    agent = ["--out", "run", "--quiet-first", "5"]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "paceenv.live", *agent, "train.py"],
+        cwd=tmp_path,
+        env=environ,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until_s = time.monotonic() + DEADLINE_S
+        while len(found := running(tmp_path)) < 2 or any(not s["regular"] for s in found.values()):
+            assert time.monotonic() < until_s
+            time.sleep(0.2)
+        for mode in ("active", "off", "shadow"):
+            policy = ["--policy", "static:mechanism=stagger,threshold=0,window=0.5"] if mode != "off" else []
+            asked = command(tmp_path, "--mode", mode, *policy, "--wait")
+            assert asked.returncode == 0, asked.stderr
+            assert "2 ranks have changed over" in asked.stdout + asked.stderr
+            changed = running(tmp_path).values()
+            assert {s["state"] for s in changed} == {mode}
+            lines = {e["text"] for s in changed for e in s["events"] if f"mode {mode} from iteration" in e["text"]}
+            assert len(lines) == 1 or mode == "off", lines  # the same iteration on both ranks
+        asked = command(tmp_path, "--kill", "--wait")
+        assert asked.returncode == 0, asked.stderr
+        again = command(tmp_path, "--mode", "observe", "--wait")
+        assert again.returncode == 2
+        assert again.stderr.count("\n") == 2  # what was asked, and why it is refused
+        assert "stopped by paceenv live set --kill" in again.stderr
+    finally:
+        (tmp_path / "over").touch()
+        _, errors = job.communicate(timeout=DEADLINE_S)
+    assert job.returncode == 0, errors

@@ -1,0 +1,238 @@
+"""Ticks become steps: local SGD, periods of several ticks, jobs that meet nobody, marks, and what cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from paceenv.live.observe import steps as steps_module
+from paceenv.live.observe.batch import Kind
+from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
+from paceenv.live.observe.log import Log
+from paceenv.live.observe.stamps import HostStamps
+from paceenv.live.observe.steps import BY_TICKS, WATCHED, Iterations, Steps
+
+COMPUTE_S, COLLECTIVE_S = 0.03, 0.01
+PAYLOAD = Kind("all_reduce", 0, 1 << 20)
+GATHER = Kind("all_gather", 0, 1 << 18)
+EXPERTS = Kind("all_to_all", 1, 1 << 19)
+SIDE = Kind("all_reduce", 2, 1 << 19, side=True)
+
+
+class Rank:
+    """One rank on a clock of its own."""
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self.now_s = 1.0
+        self.log = Log(HostStamps(lambda: self.now_s))
+        self.iterations, self.steps = Iterations(self.log), Steps(self.log, lambda delay: 0.0)
+        self.steps.alone = alone
+
+    def compute(self) -> None:
+        self.now_s += COMPUTE_S
+
+    def collective(self, kind: Kind = PAYLOAD, *, unreadable: bool = False) -> None:
+        entry = self.now_s
+        self.now_s += COLLECTIVE_S
+        self.log.add(self.log.kind(*kind), None if unreadable else entry)
+
+    def tick(self) -> Iteration | None:
+        self.log.tick()
+        entry = self.iterations.next()
+        assert entry is not None
+        return self.steps.add(entry)
+
+    def run(self, rounds: int, *round_: Sequence[Kind]) -> list[Iteration | None]:
+        """Ticks with these collectives each, ``rounds`` times over; what each tick ended."""
+        found = []
+        for kinds in rounds * list(round_):
+            self.compute()
+            for kind in kinds:
+                self.collective(kind)
+            found.append(self.tick())
+        return found
+
+
+def ended(found: Sequence[Iteration | None]) -> list[Iteration]:
+    return [step for step in found if step is not None]
+
+
+def ops(rank: Rank, step: Iteration) -> list[str]:
+    return [rank.log.kinds[kind].op for kind, _, _ in step.operations]
+
+
+def test_a_tick_with_a_collective_is_a_step_from_exit_to_exit() -> None:
+    found = Rank().run(30, [PAYLOAD])
+    assert found[0] is None  # nothing before it
+    steps = ended(found)
+    assert [step.iteration for step in steps] == list(range(1, 30))
+    assert {step.ticks for step in steps} == {1}
+    assert all(step.step_s == pytest.approx(COMPUTE_S + COLLECTIVE_S) for step in steps)
+    assert [step.regular for step in steps] == [t >= LEARNING_ITERATIONS for t in range(29)]
+
+
+def test_local_sgd_that_meets_every_fourth_time_has_steps_of_four_ticks() -> None:
+    rank = Rank()
+    found = rank.run(40, [], [], [], [PAYLOAD])
+    assert [t for t, step in enumerate(found) if step] == list(range(7, 160, 4))
+    steps = ended(found)
+    assert [step.iteration for step in steps] == list(range(7, 160, 4))  # of several ticks the last
+    assert {step.ticks for step in steps} == {4}
+    assert all(step.step_s == pytest.approx(4 * COMPUTE_S + COLLECTIVE_S) for step in steps)
+    assert all(step.regular for step in steps[LEARNING_ITERATIONS:])
+    assert rank.steps.period == 1
+
+
+@pytest.mark.parametrize(
+    "round_",
+    [
+        pytest.param([[PAYLOAD], [GATHER]], id="2"),
+        pytest.param([[PAYLOAD], [PAYLOAD], [EXPERTS, GATHER]], id="3"),
+        pytest.param([[PAYLOAD], [], [GATHER, PAYLOAD]], id="2, with an inner tick"),
+    ],
+)
+def test_collectives_that_repeat_over_several_ticks_make_one_step(round_: list[list[Kind]]) -> None:
+    rank = Rank()
+    meetings = sum(bool(kinds) for kinds in round_)
+    found = rank.run(60, *round_)
+    assert rank.steps.period == meetings
+    settled = ended(found[len(round_) * (2 * WATCHED // meetings) :])[LEARNING_ITERATIONS:]
+    assert len(settled) > 20
+    assert {step.ticks for step in settled} == {len(round_)}
+    assert {step.regular for step in settled} == {True}
+    names = sorted(kind.op for kinds in round_ for kind in kinds)
+    assert all(sorted(ops(rank, step)) == names for step in settled)
+    whole_s = len(round_) * COMPUTE_S + len(names) * COLLECTIVE_S
+    assert all(step.step_s == pytest.approx(whole_s) for step in settled)
+
+
+def test_a_rare_collective_is_no_period() -> None:
+    rank = Rank()
+    found = [step for _ in range(6) for step in rank.run(1, *(15 * [[PAYLOAD]]), [PAYLOAD, GATHER])]
+    assert rank.steps.period == 1
+    steps = ended(found)[LEARNING_ITERATIONS:]
+    assert {step.ticks for step in steps} == {1}
+    assert {step.regular for step in steps if len(step.operations) == 1} == {True}
+    assert {step.regular for step in steps if len(step.operations) == 2} == {False}
+
+
+def test_a_job_alone_has_a_step_at_every_tick() -> None:
+    steps = ended(Rank(alone=True).run(20, []))
+    assert len(steps) == 19
+    assert all(step.step_s == pytest.approx(COMPUTE_S) and not step.operations for step in steps)
+    assert steps[-1].regular
+
+
+def test_without_any_collective_the_tick_ends_a_step_until_the_ranks_meet() -> None:
+    rank = Rank()
+    found = rank.run(BY_TICKS + 10, [])
+    assert ended(found[: BY_TICKS + 1]) == []
+    assert len(ended(found)) == 9
+    rank.run(1, [PAYLOAD])
+    assert ended(rank.run(1, [], [], [])) == []  # they do: what follows belongs to the next meeting
+    [step] = ended(rank.run(1, [PAYLOAD]))
+    assert step.ticks == 4
+
+
+def test_a_mark_holds_over_the_ticks_between_its_beginning_and_its_end() -> None:
+    rank = Rank()
+    rank.run(12, [PAYLOAD])
+    rank.log.mark("evaluation", 1)
+    marked = rank.run(2, [PAYLOAD])
+    rank.log.mark("checkpoint", 1)
+    marked += rank.run(2, [PAYLOAD])
+    rank.log.mark("checkpoint", -1)
+    marked += rank.run(1, [PAYLOAD])
+    rank.log.mark("evaluation", -1)
+    after = rank.run(2, [PAYLOAD])
+    assert [step.mark for step in ended(marked)] == [
+        "evaluation",
+        "evaluation",
+        "checkpoint",
+        "checkpoint",
+        "evaluation",
+    ]
+    assert not any(step.regular for step in ended(marked))
+    # the end of a mark is in the iteration that has begun with the last exit
+    assert [step.mark for step in ended(after)] == ["evaluation", ""]
+    assert ended(after)[1].regular
+
+
+def test_a_mark_in_any_tick_of_a_step_marks_the_step() -> None:
+    rank = Rank()
+    rank.run(12, [], [], [PAYLOAD])
+    rank.run(1, [])
+    rank.log.mark("checkpoint")
+    found = rank.run(1, [], [PAYLOAD]) + rank.run(1, [], [], [PAYLOAD])
+    assert [(step.mark, step.regular) for step in ended(found)] == [("checkpoint", False), ("", True)]
+
+
+def test_a_stamp_that_could_not_be_recorded_costs_its_step_and_the_start_of_the_next() -> None:
+    rank = Rank()
+    rank.run(12, [PAYLOAD])
+    rank.compute()
+    rank.collective(unreadable=True)
+    assert rank.tick() is None
+    assert (rank.steps.lost, rank.steps.inside) == (1, False)
+    assert rank.run(1, [PAYLOAD]) == [None]
+    [step] = ended(rank.run(1, [PAYLOAD]))
+    assert step.regular
+    assert step.step_s == pytest.approx(COMPUTE_S + COLLECTIVE_S)
+
+
+def test_the_operations_of_ranks_that_hardly_ever_meet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "MAX_OPERATIONS", 10)
+    rank = Rank()
+    rank.run(12, [PAYLOAD])
+    for _ in range(40):
+        assert rank.run(1, [SIDE]) == [None]
+        assert len(rank.steps._operations) <= 10
+    assert rank.run(1, [PAYLOAD]) == [None]  # its start is not known any more
+    assert len(ended(rank.run(1, [PAYLOAD]))) == 1
+
+
+def test_collectives_of_another_thread_belong_to_the_step_and_do_not_end_it() -> None:
+    rank = Rank()
+    rank.run(2, [PAYLOAD])
+    before_s = rank.now_s
+    [step] = ended(rank.run(1, [PAYLOAD, SIDE]))
+    assert ops(rank, step) == ["all_reduce", "all_reduce"]
+    assert step.end_s == pytest.approx(before_s + COMPUTE_S + COLLECTIVE_S)
+    assert rank.run(1, [SIDE]) == [None]
+
+
+def test_of_operations_inside_one_another_the_outer_one_counts() -> None:
+    rank = Rank()
+    rank.run(2, [PAYLOAD])
+    rank.compute()
+    outer = rank.now_s
+    rank.collective(GATHER)
+    rank.collective(GATHER)
+    rank.log.add(rank.log.kind(*PAYLOAD), outer)
+    step = rank.tick()
+    assert step is not None
+    assert ops(rank, step) == ["all_reduce"]
+    assert step.operations[0][1:] == (outer, rank.now_s)
+
+
+def test_a_clock_that_goes_back_gives_no_step() -> None:
+    rank = Rank()
+    rank.run(12, [PAYLOAD])
+    irregular = rank.steps.irregular
+    rank.now_s -= 3600.0
+    assert rank.run(1, [PAYLOAD]) == [None]
+    assert rank.steps.irregular == irregular + 1
+    [step] = ended(rank.run(1, [PAYLOAD]))
+    assert step.step_s == pytest.approx(COMPUTE_S + COLLECTIVE_S)
+
+
+def test_what_was_before_the_first_iteration_is_forgotten() -> None:
+    rank = Rank()
+    rank.collective()
+    rank.log.mark("checkpoint")
+    rank.iterations.skip()
+    assert not rank.iterations.marked
+    [_, step] = rank.run(2, [PAYLOAD])
+    assert step is not None
+    assert (step.iteration, step.mark) == (1, "")

@@ -1,0 +1,173 @@
+"""The recipes of docs/recipes.md as they stand there: their scripts and commands are taken from the page and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "recipes.md").read_text()
+DEADLINE_S = 300.0
+HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+TOOLS = {
+    "torchrun": '"{python}" -m torch.distributed.run "$@"',
+    "python": '"{python}" "$@"',
+    "paceenv": '"{python}" -c "from paceenv.cli.application import main; main()" "$@"',
+    "accelerate": '"{python}" -m accelerate.commands.accelerate_cli "$@"',
+    # one machine in place of Slurm's nodes; the variables are those of "Output environment variables" in srun's manual
+    "scontrol": "echo 127.0.0.1",
+    "srun": """
+        tasks=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE)) failed=0
+        for ((i = 0; i < tasks; i++)); do
+            SLURM_PROCID=$i SLURM_LOCALID=$((i % SLURM_NTASKS_PER_NODE)) SLURM_NODEID=$((i / SLURM_NTASKS_PER_NODE)) \\
+                SLURM_NTASKS=$tasks "$@" &
+        done
+        for process in $(jobs -p); do wait $process || failed=1; done
+        exit $failed""",
+}
+
+
+def blocks(heading: str, language: str) -> list[str]:
+    """The fenced blocks of a language below a heading of the page."""
+    (section,) = [part for part in re.split(r"^## ", PAGE, flags=re.MULTILINE) if part.startswith(f"{heading}\n")]
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
+
+
+def named_files() -> dict[str, str]:
+    """Every file that the page shows, by its name."""
+    found = {}
+    for text in re.findall(r"^```\w+\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL):
+        if name := re.search(r"^# file: (\S+)$", text, re.MULTILINE):
+            assert name[1] not in found
+            found[name[1]] = text
+    return found
+
+
+def lay_out(folder: Path) -> dict[str, str]:
+    """Put the page's files and its tools into ``folder``, on a free port; returns the environment to run them in."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for name, text in named_files().items():
+        (folder / name).write_text(text.replace("29500", port))
+    (folder / "bin").mkdir()
+    for name, body in TOOLS.items():
+        tool = folder / "bin" / name
+        tool.write_text("#!/bin/bash\n" + body.replace("{python}", sys.executable) + "\n")
+        tool.chmod(0o755)
+    paths = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{folder}"}
+    return os.environ | paths | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def run(command: str, folder: Path, environ: dict[str, str]) -> str:
+    ended = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def assert_named(folder: Path, ranks: int) -> None:
+    """Rank 1, and it alone, is late by about the 20 ms that it sleeps."""
+    (findings,) = folder.glob("*/findings.json")
+    page = (folder / "summary.txt").read_text()
+    (late_ms,) = re.findall(r"^  rank 1 \(.*\) is late by ([\d.]+) ms", page, re.MULTILINE)
+    assert 16 <= float(late_ms) <= 30, page
+    assert len(re.findall(r"is late by", page)) == 1, page
+    assert len(list(findings.parent.rglob("rank*.json"))) == ranks
+
+
+def test_every_recipe_of_the_table_is_there_and_its_blocks_parse() -> None:
+    rows = re.findall(r"^\| \[.*?\]\(#([\w.-]+)\)", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in HEADINGS}
+    assert set(rows) == anchors
+    for name, text in named_files().items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+        elif name.endswith(".sbatch"):
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    for heading in HEADINGS:
+        for text in blocks(heading, "sh"):
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_every_option_on_the_page_is_one_of_the_agent() -> None:
+    from paceenv.live.options import OPTIONS
+
+    known = {f"--{option.name.replace('_', '-')}" for option in OPTIONS} | {"--policy", "--wait"}
+    manifest = yaml.safe_load(named_files()["pytorchjob.yaml"])
+    for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
+        (container,) = replica["template"]["spec"]["containers"]
+        *options, script = container["args"]
+        assert {option.partition("=")[0] for option in options} <= known
+        assert script == "train.py"
+        mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert all(path.startswith(tuple(mounts)) for path in re.findall(r"=(/\S+)", " ".join(options)))
+    asked = set()
+    for line in re.sub(
+        r"\\\n", "", "".join(text for heading in HEADINGS for text in blocks(heading, "sh"))
+    ).splitlines():
+        agent = line.partition("-m paceenv.live ")[2].partition(" -m ")[0]
+        asked |= set(re.findall(r"(?:^| )(--[\w-]+)", agent))
+    assert {"--out", "--kill-file"} <= asked <= known
+
+
+def test_the_first_recipe_names_the_slow_rank(tmp_path: Path) -> None:
+    environ = lay_out(tmp_path)
+    (command,) = blocks("torchrun", "sh")
+    assert "rank 1" in run(command, tmp_path, environ)
+    assert_named(tmp_path / "runs" / "mine", 2)
+    found = json.loads(run("paceenv live status runs/mine --json -", tmp_path, environ))
+    assert [rank["final"] for rank in found["ranks"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heading", "out"),
+    [
+        ("Hugging Face Trainer", ["trainer", "trainer-callback"]),
+        ("Lightning", ["lightning", "lightning-callback"]),
+        ("accelerate", ["accelerate"]),
+        ("mp.spawn", ["spawned"]),
+    ],
+)
+def test_a_launcher_or_trainer_names_the_slow_rank(heading: str, out: list[str], tmp_path: Path) -> None:
+    environ = lay_out(tmp_path)
+    for command in blocks(heading, "sh"):
+        run(command, tmp_path, environ)
+    for name in out:
+        assert_named(tmp_path / "runs" / name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["with-torchrun.sbatch", "without-torchrun.sbatch"])
+def test_a_batch_script_names_the_slow_rank(script: str, tmp_path: Path) -> None:
+    environ = lay_out(tmp_path)
+    nodes, tasks = re.findall(r"^#SBATCH --nodes=(\d) --ntasks-per-node=(\d)", named_files()[script], re.MULTILINE)[0]
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_NNODES": nodes, "SLURM_NTASKS_PER_NODE": tasks}
+    run((tmp_path / script).read_text(), tmp_path, environ | slurm)
+    assert_named(tmp_path / "runs" / "7", 4)
+
+
+@pytest.mark.slow
+def test_the_manifest_s_command_names_the_slow_rank(tmp_path: Path) -> None:
+    environ = lay_out(tmp_path)
+    replica = yaml.safe_load(named_files()["pytorchjob.yaml"])["spec"]["pytorchReplicaSpecs"]["Worker"]
+    (container,) = replica["template"]["spec"]["containers"]
+    words = [word.replace("/runs", str(tmp_path / "runs")) for word in container["command"] + container["args"]]
+    words = [word for word in words if not word.startswith("--metrics")]  # one machine: the pods would share the ports
+    command = shlex.join(words)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    operator = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+    pods = f"PET_NODE_RANK=0 {command} & first=$!; PET_NODE_RANK=1 {command}; wait $first"
+    run(pods, tmp_path, environ | operator)
+    assert_named(tmp_path / "runs" / "mine", 2)
