@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import loop_doubles
 import numpy as np
 import pytest
@@ -438,7 +438,7 @@ def test_the_command_runs_the_loop_with_what_it_is_given(
 def test_a_loop_that_is_killed_anywhere_goes_on_behind_its_last_finished_stage(tmp_path: Path) -> None:
     """One loop, dead once in the middle of its first run, and once in every stage right before that is done."""
     folder, program = tmp_path / "loop", loop_doubles.__file__
-    told = subprocess.run([sys.executable, program, str(folder), "run:1", *STAGES], capture_output=True, text=True)
+    told = commands.run([sys.executable, program, str(folder), "run:1", *STAGES])
     assert told.returncode == 0, told.stderr
     processes = [json.loads(line) for line in told.stdout.splitlines()]
     assert [p["ended"] for p in processes] == [-signal.SIGKILL] * (1 + len(STAGES)) + [0], told.stderr

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 from paceenv.live.testbed.private_namespaces import missing
@@ -136,7 +137,7 @@ def test_a_restart_after_a_killed_rank_is_a_start_of_its_own(tmp_path: Path, hos
     assert {status["iterations"] for status in alive} == {399}
     # the page is that of the living start
     paceenv = [sys.executable, "-c", "from paceenv.cli.application import main; main()", "live"]
-    shown = subprocess.run([*paceenv, "summary", str(run)], env=environ, capture_output=True, text=True)
+    shown = commands.run([*paceenv, "summary", str(run)], env=environ)
     assert shown.returncode == 0, shown.stderr
     assert alive[0]["attempt"] in shown.stdout
     assert dead[0]["attempt"] not in shown.stdout

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 from live_jobs import results, run_ranks, run_torchrun
 from live_train import train
@@ -23,7 +24,6 @@ from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
 HELPERS = TESTS / "helpers"
-DEADLINE_S = 300.0
 
 LOOKS_AROUND = """
     '''What a script can see of how it was started.'''
@@ -72,7 +72,7 @@ def python(
     """Run the interpreter in ``folder``."""
     command = [sys.executable, *map(str, arguments)]
     environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "2"} | (environ or {})
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    return commands.run(command, cwd=folder, env=environ)
 
 
 def write(path: Path, text: str) -> Path:

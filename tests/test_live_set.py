@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import pytest
 
 from paceenv.core.errors import InputError
@@ -144,13 +145,10 @@ def running(folder: Path, *arguments: str) -> dict[str, Any]:
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     short = "from paceenv.live import control_file; control_file.LEAD_S = 6.0"
     code = f"{short}; from paceenv.cli.application import main; main()"
-    return subprocess.run(
+    return commands.run(
         [sys.executable, "-c", code, "live", "set", "run", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
     )
 
 
@@ -159,13 +157,11 @@ def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path:
     (tmp_path / "train.py").write_text(textwrap.dedent(TRAIN))
     environ = os.environ | {"PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     agent = ["--out", "run", "--quiet-first", "5"]
-    job = subprocess.Popen(
-        [sys.executable, "-m", "paceenv.live", *agent, "train.py"],
-        cwd=tmp_path,
-        env=environ,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    log = tmp_path / "job.log"
+    with log.open("wb") as output:
+        job = subprocess.Popen(
+            [sys.executable, "-m", "paceenv.live", *agent, "train.py"], cwd=tmp_path, env=environ, stderr=output
+        )
     try:
         until_s = time.monotonic() + DEADLINE_S
         while len(found := running(tmp_path)) < 2 or any(not s["regular"] for s in found.values()):
@@ -188,5 +184,5 @@ def test_a_running_job_goes_through_the_modes_and_the_kill_is_for_good(tmp_path:
         assert "stopped by paceenv live set --kill" in again.stderr
     finally:
         (tmp_path / "over").touch()
-        _, errors = job.communicate(timeout=DEADLINE_S)
-    assert job.returncode == 0, errors
+        ended_with = job.wait(DEADLINE_S)
+    assert ended_with == 0, log.read_text()

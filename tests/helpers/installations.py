@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import commands
 from packaging.requirements import Requirement
 
-DEADLINE_S = 300.0
 OWN_FOLDERS = ("configs", "policies", "trainers", "live", "tests")
 """Folders of the training repository that are called like folders of ours."""
 TRAIN = """
@@ -69,15 +69,7 @@ class Environment:
         """Run its interpreter in ``folder``, fed with ``text``; returns what it printed and fails where it fails."""
         names = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **environ}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "PACEENV"))}
-        ended = subprocess.run(
-            [self.python, *map(str, arguments)],
-            cwd=folder,
-            env=inherited | names,
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
+        ended = commands.run([self.python, *map(str, arguments)], cwd=folder, env=inherited | names, text=text)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 
@@ -85,7 +77,7 @@ class Environment:
         """``pip install`` into it, without looking for anything elsewhere."""
         options = ("--disable-pip-version-check", "--no-input", "--no-deps", "--no-index", "--no-build-isolation")
         command = [sys.executable, "-m", "pip", "--python", self.python, "install", *options, *map(str, arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+        ended = commands.run(command)
         assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -140,7 +132,7 @@ def build(kind: str, source: Path, folder: Path) -> Path:
     """Have the build backend make a ``wheel`` or an ``sdist`` of ``source``, as pip does; returns the file."""
     folder.mkdir(parents=True, exist_ok=True)
     command = f"import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])"
-    ended = subprocess.run([sys.executable, "-c", command, folder], cwd=source, capture_output=True, text=True)
+    ended = commands.run([sys.executable, "-c", command, folder], cwd=source)
     assert ended.returncode == 0, ended.stderr
     [built] = folder.iterdir()
     return built

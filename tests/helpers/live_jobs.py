@@ -72,9 +72,7 @@ class ForkServer:
         while not self._started:
             assert time.monotonic() < deadline_s, "the fork server does not answer"
             self.read(1.0)
-        pid = self._started.pop()
-        self.exit_codes.pop(pid, None)  # of an earlier process with this id
-        return pid
+        return self._started.pop()
 
     def read(self, timeout_s: float) -> None:
         """Take in what the server tells, waiting at most ``timeout_s``."""
@@ -89,6 +87,7 @@ class ForkServer:
             if "exit_code" in event:
                 self.exit_codes[event["pid"]] = event["exit_code"]
             else:
+                self.exit_codes.pop(event["pid"], None)  # of an earlier process with this id
                 self._started.append(event["pid"])
 
     def _close(self) -> None:
@@ -149,13 +148,15 @@ def run_ranks(
 
 def _wait(server: ForkServer, pids: Sequence[int], deadline_s: float) -> bool:
     """Wait for ranks; past the deadline, kill them. Returns whether they were in time."""
-    until_s, in_time = time.monotonic() + deadline_s, True
+    until_s, killed_s, in_time = time.monotonic() + deadline_s, 0.0, True
     while running := [pid for pid in pids if pid not in server.exit_codes]:
         left_s = until_s - time.monotonic()
         if left_s <= 0.0:
             in_time, until_s = False, float("inf")
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
+            killed_s = time.monotonic()
+        assert in_time or time.monotonic() < killed_s + DEADLINE_S, f"killed, and still there: {running}"
         server.read(min(max(left_s, 0.0), 1.0))
     return in_time
 

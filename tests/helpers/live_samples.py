@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 
@@ -23,8 +24,6 @@ from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
 from paceenv.live.record.snapshot import SCHEMA
 
-DEADLINE_S = 300.0
-"""For a process of a test that hangs, which then fails; no test waits for it otherwise."""
 STEP_S = 0.1
 ATTEMPT = "20261123T053000-3f2a91"
 
@@ -143,9 +142,7 @@ def run_python(
     root = Path(__file__).resolve().parents[2]
     path = os.pathsep.join([str(root), str(root / "tests" / "helpers"), os.environ.get("PYTHONPATH", "")])
     command = [*prefix, sys.executable, "-c", code, *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ | variables | {"PYTHONPATH": path}
-    )
+    return commands.run(command, env=os.environ | variables | {"PYTHONPATH": path})
 
 
 def on_mount(mount: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
