@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from live_samples import ATTEMPT, DEADLINE_S, record, run_python, snapshot
+from commands import DEADLINE_S
+from live_samples import ATTEMPT, record, run_python, snapshot
 from typer.testing import CliRunner
 
 from paceenv.calibration.fits.noise_fit import calibrate_noise

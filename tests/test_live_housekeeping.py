@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from live_samples import ATTEMPT, DEADLINE_S, run_python
+from commands import DEADLINE_S
+from live_samples import ATTEMPT, run_python
 
 from paceenv.live.record.housekeeping import MAX_FAILURES, Housekeeping
 from paceenv.live.record.run_folder import RunFolder

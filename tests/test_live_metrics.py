@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_samples import DEADLINE_S, run_python, snapshot
+from commands import DEADLINE_S
+from live_samples import run_python, snapshot
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceenv.live.record.findings import ALONE, verdict_of

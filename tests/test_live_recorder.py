@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import DEADLINE_S
 from live_samples import (
     ATTEMPT,
-    DEADLINE_S,
     batch,
     make_batch,
     merge_trace,
