@@ -41,7 +41,6 @@ def test_all_zero_before_a_first_step() -> None:
 def test_steady_job_shows_shares_and_nothing_else() -> None:
     rank, tick = timing.new_state()
     feed(rank, tick, 2.0, 0.5, 0.1, 500)
-    signals.close_step_interval(tick)
     seen = written(rank, tick)
     shares = {"comm_share": 0.25, "wait_share": 0.5, "slack_share": 0.5}
     for name in signals.NAMES:
@@ -52,10 +51,8 @@ def test_inflation_trend_and_slow_inflation() -> None:
     rank, tick = timing.new_state()
     signals.start_interval(tick)
     feed(rank, tick, 1.0, 0.2, 0.0, 10)
-    signals.close_step_interval(tick)
     signals.start_interval(tick)
     feed(rank, tick, 1.2, 0.4, 0.0, 10)
-    signals.close_step_interval(tick)
     seen = written(rank, tick)
     assert seen["step_inflation"] == pytest.approx(signals.squash(math.log(1.2), 0.1))
     assert seen["step_trend"] == pytest.approx(signals.squash(math.log(1.2), 0.05))
@@ -97,12 +94,10 @@ def test_observations_stay_in_the_box_for_any_history(
     rank, tick = timing.new_state()
     for i, (step_s, comm_s, wait_s, delay_s) in enumerate(history):
         if i % 20 == 0:
-            signals.close_step_interval(tick)
             signals.start_interval(tick)
         rank[timing.DELAY_S] = delay_s
         timing.observe_step(tick, step_s)
         timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), barrier)
-    signals.close_step_interval(tick)
     seen = written(rank, tick)
     assert all(-1.0 <= value <= 1.0 for value in seen.values()), seen
 
@@ -127,7 +122,6 @@ def replay(
             timing.observe_step(tick, step_s)
             timing.observe_ranks(rank, tick, np.float32([comm_s]), np.float32([wait_s]), bool(job["has_barrier"]))
             timing.decide(rank, tick, 0, 1, own, float(job["cap_s"]), r % per_group, per_group)
-        signals.close_step_interval(tick)
     out = np.empty(signals.SIGNALS, np.float32)
     signals.write_signals(rank, 0, tick, out)
     return out

@@ -135,7 +135,6 @@ class RankPacer:
         timing.decide(self._rank, self._tick, 0, 1, self._settings_M2, cap_s, self._member, self._members)
         self._done += 1
         if self._done % self._interval_iterations == 0:
-            signals.close_step_interval(self._tick)
             self._settings_M2 = np.asarray(self._policy.act(self.view()[None])[0], np.float64)
         return float(self._rank[timing.DELAY_S, 0])
 

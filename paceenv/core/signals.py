@@ -21,8 +21,6 @@ from paceenv.core.timing import (
     COMM_CHANGE_S,
     COMM_MEAN_S,
     DELAY_S,
-    DELAY_SLOW_S,
-    INFLATION_SLOW,
     STEP_BASELINE_S,
     STEP_MEAN_BEFORE_S,
     SUM_STEP_S,
@@ -34,7 +32,7 @@ from paceenv.core.timing import (
     spread_s,
 )
 
-SCHEMA = "paceenv.signals/2"
+SCHEMA = "paceenv.signals/3"
 """Name and version; a policy file carries it and is refused where it differs."""
 
 
@@ -55,7 +53,6 @@ DEFINITIONS = (
     Signal("step_inflation", "log(mean step / baseline step)", 0.1, -1.0, 1.0),
     Signal("step_cv", "standard deviation of step time / mean step", 0.05, 0.0, 1.0),
     Signal("step_trend", "log(mean step / mean step of the interval before)", 0.05, -1.0, 1.0),
-    Signal("step_inflation_slow", "entry 0 before squashing, exponential mean of about 20 intervals", 0.1, -1.0, 1.0),
     Signal("comm_share", "mean time in the payload collective / mean step", 0.0, 0.0, 1.0),
     Signal("comm_inflation", "log(mean time in the payload collective / own baseline of it)", 0.2, -1.0, 1.0),
     Signal("comm_change", "mean absolute change of that time from step to step / its baseline", 0.2, 0.0, 1.0),
@@ -63,7 +60,6 @@ DEFINITIONS = (
     Signal("wait_variation", "standard deviation of waits / mean step", 0.05, 0.0, 1.0),
     Signal("slack_share", "low quantile of own recent slack / mean step", 0.05, 0.0, 1.0),
     Signal("delay_share", "own delay before the next step / mean step", 0.05, 0.0, 1.0),
-    Signal("delay_share_slow", "own delay, exponential mean of about 500 iterations / mean step", 0.02, 0.0, 1.0),
 )
 """The observation vector, in order. The order and every scale are part of :data:`SCHEMA`."""
 PREFERENCE = Signal("preference", "the episode's `cv_weight`; only where that is drawn from a range", 0.5, 0.0, 1.0)
@@ -74,7 +70,6 @@ SCALES = tuple(signal.scale for signal in DEFINITIONS)
 PREFERENCE_SCALE = PREFERENCE.scale
 LOW, HIGH = min(signal.low for signal in DEFINITIONS), max(signal.high for signal in DEFINITIONS)
 """Ends of the observation space, the same for all entries, so that rounding never leaves it."""
-SLOW_WEIGHT = 0.05
 _TINY_S = 1e-12
 _FULL = 0.999
 
@@ -113,13 +108,6 @@ def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(scale * x / (1.0 - np.abs(x)))
 
 
-def close_step_interval(tick: NDArray[np.float64]) -> None:
-    """Fold the interval's mean step into the slow inflation; call once per interval, before :func:`write_signals`."""
-    if tick[SUM_STEPS] > 0.0:
-        inflation = math.log(max(tick[SUM_STEP_S] / tick[SUM_STEPS], _TINY_S) / max(tick[STEP_BASELINE_S], _TINY_S))
-        tick[INFLATION_SLOW] += SLOW_WEIGHT * (inflation - tick[INFLATION_SLOW])
-
-
 def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], out: NDArray[np.float32]) -> None:
     """Write the observation of one rank over the interval so far; zeros before a first step.
 
@@ -135,21 +123,19 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
     if n == 0.0:
         return
     step_s = max(tick[SUM_STEP_S] / n, _TINY_S)
-    comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), np.float64(rank[WAIT_MEAN_S, r])
+    comm_s, wait_s = max(np.float64(rank[COMM_MEAN_S, r]), _TINY_S), max(np.float64(rank[WAIT_MEAN_S, r]), 0.0)
     comm_baseline_s = max(np.float64(rank[COMM_BASELINE_S, r]), _TINY_S)
     before_s = tick[STEP_MEAN_BEFORE_S] if tick[STEP_MEAN_BEFORE_S] > 0.0 else step_s
     out[0] = squash(math.log(step_s / max(tick[STEP_BASELINE_S], _TINY_S)), SCALES[0])
     out[1] = squash(spread_s(step_s, tick[SUM_STEP_S2] / n) / step_s, SCALES[1])
     out[2] = squash(math.log(step_s / before_s), SCALES[2])
-    out[3] = squash(tick[INFLATION_SLOW], SCALES[3])
-    out[4] = min(comm_s / step_s, 1.0)
-    out[5] = squash(math.log(comm_s / comm_baseline_s), SCALES[5])
-    out[6] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[6])
-    out[7] = squash(wait_s / step_s, SCALES[7])
-    out[8] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[8])
-    out[9] = squash(slack_low_s(rank, r) / step_s, SCALES[9])
-    out[10] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[10])
-    out[11] = squash(np.float64(rank[DELAY_SLOW_S, r]) / step_s, SCALES[11])
+    out[3] = min(comm_s / step_s, 1.0)
+    out[4] = squash(math.log(comm_s / comm_baseline_s), SCALES[4])
+    out[5] = squash(np.float64(rank[COMM_CHANGE_S, r]) / comm_baseline_s, SCALES[5])
+    out[6] = squash(wait_s / step_s, SCALES[6])
+    out[7] = squash(math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r])) / step_s, SCALES[7])
+    out[8] = squash(slack_low_s(rank, r) / step_s, SCALES[8])
+    out[9] = squash(np.float64(rank[DELAY_S, r]) / step_s, SCALES[9])
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:

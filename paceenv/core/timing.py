@@ -15,13 +15,14 @@ round alike. The rules compute in float64. Conversions use ``np.float64`` and no
 
 *Wait* is measured in the last collective of the step: its duration minus the time that it takes when all ranks are
 there. That time is 0 for a barrier, and the rank's own low-quantile baseline for a payload collective. *Slack* is the
-wait plus the rank's own delay in that step: how much later than its natural start it could have begun. Both low
-quantiles are minima of pairs of iterations, which need one number each and no sorting:
+wait plus the rank's own delay in that step: how much later than its natural start it could have begun. Low quantiles
+need few numbers and no sorting:
 
 - the recent low is the minimum over the newest iteration and the last closed pair;
-- the baseline falls at once to a new minimum and rises by ``BASELINE_RISE`` of the gap to the low of each closed pair.
-  It remembers an uncontended duration for hundreds of iterations; otherwise a job that starts contended would never
-  react.
+- a baseline, of the step and of the rank's collective, falls at once to the third smallest value of the running block
+  of ``BLOCK_ITERATIONS`` and rises at its end by ``BASELINE_RISE`` of the gap to it. It remembers an uncontended
+  duration for hundreds of iterations; otherwise a job that starts contended would never react. Not the smallest: a
+  few lucky iterations of a noisy host would be remembered as long, and everything after them would look contended.
 
 Means and spreads are exponential, over about ``1 / SMOOTHING`` iterations.
 """
@@ -46,16 +47,13 @@ from paceenv.core.pacing import (
     stagger_delay_s,
 )
 
-BASELINE_BLOCK_ITERATIONS = 32
-"""Block of the baseline step, over whose minimum it rises."""
-STEP_BASELINE_RISE = 1.0 / 16.0
-BASELINE_RISE = np.float32(1.0 / 256.0)
-"""The same for a rank's baseline, once a pair: as much in 32 iterations."""
+BLOCK_ITERATIONS = 32
+"""Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
+BASELINE_RISE = np.float32(1.0 / 16.0)
+"""Share of the gap by which a baseline rises at the end of a block."""
 RECENT_ITERATIONS = 2
 SMOOTHING = np.float32(0.1)
 """Weight of the newest iteration in the exponential means."""
-SLOW_SMOOTHING = np.float32(0.002)
-"""The same for the slow mean of the own delay: whether pacing has been on for long."""
 TINY = np.float32(1e-30)
 """Added to the input of an exponential mean, so that the mean cannot decay into subnormal numbers. It would stay there
 for ever, and every operation would cost a hundred. Beside any number that is not zero it disappears in rounding."""
@@ -69,21 +67,21 @@ COLLAPSE_SHARE = 0.4
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
-_ONE = np.float32(1.0)
+_ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
 # rank[F, r]
 DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 0, 1, 2, 3, 4, 5
 SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
-SLACK_DELAY_S, DELAY_SLOW_S = 11, 12
-RANK_FIELDS = 13
+SLACK_DELAY_S, COMM_FIRST_S, COMM_SECOND_S, COMM_THIRD_S = 11, 12, 13, 14  # the smallest of the running block
+RANK_FIELDS = 15
 
 # tick[K]
-ITERATIONS, STEP_LOW_S, STEP_BASELINE_S = 0, 1, 2
-SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S, INFLATION_SLOW = 3, 4, 5, 6, 7
-STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 8, 9, 10, 11, 12
-STAGGER_COLLAPSED, STAGGER_WATCHED = 13, 14
-TICK_FIELDS = 15
+ITERATIONS, STEP_FIRST_S, STEP_SECOND_S, STEP_THIRD_S, STEP_BASELINE_S = 0, 1, 2, 3, 4
+SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S = 5, 6, 7, 8
+STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 10, 11, 12, 13
+STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
+TICK_FIELDS = 16
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -91,14 +89,14 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
     rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
+    rank[COMM_FIRST_S, r] = rank[COMM_SECOND_S, r] = rank[COMM_THIRD_S, r] = math.inf
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:
     """Forget everything the ranks see alike."""
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
-    tick[STEP_LOW_S] = math.inf
-    tick[STEP_BASELINE_S] = math.inf
+    tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
     tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
 
 
@@ -114,15 +112,30 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
 def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
     tick[ITERATIONS] += 1.0
-    tick[STEP_LOW_S] = min(tick[STEP_LOW_S], step_s)
-    tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], step_s)
+    larger_s = max(tick[STEP_FIRST_S], step_s)
+    tick[STEP_FIRST_S] = min(tick[STEP_FIRST_S], step_s)
+    largest_s = max(tick[STEP_SECOND_S], larger_s)
+    tick[STEP_SECOND_S] = min(tick[STEP_SECOND_S], larger_s)
+    tick[STEP_THIRD_S] = min(tick[STEP_THIRD_S], largest_s)
+    if tick[ITERATIONS] <= BLOCK_ITERATIONS:
+        tick[STEP_BASELINE_S] = tick[smallest(tick, STEP_FIRST_S)]
+    else:
+        tick[STEP_BASELINE_S] = min(tick[STEP_BASELINE_S], tick[STEP_THIRD_S])
     if block_ends(tick):
-        tick[STEP_BASELINE_S] += STEP_BASELINE_RISE * (tick[STEP_LOW_S] - tick[STEP_BASELINE_S])
-        tick[STEP_LOW_S] = math.inf
+        tick[STEP_BASELINE_S] += BASELINE_RISE * (tick[STEP_THIRD_S] - tick[STEP_BASELINE_S])
+        tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = math.inf
     tick[SUM_STEPS] += 1.0
     tick[SUM_STEP_S] += step_s
     tick[SUM_STEP_S2] += step_s * step_s
     watch_for_collapse(tick, step_s)
+
+
+def smallest(tick: NDArray[np.float64], first: int) -> int:
+    """Which of the three smallest values from field ``first`` on a first block's baseline is: the third, if it exists.
+
+    So a baseline is finite from the first iteration on, and what is lucky in it is forgotten with the third.
+    """
+    return first + min(int(tick[ITERATIONS]), 3) - 1
 
 
 def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
@@ -166,8 +179,8 @@ def judge_hold(tick: NDArray[np.float64]) -> None:
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
-    """Whether this iteration closes a block of the baseline step."""
-    return int(tick[ITERATIONS]) % BASELINE_BLOCK_ITERATIONS == 0
+    """Whether this iteration closes a block of the baselines."""
+    return int(tick[ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
 def pair_ends(tick: NDArray[np.float64]) -> bool:
@@ -196,17 +209,14 @@ def observe_ranks(
     baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
     last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
     slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
-    mean_R, variance_R, slow_R = rank[WAIT_MEAN_S], rank[WAIT_VARIANCE_S2], rank[DELAY_SLOW_S]
-    for r in range(ranks):
-        baseline_R[r] = comm_R[r] if comm_R[r] < baseline_R[r] else baseline_R[r]
+    mean_R, variance_R = rank[WAIT_MEAN_S], rank[WAIT_VARIANCE_S2]
+    follow_comm(rank, tick, comm_R)
     if not has_barrier:
         for r in range(ranks):
-            wait_R[r] = comm_R[r] - baseline_R[r]
+            wait_R[r] = comm_R[r] - baseline_R[r]  # a little below 0 where it is luckier than the baseline
     if pair_ends(tick):
         for r in range(ranks):
-            low_s = comm_R[r] if comm_R[r] < last_comm_R[r] else last_comm_R[r]
-            comm_low_R[r] = low_s
-            baseline_R[r] += BASELINE_RISE * (low_s - baseline_R[r])
+            comm_low_R[r] = comm_R[r] if comm_R[r] < last_comm_R[r] else last_comm_R[r]
         for r in range(ranks):
             slack_s = wait_R[r] + delay_R[r]
             slack_low_R[r] = slack_s if slack_s < slack_R[r] else slack_R[r]
@@ -222,8 +232,29 @@ def observe_ranks(
         off_s = (wait_R[r] + TINY) - mean_R[r]
         mean_R[r] += alpha * off_s
         variance_R[r] = (_ONE - alpha) * (variance_R[r] + alpha * (off_s * off_s)) + TINY
+
+
+def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: NDArray[np.float32]) -> None:
+    """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
+    ranks, baseline_R = comm_R.shape[0], rank[COMM_BASELINE_S]
+    first_R, second_R, third_R = rank[COMM_FIRST_S], rank[COMM_SECOND_S], rank[COMM_THIRD_S]
     for r in range(ranks):
-        slow_R[r] += SLOW_SMOOTHING * ((delay_R[r] + TINY) - slow_R[r])
+        larger_s = comm_R[r] if comm_R[r] > first_R[r] else first_R[r]
+        first_R[r] = comm_R[r] if comm_R[r] < first_R[r] else first_R[r]
+        largest_s = larger_s if larger_s > second_R[r] else second_R[r]
+        second_R[r] = larger_s if larger_s < second_R[r] else second_R[r]
+        third_R[r] = largest_s if largest_s < third_R[r] else third_R[r]
+    if tick[ITERATIONS] <= BLOCK_ITERATIONS:
+        so_far_R = rank[smallest(tick, COMM_FIRST_S)]
+        for r in range(ranks):
+            baseline_R[r] = so_far_R[r]
+    else:
+        for r in range(ranks):
+            baseline_R[r] = third_R[r] if third_R[r] < baseline_R[r] else baseline_R[r]
+    if block_ends(tick):
+        for r in range(ranks):
+            baseline_R[r] += BASELINE_RISE * (third_R[r] - baseline_R[r])
+            first_R[r] = second_R[r] = third_R[r] = _NONE_YET
 
 
 def spread_s(mean_s: float, square_s2: float) -> float:

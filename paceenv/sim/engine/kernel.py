@@ -297,7 +297,6 @@ def advance_job(
         observe_and_decide(view, scratch, settings_SM2, step_s, extra_s)
         rewind(clock, tenant, step_s + extra_s)
         clock["iteration"] += 1
-    signals.close_step_interval(tick)
 
 
 def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:

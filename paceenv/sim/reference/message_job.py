@@ -92,7 +92,6 @@ class Reference:
         signals.start_interval(self._tick)
         first = len(self._end_T)
         self.network.run_until(lambda: len(self._end_T) >= first + iterations)
-        signals.close_step_interval(self._tick)
         end_T = np.array([0.0, *self._end_T])[first:]
         steps, begin_T1 = self._steps[first : first + iterations], end_T[:-1, None]
         out = Recording(
