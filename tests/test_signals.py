@@ -47,7 +47,7 @@ def test_steady_job_shows_shares_and_nothing_else() -> None:
         assert seen[name] == pytest.approx(shares.get(name, 0.0), abs=1e-3), name
 
 
-def test_inflation_trend_and_slow_inflation() -> None:
+def test_inflation_and_trend() -> None:
     rank, tick = timing.new_state()
     signals.start_interval(tick)
     feed(rank, tick, 1.0, 0.2, 0.0, 10)
@@ -56,10 +56,8 @@ def test_inflation_trend_and_slow_inflation() -> None:
     seen = written(rank, tick)
     assert seen["step_inflation"] == pytest.approx(signals.squash(math.log(1.2), 0.1))
     assert seen["step_trend"] == pytest.approx(signals.squash(math.log(1.2), 0.05))
-    assert seen["step_inflation_slow"] == pytest.approx(signals.squash(signals.SLOW_WEIGHT * math.log(1.2), 0.1))
     comm_s = 0.4 - 0.2 * (1 - float(timing.SMOOTHING)) ** 10
-    baseline_s = 0.4 - 0.2 * (1 - float(timing.BASELINE_RISE)) ** 5  # five pairs
-    assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / baseline_s), 0.2), rel=1e-5)
+    assert seen["comm_inflation"] == pytest.approx(signals.squash(math.log(comm_s / 0.2), 0.2), rel=1e-5)
     assert seen["step_cv"] == pytest.approx(0.0, abs=1e-5), "the variation is the interval's own"
 
 
