@@ -84,4 +84,4 @@ def test_a_stagger_stays_off_where_the_buffer_is_deep(simulator: Make) -> None:
 
 def test_a_stagger_gives_up_in_an_all_to_all(simulator: Make) -> None:
     """A late rank still receives from all others at once, so a stagger only delays."""
-    assert 1.0 < stagger_gain(simulator, incast_fit=SHALLOW, incast_kind=ALL_TO_ALL) < 1.02
+    assert 1.0 <= stagger_gain(simulator, incast_fit=SHALLOW, incast_kind=ALL_TO_ALL) < 1.02
