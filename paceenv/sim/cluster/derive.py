@@ -159,6 +159,11 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
     lossy = fabric.buffer_kb is not None
     jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb if lossy else math.inf
+    if job.collective == "gather":
+        buffer_bytes = np.asarray(draw.named("fabric.send_buffer_kb", fabric.send_buffer_kb)) * 1e3
+        jobs["incast_buffered_s"] = (
+            np.minimum(buffer_bytes / np.maximum(payload_bytes, 1.0), 1.0) * jobs["incast_flow_s"]
+        )
     jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
 
 

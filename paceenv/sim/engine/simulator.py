@@ -227,6 +227,7 @@ class Simulator:
             np.empty((E, T, R)),
             np.empty((E, T, R)),
             np.empty((E, T, R)),
+            np.empty((E, T, R)),
             np.empty((E, T, G)),
             np.empty((E, T, G)),
         )
