@@ -44,7 +44,7 @@ def test_operations_of_a_rank_follow_one_another_without_gaps(simulator: Make, t
 
 
 def test_checkpoints_and_restarts_are_operations(simulator: Make, tmp_path: Path) -> None:
-    sim = simulator(ranks=2, checkpoint_iterations=10, checkpoint_s=0.5, failure_rate=0.05, restart_s=5.0)
+    sim = simulator(ranks=2, checkpoint_iterations=10, checkpoint_s=0.5, failure_per_s=0.05, restart_s=5.0)
     rows = traced(sim, tmp_path / "trace.parquet", 100)
     restarts, checkpoints = of(rows, "restart"), of(rows, "checkpoint")
     assert len(restarts["rank"]) == 2 * sim.outcome().failures[0] > 0

@@ -199,10 +199,11 @@ def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
         jobs[name] = draw.named(f"reliability.{name}", getattr(rules, name))
     nodes = cluster.job.nodes
     if rules.mtbf_iterations is not None:
-        jobs["failure_rate"] = nodes * every / np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations))
+        steps = np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations)) / every
+        jobs["failure_per_s"] = nodes / (steps * jobs["ideal_step_s"])
     if rules.mtbf_hours is not None:
         hours = np.asarray(draw.named("reliability.mtbf", rules.mtbf_hours))
-        jobs["failure_rate"] = nodes * jobs["ideal_step_s"] / (hours * 3600.0)
+        jobs["failure_per_s"] = nodes / (hours * 3600.0)
 
 
 def ideal_step_s(jobs: NDArray[np.void]) -> Any:

@@ -278,7 +278,7 @@ def advance_job(
     arrival_G, finish_G = scratch.arrival_G, scratch.finish_G
     ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
-    can_stop = job["checkpoint_iterations"] > 0 or job["failure_rate"] > 0.0
+    can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
     signals.start_interval(tick)
     clock["delay_s"] = 0.0
     for g in range(groups):
@@ -308,7 +308,7 @@ def advance_job(
         step_s = finish_step(job, clock["iteration"], group, scratch)
         if has_power:
             spend(view, compute_s, step_s)
-        extra_s = interrupt(view) if can_stop else 0.0
+        extra_s = interrupt(view, step_s) if can_stop else 0.0
         step_T[t] = step_s + extra_s
         clock["time_s"] += step_s + extra_s
         if recording.ready_ETG.shape[1] > 0:

@@ -58,7 +58,7 @@ JOB = np.dtype(
         ("heat_iterations", "f8"),
         ("checkpoint_iterations", "i8"),
         ("checkpoint_s", "f8"),
-        ("failure_rate", "f8"),
+        ("failure_per_s", "f8"),
         ("failure_heat", "f8"),
         ("restart_s", "f8"),
         ("warmup_iterations", "i8"),
@@ -86,7 +86,7 @@ leaves a gather when what is left of its message, ``incast_buffered_s`` of the p
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
 heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes ``checkpoint_s`` longer.
-The job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per iteration. It then pays
+The job fails at a rate of ``failure_per_s * (1 + failure_heat * mean heat)`` while it runs, per second. It then pays
 ``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor`` times as long for
 ``warmup_iterations``."""
 

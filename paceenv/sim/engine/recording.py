@@ -56,7 +56,7 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
     done_T = np.where(step_T - done_T > _NEGLIGIBLE * step_T, done_T, step_T)
     done_TR, end_TR = (np.broadcast_to(x[:, None], entry_TR.shape) for x in (done_T, step_T))
     # a restart takes longer than any checkpoint of the same job, or there are no checkpoints
-    is_restart_T1 = (step_T - done_T >= float(job["restart_s"]))[:, None] & bool(job["failure_rate"] > 0)
+    is_restart_T1 = (step_T - done_T >= float(job["restart_s"]))[:, None] & bool(job["failure_per_s"] > 0)
     barrier = [Operation("barrier", 4, ready_TR, done_TR)] if job["has_barrier"] else []
     return [
         Operation("pace", 0, start_TR, released_TR),
