@@ -60,6 +60,24 @@ class Rollout:
     outcome: Outcome
     outside: Outside | None = None
 
+    @property
+    def useful_step_E(self) -> NDArray[np.float64]:
+        """Time for each iteration that counts, seconds: the mean step, more where failures undid iterations."""
+        return useful_step_s(self.step_ET, self.outcome)
+
+
+def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.float64]:
+    """Time for each iteration of a run that no failure has undone, ``(E,)``, seconds.
+
+    A run that failures left without any counts as one iteration.
+
+    Args:
+        step_ET: step times of the whole episode, seconds.
+        outcome: of the episode.
+    """
+    useful_E = np.maximum(step_ET.shape[1] - outcome.rerun_iterations, 1.0)
+    return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
+
 
 def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
     """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise.

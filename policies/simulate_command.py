@@ -121,7 +121,7 @@ def _one(
                 result = run(chosen, simulator, iterations, on_interval=done, on_recording=writer.append)
     statistics, outcome = metrics.step_statistics(result.step_ET), result.outcome
     samples = config.samples_per_step
-    throughput = metrics.bootstrap_interval(samples / result.step_ET.mean(axis=1))
+    throughput = metrics.bootstrap_interval(samples / result.useful_step_E)
     useful = samples * outcome.useful_iterations
     summary: dict[str, Any] = {
         "cluster": config.name,
@@ -132,12 +132,11 @@ def _one(
         "iterations": iterations,
         "seeds": len(seeds),
         "seed": seeds[0],
-        "throughput_samples_per_s": samples / statistics["mean"],
+        "throughput_samples_per_s": samples / float(result.useful_step_E.mean()),
         "throughput_ci95": list(throughput[1:]),
         "step_time_s": statistics,
         "ideal_step_time_s": float(result.ideal_step_E.mean()),
         "mean_delay_s": float(result.mean_delay_E.mean()),
-        "goodput_samples_per_s": float((useful / outcome.time_s).mean()),
         "failures": float(outcome.failures.mean()),
         "rerun_share": float((outcome.rerun_iterations / iterations).mean()),
         "energy_j_per_sample": float((outcome.energy_j / np.maximum(useful, samples)).mean()),
@@ -170,7 +169,6 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         rows += [
             ("failures in a run", f"{summary['failures']:.1f}"),
             ("  iterations run again", f"{summary['rerun_share']:.1%}"),
-            ("goodput, samples/s", f"{summary['goodput_samples_per_s']:.4g}"),
         ]
     title = f"{summary['cluster']}: {summary['nodes']} nodes, {summary['ranks']} ranks, policy {summary['policy']}"
     note = f"{summary['seeds']} seeds x {summary['iterations']} iterations"

@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core import pacing
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies.rollout import useful_step_s
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import Simulator
 
 Make = Callable[..., Simulator]
@@ -107,7 +110,7 @@ def test_checkpoints_lengthen_every_nth_step(simulator: Make) -> None:
 
 def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make) -> None:
     sim = simulator(
-        range(200), checkpoint_iterations=10, failure_rate=0.01, restart_s=5.0, warmup_iterations=3, warmup_factor=2.0
+        range(200), checkpoint_iterations=10, failure_per_s=0.01, restart_s=5.0, warmup_iterations=3, warmup_factor=2.0
     )
     step = sim.run(sim.off(), 1000)
     outcome = sim.outcome()
@@ -121,15 +124,64 @@ def test_failures_come_at_their_rate_and_undo_what_was_not_saved(simulator: Make
     assert np.all(step[after] >= 2.0), "a restarted job is cold"
 
 
+def test_longer_steps_do_not_put_failures_off(simulator: Make) -> None:
+    """Failures an hour of running are those of the hazard; a step 1.6 times as long meets 1.6 times as many."""
+    per_hour = []
+    for compute_s in (1.0, 1.6):
+        sim = simulator(range(200), compute_s=compute_s, failure_per_s=0.01)
+        sim.run(sim.off(), 1000)
+        outcome = sim.outcome()
+        per_hour.append(3600.0 * outcome.failures.sum() / outcome.time_s.sum())
+    expected, spread = 36.0, 36.0 / math.sqrt(200 * 10)
+    assert per_hour == pytest.approx([expected] * 2, abs=4.5 * spread)
+
+
+def test_a_restart_is_not_time_of_running(simulator: Make) -> None:
+    quick, slow = (simulator(range(50), failure_per_s=0.01, restart_s=s) for s in (0.0, 50.0))
+    for sim in (quick, slow):
+        sim.run(sim.off(), 500)
+    np.testing.assert_array_equal(quick.outcome().failures, slow.outcome().failures)
+
+
+def test_throughput_does_not_count_what_failures_undid(simulator: Make) -> None:
+    """Young's first-order law: checkpoints every n steps lose (n - 1) / 2 steps to each failure."""
+    sim = simulator(range(200), checkpoint_iterations=20, failure_per_s=0.002)
+    step_ET = sim.run(sim.off(), 2000)
+    useful = useful_step_s(step_ET, sim.outcome())
+    assert step_ET.mean() == pytest.approx(1.0)
+    assert useful.mean() == pytest.approx(1.0 / (1.0 - 0.002 * 9.5), abs=0.002)
+
+
+def test_without_failures_the_useful_step_is_the_mean_step(simulator: Make) -> None:
+    sim = simulator([3], ranks=4, jitter_cv=0.1, checkpoint_iterations=10, checkpoint_s=0.5)
+    step_ET = sim.run(sim.off(), 100)
+    np.testing.assert_array_equal(useful_step_s(step_ET, sim.outcome()), step_ET.mean(axis=1))
+
+
+def test_the_reward_takes_off_what_a_failure_undoes() -> None:
+    """Over an episode the throughput terms, weighted by time, are the iterations that count."""
+    rules = ["reliability.mtbf_hours=0.2", "reliability.checkpoint_iterations=50", "reliability.restart_s=5"]
+    env = PacingVectorEnv(4, load_cluster("null-jitter").changed(rules), episode_intervals=50)
+    env.reset(seed=1)
+    first, counted = env._batch.simulator.outcome().useful_iterations, np.zeros(4)
+    for _ in range(40):
+        *_, info = env.step(np.full((4, env.single_action_space.shape[0]), -1.0))
+        counted += 20 * info["step_mean_s"] * info["throughput_ratio"] / info["reference_step_s"]
+    outcome = env._batch.simulator.outcome()
+    assert outcome.failures.sum() > 0
+    assert outcome.rerun_iterations.sum() > 0
+    np.testing.assert_allclose(counted, outcome.useful_iterations - first, atol=1e-6)
+
+
 def test_without_a_checkpoint_a_failure_undoes_everything(simulator: Make) -> None:
-    sim = simulator(range(50), failure_rate=0.01, restart_s=5.0)
+    sim = simulator(range(50), failure_per_s=0.01, restart_s=5.0)
     step = sim.run(sim.off(), 400)
     since = 399 - np.array([np.flatnonzero(row > 5.0)[-1] if (row > 5.0).any() else -1 for row in step])
     np.testing.assert_array_equal(sim.outcome().useful_iterations, since)
 
 
 def test_heat_brings_failures_forward(simulator: Make) -> None:
-    job = HOT | {"ranks": 4, "failure_rate": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0, "heat_iterations": 1.0}
+    job = HOT | {"ranks": 4, "failure_per_s": 0.005, "restart_s": 1.0, "heat_slowdown": 0.0, "heat_iterations": 1.0}
     cool, hot = (simulator(range(100), **job | {"failure_heat": k}) for k in (0.0, 3.0))
     for sim in (cool, hot):
         sim.run(sim.off(), 1000)
@@ -138,7 +190,7 @@ def test_heat_brings_failures_forward(simulator: Make) -> None:
 
 
 def test_a_restarted_job_is_cold(simulator: Make) -> None:
-    sim = simulator(range(20), ranks=4, failure_rate=0.02, restart_s=9.0, **HOT)
+    sim = simulator(range(20), ranks=4, failure_per_s=0.02, restart_s=9.0, **HOT)
     step = sim.run(sim.off(), 200)
     failed_E, failed_T = np.nonzero(step[:, :-1] > 9.0)
     assert len(failed_E) > 20

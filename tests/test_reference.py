@@ -180,14 +180,21 @@ def incast(config: Cluster, kind: Any, fit: float) -> tuple[Cluster, dict[str, A
     config=clusters(per_node=1),
     seed=st.integers(0, 1000),
     port=st.sampled_from([("gather", 1.0), ("gather", 2.0), ("gather", 4.0), ("all_to_all", math.inf)]),
+    kept=st.sampled_from([0.0, 0.3, 1.0]),
     pace=paces,
 )
-def test_incast_agrees_with_the_fast_engine(config: Cluster, seed: int, port: Any, pace: Any) -> None:
+def test_incast_agrees_with_the_fast_engine(config: Cluster, seed: int, port: Any, kept: float, pace: Any) -> None:
     config, record, changes = incast(config.model_copy(update={"tenants": []}), *port)
+    kept *= port[0] == "gather"
+    record |= {"incast_buffered_s": kept * record["incast_flow_s"]}
+    changes |= {"send_buffer_bytes": kept * changes["payload_bytes"]}
     settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
-    mean, cv = errors(*both(config, seed, 40, settings_M2, record, **changes))
+    slow, fast = both(config, seed, 40, settings_M2, record, **changes)
+    mean, cv = errors(slow, fast)
     assert abs(mean) < 0.01
     assert abs(cv) < 0.01
+    inside = [(one.exit_ETR - one.entry_ETR).mean(axis=(0, 1)) / fast.step_ET.mean() for one in (slow, fast)]
+    assert inside[0] == pytest.approx(inside[1], abs=0.01)
 
 
 def test_in_an_all_to_all_senders_ports_add_to_the_incast() -> None:

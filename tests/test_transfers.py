@@ -286,22 +286,23 @@ def test_power_and_failures_reach_the_engine() -> None:
              "warmup_iterations": 20, "warmup_factor": 1.5}  # fmt: skip
     some = {"job": EIGHT, "power": power}
     job = jobs_of(cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}))[0]
-    for name, value in (power | rules | {"ranks_per_node": 2, "failure_rate": 4 / 4000}).items():
+    for name, value in (power | rules | {"ranks_per_node": 2}).items():
         assert job[name] == value, name
+    assert job["failure_per_s"] == pytest.approx(4 / (4000 * job["ideal_step_s"]))
     hourly = jobs_of(cluster(**some, reliability=rules | {"mtbf_hours": 10.0}))[0]
-    assert hourly["failure_rate"] == pytest.approx(4 * hourly["ideal_step_s"] / 36000)
+    assert hourly["failure_per_s"] == pytest.approx(4 / 36000)
     local = jobs_of(
         cluster(**some, reliability=rules | {"mtbf_iterations": 4000.0}, synchronization={"sync_period": 4})
     )[0]
     assert (local["checkpoint_iterations"], local["warmup_iterations"]) == (25, 5)
-    assert local["failure_rate"] == pytest.approx(4 * job["failure_rate"])
+    assert local["failure_per_s"] * local["ideal_step_s"] == pytest.approx(4 * 4 / 4000), "four iterations a step"
 
 
 def test_everything_new_is_off_by_default() -> None:
     job = jobs_of(cluster())[0]
     plain = layout.default_job(1)[0]
     for name in ("overlap_share", "tail_s", "staleness", "incast_kind", "compute_w", "wait_w", "delay_w",
-                 "heat_slowdown", "checkpoint_iterations", "checkpoint_s", "failure_rate"):  # fmt: skip
+                 "heat_slowdown", "checkpoint_iterations", "checkpoint_s", "failure_per_s"):  # fmt: skip
         assert job[name] == plain[name], name
     assert ideal_step_s(jobs_of(cluster())) == job["ideal_step_s"]
 

@@ -43,9 +43,10 @@ def _share(
 
 
 def _receive(jobs: Any, clocks: Any, delay_R: NDArray[np.float32], entry_TR: Array, finish_TG: Array) -> None:
+    sent_R = np.empty(entry_TR.shape[1])
     for t in range(entry_TR.shape[0]):
         clocks[0]["iteration"] = t
-        incast.receive_all(jobs[0], clocks[0], delay_R, entry_TR[t], finish_TG[t])
+        incast.receive_all(jobs[0], clocks[0], delay_R, entry_TR[t], finish_TG[t], sent_R)
 
 
 def _filter(

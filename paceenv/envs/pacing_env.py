@@ -127,15 +127,19 @@ class _Batch:
         if np.shape(action_EA) != expected:
             raise ValueError(f"{_WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
         settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
+        kept_E = self.simulator.outcome().useful_iterations
         step_ET = self.simulator.run(settings, self.interval_iterations)
         self.elapsed_E += 1
         mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
         reference_E = self.simulator.batch.jobs["ideal_step_s"]
         rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
+        lost_E = self.interval_iterations - (self.simulator.outcome().useful_iterations - kept_E)
+        lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
+        rewards_E = rewards_E - lost_ratio_E
         terms = {
             "step_mean_s": mean_E,
             "step_cv": sd_E / mean_E,
-            "throughput_ratio": reference_E / mean_E,
+            "throughput_ratio": reference_E / mean_E - lost_ratio_E,
             "reference_step_s": reference_E.copy(),
             "cv_weight": self.preference.weight_E.copy(),
         }
@@ -181,8 +185,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Rewards
 
     ``reference / mean - cv_weight * sd / reference`` with mean and standard deviation of the interval's step times and
-    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls. The
-    terms are in ``info``, as is the weight.
+    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls.
+    Iterations that a failure undoes are taken off, as ``reference`` each over the interval's time. The terms are in
+    ``info``, as is the weight.
 
     ## Starting State
 

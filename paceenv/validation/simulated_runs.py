@@ -26,7 +26,6 @@ Quantity = Literal[
     "slowdown",
     "rerun_share",
     "energy_j_per_sample",
-    "goodput",
     "energy_w",
 ]
 
@@ -84,7 +83,8 @@ class _Ran:
 
     @property
     def throughput(self) -> float:
-        return self.cluster.samples_per_step / self.step_s
+        """Samples a second; those of iterations that a failure has undone do not count."""
+        return self._samples / float(self.step_ET.sum())
 
     @property
     def efficiency(self) -> float:
@@ -110,10 +110,6 @@ class _Ran:
     @property
     def energy_j_per_sample(self) -> float:
         return float(self.outcome.energy_j.sum() / self._samples)
-
-    @property
-    def goodput(self) -> float:
-        return float(self._samples / self.outcome.time_s.sum())
 
     @property
     def energy_w(self) -> float:

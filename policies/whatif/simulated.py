@@ -54,7 +54,7 @@ class _Runs:
         simulator = start(cluster, seeds_S, threads)
         found = run(select_policy(policy, cluster), simulator, iterations)
         mean_S, sd_S, outcome = found.step_ET.mean(axis=1), found.step_ET.std(axis=1), found.outcome
-        can_fail = bool((simulator.batch.jobs["failure_rate"] > 0.0).any())
+        can_fail = bool((simulator.batch.jobs["failure_per_s"] > 0.0).any())
         useful_S = outcome.useful_iterations if can_fail else np.full(len(mean_S), float(iterations))
         samples_S = cluster.samples_per_step * np.maximum(useful_S, 1.0)
         self.step_s.append(mean_S)

@@ -27,7 +27,10 @@ BOUND = "clairvoyant"
 
 @dataclass(frozen=True)
 class Outcome:
-    """A policy on a cluster, one entry a seed: mean step in seconds, CV, mean delay as a share of the ideal step."""
+    """A policy on a cluster, one entry a seed: step in seconds, CV, mean delay as a share of the ideal step.
+
+    The step is the time for each iteration that counts: the mean step, more where failures undid iterations.
+    """
 
     step_s_E: NDArray[np.float64]
     cv_E: NDArray[np.float64]
@@ -175,6 +178,8 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, threads=os.cpu_count() or 1)
     found = run(select_policy(policy, cluster), simulator, suite.iterations)
-    mean_E, sd_E = found.step_ET.mean(axis=1), found.step_ET.std(axis=1)
+    mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
-    return Outcome(mean_E, sd_E / mean_E, found.mean_delay_E / found.ideal_step_E, ratio, found.outside)
+    return Outcome(
+        mean_E, sd_E / found.step_ET.mean(axis=1), found.mean_delay_E / found.ideal_step_E, ratio, found.outside
+    )

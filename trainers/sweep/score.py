@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.policies.rollout import INTERVAL_ITERATIONS, start, useful_step_s
 from paceenv.sim.cluster import Cluster
 
 Array = NDArray[np.float64]
@@ -125,4 +125,4 @@ def _run(
     )
     mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome()
     energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
-    return np.stack([mean_E, sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)
+    return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)

@@ -159,6 +159,11 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
     lossy = fabric.buffer_kb is not None
     jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb if lossy else math.inf
+    if job.collective == "gather":
+        buffer_bytes = np.asarray(draw.named("fabric.send_buffer_kb", fabric.send_buffer_kb)) * 1e3
+        jobs["incast_buffered_s"] = (
+            np.minimum(buffer_bytes / np.maximum(payload_bytes, 1.0), 1.0) * jobs["incast_flow_s"]
+        )
     jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
 
 
@@ -194,10 +199,11 @@ def _fail(cluster: Cluster, draw: Draw, jobs: NDArray[np.void]) -> None:
         jobs[name] = draw.named(f"reliability.{name}", getattr(rules, name))
     nodes = cluster.job.nodes
     if rules.mtbf_iterations is not None:
-        jobs["failure_rate"] = nodes * every / np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations))
+        steps = np.asarray(draw.named("reliability.mtbf", rules.mtbf_iterations)) / every
+        jobs["failure_per_s"] = nodes / (steps * jobs["ideal_step_s"])
     if rules.mtbf_hours is not None:
         hours = np.asarray(draw.named("reliability.mtbf", rules.mtbf_hours))
-        jobs["failure_rate"] = nodes * jobs["ideal_step_s"] / (hours * 3600.0)
+        jobs["failure_per_s"] = nodes / (hours * 3600.0)
 
 
 def ideal_step_s(jobs: NDArray[np.void]) -> Any:

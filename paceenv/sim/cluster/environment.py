@@ -106,8 +106,10 @@ class Reliability(Config):
 
     checkpoint_iterations: int = Field(0, ge=0, description="iterations between checkpoints; 0: no checkpoints")
     checkpoint_s: NonNegative = Field(0.0, description="time that a checkpoint adds to its step, s")
-    mtbf_iterations: Positive | None = Field(None, description="mean iterations between failures of one node")
-    mtbf_hours: Positive | None = Field(None, description="the same in hours of ideal steps; give one of the two")
+    mtbf_iterations: Positive | None = Field(
+        None, description="mean time between failures of one node, in ideal iterations"
+    )
+    mtbf_hours: Positive | None = Field(None, description="the same in hours of running; give one of the two")
     failure_heat: NonNegative = Field(0.0, description="how many times more often a node at full power fails")
     restart_s: NonNegative = Field(0.0, description="from a failure to running again, s")
     warmup_iterations: int = Field(0, ge=0, description="iterations after a restart that are slow")

@@ -75,6 +75,11 @@ class Fabric(Config):
     burst_kb: Positive = Field(
         14.48, description="bytes a sender sends before the first reply, kB: ten segments of 1448 B"
     )
+    send_buffer_kb: NonNegative = Field(
+        256.0,
+        description="what the kernel of a gather's sender takes over, kB, so that the sender may go on; 0: nothing, "
+        "it waits until the receiver has all",
+    )
     timeout_ms: NonNegative = Field(200.0, description="least retransmission timeout, ms; 200 in Linux")
 
     @model_validator(mode="after")

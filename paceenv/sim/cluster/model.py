@@ -133,8 +133,11 @@ class Cluster(Config):
 
     @property
     def barrier(self) -> bool:
-        """Whether something beyond the collectives ends a step: with several groups it always does."""
-        return self.job.barrier or self.groups > 1
+        """Whether something beyond the collectives ends a step.
+
+        It always does with several groups, and after a gather, whose senders would not wait for its end otherwise.
+        """
+        return self.job.barrier or self.groups > 1 or self.job.collective == "gather"
 
     @property
     def samples_per_step(self) -> float:

@@ -45,7 +45,7 @@ _REGISTERED = (
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
-    (kernel.observe_and_decide,),
+    (kernel.exit_s, kernel.observe_and_decide),
     (kernel.observer_rank, kernel.keep_stamps, kernel.advance_job, kernel.advance_jobs, layout.new_scratch),
 )
 _ALLOCATE = (kernel.advance, kernel.sort_groups, incast.receive_all, layout.new_scratch)

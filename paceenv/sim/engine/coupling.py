@@ -92,11 +92,16 @@ def spend(view: View, compute_s: float, step_s: float) -> None:
         heat[HEAT, n] += (power - np.float64(heat[HEAT, n])) / job["heat_iterations"]
 
 
-def interrupt(view: View) -> float:
+def interrupt(view: View, step_s: float) -> float:
     """Checkpoint and fail where it is time to; returns the seconds that this adds to the step.
 
-    Failures follow an accumulated hazard with exponential thresholds. The same episode therefore fails at nearly the
-    same moments under every policy, and earlier where it runs hot.
+    Failures follow a hazard accumulated over seconds of running, with exponential thresholds. The same episode
+    therefore fails at nearly the same times under every policy, and earlier where it runs hot. Shorter steps get
+    further between two failures; longer ones do not put them off.
+
+    Args:
+        view: the job; its progress, its heat and its hazard are updated.
+        step_s: how long the step took, seconds.
     """
     job, clock, heat, ranks = view.job, view.clock, view.heat, view.noise.shape[1]
     clock["kept"] += 1
@@ -104,11 +109,12 @@ def interrupt(view: View) -> float:
     if job["checkpoint_iterations"] > 0 and (clock["iteration"] + 1) % job["checkpoint_iterations"] == 0:
         extra_s += job["checkpoint_s"]
         clock["saved"] = clock["kept"]
-    if job["failure_rate"] > 0.0:
+    if job["failure_per_s"] > 0.0:
         mean_heat, nodes = 0.0, warm_nodes(job, heat, ranks)
         for n in range(nodes):
             mean_heat += np.float64(heat[HEAT, n]) / nodes
-        clock["hazard_left"] -= job["failure_rate"] * (1.0 + job["failure_heat"] * mean_heat)
+        rate_per_s = job["failure_per_s"] * (1.0 + job["failure_heat"] * mean_heat)
+        clock["hazard_left"] -= rate_per_s * (step_s + extra_s)
         if clock["hazard_left"] <= 0.0:
             clock["failures"] += 1
             clock["hazard_left"] -= math.log(uniform(clock["key"], FAILURE, clock["failures"]))

@@ -6,6 +6,10 @@ when three later segments get through, and otherwise waits for its retransmissio
 three segments of its window, with probability ``x ** 3``, therefore ends a timeout later. A lossless fabric has an
 infinite ``fit``.
 
+The receiver of a gather leaves when all messages are through. A sender leaves earlier: when its own is, or what is left
+of it fits into the send buffer of its socket, from which the kernel goes on sending. Members of an all-to-all receive
+as well, so all of them leave together.
+
 Source of the effect: Vasudevan et al., "Safe and effective fine-grained TCP retransmissions" (2009).
 """
 
@@ -22,9 +26,14 @@ from paceenv.sim.engine.layout import ALL_TO_ALL
 
 
 def receive_all(
-    job: Any, clock: Any, delay_R: NDArray[np.float32], compute_R: NDArray[np.float64], finish_G: NDArray[np.float64]
+    job: Any,
+    clock: Any,
+    delay_R: NDArray[np.float32],
+    compute_R: NDArray[np.float64],
+    finish_G: NDArray[np.float64],
+    sent_R: NDArray[np.float64],
 ) -> None:
-    """Write when the gather or all-to-all of each group is through.
+    """Write when the gather or all-to-all of each group is through, and when the senders of a gather are.
 
     A message starts when both its ends have arrived. In a gather a group's first member receives, in an all-to-all
     every member does, each on a port of its own.
@@ -35,6 +44,7 @@ def receive_all(
         delay_R: delay of each rank, seconds.
         compute_R: compute time of each rank, seconds.
         finish_G: written to, in seconds from the end of the step before.
+        sent_R: the same, of each sender of a gather.
     """
     groups, per_group = finish_G.shape[0], compute_R.shape[0] // finish_G.shape[0]
     key = key_of(clock["key"], INCAST, clock["iteration"])
@@ -58,7 +68,7 @@ def receive_all(
                         i -= 1
                     start_S[i], order_S[i] = start_s, r
                     senders += 1
-            done_s = _receive(job, key, receiver, senders, start_S, order_S, target_S, timeout_S)
+            done_s = _receive(job, key, receiver, senders, start_S, order_S, target_S, timeout_S, sent_R)
             finish_s = max(finish_s, receiver_s, done_s)
         finish_G[g] = finish_s
 
@@ -72,18 +82,25 @@ def _receive(
     order_S: NDArray[np.int64],
     target_S: NDArray[np.float64],
     timeout_S: NDArray[np.float64],
+    sent_R: NDArray[np.float64],
 ) -> float:
     """When the last of ``senders`` messages is through a port; ``start_S`` ascending, ``order_S`` whose each is."""
     now_s, served_s, done_s = 0.0, 0.0, 0.0
-    head, tail = 0, 0
+    head, tail, handed = 0, 0, 0
+    buffered_s = job["incast_buffered_s"]
     while head < senders:
         until_s = math.inf
         if tail < senders:
             until_s = max(start_S[tail] - now_s, 0.0)
         if head < tail:
             until_s = min(until_s, max(target_S[head] - served_s, 0.0) * (tail - head))
+            if handed < tail:
+                until_s = min(until_s, max(target_S[handed] - buffered_s - served_s, 0.0) * (tail - head))
             served_s += until_s / (tail - head)
         now_s += until_s
+        while handed < tail and target_S[handed] - buffered_s <= served_s * (1.0 + 1e-13):
+            sent_R[order_S[handed]] = now_s + timeout_S[handed]
+            handed += 1
         while head < tail and target_S[head] <= served_s * (1.0 + 1e-13):
             done_s = max(done_s, now_s + timeout_S[head])
             head += 1
@@ -93,4 +110,7 @@ def _receive(
             lost = uniform(key, receiver, order_S[tail]) < overflow * overflow * overflow
             timeout_S[tail] = job["incast_timeout_s"] if lost else 0.0
             tail += 1
+            if buffered_s >= job["incast_flow_s"]:  # all of it at once: a lost window is the kernel's business
+                sent_R[order_S[handed]] = now_s
+                handed += 1
     return done_s

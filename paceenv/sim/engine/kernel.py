@@ -22,6 +22,7 @@ from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_t
 from paceenv.sim.engine.incast import receive_all
 from paceenv.sim.engine.layout import (
     FIXED_POST_WORK_S,
+    GATHER,
     NO_INCAST,
     POST_WORK_NOW_S,
     POST_WORK_UNTIL,
@@ -132,6 +133,18 @@ def finish_step(job: Any, iteration: int, group: NDArray[np.float64], scratch: S
     return end_s + job["barrier_s"]
 
 
+def exit_s(job: Any, scratch: Scratch, g: int, r: int) -> float:
+    """When rank ``r`` of group ``g`` leaves its collective: with its group, a sender of a gather perhaps earlier.
+
+    A message that was lost or is not buffered as a whole is through when its receiver says so, one hop later.
+    """
+    per_group = scratch.compute_R.shape[0] // scratch.finish_G.shape[0]
+    if job["incast_kind"] != GATHER or r == g * per_group:
+        return float(scratch.finish_G[g])
+    latency_s = job["latency_s"] if job["incast_buffered_s"] == 0.0 else 0.0
+    return float(min(scratch.sent_R[r] + latency_s, scratch.finish_G[g]))
+
+
 def observe_and_decide(
     view: View, scratch: Scratch, settings_SM2: NDArray[np.float64], step_s: float, extra_s: float
 ) -> None:
@@ -155,6 +168,12 @@ def observe_and_decide(
         for r in range(np.uint64(g * per_group), np.uint64((g + 1) * per_group)):
             comm_R[r] = finish_s - (np.float64(delay_R[r]) + compute_R[r])
             wait_R[r] = barrier_s
+    if job["incast_kind"] == GATHER:
+        for g in range(groups):
+            for r in range(g * per_group + 1, (g + 1) * per_group):
+                early_s = exit_s(job, scratch, g, r) - finish_G[g]  # what is left of the gather is waited for later
+                comm_R[r] += early_s
+                wait_R[r] -= early_s
     if job["staleness"] > 0:
         run_ahead(view, scratch, step_s)
     timing.observe_step(tick, step_s + extra_s)
@@ -259,7 +278,7 @@ def advance_job(
     arrival_G, finish_G = scratch.arrival_G, scratch.finish_G
     ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
-    can_stop = job["checkpoint_iterations"] > 0 or job["failure_rate"] > 0.0
+    can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
     signals.start_interval(tick)
     clock["delay_s"] = 0.0
     for g in range(groups):
@@ -275,7 +294,7 @@ def advance_job(
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
         arrive(view, scratch)
         if job["incast_kind"] != NO_INCAST:
-            receive_all(job, clock, delay_R, compute_R, finish_G)
+            receive_all(job, clock, delay_R, compute_R, finish_G, scratch.sent_R)
         else:
             if job["overlap_share"] > 0.0:
                 start_early(view, scratch)
@@ -289,7 +308,7 @@ def advance_job(
         step_s = finish_step(job, clock["iteration"], group, scratch)
         if has_power:
             spend(view, compute_s, step_s)
-        extra_s = interrupt(view) if can_stop else 0.0
+        extra_s = interrupt(view, step_s) if can_stop else 0.0
         step_T[t] = step_s + extra_s
         clock["time_s"] += step_s + extra_s
         if recording.ready_ETG.shape[1] > 0:
@@ -314,6 +333,8 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
         recording.start_ETR[e, t, r] = start_R[r] if view.job["staleness"] > 0 else 0.0
         recording.delay_ETR[e, t, r] = delay_R[r]
         recording.entry_ETR[e, t, r] = np.float64(delay_R[r]) + compute_R[r]
+        group = r // (compute_R.shape[0] // scratch.finish_G.shape[0])
+        recording.exit_ETR[e, t, r] = exit_s(view.job, scratch, group, r)
     for g in range(scratch.finish_G.shape[0]):
         recording.finish_ETG[e, t, g] = scratch.finish_G[g]
         recording.ready_ETG[e, t, g] = scratch.ready_G[g]

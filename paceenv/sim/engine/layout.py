@@ -43,6 +43,7 @@ JOB = np.dtype(
         ("incast_flow_s", "f8"),
         ("incast_fit", "f8"),
         ("incast_timeout_s", "f8"),
+        ("incast_buffered_s", "f8"),
         ("post_work_s", "f8"),
         ("post_work_groups", "i8"),
         ("post_work_share", "f8"),
@@ -57,7 +58,7 @@ JOB = np.dtype(
         ("heat_iterations", "f8"),
         ("checkpoint_iterations", "i8"),
         ("checkpoint_s", "f8"),
-        ("failure_rate", "f8"),
+        ("failure_per_s", "f8"),
         ("failure_heat", "f8"),
         ("restart_s", "f8"),
         ("warmup_iterations", "i8"),
@@ -79,12 +80,13 @@ collective may start. ``tail_s`` is the time of the last gradients alone, latenc
 
 ``incast_kind`` (``NO_INCAST``, ``GATHER``: every member sends to its group's first, ``ALL_TO_ALL``) replaces the fluid
 uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its buffer holds the opening windows of
-``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``.
+``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``. It
+leaves a gather when what is left of its message, ``incast_buffered_s`` of the port's time, fits its send buffer.
 
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
 heat_slowdown * heat`` times as long. Every ``checkpoint_iterations`` (0: never) the step takes ``checkpoint_s`` longer.
-The job fails with probability ``failure_rate * (1 + failure_heat * mean heat)`` per iteration. It then pays
+The job fails at a rate of ``failure_per_s * (1 + failure_heat * mean heat)`` while it runs, per second. It then pays
 ``restart_s``, loses its iterations since the last checkpoint, and computes ``warmup_factor`` times as long for
 ``warmup_iterations``."""
 
@@ -236,6 +238,8 @@ class Scratch(NamedTuple):
     """Time of each rank in its collective."""
     wait_R: NDArray[np.float32]
     """Time of each rank in the barrier."""
+    sent_R: NDArray[np.float64]
+    """When each sender of a gather leaves it, from the end of the step before; latency not included."""
     order_G: NDArray[np.int64]
     """Group numbers in the order of arrival; kept between iterations, because the next order is much like it."""
     arrival_G: NDArray[np.float64]
@@ -263,6 +267,8 @@ class Recording(NamedTuple):
     """When each rank entered its collective."""
     delay_ETR: NDArray[np.float64]
     """The pacing delay of each rank."""
+    exit_ETR: NDArray[np.float64]
+    """When each rank left its collective: with its group, senders of a gather earlier."""
     finish_ETG: NDArray[np.float64]
     """When each group's collective was over."""
     ready_ETG: NDArray[np.float64]
@@ -277,6 +283,7 @@ def new_scratch(ranks: int, groups: int) -> Scratch:
         np.empty(ranks, np.uint32),
         np.empty(ranks, np.float32),
         np.empty(ranks, np.float32),
+        np.empty(ranks),
         np.arange(groups),
         np.empty(groups),
         np.empty(groups),

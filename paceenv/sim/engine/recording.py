@@ -50,19 +50,19 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
     step_T = recording.step_ET[0]
     start_TR, entry_TR = recording.start_ETR[0], recording.entry_ETR[0]
     released_TR = start_TR + recording.delay_ETR[0]
-    finish_TR = np.repeat(recording.finish_ETG[0], per_group, axis=1)
-    ready_TR = np.repeat(recording.ready_ETG[0], per_group, axis=1)
+    exit_TR = recording.exit_ETR[0]
+    ready_TR = exit_TR + np.repeat(recording.ready_ETG[0] - recording.finish_ETG[0], per_group, axis=1)
     done_T = recording.ready_ETG[0].max(axis=1) + float(job["barrier_s"])  # all but a checkpoint or a restart
     done_T = np.where(step_T - done_T > _NEGLIGIBLE * step_T, done_T, step_T)
     done_TR, end_TR = (np.broadcast_to(x[:, None], entry_TR.shape) for x in (done_T, step_T))
     # a restart takes longer than any checkpoint of the same job, or there are no checkpoints
-    is_restart_T1 = (step_T - done_T >= float(job["restart_s"]))[:, None] & bool(job["failure_rate"] > 0)
+    is_restart_T1 = (step_T - done_T >= float(job["restart_s"]))[:, None] & bool(job["failure_per_s"] > 0)
     barrier = [Operation("barrier", 4, ready_TR, done_TR)] if job["has_barrier"] else []
     return [
         Operation("pace", 0, start_TR, released_TR),
         Operation("compute", 1, released_TR, entry_TR),
-        Operation(_PAYLOAD_OPS[int(job["incast_kind"])], 2, entry_TR, finish_TR),
-        Operation("optimizer", 3, finish_TR, ready_TR),
+        Operation(_PAYLOAD_OPS[int(job["incast_kind"])], 2, entry_TR, exit_TR),
+        Operation("optimizer", 3, exit_TR, ready_TR),
         *barrier,
         Operation("restart", 5, np.where(is_restart_T1, done_TR, end_TR), end_TR),
         Operation("checkpoint", 5, np.where(is_restart_T1, end_TR, done_TR), end_TR),

@@ -193,7 +193,7 @@ class Simulator:
         """Totals of the episodes so far."""
         c = self.state.clocks
         iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
-        can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_rate"] > 0.0)
+        can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_per_s"] > 0.0)
         useful = np.where(can_stop, kept, iterations)
         return Outcome(c["time_s"].copy(), c["energy_j"].copy(), c["failures"].copy(), iterations - useful, useful)
 
@@ -224,6 +224,7 @@ class Simulator:
         T = iterations if stamps else 0
         out = Recording(
             np.empty((E, iterations)),
+            np.empty((E, T, R)),
             np.empty((E, T, R)),
             np.empty((E, T, R)),
             np.empty((E, T, R)),

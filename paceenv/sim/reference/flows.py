@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -53,10 +54,21 @@ class Collective:
         wiring: of the group.
         on_end: called when all messages are through.
         loss: timeouts of messages, seconds; default: nothing is lost.
+        send_buffer_bytes: how much of a message its sender need not wait for.
     """
 
-    def __init__(self, network: Network, wiring: Wiring, on_end: Callable[[], None], loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        wiring: Wiring,
+        on_end: Callable[[], None],
+        loss: Loss | None = None,
+        send_buffer_bytes: float = 0.0,
+    ) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
+        self._send_buffer_bytes = send_buffer_bytes
+        self.sent_s: dict[int, float] = {}
+        """When a member had handed over its messages to the kernel, as far as that is before they are through."""
         messages, n = wiring.schedule.messages, wiring.schedule.members
         self._waits_for = [len(m.after) + 2 for m in messages]
         self._to_come = 2 * n + len(messages)
@@ -89,13 +101,26 @@ class Collective:
         if self._waits_for[i] > 0:
             return
         wiring, message = self._wiring, self._wiring.schedule.messages[i]
-        later_s = wiring.hop_s[i] if message.has_latency else 0.0
+        later_s, timeout_s = wiring.hop_s[i] if message.has_latency else 0.0, 0.0
         path = wiring.path[i]
         if self._loss is not None:
             first = wiring.first_rank
             nth = len(path[-1].flows) + 1
-            later_s += self._loss(first + message.sender, first + message.receiver, nth)
-        self._network.send(message.size_bytes, path, lambda: self._sent(i, later_s), bundle=wiring.bundle)
+            timeout_s = self._loss(first + message.sender, first + message.receiver, nth)
+            later_s += timeout_s
+        size_bytes, end = message.size_bytes, partial(self._sent, i, later_s)
+        if self._send_buffer_bytes >= size_bytes:
+            self.sent_s[message.sender] = self._network.now_s
+        elif self._send_buffer_bytes > 0.0:
+            size_bytes, end = size_bytes - self._send_buffer_bytes, partial(self._hand_over, i, later_s, timeout_s)
+        self._network.send(size_bytes, path, end, bundle=wiring.bundle)
+
+    def _hand_over(self, i: int, later_s: float, timeout_s: float) -> None:
+        """The rest of a message fits the send buffer; a window that lost its end was sent before, and is waited for."""
+        wiring = self._wiring
+        self.sent_s[wiring.schedule.messages[i].sender] = self._network.now_s + timeout_s
+        end = partial(self._sent, i, later_s)
+        self._network.send(self._send_buffer_bytes, wiring.path[i], end, bundle=wiring.bundle)
 
     def _sent(self, i: int, later_s: float) -> None:
         if later_s > 0.0:
@@ -105,6 +130,7 @@ class Collective:
 
     def _through(self, i: int) -> None:
         message = self._wiring.schedule.messages[i]
+        self.sent_s.setdefault(message.sender, self._network.now_s)
         for j in self._wiring.followers[i]:
             self._one_less(j)
         self._member_one_less(message.sender)

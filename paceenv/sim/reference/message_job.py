@@ -38,6 +38,7 @@ class _Step:
         ranks, groups = len(compute_R), len(post_work_G)
         self.compute_R, self.post_work_G = compute_R, post_work_G
         self.delay_R, self.entry_R = np.full(ranks, math.nan), np.full(ranks, math.nan)
+        self.exit_R = np.full(ranks, math.nan)
         self.finish_G, self.ready_G = np.full(groups, math.nan), np.full(groups, math.nan)
         self.collectives: list[Collective] = []
         self.groups_to_come = groups
@@ -99,6 +100,7 @@ class Reference:
             (np.array([s.entry_R - s.compute_R - s.delay_R for s in steps]) - begin_T1)[None],
             (np.array([s.entry_R for s in steps]) - begin_T1)[None],
             np.array([s.delay_R for s in steps])[None],
+            (np.array([s.exit_R for s in steps]) - begin_T1)[None],
             (np.array([s.finish_G for s in steps]) - begin_T1)[None],
             (np.array([s.ready_G for s in steps]) - begin_T1)[None],
         )
@@ -135,7 +137,8 @@ class Reference:
             self._view.clock["iteration"] += 1
             for g, wiring in enumerate(self._wirings):
                 loss = partial(self._timeout_s, t) if self._can_lose else None
-                step.collectives.append(Collective(self.network, wiring, partial(self._finish, t, g), loss))
+                kept = self.setup.send_buffer_bytes
+                step.collectives.append(Collective(self.network, wiring, partial(self._finish, t, g), loss, kept))
             self._steps.append(step)
         return self._steps[t]
 
@@ -173,6 +176,10 @@ class Reference:
         """Group ``g``'s collective is over: work after it begins."""
         step = self._steps[t]
         step.finish_G[g] = self.network.now_s
+        step.exit_R[g * self.setup.members : (g + 1) * self.setup.members] = self.network.now_s
+        if self.setup.collective == "gather":  # its senders do not wait for each other
+            for member, sent_s in step.collectives[g].sent_s.items():
+                step.exit_R[g * self.setup.members + member] = min(sent_s, self.network.now_s)
         step.ready_G[g] = step.finish_G[g] + step.post_work_G[g]
         self.network.at(step.ready_G[g], partial(self._ready, t))
 
@@ -190,8 +197,9 @@ class Reference:
         step.collectives.clear()  # all their messages are through
         self._spend(step, end_s - begin_s)
         setup, members = self.setup, self.setup.members
-        comm_R = (np.repeat(step.finish_G, members) - step.entry_R).astype(np.float32)
-        wait_R = (end_s - setup.barrier_s - np.repeat(step.ready_G, members)).astype(np.float32)
+        comm_R = (step.exit_R - step.entry_R).astype(np.float32)
+        ready_R = step.exit_R + np.repeat(step.ready_G - step.finish_G, members)
+        wait_R = (end_s - setup.barrier_s - ready_R).astype(np.float32)
         cap_s = setup.cap * self.ideal_step_s
         timing.observe_step(self._tick, end_s - begin_s)
         timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, setup.has_barrier)

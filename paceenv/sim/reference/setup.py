@@ -109,6 +109,8 @@ class Setup:
     """By how many steps a rank may run ahead of the last complete collective."""
     incast_fit: float = math.inf
     """How many senders' opening windows a receiver's port can buffer."""
+    send_buffer_bytes: float = 0.0
+    """What the kernel of a gather's sender takes over from it."""
     timeout_s: float = 0.0
     """Retransmission timeout of a message whose window lost its end."""
 
@@ -169,6 +171,7 @@ class Setup:
             staleness=cluster.synchronization.staleness,
             # of an all-reduce they have no meaning, and are not drawn
             incast_fit=math.inf if is_all_reduce else value(fabric.buffer_kb) / value(fabric.burst_kb),
+            send_buffer_bytes=value(fabric.send_buffer_kb) * 1e3 if job.collective == "gather" else 0.0,
             timeout_s=0.0 if is_all_reduce else value(fabric.timeout_ms) * 1e-3,
         )
 
