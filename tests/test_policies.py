@@ -236,7 +236,7 @@ def test_adaptive_keeps_most_of_the_gain_where_transfers_vary(cluster: str, stat
         run(policy, start(some, np.arange(32)), 2560).step_ET.mean()
         for policy in (rules.passive(), static, rules.Adaptive())
     )
-    assert passive_s / adaptive_s - 1.0 > 0.7 * (passive_s / static_s - 1.0)
+    assert passive_s / adaptive_s - 1.0 > 0.65 * (passive_s / static_s - 1.0)
 
 
 # Running policies
