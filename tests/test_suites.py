@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
 from paceenv.trainers.evaluation.evaluate import TUNED, evaluate
 from paceenv.trainers.evaluation.suites import ALL, REPORTED, SPLITS, Case, Suite, load_suite
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.static_search import search_static
+from paceenv.ui import config_files
 
 CASES = load_suite(ALL).cases
 
@@ -48,6 +50,16 @@ def test_a_case_may_change_its_cluster_and_says_where_it_cannot(tmp_path: Path) 
         load_suite(tmp_path / "twice.yaml")
     with pytest.raises(InputError, match="no case in split train"):
         load_suite("demo").only(["train"])
+
+
+def test_pacing_is_worth_nothing_on_every_described_gpu_cluster_that_ships() -> None:
+    """Not even to a policy that looks ahead: none has a tenant, post-collective work or incast."""
+    suite = load_suite("described").model_copy(update={"seeds": 2, "iterations": 80})
+    described = {name for name in config_files.names("clusters") if load_cluster(name).workload is not None}
+    assert described <= {case.cluster for case in suite.cases}
+    result = evaluate(["clairvoyant"], suite)
+    for case in suite.cases:
+        assert np.abs(result.gain_E("clairvoyant", case)).max() < 1e-5, case.name
 
 
 def test_the_static_sweep_finds_each_mechanism_where_it_pays() -> None:

@@ -6,11 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from paceenv.calibration.fits.scaling_table import ScalingTarget
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files
-from paceenv.validation import closed_forms, simulated_runs
+from paceenv.validation import closed_forms, scaling, simulated_runs
 from paceenv.validation.checks import Check, Expected
 
 
@@ -108,3 +112,58 @@ def test_a_ratio_is_to_the_same_run_without_pacing(tmp_path: Path) -> None:
     paced, passive, ratio = simulated_runs.checks(target, seeds=2, iterations=300)
     assert ratio.found == paced.found / passive.found
     assert ratio.within
+
+
+# A scaling table: what pacing changes, and predictors that know nothing
+
+
+def _table(*rows: tuple[float, float, float, float]) -> ScalingTarget:
+    """Rows of (baseline throughput, cv, paced throughput, cv) at 4, 8, ... nodes."""
+    data = [
+        {
+            "nodes": 4 * 2**i,
+            "baseline": {"throughput": a, "cv": b, "fit": True},
+            "coordination": {"throughput": c, "cv": d, "fit": False},
+        }
+        for i, (a, b, c, d) in enumerate(rows)
+    ]
+    return config_files.parse(ScalingTarget, {"name": "t", "cluster": "when-scaling-fails", "rows": data}, "test")
+
+
+@given(
+    st.lists(
+        st.tuples(*2 * [st.integers(1, 10_000).map(float), st.integers(1, 50).map(lambda n: n / 100)]),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_the_null_predictor_is_outside_in_every_scored_row(rows: list[tuple[float, float, float, float]]) -> None:
+    target = _table(*rows)
+    column = {row.nodes: (row.baseline.throughput, row.baseline.cv) for row in target.rows}
+    columns = scaling.Columns(column, {scaling.NULL: column})
+    scored = list(scaling.changes(target, columns, scaling.NULL))
+    assert not any(one.within for one in scored)
+    changed = [a != c for a, _, c, _ in rows] + [b != d for _, b, _, d in rows]
+    assert len(scored) == sum(changed), "what did not change is not scored"
+
+
+def test_a_predictor_that_is_right_has_all_rows_and_a_skill_of_one() -> None:
+    target = _table((1000.0, 0.02, 1010.0, 0.02), (1800.0, 0.1, 2000.0, 0.05))
+    baseline = {4: (900.0, 0.03), 8: (1800.0, 0.2)}  # a wrong baseline is the business of the baseline's rows
+    right = {4: (909.0, 0.03), 8: (2000.0, 0.1)}
+    table = scaling.predictors(target, scaling.Columns(baseline, {"right": right, scaling.NULL: baseline}))
+    assert table.rows[1][-2:] == ("3 of 3", "1.00")
+    assert table.rows[2][-2:] == ("0 of 3", "0.00")
+    assert table.rows[0][1:3] == table.rows[1][1:3] == ("+1.00%", "+11.11%")
+
+
+def test_structures_of_table_1_that_leave_nothing_to_pace() -> None:
+    """Plain data parallelism, which the publication reads like, and leaves that nobody oversubscribes."""
+    target = config_files.load(ScalingTarget, "targets", "when-scaling-fails")
+    table = scaling.structure(target, load_cluster(target.cluster), seeds=4, iterations=4000)
+    assert table is not None
+    gain = {row[0]: float(row[2].rstrip("%")) for row in table.rows}
+    assert gain["as fitted (4 nodes per group)"] > 4.0
+    assert gain["one group of 64 (plain data parallelism)"] == 0.0
+    assert abs(gain["leaves 1 : 1"]) < 0.6
+    assert abs(gain["gradients overlap the last 0.9 of the compute"]) < 0.6

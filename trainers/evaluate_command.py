@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, lo
 from paceenv.trainers.evaluation.evaluate import evaluate as compare
 from paceenv.trainers.evaluation.suites import Split, load_suite
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.ui import output
+from paceenv.ui import config_files, output
 from paceenv.ui.run_directory import prepare_folder
 
 
@@ -34,6 +35,7 @@ def evaluate(
     iterations: Annotated[
         int | None, typer.Option("--iterations", "-i", min=40, help="Instead of the suite's.")
     ] = None,
+    write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Compare policies on a suite of clusters against passive, paired on the same noise, with 95 % intervals.
@@ -59,6 +61,10 @@ def evaluate(
         output.say(line)
     if json_ is not None:
         output.write_json(score_table.as_json(result), json_)
+    if write is not None:
+        made_by = shlex.join(["paceenv", "evaluate", *policies, "--suite", chosen.name, "--write", write])
+        page = [f"# Policies on suite {chosen.name}", "", f"Made by `{made_by}`.", "", score_table.markdown(result)]
+        config_files.write_text(write, "\n".join(page))
     if json_ != "-":
         rows = [score_table.cells(score) for score in score_table.scores(result)]
         note = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from paceenv.calibration.fits.scaling_table import ScalingTarget, compare
+from paceenv.calibration.fits.scaling_table import ScalingTarget
 from paceenv.calibration.fits.throughput_fit import ThroughputTarget
 from paceenv.core.errors import InputError, short_repr
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
-from paceenv.validation import closed_forms, described, simulated_runs
-from paceenv.validation.checks import Check, Expected, Kind
+from paceenv.validation import closed_forms, described, scaling, simulated_runs
+from paceenv.validation.checks import Check
 from paceenv.validation.closed_forms import ClosedFormTarget
 from paceenv.validation.described import DescribedTarget
+from paceenv.validation.scaling import Table
 from paceenv.validation.simulated_runs import SimulatedTarget
 
-TOLERANCE = {"baseline throughput": 0.03, "coordination throughput": 0.04, "baseline cv": 0.03, "coordination cv": 0.03}
-"""What counts as a match in a scaling table: relative for throughput, absolute for CV."""
 HEADER = ("row", "quantity", "expected", "tolerance", "found", "error", "kind", "within")
 
 
@@ -45,27 +43,43 @@ def validate(
     Examples: paceenv validate -- paceenv validate sockets --json - -- paceenv validate when-scaling-fails --seeds 32
     """
     found: list[Check] = []
+    beside: dict[str, tuple[list[Table], list[str]]] = {}
     names = [target] if target else config_files.names("targets")
     with output.progress("validate", len(names)) as done:
         for i, name in enumerate(names):
-            found += _checks(name, cluster, seeds, iterations)
+            found += _checks(name, cluster, seeds, iterations, beside)
             done(i + 1)
     if json_ is not None:
         output.write_json([check.as_dict() for check in found], json_)
     if write is not None:
-        config_files.write_text(write, _markdown(found, seeds, iterations))
+        config_files.write_text(write, _markdown(found, beside, seeds, iterations))
     if json_ != "-":
         for name in dict.fromkeys(check.target for check in found):
             part = [check for check in found if check.target == name]
             output.print_table(name, HEADER, [_cells(check) for check in part], _note(part))
+            for table in beside.get(name, ([], []))[0]:
+                output.print_table(table.title, table.header, table.rows)
 
 
-def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list[Check]:
+def _checks(
+    name: str,
+    cluster: str | None,
+    seeds: int,
+    iterations: int,
+    beside: dict[str, tuple[list[Table], list[str]]],
+) -> list[Check]:
+    """The checks of a target; tables and notes that belong beside them are added to ``beside``."""
     path = config_files.find("targets", name)
     data = config_files.read_yaml(path)
     match kind := data.get("kind", "scaling"):
         case "scaling":
-            return list(_scaling(config_files.parse(ScalingTarget, data, str(path)), cluster, seeds, iterations))
+            scaling_target = config_files.parse(ScalingTarget, data, str(path))
+            config = load_cluster(cluster or scaling_target.cluster)
+            columns = scaling.simulate(scaling_target, config, seeds=seeds, iterations=iterations)
+            tables = [scaling.predictors(scaling_target, columns)]
+            structure = scaling.structure(scaling_target, config, seeds=seeds, iterations=iterations)
+            beside[scaling_target.name] = [*tables, *([structure] if structure else [])], scaling_target.notes
+            return list(scaling.checks(scaling_target, columns))
         case "simulated":
             target = config_files.parse(SimulatedTarget, data, str(path))
             return list(simulated_runs.checks(target, seeds=seeds, iterations=iterations))
@@ -78,16 +92,6 @@ def _checks(name: str, cluster: str | None, seeds: int, iterations: int) -> list
         case _:
             kinds = "scaling, simulated, closed_form, throughput, described"
             raise InputError(f"{path}: kind = {short_repr(kind)}; allowed: {kinds}")
-
-
-def _scaling(target: ScalingTarget, cluster: str | None, seeds: int, iterations: int) -> Iterator[Check]:
-    config = load_cluster(cluster or target.cluster)
-    for item in compare(target, config, seeds=seeds, iterations=iterations):
-        expected = Expected(
-            value=item.expected, tolerance=TOLERANCE[item.quantity], absolute=item.quantity.endswith("cv")
-        )
-        kind: Kind = "fitted" if item.fit else "predicted"
-        yield Check(target.name, f"{item.nodes} nodes", item.quantity, expected, item.simulated, kind)
 
 
 def _cells(check: Check) -> tuple[str, ...]:
@@ -104,12 +108,14 @@ def _cells(check: Check) -> tuple[str, ...]:
 
 
 def _note(checks: list[Check]) -> str:
-    misses = [check.row for check in checks if not check.within]
+    misses = [f"{check.row} ({check.quantity})" for check in checks if not check.within]
     counted = f"{len(checks) - len(misses)} of {len(checks)} within tolerance."
     return counted if not misses else f"{counted} Missed: {'; '.join(misses)}."
 
 
-def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
+def _markdown(
+    checks: list[Check], beside: dict[str, tuple[list[Table], list[str]]], seeds: int, iterations: int
+) -> str:
     lines = [
         "# Validation",
         "",
@@ -120,7 +126,8 @@ def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
         "| kind | meaning |",
         "| --- | --- |",
         "| fitted | a fit has used this number |",
-        "| predicted | no fit has used it |",
+        "| looked at | no fit has used it, but a person chose something of the model with it in view |",
+        "| predicted | neither |",
         "| closed form | arithmetic, without simulation |",
         "",
         "Errors are relative where the tolerance is a percentage. "
@@ -138,4 +145,9 @@ def _markdown(checks: list[Check], seeds: int, iterations: int) -> str:
         lines += ["| " + " | ".join(_cells(check)) + " |" for check in part]
         lines += ["", *[f"- {check.row}: {check.remark}" for check in part if check.remark]]
         lines += ["", _note(part), ""] if any(check.remark for check in part) else [_note(part), ""]
+        tables, notes = beside.get(name, ([], []))
+        for table in tables:
+            lines += [f"### {table.title[0].upper()}{table.title[1:]}", ""]
+            lines += [*output.markdown_table(table.header, table.rows), ""]
+        lines += [*[f"- {note}" for note in notes], ""] if notes else []
     return "\n".join(lines)

@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from paceenv.ui.config_files import Config
 
-Kind = Literal["fitted", "predicted", "closed form"]
+Kind = Literal["fitted", "looked at", "predicted", "closed form"]
 
 
 class Expected(Config):

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from paceenv.calibration.fits.scaling_table import Rule
 from paceenv.core import pacing
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Outcome, Simulator, episode_keys
-from paceenv.ui.config_files import AnyMechanism, Config
+from paceenv.ui.config_files import Config
 from paceenv.validation.checks import Check, Expected
 
 Quantity = Literal[
@@ -30,14 +31,6 @@ Quantity = Literal[
 ]
 
 
-class Pace(Config):
-    """A fixed setting of one rule, as ``pacing.one_mechanism`` takes it."""
-
-    mechanism: AnyMechanism
-    threshold: float = Field(0.0, ge=0)
-    window: float = Field(ge=0, le=1)
-
-
 class Row(Config):
     """One number: a quantity of a cluster, or with ``over`` its ratio to the same quantity of another run."""
 
@@ -45,7 +38,7 @@ class Row(Config):
     cluster: str
     change: list[str] = Field([], description="key=value assignments to the cluster")
     nodes: int | None = Field(None, ge=1)
-    pace: Pace | None = None
+    pace: Rule | None = None
     quantity: Quantity
     expected: Expected
     fit: bool = False
@@ -126,7 +119,7 @@ def checks(target: SimulatedTarget, *, seeds: int, iterations: int) -> Iterator[
     """
     known: dict[str, _Ran] = {}
 
-    def value(row: Row, change: list[str], pace: Pace | None) -> float:
+    def value(row: Row, change: list[str], pace: Rule | None) -> float:
         key = f"{row.cluster} {row.nodes} {change} {pace}"
         if key not in known:
             known[key] = _run(row, change, pace, seeds, iterations)
@@ -142,7 +135,7 @@ def checks(target: SimulatedTarget, *, seeds: int, iterations: int) -> Iterator[
         )
 
 
-def _run(row: Row, change: list[str], pace: Pace | None, seeds: int, iterations: int) -> _Ran:
+def _run(row: Row, change: list[str], pace: Rule | None, seeds: int, iterations: int) -> _Ran:
     cluster = load_cluster(row.cluster).changed(change, row.row)
     if row.nodes is not None:
         cluster = cluster.with_nodes(row.nodes)

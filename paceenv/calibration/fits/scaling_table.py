@@ -22,7 +22,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import AnyMechanism, Config
 
 THROUGHPUT_SCALE, CV_SCALE = 0.01, 0.01
 """Residuals of one: 1 % of throughput, 0.01 of CV."""
@@ -36,6 +36,7 @@ class Published(Config):
     throughput: float = Field(gt=0)
     cv: float = Field(gt=0)
     fit: bool
+    looked_at: bool = Field(False, description="whether a person chose something of the model with this number in view")
 
 
 class Row(Config):
@@ -46,12 +47,43 @@ class Row(Config):
     coordination: Published
 
 
+class Rule(Config):
+    """A fixed setting of one pacing rule, as ``pacing.one_mechanism`` takes it."""
+
+    mechanism: AnyMechanism
+    threshold: float = Field(0.0, ge=0)
+    window: float = Field(ge=0, le=1)
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Rule:
+        """The static setting of a cluster config."""
+        own = cluster.pacing
+        return cls(mechanism=own.mechanism, threshold=own.threshold, window=own.window)
+
+
+class Variant(Config):
+    """The cluster built otherwise in one respect that the publication leaves open."""
+
+    row: str
+    change: list[str] = Field([], description="key=value assignments to the cluster")
+
+
+class Structure(Config):
+    """What the gain of pacing becomes in other structures, at one number of nodes."""
+
+    nodes: int = Field(ge=1)
+    variants: list[Variant]
+
+
 class ScalingTarget(Config):
     """A published table, the cluster held to it, and what a fit may move within which bounds."""
 
     name: str
     cluster: str
     rows: list[Row]
+    rules: dict[str, Rule] = Field({}, description="rules beside the cluster's own, held to the coordination column")
+    structure: Structure | None = None
+    notes: list[str] = []
     free: dict[str, tuple[float, float]] = {}
 
 
@@ -72,20 +104,18 @@ class Comparison:
         return difference / self.expected if self.quantity.endswith("throughput") else difference
 
 
-def simulate_column(cluster: Cluster, *, paced: bool, seeds: int, iterations: int) -> tuple[float, float]:
+def simulate_column(cluster: Cluster, rule: Rule | None, *, seeds: int, iterations: int) -> tuple[float, float]:
     """Throughput in samples/s and CV of a cluster.
 
     Args:
         cluster: the cluster to simulate.
-        paced: whether with its static pacing setting, or without pacing.
+        rule: how it is paced; None: not at all.
         seeds: number of runs.
         iterations: length of each run.
     """
     keys = episode_keys(list(range(seeds)))
     simulator = Simulator(derive(cluster, keys), keys, threads=os.cpu_count() or 1)
-    settings = pacing.off()
-    if paced:
-        settings = pacing.one_mechanism(cluster.pacing.mechanism, cluster.pacing.threshold, cluster.pacing.window)
+    settings = pacing.off() if rule is None else pacing.one_mechanism(rule.mechanism, rule.threshold, rule.window)
     step = simulator.run(np.broadcast_to(settings, (seeds, 1, *settings.shape)), iterations)
     statistics = metrics.step_statistics(step)
     return cluster.samples_per_step / statistics["mean"], statistics["cv"]
@@ -108,7 +138,8 @@ def compare(
         for name, published in (("baseline", row.baseline), ("coordination", row.coordination)):
             if only_fit and not published.fit:
                 continue
-            throughput, cv = simulate_column(at, paced=name == "coordination", seeds=seeds, iterations=iterations)
+            rule = Rule.of(at) if name == "coordination" else None
+            throughput, cv = simulate_column(at, rule, seeds=seeds, iterations=iterations)
             yield Comparison(row.nodes, f"{name} throughput", published.throughput, throughput, published.fit)
             yield Comparison(row.nodes, f"{name} cv", published.cv, cv, published.fit)
 
