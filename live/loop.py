@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceenv.live.decide.control import Control
-from paceenv.live.decide.live_policy import NamedPolicy
+from paceenv.live.decide.live_policy import NamedPolicy, at_interval
 from paceenv.live.log_once import Messages, described
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
@@ -69,6 +69,7 @@ class Loop:
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
+        policy = at_interval(policy, options.interval_iterations)
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, ""
         self.permitted = False
@@ -189,7 +190,7 @@ class Loop:
         return self._takes_here
 
     def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at = self._iterations.count
+        begins_at, policy = self._iterations.count, at_interval(policy, self.options.interval_iterations)
         self._read()
         self.control.finish()
         self._change, self.paused = None, mode == "off"

@@ -33,7 +33,6 @@ SINKS = ("textfile", "otlp", "tensorboard", "wandb", "mlflow")
 _SINKS_RULE = "textfile=/FOLDER, otlp, otlp=URL, tensorboard, wandb, mlflow, separated by commas"
 IN_A_GROUP_ONLY = "in_a_group_only"
 """Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
-_BLOCK_RULE = "a multiple of interval_iterations"
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,23 @@ class Options:
     ] = 0.01
     quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = 50
     interval_iterations: Annotated[
-        int, Meaning("Control interval of the policy in iterations, as in its training", low=1, high=10**4)
-    ] = 20
-    block_iterations: Annotated[int, Meaning("Iterations of a block with or without pacing", rule=_BLOCK_RULE)] = 60
+        int | None,
+        Meaning(
+            "Control interval of a rule in iterations; a trained policy refuses another than its own",
+            low=1,
+            high=10**4,
+            unset="the policy's own; 20 for rules",
+        ),
+    ] = None
+    block_iterations: Annotated[
+        int | None,
+        Meaning(
+            "Iterations of a block with or without pacing",
+            low=6,
+            high=10**6,
+            unset="from the policy's time constants; 60 for rules",
+        ),
+    ] = None
     min_gain: Annotated[
         float, Meaning("Smallest relative gain in mean step time that counts as help", low=0, high=1)
     ] = 0.01
@@ -114,9 +127,6 @@ class Options:
         for option in OPTIONS:
             option.check(getattr(self, option.name))
         parse_sinks(self.sinks)
-        blocks, interval = self.block_iterations, self.interval_iterations
-        if type(blocks) is not int or blocks < interval or blocks % interval:
-            raise out_of_range("block_iterations", blocks, f"{_BLOCK_RULE}, {interval}", "live")
 
 
 def parse_sinks(text: str) -> dict[str, str]:

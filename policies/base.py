@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from paceenv.policies.ranges import Outside
 
+INTERVAL_ITERATIONS = 20
+"""Control interval of the rules, and of a policy that records no other, iterations."""
+
 
 class Policy(ABC):
     """Maps observations of ranks to pacing settings; every rank runs its own copy on its own view.
@@ -18,6 +21,8 @@ class Policy(ABC):
     """
 
     name: str
+    interval_iterations: int = INTERVAL_ITERATIONS
+    """Iterations between two of its decisions: a policy acts as it was made to only at this interval."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
         """Forget everything and prepare for ``rows`` ranks."""
@@ -29,6 +34,10 @@ class Policy(ABC):
     def constant(self) -> NDArray[np.float64] | None:
         """Settings ``(M, 2)`` if they are always the same for every rank, else None; a run then needs no views."""
         return None
+
+    def memory_iterations(self) -> int:
+        """Iterations over which its longest average or trial of what it saw runs; 0: it has no memory."""
+        return 0
 
     def outside(self) -> Outside | None:
         """How often since the last reset ranks were passive because they were outside the range; None: never."""

@@ -105,6 +105,10 @@ class Adaptive(Policy):
         self._level_B, self._level_before_B, self._from_B = np.zeros((3, rows))
         self._noise_B, self._apart_B, self._wait_B = np.zeros((3, rows))
 
+    def memory_iterations(self) -> int:
+        """From its first look to the first switch that it has measured."""
+        return (self.LOOK_INTERVALS + self.SETTLED) * self.interval_iterations
+
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         self._take_in(signals_BO)
         on_B, settled_B = self._on_B >= 0, self._age_B == self.SETTLED

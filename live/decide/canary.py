@@ -5,24 +5,28 @@ of the job share. The end of a step is the same instant on every rank, so each r
 communication. The effect is the logarithm of the ratio of the two blocks' mean step times, pair by pair: noise that is
 common to both blocks of a pair cancels, and most of the drift in a shared cluster is.
 
-Uses ``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
+Block length and settling come from the policies' own time constants (:func:`block_plan`). Uses
+``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from paceenv.core import pacing
 from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
+from paceenv.policies.base import Policy
 
-BLOCK_ITERATIONS = 60
+RAMP_ITERATIONS = round(2.0 / pacing.SLACK_STEP)
+"""Two time constants of the slowest rule's approach, after which a job has settled with or without its delays."""
 SETTLE_SHARE = 1 / 3
-"""Share of a block that is not counted: a delay moves a tenth of the way per iteration, so 20 iterations suffice."""
+"""Most of a block that is not counted."""
 ACTIVE_HOLDOUT_EVERY = 10
 """In mode active one block in ten is off, so that pacing stays under test."""
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
@@ -34,6 +38,42 @@ _BALANCED = (0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100)
 """The ways to start two of four pairs with the paced block."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
+
+
+class BlockPlan(NamedTuple):
+    """How long blocks must be, in iterations.
+
+    Attributes:
+        block_iterations: of one block.
+        settle_iterations: first iterations of a block that are not counted, while the job settles.
+        warm_iterations: paced iterations before the first compared block, while the policies' memory fills.
+    """
+
+    block_iterations: int
+    settle_iterations: int
+    warm_iterations: int
+
+
+def block_plan(policies: Sequence[Policy], block_iterations: int | None = None) -> BlockPlan:
+    """The blocks that suit policies with memory, from their own time constants.
+
+    A policy's history is unbroken over the blocks (``paceenv.core.standing``), so a block need not hold its memory. It
+    holds the ramp-up of the rules, which is not counted, and at least two decisions of every policy. Before the first
+    compared block each policy acts for its first interval, which has no delays, one ramp-up and its longest memory.
+
+    Args:
+        policies: those that take turns, at least one.
+        block_iterations: iterations of a block, at least 6; None: as long as the policies need.
+    """
+    interval, settle = max(one.interval_iterations for one in policies), RAMP_ITERATIONS
+    least = max(settle + 2 * interval, round(settle / SETTLE_SHARE))
+    block = -(-least // interval) * interval if block_iterations is None else block_iterations
+    memory = max(one.memory_iterations() for one in policies)
+    return BlockPlan(block, min(settle, int(block * SETTLE_SHARE)), interval + settle + memory)
+
+
+BLOCK_ITERATIONS = 60
+"""What :func:`block_plan` gives a policy with the usual control interval of 20."""
 
 
 def shared_seed(environ: Mapping[str, str]) -> int:
@@ -61,7 +101,8 @@ class Slot(NamedTuple):
 class Schedule:
     """Which iterations are paced: a pure function of the iteration, the same on every rank with the same seed.
 
-    Before ``first_iteration`` pacing is off. The first pair of blocks warms up and is not compared. Two of every four
+    Before ``first_iteration`` pacing is off. The first blocks warm up and are not compared: one without pacing and, in
+    one stretch, as many with pacing as ``warm_iterations`` fill. Two of every four
     pairs start with the paced block; which two is drawn. So a steady trend cancels, and nothing periodic in the job
     can stay in step with the blocks.
 
@@ -73,6 +114,8 @@ class Schedule:
             number puts paced blocks between the pairs.
         settle_iterations: first iterations of a compared block that are not counted, at most half of the block; a third
             of it by default.
+        warm_iterations: paced iterations before the first compared block, at least 0; they are filled up to whole
+            blocks, at least one.
 
     Raises:
         InputError: a value out of range.
@@ -86,6 +129,7 @@ class Schedule:
         first_iteration: int = 0,
         holdout_every: int = 2,
         settle_iterations: int | None = None,
+        warm_iterations: int = 0,
     ) -> None:
         settle = int(block_iterations * SETTLE_SHARE) if settle_iterations is None else settle_iterations
         for name, value, allowed, fits in (
@@ -93,11 +137,13 @@ class Schedule:
             ("first_iteration", first_iteration, "at least 0", first_iteration >= 0),
             ("holdout_every", holdout_every, "at least 2", holdout_every >= 2),
             ("settle_iterations", settle, "0 to half a block", 0 <= 2 * settle <= block_iterations),
+            ("warm_iterations", warm_iterations, "at least 0", warm_iterations >= 0),
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
         self.block_iterations, self.settle_iterations = block_iterations, settle
         self._seed, self._first, self._every = seed % 2**64, first_iteration, holdout_every
+        self._warm = max(1, -(-warm_iterations // block_iterations))  # paced blocks that warm up
         self._drawn = (-2, 0)  # the four pairs that were asked for last, and their order
 
     @property
@@ -105,14 +151,32 @@ class Schedule:
         """Iterations that count in a compared block."""
         return self.block_iterations - self.settle_iterations
 
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        policy: Policy,
+        *,
+        block_iterations: int | None = None,
+        first_iteration: int = 0,
+        holdout_every: int = 2,
+    ) -> Schedule:
+        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs."""
+        plan = block_plan([policy], block_iterations)
+        return cls(seed, first_iteration=first_iteration, holdout_every=holdout_every, **plan._asdict())
+
+    def after(self, pairs: int) -> int:
+        """The first iteration after that many compared pairs."""
+        return self._first + self.block_iterations * (1 + self._warm + self._every * pairs)
+
     def slot(self, iteration: int) -> Slot:
         """The place of ``iteration`` in the schedule."""
         block, offset = divmod(iteration - self._first, self.block_iterations)
         if block < 0:
             return Slot(False, -1, False)
-        if block < 2:
-            return Slot(self._paced_first(-1) == (block == 0), -1, False)
-        pair, place = divmod(block - 2, self._every)
+        if block <= self._warm:
+            return Slot(block < self._warm if self._paced_first(-1) else block > 0, -1, False)
+        pair, place = divmod(block - self._warm - 1, self._every)
         if place >= 2:
             return Slot(True, -1, False)
         return Slot(self._paced_first(pair) == (place == 0), pair, offset >= self.settle_iterations)

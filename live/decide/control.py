@@ -69,8 +69,9 @@ class Control:
             )
         )
         seed = options.seed if options.seed is not None else shared_seed(os.environ)
-        self._schedule = Schedule(
+        self._schedule = Schedule.of(
             seed,
+            policy.policy,
             block_iterations=options.block_iterations,
             first_iteration=self._quiet_until,
             holdout_every=2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY,
@@ -147,7 +148,7 @@ class Control:
                 iteration.barrier_s,
                 iteration.step_s,
                 delay_s=iteration.delay_s,
-                standing=not self._may_pace(iteration.iteration),
+                acting=0 if self._may_pace(iteration.iteration) else None,
             )
         except (PolicyFault, OutOfRange) as error:
             self.downgrade(str(error))
@@ -220,7 +221,7 @@ class Control:
 
     def _slack_s(self) -> float | None:
         """The slack that limits a delay; None where it is no limit, as for a probe, which may cost time."""
-        if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack:
+        if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack():
             return None
         return max(self._slack, default=0.0)
 
@@ -234,7 +235,6 @@ class Control:
             cap_share=options.cap_share,
             has_barrier=shape.has_barrier,
             barrier_alone_s=min(shape.barrier_alone_s, BARRIER_ALONE_S),
-            interval_iterations=options.interval_iterations,
             member=member,
             members=members,
         )

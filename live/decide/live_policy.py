@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceenv.core.errors import InputError
 from paceenv.policies.base import Policy
@@ -26,6 +26,18 @@ class NamedPolicy:
     sha256: str | None = None
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
+
+
+def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
+    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
+    own = named.policy.interval_iterations
+    if named.fault or interval_iterations is None or interval_iterations == own:
+        return named
+    if not isinstance(named.policy, Learned):
+        named.policy.interval_iterations = interval_iterations
+        return named
+    why = f"interval_iterations = {interval_iterations}; allowed: {own}, with which policy {named.source} was trained"
+    return replace(named, policy=passive(), fault=why)
 
 
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
