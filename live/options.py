@@ -94,7 +94,7 @@ class Options:
             "Iterations of a block with or without pacing",
             low=6,
             high=10**6,
-            unset="from the policy's time constants; 60 for rules",
+            unset="from the policy's time constants: 60, or 240 where it may shift phases",
         ),
     ] = None
     min_gain: Annotated[

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import pacing
 from paceenv.policies.ranges import Outside
 
 INTERVAL_ITERATIONS = 20
@@ -23,6 +25,8 @@ class Policy(ABC):
     name: str
     interval_iterations: int = INTERVAL_ITERATIONS
     """Iterations between two of its decisions: a policy acts as it was made to only at this interval."""
+    mechanisms: Sequence[str] = pacing.MECHANISMS
+    """The mechanisms that it may turn on."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
         """Forget everything and prepare for ``rows`` ranks."""

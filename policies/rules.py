@@ -32,6 +32,7 @@ class Static(Policy):
                 if not (math.isfinite(value) and 0.0 <= value <= 1.0):
                     raise out_of_range(option, value, "0 to 1", f"policy {name}")
             self._settings[pacing.MECHANISMS.index(mechanism)] = setting
+        self.mechanisms = tuple(mechanism for mechanism, (_, window) in settings.items() if window > 0.0)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.broadcast_to(self._settings, (len(signals_BO), *self._settings.shape))
@@ -88,6 +89,7 @@ class Adaptive(Policy):
     """Difference between the wait and the collective's inflation, as a share of them, from which on there is one."""
 
     name = "adaptive"
+    mechanisms = ("slack", "phase_shift", "stagger")
 
     def __init__(self) -> None:
         self.reset(0)

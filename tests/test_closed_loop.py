@@ -215,7 +215,9 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     schedule = plan.schedule(rule)
     iterations = schedule.after(plan.pairs)
     same = Predictor([fitted] * 4, plan, 2, 0, iterations)
-    vague = Predictor([fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, 2, 0, iterations)
+    vague = Predictor(
+        [fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, 2, 0, iterations
+    )
     sharp, wide = same.predict(rule, schedule), vague.predict(rule, schedule)
     assert sharp.always.high < -0.1
     assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)

@@ -65,7 +65,9 @@ class RankPacer:
             if not value >= 0.0:
                 raise ValueError(f"{name} = {value!r}; allowed: at least 0")
         policies = [policy] if isinstance(policy, Policy) else policy
-        intervals = [one.interval_iterations if interval_iterations is None else interval_iterations for one in policies]
+        intervals = [
+            one.interval_iterations if interval_iterations is None else interval_iterations for one in policies
+        ]
         if not intervals or min(intervals) < 1:
             raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
         if not 0 <= member < members:

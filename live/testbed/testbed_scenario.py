@@ -188,7 +188,7 @@ class LoopPlan(Config):
         return Schedule.of(seed, named.policy, block_iterations=blocks, first_iteration=self.quiet_first)
 
     def canary_iterations(self, policy: str) -> int:
-        """Iterations of a canary run: the first tick, the quiet start, warming up, the pairs, and a few to be taken in."""
+        """Iterations of a canary run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
         return 1 + self.schedule(policy).after(self.pairs) + 5
 
 

@@ -21,8 +21,8 @@ from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
-from paceenv.core.trace import Trace, read_trace
 from paceenv.core.errors import out_of_range
+from paceenv.core.trace import Trace, read_trace
 from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
