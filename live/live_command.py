@@ -162,7 +162,8 @@ def _print_status(run: RunFolder, attempt: str, snapshots: list[Snapshot]) -> No
     rows = [_row(snapshot, now_s) for snapshot in snapshots]
     missing = _missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    notes = [f"no status of {missing} ranks" if missing else "", text(newest, "canary", "text"), *run.notes]
+    notes = [f"no status of {missing} ranks" if missing else "", text(newest, "canary", "text")]
+    notes += [text(newest, "canary", "forecast", "text"), *run.notes]
     title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(number(newest, 'world_size'))} ranks"
     output.print_table(title, COLUMNS, rows, "; ".join(filter(None, notes)))
 

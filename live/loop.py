@@ -76,7 +76,7 @@ class Loop:
         """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
         self.backend, self.device = "", "cpu"
         self.history = History()
-        self.control = Control(options, policy, self.messages.log_once, clock)
+        self.control = Control(options, policy, self.messages.log_once, clock, inform=self._inform)
         self.listeners: list[Callable[[Batch], None]] = []
         """Called with every batch of steps, on the thread that takes them in."""
         self.paused = False
@@ -182,6 +182,9 @@ class Loop:
         """Whether a :meth:`change` or :meth:`stop` is still to come."""
         return self._change is not None or bool(self._stop_reason and not self._off_reason)
 
+    def _inform(self, text: str) -> None:
+        self.messages.log_once(text, level=20)
+
     def _take_over(self) -> bool:
         """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
         if self.taking.acquire(blocking=False):
@@ -196,7 +199,9 @@ class Loop:
         self._change, self.paused = None, mode == "off"
         self.policy, self._downgrade_reason = policy, ""
         self.options = replace(self.options, mode="observe" if self.paused else mode)
-        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
+        self.control = Control(
+            self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
+        )
         self.control.begin(self._stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         if policy.fault:

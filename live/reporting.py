@@ -296,4 +296,8 @@ def _verdict(loop: Loop) -> dict[str, Any] | None:
     if v is None:
         return None
     gain, low, high = v.gain or (None, None, None)
-    return {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}
+    found = {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}
+    until, step_s = loop.control.forecast(), loop.history.step()["mean_s"]
+    if until is not None and v.kind == "insufficient evidence":
+        found["text"] = "; ".join(filter(None, (v.text, until.more_text(step_s))))
+    return found | {"forecast": until and until.as_dict(step_s)}

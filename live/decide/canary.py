@@ -148,7 +148,7 @@ class Schedule:
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
         self.block_iterations, self.settle_iterations = block_iterations, settle
-        self._seed, self._first, self._every = seed % 2**64, first_iteration, holdout_every
+        self._seed, self.first_iteration, self._every = seed % 2**64, first_iteration, holdout_every
         self._warm = max(1, -(-warm_iterations // block_iterations))  # paced blocks that warm up
         self._drawn = (-2, 0)  # the four pairs that were asked for last, and their order
 
@@ -173,11 +173,11 @@ class Schedule:
 
     def after(self, pairs: int) -> int:
         """The first iteration after that many compared pairs."""
-        return self._first + self.block_iterations * (1 + self._warm + self._every * pairs)
+        return self.first_iteration + self.block_iterations * (1 + self._warm + self._every * pairs)
 
     def slot(self, iteration: int) -> Slot:
         """The place of ``iteration`` in the schedule."""
-        block, offset = divmod(iteration - self._first, self.block_iterations)
+        block, offset = divmod(iteration - self.first_iteration, self.block_iterations)
         if block < 0:
             return Slot(False, -1, False)
         if block <= self._warm:
@@ -258,7 +258,7 @@ class PairedComparison:
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
-        self._schedule, self._alpha, self._min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
+        self._schedule, self.alpha, self.min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
         self._forget()
@@ -294,12 +294,27 @@ class PairedComparison:
             self._settle(self._evaluate(self._share(self._evaluations + 1)))
         return self.verdict
 
+    @property
+    def pairs(self) -> int:
+        """Pairs compared so far."""
+        return self._pairs
+
+    @property
+    def mean_log_ratio(self) -> float | None:
+        """Mean log ratio of the pairs so far; None before the first."""
+        return self._mean if self._pairs else None
+
+    @property
+    def pair_noise(self) -> float | None:
+        """Standard deviation of the pairs' log ratios so far; None before there are two."""
+        return math.sqrt(self._squares / (self._pairs - 1)) if self._pairs > 1 else None
+
     def _forget(self) -> None:
         self._pairs, self._mean, self._squares, self._evaluations = 0, 0.0, 0.0, 0
         self._delays_s = self._paced_s = 0.0
 
     def _share(self, evaluation: int) -> float:
-        return self._alpha / 2.0**evaluation
+        return self.alpha / 2.0**evaluation
 
     def _close(self) -> bool:
         """Fold the pair that just ended into the comparison and evaluate it if it is time."""
@@ -344,9 +359,7 @@ class PairedComparison:
         elif gain.high < 0.0:
             kind = "hurts"
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
-        elif gain.high < self._min_gain or (
-            undelayed and (gain.value < self._min_gain or self._mean > -2.0 * deviation)
-        ):
+        elif gain.high < self.min_gain or (undelayed and (gain.value < self.min_gain or self._mean > -2.0 * deviation)):
             kind = "does not help"
         return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
 

@@ -18,6 +18,7 @@ from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits, OutOfRange, 
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
+from paceenv.live.decide.verdict_time import Forecast, forecast
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.options import Options
@@ -27,6 +28,8 @@ BARRIER_ALONE_S = 1e-3
 """A barrier takes at most this once all ranks are there; the time beyond it is waiting, however constant."""
 ACTIVE_MEMORY_PAIRS = 32
 """In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
+QUIET_STEPS = 200
+"""Steps of the quiet start that tell the noise before any pair of blocks is compared."""
 SLACK_MEMORY = 32
 """Iterations over which the guard remembers slack: a fading delay may outlive its slack that long."""
 
@@ -40,6 +43,7 @@ class Control:
         log_once: called with a message when the mode changes.
         clock: monotonic seconds of the host.
         begins_at: the iteration that it begins at; the quiet iterations count from there.
+        inform: called on rank 0 with a line about the plan.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Control:
         clock: Clock,
         *,
         begins_at: int = 0,
+        inform: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._quiet_until = begins_at + options.quiet_first
         self.mode, self.reason = options.mode, ""
@@ -58,6 +63,7 @@ class Control:
         self._actuator: Actuator | None = None
         self._decided_s = 0.0
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
+        self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
         self._asked = self._taken = 0
         self._delays_s = self._longest_s = 0.0
         self.guard = Guard(
@@ -78,7 +84,7 @@ class Control:
         )
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
         self._comparison = PairedComparison(self._schedule, min_gain=options.min_gain, memory_pairs=memory)
-        self._place = (0, 1)
+        self._place, self._inform, self._said = (0, 1), inform, False
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
@@ -99,6 +105,12 @@ class Control:
     def verdict(self) -> Verdict | None:
         """The comparison of blocks with and without pacing so far; None in modes without blocks."""
         return self._comparison.verdict if self._options.mode in ("canary", "active") else None
+
+    def forecast(self) -> Forecast | None:
+        """How long until a verdict; None in modes without one, and while the noise is not known."""
+        if self._options.mode not in ("canary", "active"):
+            return None
+        return forecast(self._schedule, self._comparison, self._quiet_steps_s)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
@@ -157,11 +169,23 @@ class Control:
             too_costly = self.probe.add(iteration.iteration, iteration.step_s)
             if too_costly:
                 self.downgrade(too_costly)
+        if self.mode in ("canary", "active"):
+            self._say_how_long(iteration)
         if self.mode in ("canary", "active") and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
             evaluated = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
             if evaluated and self._comparison.verdict.kind == "hurts":
                 self.downgrade(f"rolled back, as pacing {self._comparison.verdict.text}")
+
+    def _say_how_long(self, iteration: Iteration) -> None:
+        """At the end of the quiet start: how long until a verdict, from the noise of its steps."""
+        if iteration.iteration < self._quiet_until:
+            self._quiet_steps_s.append(iteration.step_s)
+        elif not self._said and (found := self.forecast()) is not None:
+            self._said = True
+            if self._place[0] == 0:
+                steps_s = self._quiet_steps_s
+                self._inform(found.text(sum(steps_s) / len(steps_s) if steps_s else None))
 
     def skip(self) -> None:
         """An iteration could not be measured, or is irregular: no delay until the next regular one."""

@@ -32,7 +32,9 @@ pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean
             ``cut``: how often each limit shortened or forbade one
 group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps      CUDA events ``dropped``
-canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
+canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
+            ``forecast``: ``text``, ``pair_noise``, ``effects`` (each ``effect``, ``pairs``, ``iterations``, ``minutes``
+            to a verdict on it), ``more_pairs`` and ``more_minutes`` where the evidence was insufficient so far
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)
 overhead    the agent's own time on the host per iteration: ``mean_s``, ``p99_s``

@@ -185,6 +185,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if verdict:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
+        if until := text(own, "canary", "forecast", "text"):
+            lines.append(f"  {until}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
