@@ -21,7 +21,7 @@ try:
     """The folder of the process when it imported this package; relative paths of the environment begin there."""
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
-MODES = ("off", "observe", "probe", "shadow", "canary", "active")
+MODES = ("off", "observe", "probe", "shadow", "canary", "active", "tune")
 ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
 """Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
@@ -100,6 +100,20 @@ class Options:
     min_gain: Annotated[
         float, Meaning("Smallest relative gain in mean step time that counts as help", low=0, high=1)
     ] = 0.01
+    candidates: Annotated[
+        str,
+        Meaning(
+            "What competes with no pacing in mode tune: policies, separated by semicolons; defaults is the default "
+            "constant of each mechanism",
+            rule="names and files as for the policy",
+        ),
+    ] = "defaults;learned"
+    most_loss: Annotated[
+        float, Meaning("Most of a search's time that mode tune may lose, a share", low=1e-4, high=1)
+    ] = 0.01
+    most_pairs: Annotated[
+        int, Meaning("Most pairs of blocks for each candidate in a search of mode tune", low=4, high=10**4)
+    ] = 48
     seed: Annotated[
         int | None,
         Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),

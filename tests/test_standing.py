@@ -161,11 +161,11 @@ def test_an_impossible_interval_in_a_file_is_refused(wrong: Any, tmp_path: Path)
 
 def test_blocks_follow_from_the_policys_time_constants() -> None:
     slack = block_plan([named("static:slack=0.02/0.4")])
-    assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS)
+    assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS, 40)
     shift = block_plan([named("static:phase_shift=0.02/0.4")])
-    assert shift == (240, PHASE_ITERATIONS, 20 + PHASE_ITERATIONS)
+    assert shift == (240, PHASE_ITERATIONS, 20 + PHASE_ITERATIONS, 40)
     slow = block_plan([network(interval_iterations=50, memory_intervals=8)])
-    assert slow == (150, RAMP_ITERATIONS, 50 + RAMP_ITERATIONS + 400)
+    assert slow == (150, RAMP_ITERATIONS, 50 + RAMP_ITERATIONS + 400, 70)
     assert block_plan([named("adaptive"), network(interval_iterations=50)]).block_iterations == 250
     assert block_plan([named("adaptive")], 30).settle_iterations == 10
 

@@ -50,11 +50,24 @@ class BlockPlan(NamedTuple):
         block_iterations: of one block.
         settle_iterations: first iterations of a block that are not counted, while the job settles.
         warm_iterations: paced iterations before the first compared block, while the policies' memory fills.
+        taste_iterations: the shortest block in which a policy shows whether it does harm.
     """
 
     block_iterations: int
     settle_iterations: int
     warm_iterations: int
+    taste_iterations: int
+
+    def schedule(self, seed: int, *, first_iteration: int, holdout_every: int) -> Schedule:
+        """The schedule with these blocks."""
+        return Schedule(
+            seed,
+            block_iterations=self.block_iterations,
+            first_iteration=first_iteration,
+            holdout_every=holdout_every,
+            settle_iterations=self.settle_iterations,
+            warm_iterations=self.warm_iterations,
+        )
 
 
 def block_plan(policies: Sequence[Policy], block_iterations: int | None = None) -> BlockPlan:
@@ -75,7 +88,8 @@ def block_plan(policies: Sequence[Policy], block_iterations: int | None = None) 
     least = max(settle + 2 * interval, round(settle / SETTLE_SHARE))
     block = -(-least // interval) * interval if block_iterations is None else block_iterations
     memory = max(one.memory_iterations() for one in policies)
-    return BlockPlan(block, min(settle, int(block * SETTLE_SHARE)), interval + settle + memory)
+    settle_share = min(settle, int(block * SETTLE_SHARE))
+    return BlockPlan(block, settle_share, interval + settle + memory, min(block, interval + RAMP_ITERATIONS))
 
 
 BLOCK_ITERATIONS = 60
@@ -157,9 +171,8 @@ class Schedule:
         """Iterations that count in a compared block."""
         return self.block_iterations - self.settle_iterations
 
-    @classmethod
+    @staticmethod
     def of(
-        cls,
         seed: int,
         policy: Policy,
         *,
@@ -169,7 +182,7 @@ class Schedule:
     ) -> Schedule:
         """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs."""
         plan = block_plan([policy], block_iterations)
-        return cls(seed, first_iteration=first_iteration, holdout_every=holdout_every, **plan._asdict())
+        return plan.schedule(seed, first_iteration=first_iteration, holdout_every=holdout_every)
 
     def after(self, pairs: int) -> int:
         """The first iteration after that many compared pairs."""
