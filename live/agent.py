@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceenv.core.errors import out_of_range
-from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.decide.live_policy import find_candidates, find_policy
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
@@ -161,7 +161,10 @@ def attach(
         policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
     try:
-        loop = Loop(chosen, find_policy(policy), optimizer=optimizer)
+        found = find_policy(policy)
+        if chosen.mode == "tune":
+            found = find_candidates(chosen.candidates, found if policy is not None else None)
+        loop = Loop(chosen, found, optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only
         return Agent(loop)
     except Exception as error:

@@ -61,6 +61,11 @@ def poll_s(world_size: int) -> float:
     return max(POLL_S, world_size / RANKS_PER_S)
 
 
+def lead_s(world_size: int) -> float:
+    """Seconds after which every rank has read what was asked."""
+    return max(LEAD_S, 2.0 * poll_s(world_size) + POLL_S)
+
+
 def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill: bool) -> Wish:
     """A request to the ranks that wrote ``statuses``, for an iteration that they all reach after they have read it.
 
@@ -81,13 +86,12 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
         step_s = min((s for s in steps if s), default=0.0)
         if not step_s:
             raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows some")
-        lead_s = max(LEAD_S, 2.0 * poll_s(size) + POLL_S)
         reached = [
             (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / step_s
             for s in statuses
             if not s.get("final")
         ]
-        from_iteration = math.ceil(max(reached, default=0.0) + lead_s / step_s)
+        from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / step_s)
     return Wish(
         secrets.token_hex(6),
         str(statuses[0]["attempt"]),

@@ -114,13 +114,13 @@ class Rendezvous:
 
     def _run(self, store: Any, place: str) -> None:
         try:
-            words = _Words(store, place)
+            words = Words(store, place)
             identity = self._lead(words) if self._rank == 0 else self._follow(words)
         except Exception as error:  # the store may be anybody's
             identity = self._guess(f"the job's store cannot be used: {describe(error)[:200]}")
         self._know(identity)
 
-    def _lead(self, words: _Words) -> Identity:
+    def _lead(self, words: Words) -> Identity:
         """Rank 0: answer every word that is left, until every rank has said that it heard, or time is up."""
         attempt, answered, size = new_attempt(), set[int](), self._world_size
         self._know(Identity(attempt, None, False))
@@ -136,7 +136,7 @@ class Rendezvous:
                 return _verdict(attempt, agents, alike, size)
         raise AssertionError("the last look returns")
 
-    def _follow(self, words: _Words) -> Identity:
+    def _follow(self, words: Words) -> Identity:
         """Another rank: leave a word, read the answer, say so, and read how many did."""
         word = secrets.token_hex(8)
         words.write(f"ticket/{words.count('tickets', 1)}", word)
@@ -177,7 +177,7 @@ class Rendezvous:
         self._found(identity)
 
 
-class _Words:
+class Words:
     """Short words in the job's store, under a prefix of ours. No call waits for a word that is not there.
 
     Each call is a round trip to the store's server, and runs without the interpreter (see ``native``).

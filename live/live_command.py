@@ -16,7 +16,7 @@ from paceenv.live import control_file
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import Snapshot, number, text
-from paceenv.live.record.summary import summarise
+from paceenv.live.record.summary import summarise, tuned
 from paceenv.live.record.wording import count, duration, percent
 from paceenv.ui import output
 
@@ -162,7 +162,8 @@ def _print_status(run: RunFolder, attempt: str, snapshots: list[Snapshot]) -> No
     rows = [_row(snapshot, now_s) for snapshot in snapshots]
     missing = _missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    notes = [f"no status of {missing} ranks" if missing else "", text(newest, "canary", "text"), *run.notes]
+    notes = [f"no status of {missing} ranks" if missing else "", text(newest, "canary", "text")]
+    notes += [text(newest, "canary", "forecast", "text"), *(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
     title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(number(newest, 'world_size'))} ranks"
     output.print_table(title, COLUMNS, rows, "; ".join(filter(None, notes)))
 

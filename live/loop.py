@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceenv.live.decide.control import Control
-from paceenv.live.decide.live_policy import NamedPolicy
+from paceenv.live.decide.live_policy import NamedPolicy, at_interval
 from paceenv.live.log_once import Messages, described
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
@@ -69,13 +69,14 @@ class Loop:
     def __init__(
         self, options: Options, policy: NamedPolicy, *, optimizer: Any = None, clock: Clock = time.perf_counter
     ) -> None:
+        policy = at_interval(policy, options.interval_iterations)
         self.options, self.policy, self.messages, self._clock = options, policy, Messages(), clock
         self.rank, self.world_size, self.attempt = 0, 1, ""
         self.permitted = False
         """Whether every rank is known to have an agent like this one; before, and otherwise, nothing is delayed."""
         self.backend, self.device = "", "cpu"
         self.history = History()
-        self.control = Control(options, policy, self.messages.log_once, clock)
+        self.control = Control(options, policy, self.messages.log_once, clock, inform=self._inform)
         self.listeners: list[Callable[[Batch], None]] = []
         """Called with every batch of steps, on the thread that takes them in."""
         self.paused = False
@@ -181,6 +182,9 @@ class Loop:
         """Whether a :meth:`change` or :meth:`stop` is still to come."""
         return self._change is not None or bool(self._stop_reason and not self._off_reason)
 
+    def _inform(self, text: str) -> None:
+        self.messages.log_once(text, level=20)
+
     def _take_over(self) -> bool:
         """Let the training thread take iterations in from now on; False while the housekeeping thread is at it."""
         if self.taking.acquire(blocking=False):
@@ -189,13 +193,15 @@ class Loop:
         return self._takes_here
 
     def _change_over(self, mode: str, policy: NamedPolicy, from_iteration: int) -> None:
-        begins_at = self._iterations.count
+        begins_at, policy = self._iterations.count, at_interval(policy, self.options.interval_iterations)
         self._read()
         self.control.finish()
         self._change, self.paused = None, mode == "off"
         self.policy, self._downgrade_reason = policy, ""
         self.options = replace(self.options, mode="observe" if self.paused else mode)
-        self.control = Control(self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at)
+        self.control = Control(
+            self.options, policy, self.messages.log_once, self._clock, begins_at=begins_at, inform=self._inform
+        )
         self.control.begin(self._stamps, self.device, self.rank, self.world_size)
         self.messages.log_once(f"mode {mode} from iteration {begins_at} on, by paceenv live set", level=20)
         if policy.fault:

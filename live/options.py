@@ -21,7 +21,7 @@ try:
     """The folder of the process when it imported this package; relative paths of the environment begin there."""
 except OSError:  # it is gone; paths that need it fail where they are used
     LAUNCH_FOLDER = ""
-MODES = ("off", "observe", "probe", "shadow", "canary", "active")
+MODES = ("off", "observe", "probe", "shadow", "canary", "active", "tune")
 ACTUATORS = ("host", "device")
 ENVIRONMENT_MODE = "PACEENV_LIVE"
 """Environment variable that overrides the mode of every agent in the job; ``off`` is the kill switch."""
@@ -33,7 +33,6 @@ SINKS = ("textfile", "otlp", "tensorboard", "wandb", "mlflow")
 _SINKS_RULE = "textfile=/FOLDER, otlp, otlp=URL, tensorboard, wandb, mlflow, separated by commas"
 IN_A_GROUP_ONLY = "in_a_group_only"
 """Beside those arguments: this process was started by the script, so it is watched only as a rank of a group."""
-_BLOCK_RULE = "a multiple of interval_iterations"
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,40 @@ class Options:
     ] = 0.01
     quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = 50
     interval_iterations: Annotated[
-        int, Meaning("Control interval of the policy in iterations, as in its training", low=1, high=10**4)
-    ] = 20
-    block_iterations: Annotated[int, Meaning("Iterations of a block with or without pacing", rule=_BLOCK_RULE)] = 60
+        int | None,
+        Meaning(
+            "Control interval of a rule in iterations; a trained policy refuses another than its own",
+            low=1,
+            high=10**4,
+            unset="the policy's own; 20 for rules",
+        ),
+    ] = None
+    block_iterations: Annotated[
+        int | None,
+        Meaning(
+            "Iterations of a block with or without pacing",
+            low=6,
+            high=10**6,
+            unset="from the policy's time constants: 60, or 240 where it may shift phases",
+        ),
+    ] = None
     min_gain: Annotated[
         float, Meaning("Smallest relative gain in mean step time that counts as help", low=0, high=1)
     ] = 0.01
+    candidates: Annotated[
+        str,
+        Meaning(
+            "What competes with no pacing in mode tune: policies, separated by semicolons; defaults is the default "
+            "constant of each mechanism",
+            rule="names and files as for the policy",
+        ),
+    ] = "defaults;learned"
+    most_loss: Annotated[
+        float, Meaning("Most of a search's time that mode tune may lose, a share", low=1e-4, high=1)
+    ] = 0.01
+    most_pairs: Annotated[
+        int, Meaning("Most pairs of blocks for each candidate in a search of mode tune", low=4, high=10**4)
+    ] = 48
     seed: Annotated[
         int | None,
         Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),
@@ -114,9 +141,6 @@ class Options:
         for option in OPTIONS:
             option.check(getattr(self, option.name))
         parse_sinks(self.sinks)
-        blocks, interval = self.block_iterations, self.interval_iterations
-        if type(blocks) is not int or blocks < interval or blocks % interval:
-            raise out_of_range("block_iterations", blocks, f"{_BLOCK_RULE}, {interval}", "live")
 
 
 def parse_sinks(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, poll_s
+from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
 from paceenv.live.loop import Loop
@@ -24,6 +25,7 @@ from paceenv.live.record.housekeeping import Housekeeping
 from paceenv.live.record.run_folder import RunFolder, status_period_s, write_status
 from paceenv.live.record.snapshot import SCHEMA, Snapshot
 from paceenv.live.record.summary import summarise, write_summary
+from paceenv.live.tune_words import TuneWords
 
 PAGE_S, KILL_FILE_S = 600.0, 0.5
 """Seconds between two writes of the page, and two checks of the kill file."""
@@ -49,6 +51,7 @@ class Output:
         self._metrics: Any = None
         self._housekeeping = Housekeeping(loop.messages.log_once)
         self._sinks: Housekeeping | None = None
+        self._words: Housekeeping | None = None
         self._watch = Housekeeping(
             loop.messages.log_once
         )  # its own thread: a file system that hangs must not hold it up
@@ -82,6 +85,8 @@ class Output:
         self._closed = True
         self._last_words.remove()
         self._watch.stop(0.0)
+        if self._words is not None:
+            self._words.stop(0.0)
         if self._rendezvous is not None:
             self._loop.attempt = self._rendezvous.settle().attempt
         self._housekeeping.stop(EXIT_DEADLINE_S)
@@ -142,6 +147,7 @@ class Output:
             "arrival": ALONE,
             "pacing": loop.control.delays(),
             "canary": _verdict(loop),
+            "tune": _tune(loop),
             "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,
             "group": loop.group(),
             "stamps": {"dropped": loop.dropped_stamps},
@@ -162,6 +168,8 @@ class Output:
             device=loop.device, backend=loop.backend, rank=loop.rank, world_size=loop.world_size
         )
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
+        store = job_store() if loop.backend else None
+        self._tune_words = TuneWords(loop, store)
         digest = settings_digest(options, (loop.policy.source, loop.policy.sha256))
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
@@ -181,6 +189,10 @@ class Output:
             self._watch.add("the check of control.json", poll_s(loop.world_size), self._control.look)
         if options.out is not None or options.kill_file is not None:
             self._watch.start()
+        if options.mode == "tune":
+            self._words = Housekeeping(loop.messages.log_once)  # its own thread too: a store may hang
+            self._words.add("the words of mode tune", poll_s(loop.world_size), self._tune_words.look)
+            self._words.start()
         if options.sinks:
             from paceenv.live.sinks.open_sinks import open_sinks
 
@@ -188,7 +200,7 @@ class Output:
             self._sinks = open_sinks(parse_sinks(options.sinks), self.judged, loop.messages.log_once, **place)
         keep.start()
         self._last_words.install()
-        self._rendezvous.begin(job_store() if loop.backend else None)
+        self._rendezvous.begin(store)
         if loop.rank == 0:
             loop.messages.log_once(self._greeting(), level=20)
 
@@ -288,7 +300,21 @@ class Output:
         files = f", files in {options.out}" if options.out is not None else ""
         probing = options.mode == "probe"
         by = f"probes of at most {1e3 * options.probe_s:g} ms" if probing else f"policy {loop.policy.source}"
+        if options.mode == "tune":
+            by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}"
         return f"mode {loop.state}, {by}, {where}{files}"
+
+
+def _tune(loop: Loop) -> dict[str, Any] | None:
+    """The search, on rank 0; on the others what was heard of it."""
+    plan, tuner = loop.control.tune_plan, loop.control.tuner
+    if plan is None:
+        return None
+    if tuner is not None:
+        return tuner.as_dict(loop.control.step_s)
+    word = plan.word(loop.iterations)
+    names = [one.source for one in loop.policy.candidates]
+    return {"phase": word.phase if word else "none", "in": [names[arm] for arm in word.arms] if word else []}
 
 
 def _verdict(loop: Loop) -> dict[str, Any] | None:
@@ -296,4 +322,8 @@ def _verdict(loop: Loop) -> dict[str, Any] | None:
     if v is None:
         return None
     gain, low, high = v.gain or (None, None, None)
-    return {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}
+    found = {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}
+    until, step_s = loop.control.forecast(), loop.history.step()["mean_s"]
+    if until is not None and v.kind == "insufficient evidence":
+        found["text"] = "; ".join(filter(None, (v.text, until.more_text(step_s))))
+    return found | {"forecast": until and until.as_dict(step_s)}

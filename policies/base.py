@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import pacing
 from paceenv.policies.ranges import Outside
+
+INTERVAL_ITERATIONS = 20
+"""Control interval of the rules, and of a policy that records no other, iterations."""
 
 
 class Policy(ABC):
@@ -18,6 +23,10 @@ class Policy(ABC):
     """
 
     name: str
+    interval_iterations: int = INTERVAL_ITERATIONS
+    """Iterations between two of its decisions: a policy acts as it was made to only at this interval."""
+    mechanisms: Sequence[str] = pacing.MECHANISMS
+    """The mechanisms that it may turn on."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
         """Forget everything and prepare for ``rows`` ranks."""
@@ -29,6 +38,10 @@ class Policy(ABC):
     def constant(self) -> NDArray[np.float64] | None:
         """Settings ``(M, 2)`` if they are always the same for every rank, else None; a run then needs no views."""
         return None
+
+    def memory_iterations(self) -> int:
+        """Iterations over which its longest average or trial of what it saw runs; 0: it has no memory."""
+        return 0
 
     def outside(self) -> Outside | None:
         """How often since the last reset ranks were passive because they were outside the range; None: never."""

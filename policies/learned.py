@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
-from paceenv.policies.base import Policy
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.observation_average import ObservationEMA
 from paceenv.policies.ranges import Outside, RangeHold
 
@@ -35,6 +35,7 @@ class Learned(Policy):
         calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
         memory_intervals: control intervals over which it averages its views
             (``paceenv.policies.observation_average``); 0: none.
+        interval_iterations: iterations of the control interval that it was trained with, at least 1.
 
     Raises:
         InputError: where preference, its range, memory and width of the network do not fit together.
@@ -50,9 +51,11 @@ class Learned(Policy):
         preference_range: tuple[float, float] | None = None,
         calibrated_range: Mapping[str, tuple[float, float]] | None = None,
         memory_intervals: int = 0,
+        interval_iterations: int = INTERVAL_ITERATIONS,
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
         self.preference, self.preference_range = preference, preference_range
+        self.interval_iterations = interval_iterations
         self.calibrated_range = dict(calibrated_range or {})
         where = f"policy {name}"
         if preference is not None:
@@ -89,7 +92,11 @@ class Learned(Policy):
             preference_range=self.preference_range,
             calibrated_range=self.calibrated_range,
             memory_intervals=self.memory_intervals,
+            interval_iterations=self.interval_iterations,
         )
+
+    def memory_iterations(self) -> int:
+        return self.memory_intervals * self.interval_iterations
 
     def reset(self, rows: int) -> None:
         self._hold.reset(rows)

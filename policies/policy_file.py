@@ -24,11 +24,12 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range, short_repr
 from paceenv.core.files import atomic_write
 from paceenv.core.renames import RENAMED_MECHANISMS
+from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
-_MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY = 16, 64 << 20, 10_000
+_MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY, _MAX_INTERVAL = 16, 64 << 20, 10_000, 10_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "activation": "tanh",
         "preference": _preference_header(content.policy),
         "memory_intervals": content.policy.memory_intervals,
+        "interval_iterations": content.policy.interval_iterations,
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
@@ -93,6 +95,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
     provenance = header.get("provenance", {})
     if not isinstance(provenance, dict):
         raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
+    interval = _interval(target, header, provenance)
     policy = Learned(
         layers,
         header["mechanisms"],
@@ -101,6 +104,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         preference_range=preference_range,
         calibrated_range=ranges,
         memory_intervals=memory,
+        interval_iterations=interval,
     )
     return PolicyFile(policy, ranges, provenance)
 
@@ -137,6 +141,17 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             f"{path}: mechanisms = {short_repr(mechanisms)}; allowed: different ones of {', '.join(pacing.MECHANISMS)}"
         )
     return header
+
+
+def _interval(path: Path, header: Mapping[str, Any], provenance: Mapping[str, Any]) -> int:
+    """Iterations of the control interval; files before it had an entry of its own have it in their training config."""
+    value: Any = provenance
+    for key in ("config", "environment", "interval_iterations"):
+        value = value.get(key) if isinstance(value, dict) else None
+    interval = header.get("interval_iterations", INTERVAL_ITERATIONS if value is None else value)
+    if type(interval) is not int or not 1 <= interval <= _MAX_INTERVAL:
+        raise out_of_range("interval_iterations", interval, f"an integer from 1 to {_MAX_INTERVAL}", str(path))
+    return interval
 
 
 def _preference_header(policy: Learned) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
-from paceenv.policies.base import Policy
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
 from paceenv.sim.cluster import Cluster
@@ -20,7 +20,6 @@ from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Outcome, Simulator, episode_keys
 from paceenv.sim.reference import References
 
-INTERVAL_ITERATIONS = 20
 Engine = Literal["fast", "reference"]
 
 

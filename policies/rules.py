@@ -32,6 +32,7 @@ class Static(Policy):
                 if not (math.isfinite(value) and 0.0 <= value <= 1.0):
                     raise out_of_range(option, value, "0 to 1", f"policy {name}")
             self._settings[pacing.MECHANISMS.index(mechanism)] = setting
+        self.mechanisms = tuple(mechanism for mechanism, (_, window) in settings.items() if window > 0.0)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.broadcast_to(self._settings, (len(signals_BO), *self._settings.shape))
@@ -88,6 +89,7 @@ class Adaptive(Policy):
     """Difference between the wait and the collective's inflation, as a share of them, from which on there is one."""
 
     name = "adaptive"
+    mechanisms = ("slack", "phase_shift", "stagger")
 
     def __init__(self) -> None:
         self.reset(0)
@@ -104,6 +106,10 @@ class Adaptive(Policy):
         self._gain_BM, self._weight_BM = np.zeros((2, rows, len(self.TRIED)))
         self._level_B, self._level_before_B, self._from_B = np.zeros((3, rows))
         self._noise_B, self._apart_B, self._wait_B = np.zeros((3, rows))
+
+    def memory_iterations(self) -> int:
+        """From its first look to the first switch that it has measured."""
+        return (self.LOOK_INTERVALS + self.SETTLED) * self.interval_iterations
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
         self._take_in(signals_BO)

@@ -198,7 +198,7 @@ def test_a_hostile_file_is_a_reason_to_observe(content: bytes, tmp_path: Path) -
         ({"cap_s": float("nan")}, "cap_s = nan"),
         ({"cap_share": "a lot"}, "cap_share = 'a lot'"),
         ({"quiet_first": 1.5}, "quiet_first = 1.5; allowed: a whole number"),
-        ({"block_iterations": 30}, "block_iterations = 30; allowed: a multiple of interval_iterations, 20"),
+        ({"block_iterations": 5}, "block_iterations = 5; allowed: a whole number from 6 to 1000000"),
         ({"metrics_port": 70000}, "metrics_port = 70000; allowed: a whole number from 1 to 65535"),
         ({"speed": 1}, "unknown option speed; allowed: actuator, block_iterations"),
     ],

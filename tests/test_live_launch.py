@@ -131,7 +131,7 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
         (["--cap-s", "3", "train.py"], ["cap_s = 3.0", "0 to 1"]),
         (["--cap-s", "long", "train.py"], ["--cap-s", "long"]),
         (["--mode", "on", "train.py"], ["mode = 'on'", "observe"]),
-        (["--block-iterations", "30", "train.py"], ["block_iterations = 30", "multiple", "20"]),
+        (["--block-iterations", "5", "train.py"], ["block_iterations = 5", "6 to"]),
         (["--metrics-port", "99999", "train.py"], ["metrics_port = 99999", "65535"]),
         (["--lr", "3", "train.py"], ["--lr"]),
         (["missing.py"], ["missing.py", "No such file"]),

@@ -16,6 +16,7 @@ from live_jobs import results, run_ranks
 from live_link import limited_link, pairs
 
 from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.live_policy import at_interval, find_policy
 
 pytestmark = pytest.mark.alone
 
@@ -30,8 +31,10 @@ CANARY: dict[str, Any] = {
     "min_gain": 0.03,
     "seed": 7,
 }
-ITERATIONS = 1 + QUIET + 2 * BLOCK * (1 + PAIRS_OF_BLOCKS) + 5
-"""The tick that begins, the quiet time, a pair of blocks to warm up, the judged pairs, and a few to take them in."""
+POLICY = at_interval(find_policy(SLACK), CANARY["interval_iterations"]).policy
+SCHEDULE = Schedule.of(CANARY["seed"], POLICY, block_iterations=BLOCK, first_iteration=QUIET)
+ITERATIONS = 1 + SCHEDULE.after(PAIRS_OF_BLOCKS) + 5
+"""The tick that begins, the quiet time, blocks to warm up, the judged pairs, and a few to take them in."""
 
 TRIES, MOST_TRIES, NOISY = 3, 8, 0.2
 """A try whose canary knows the gain only to ``NOISY`` of a step is about the machine's noise, and does not count."""
@@ -39,10 +42,9 @@ TRIES, MOST_TRIES, NOISY = 3, 8, 0.2
 
 def _measured_gain(steps_s: Sequence[float]) -> float:
     """The fall of mean step time by this rank's own clock, outside the agent: judged blocks with pacing and without."""
-    schedule = Schedule(CANARY["seed"], block_iterations=BLOCK, first_iteration=QUIET)
     blocks: dict[bool, list[float]] = {True: [], False: []}
     for iteration, step_s in enumerate(steps_s, start=-1):  # the agent counts from its second tick
-        slot = schedule.slot(iteration)
+        slot = SCHEDULE.slot(iteration)
         if slot.counted:
             blocks[slot.on].append(step_s)
     return float(1.0 - np.mean(blocks[True]) / np.mean(blocks[False]))

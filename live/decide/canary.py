@@ -5,24 +5,31 @@ of the job share. The end of a step is the same instant on every rank, so each r
 communication. The effect is the logarithm of the ratio of the two blocks' mean step times, pair by pair: noise that is
 common to both blocks of a pair cancels, and most of the drift in a shared cluster is.
 
-Uses ``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
+Block length and settling come from the policies' own time constants (:func:`block_plan`). Uses
+``paceenv.core.student_t`` for the width of an interval. No clock, no file, no thread.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from paceenv.core import pacing
 from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
+from paceenv.policies.base import Policy
 
-BLOCK_ITERATIONS = 60
+RAMP_ITERATIONS = round(2.0 / pacing.SLACK_STEP)
+"""Two time constants of the slowest rule's approach, after which a job has settled with or without its delays."""
+PHASE_ITERATIONS = 80
+"""The same for two jobs that were shifted apart: without delays they take that long to collide again. Measured in
+simulation: blocks of 60 show a quarter of the gain that always pacing has there, blocks of 240 all of it."""
 SETTLE_SHARE = 1 / 3
-"""Share of a block that is not counted: a delay moves a tenth of the way per iteration, so 20 iterations suffice."""
+"""Most of a block that is not counted."""
 ACTIVE_HOLDOUT_EVERY = 10
 """In mode active one block in ten is off, so that pacing stays under test."""
 ALPHA, FIRST_EVALUATION_PAIRS = 0.05, 4
@@ -34,6 +41,59 @@ _BALANCED = (0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100)
 """The ways to start two of four pairs with the paced block."""
 
 Kind = Literal["helps", "does not help", "insufficient evidence", "hurts"]
+
+
+class BlockPlan(NamedTuple):
+    """How long blocks must be, in iterations.
+
+    Attributes:
+        block_iterations: of one block.
+        settle_iterations: first iterations of a block that are not counted, while the job settles.
+        warm_iterations: paced iterations before the first compared block, while the policies' memory fills.
+        taste_iterations: the shortest block in which a policy shows whether it does harm.
+    """
+
+    block_iterations: int
+    settle_iterations: int
+    warm_iterations: int
+    taste_iterations: int
+
+    def schedule(self, seed: int, *, first_iteration: int, holdout_every: int) -> Schedule:
+        """The schedule with these blocks."""
+        return Schedule(
+            seed,
+            block_iterations=self.block_iterations,
+            first_iteration=first_iteration,
+            holdout_every=holdout_every,
+            settle_iterations=self.settle_iterations,
+            warm_iterations=self.warm_iterations,
+        )
+
+
+def block_plan(policies: Sequence[Policy], block_iterations: int | None = None) -> BlockPlan:
+    """The blocks that suit policies with memory, from their own time constants.
+
+    A policy's history is unbroken over the blocks (``paceenv.core.standing``), so a block need not hold its memory. It
+    holds the time that the job takes to settle, which is not counted, and at least two decisions of every policy.
+    Before the first compared block each policy acts for its first interval, which has no delays, settles, and fills its
+    longest memory.
+
+    Args:
+        policies: those that take turns, at least one.
+        block_iterations: iterations of a block, at least 6; None: as long as the policies need.
+    """
+    interval = max(one.interval_iterations for one in policies)
+    shifts = any("phase_shift" in one.mechanisms for one in policies)
+    settle = PHASE_ITERATIONS if shifts else RAMP_ITERATIONS
+    least = max(settle + 2 * interval, round(settle / SETTLE_SHARE))
+    block = -(-least // interval) * interval if block_iterations is None else block_iterations
+    memory = max(one.memory_iterations() for one in policies)
+    settle_share = min(settle, int(block * SETTLE_SHARE))
+    return BlockPlan(block, settle_share, interval + settle + memory, min(block, interval + RAMP_ITERATIONS))
+
+
+BLOCK_ITERATIONS = 60
+"""What :func:`block_plan` gives a rule on slack, at the usual control interval."""
 
 
 def shared_seed(environ: Mapping[str, str]) -> int:
@@ -61,7 +121,8 @@ class Slot(NamedTuple):
 class Schedule:
     """Which iterations are paced: a pure function of the iteration, the same on every rank with the same seed.
 
-    Before ``first_iteration`` pacing is off. The first pair of blocks warms up and is not compared. Two of every four
+    Before ``first_iteration`` pacing is off. The first blocks warm up and are not compared: one without pacing and, in
+    one stretch, as many with pacing as ``warm_iterations`` fill. Two of every four
     pairs start with the paced block; which two is drawn. So a steady trend cancels, and nothing periodic in the job
     can stay in step with the blocks.
 
@@ -73,6 +134,8 @@ class Schedule:
             number puts paced blocks between the pairs.
         settle_iterations: first iterations of a compared block that are not counted, at most half of the block; a third
             of it by default.
+        warm_iterations: paced iterations before the first compared block, at least 0; they are filled up to whole
+            blocks, at least one.
 
     Raises:
         InputError: a value out of range.
@@ -86,6 +149,7 @@ class Schedule:
         first_iteration: int = 0,
         holdout_every: int = 2,
         settle_iterations: int | None = None,
+        warm_iterations: int = 0,
     ) -> None:
         settle = int(block_iterations * SETTLE_SHARE) if settle_iterations is None else settle_iterations
         for name, value, allowed, fits in (
@@ -93,11 +157,13 @@ class Schedule:
             ("first_iteration", first_iteration, "at least 0", first_iteration >= 0),
             ("holdout_every", holdout_every, "at least 2", holdout_every >= 2),
             ("settle_iterations", settle, "0 to half a block", 0 <= 2 * settle <= block_iterations),
+            ("warm_iterations", warm_iterations, "at least 0", warm_iterations >= 0),
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
         self.block_iterations, self.settle_iterations = block_iterations, settle
-        self._seed, self._first, self._every = seed % 2**64, first_iteration, holdout_every
+        self._seed, self.first_iteration, self._every = seed % 2**64, first_iteration, holdout_every
+        self._warm = max(1, -(-warm_iterations // block_iterations))  # paced blocks that warm up
         self._drawn = (-2, 0)  # the four pairs that were asked for last, and their order
 
     @property
@@ -105,14 +171,31 @@ class Schedule:
         """Iterations that count in a compared block."""
         return self.block_iterations - self.settle_iterations
 
+    @staticmethod
+    def of(
+        seed: int,
+        policy: Policy,
+        *,
+        block_iterations: int | None = None,
+        first_iteration: int = 0,
+        holdout_every: int = 2,
+    ) -> Schedule:
+        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs."""
+        plan = block_plan([policy], block_iterations)
+        return plan.schedule(seed, first_iteration=first_iteration, holdout_every=holdout_every)
+
+    def after(self, pairs: int) -> int:
+        """The first iteration after that many compared pairs."""
+        return self.first_iteration + self.block_iterations * (1 + self._warm + self._every * pairs)
+
     def slot(self, iteration: int) -> Slot:
         """The place of ``iteration`` in the schedule."""
-        block, offset = divmod(iteration - self._first, self.block_iterations)
+        block, offset = divmod(iteration - self.first_iteration, self.block_iterations)
         if block < 0:
             return Slot(False, -1, False)
-        if block < 2:
-            return Slot(self._paced_first(-1) == (block == 0), -1, False)
-        pair, place = divmod(block - 2, self._every)
+        if block <= self._warm:
+            return Slot(block < self._warm if self._paced_first(-1) else block > 0, -1, False)
+        pair, place = divmod(block - self._warm - 1, self._every)
         if place >= 2:
             return Slot(True, -1, False)
         return Slot(self._paced_first(pair) == (place == 0), pair, offset >= self.settle_iterations)
@@ -188,7 +271,7 @@ class PairedComparison:
         ):
             if not fits:
                 raise out_of_range(name, value, allowed, "canary")
-        self._schedule, self._alpha, self._min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
+        self._schedule, self.alpha, self.min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
         self._forget()
@@ -224,12 +307,27 @@ class PairedComparison:
             self._settle(self._evaluate(self._share(self._evaluations + 1)))
         return self.verdict
 
+    @property
+    def pairs(self) -> int:
+        """Pairs compared so far."""
+        return self._pairs
+
+    @property
+    def mean_log_ratio(self) -> float | None:
+        """Mean log ratio of the pairs so far; None before the first."""
+        return self._mean if self._pairs else None
+
+    @property
+    def pair_noise(self) -> float | None:
+        """Standard deviation of the pairs' log ratios so far; None before there are two."""
+        return math.sqrt(self._squares / (self._pairs - 1)) if self._pairs > 1 else None
+
     def _forget(self) -> None:
         self._pairs, self._mean, self._squares, self._evaluations = 0, 0.0, 0.0, 0
         self._delays_s = self._paced_s = 0.0
 
     def _share(self, evaluation: int) -> float:
-        return self._alpha / 2.0**evaluation
+        return self.alpha / 2.0**evaluation
 
     def _close(self) -> bool:
         """Fold the pair that just ended into the comparison and evaluate it if it is time."""
@@ -274,9 +372,7 @@ class PairedComparison:
         elif gain.high < 0.0:
             kind = "hurts"
         # other ranks may make room for a rank that was not delayed: a gain that points to that is no null result
-        elif gain.high < self._min_gain or (
-            undelayed and (gain.value < self._min_gain or self._mean > -2.0 * deviation)
-        ):
+        elif gain.high < self.min_gain or (undelayed and (gain.value < self.min_gain or self._mean > -2.0 * deviation)):
             kind = "does not help"
         return Verdict(kind, gain, n, _sentence(kind, gain, n, undelayed))
 

@@ -13,20 +13,34 @@ from typing import Any
 
 from paceenv.core.probing import Plan
 from paceenv.live.decide.actuator import Actuator, Delay, DeviceActuator, HostActuator
-from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, PairedComparison, Schedule, Verdict, shared_seed
+from paceenv.live.decide.canary import (
+    ACTIVE_HOLDOUT_EVERY,
+    PairedComparison,
+    Schedule,
+    Verdict,
+    block_plan,
+    shared_seed,
+)
 from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe
+from paceenv.live.decide.tune import Tuner
+from paceenv.live.decide.tune_plan import TunePlan
+from paceenv.live.decide.verdict_time import Forecast, forecast
 from paceenv.live.observe.iteration import Iteration, Shape
 from paceenv.live.observe.stamps import Clock, Stamps
 from paceenv.live.options import Options
 from paceenv.policies.rules import passive
 
+PACED = ("canary", "active", "tune")
+"""Modes that delay by a policy."""
 BARRIER_ALONE_S = 1e-3
 """A barrier takes at most this once all ranks are there; the time beyond it is waiting, however constant."""
 ACTIVE_MEMORY_PAIRS = 32
 """In mode active the comparison restarts after this many pairs, so that an old gain does not hide a new loss."""
+QUIET_STEPS = 200
+"""Steps of the quiet start that tell the noise before any pair of blocks is compared."""
 SLACK_MEMORY = 32
 """Iterations over which the guard remembers slack: a fading delay may outlive its slack that long."""
 
@@ -40,6 +54,7 @@ class Control:
         log_once: called with a message when the mode changes.
         clock: monotonic seconds of the host.
         begins_at: the iteration that it begins at; the quiet iterations count from there.
+        inform: called on rank 0 with a line about the plan.
     """
 
     def __init__(
@@ -50,14 +65,18 @@ class Control:
         clock: Clock,
         *,
         begins_at: int = 0,
+        inform: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._quiet_until = begins_at + options.quiet_first
+        self.quiet_until = begins_at + options.quiet_first
+        """The first iteration that may be delayed."""
         self.mode, self.reason = options.mode, ""
-        self._options, self._policy, self._log_once, self._clock = options, policy, log_once, clock
+        self._options, self._log_once, self._clock = options, log_once, clock
         self.pacer: RankPacer | None = None
         self._actuator: Actuator | None = None
-        self._decided_s = 0.0
+        self._decided_s, self._ready = 0.0, False
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
+        self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
+        self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._asked = self._taken = 0
         self._delays_s = self._longest_s = 0.0
         self.guard = Guard(
@@ -65,24 +84,39 @@ class Control:
                 cap_s=options.cap_s,
                 cap_share=options.cap_share,
                 budget_s_per_minute=options.budget_s_per_minute,
-                quiet_first=self._quiet_until,
+                quiet_first=self.quiet_until,
             )
         )
         seed = options.seed if options.seed is not None else shared_seed(os.environ)
-        self._schedule = Schedule(
+        self._schedule = Schedule.of(
             seed,
+            policy.policy,
             block_iterations=options.block_iterations,
-            first_iteration=self._quiet_until,
+            first_iteration=self.quiet_until,
             holdout_every=2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY,
         )
+        self._policies = policy.candidates or (policy,)
+        self.tune_plan: TunePlan | None = None
+        """In mode tune: the words of rank 0 as far as they were heard."""
+        self.tuner: Tuner | None = None
+        """In mode tune, on rank 0: decides on those words."""
+        if options.mode == "tune":
+            blocks = [block_plan([one.policy], options.block_iterations) for one in self._policies]
+            self.tune_plan = TunePlan(seed, blocks)
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
         self._comparison = PairedComparison(self._schedule, min_gain=options.min_gain, memory_pairs=memory)
-        self._place = (0, 1)
+        self._place, self._inform, self._said = (0, 1), inform, False
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
-            plan = Plan(seed, options.probe_s, self._quiet_until)
+            plan = Plan(seed, options.probe_s, self.quiet_until)
             self.probe = Probe(plan, cap_s=options.cap_s, cap_share=options.cap_share)
+
+    @property
+    def step_s(self) -> float:
+        """Mean of the newest regular steps, seconds; 0 before the first. Any thread may ask."""
+        newest = tuple(self._newest_s)
+        return sum(newest) / len(newest) if newest else 0.0
 
     @property
     def decides(self) -> bool:
@@ -99,6 +133,12 @@ class Control:
         """The comparison of blocks with and without pacing so far; None in modes without blocks."""
         return self._comparison.verdict if self._options.mode in ("canary", "active") else None
 
+    def forecast(self) -> Forecast | None:
+        """How long until a verdict; None in modes without one, and while the noise is not known."""
+        if self._options.mode not in ("canary", "active"):
+            return None
+        return forecast(self._schedule, self._comparison, self._quiet_steps_s)
+
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
 
@@ -109,6 +149,14 @@ class Control:
             ranks: ranks of the job.
         """
         cap_s, self._place = self._options.cap_s, (rank, ranks)
+        if self.tune_plan is not None and rank == 0:
+            self.tuner = Tuner(
+                [one.source for one in self._policies],
+                self.tune_plan,
+                min_gain=self._options.min_gain,
+                most_loss=self._options.most_loss,
+                most_pairs=self._options.most_pairs,
+            )
         if self._options.actuator == "device" and device != "cpu":
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
@@ -136,6 +184,8 @@ class Control:
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
             members: size of that group.
         """
+        acting = self._acting(iteration.iteration)
+        self._newest_s.append(iteration.step_s)
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
@@ -147,31 +197,51 @@ class Control:
                 iteration.barrier_s,
                 iteration.step_s,
                 delay_s=iteration.delay_s,
-                standing=not self._may_pace(iteration.iteration),
+                acting=acting,
             )
+            self._ready = True
         except (PolicyFault, OutOfRange) as error:
-            self.downgrade(str(error))
+            self._give_up(acting or 0, str(error))
         if self.mode == "probe" and self.probe is not None and self.pacer is not None:
             self._decided_s = self.probe.bound_s(self.pacer.step_baseline_s)
             too_costly = self.probe.add(iteration.iteration, iteration.step_s)
             if too_costly:
                 self.downgrade(too_costly)
-        if self.mode in ("canary", "active") and self.pacer is not None:
+        if self.mode in PACED and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
+        if self.tuner is not None and self.tune_plan is not None:
+            self.tuner.add(iteration.iteration, self.tune_plan.turn(iteration.iteration), iteration.step_s)
+        if self.mode in ("canary", "active"):
+            self._say_how_long(iteration)
             evaluated = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
             if evaluated and self._comparison.verdict.kind == "hurts":
                 self.downgrade(f"rolled back, as pacing {self._comparison.verdict.text}")
 
+    def _say_how_long(self, iteration: Iteration) -> None:
+        """At the end of the quiet start: how long until a verdict, from the noise of its steps."""
+        if iteration.iteration < self.quiet_until:
+            self._quiet_steps_s.append(iteration.step_s)
+        elif not self._said and (found := self.forecast()) is not None:
+            self._said = True
+            if self._place[0] == 0:
+                steps_s = self._quiet_steps_s
+                self._inform(found.text(sum(steps_s) / len(steps_s) if steps_s else None))
+
     def skip(self) -> None:
         """An iteration could not be measured, or is irregular: no delay until the next regular one."""
-        self._decided_s = 0.0
+        self._decided_s, self._ready = 0.0, False
 
     def apply_delay(self, iteration: int) -> Delay | None:
         """Delay this rank before ``iteration``, if policy, mode, schedule and guard agree; None without a delay."""
+        acting = self._acting(iteration)
+        if acting is None or self.pacer is None:
+            return None
         asked_s = self._decided_s
         if self.mode == "probe" and self.probe is not None:
             asked_s *= self.probe.level(iteration)
-        if not asked_s > 0.0 or self.pacer is None or not self._may_pace(iteration):
+        elif self.mode == "tune":  # the next iteration may be another candidate's
+            asked_s = self.pacer.delay_s(acting) if self._ready else 0.0
+        if not asked_s > 0.0:
             return None
         self._asked += 1
         if self.mode == "shadow" or self._actuator is None:
@@ -181,7 +251,7 @@ class Control:
             iteration=iteration,
             now_s=self._clock(),
             step_s=self.pacer.step_baseline_s,
-            slack_s=self._slack_s(),
+            slack_s=self._slack_s(acting),
         )
         if not allowed_s > 0.0:
             return None
@@ -212,29 +282,43 @@ class Control:
             "cut": dict(self.guard.cut),
         }
 
-    def _may_pace(self, iteration: int) -> bool:
-        """Whether mode and schedule allow a delay before ``iteration``."""
+    def _acting(self, iteration: int) -> int | None:
+        """Number of the policy to which mode and schedule allow a delay before ``iteration``; None: no delay."""
+        if iteration < self.quiet_until:
+            return None
         if self.mode in ("shadow", "probe"):
-            return iteration >= self._quiet_until
-        return self.mode in ("canary", "active") and self._schedule.slot(iteration).on
+            return 0
+        if self.mode == "tune" and self.tune_plan is not None:
+            return self.tune_plan.turn(iteration).arm
+        return 0 if self.mode in ("canary", "active") and self._schedule.slot(iteration).on else None
 
-    def _slack_s(self) -> float | None:
+    def _give_up(self, number: int, why: str) -> None:
+        """A policy cannot be followed any more: in mode tune that is the end of one candidate, else of pacing."""
+        if self.mode != "tune" or self.pacer is None:
+            self.downgrade(why)
+            return
+        self.pacer.follow(passive(), number)
+        self._log_once(f"candidate {self._policies[number].source} paces this rank no more: {why}")
+        if self.tuner is not None:
+            self.tuner.give_up(number, why)
+
+    def _slack_s(self, acting: int) -> float | None:
         """The slack that limits a delay; None where it is no limit, as for a probe, which may cost time."""
-        if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack:
+        if self.mode == "probe" or self.pacer is None or not self.pacer.within_slack(acting):
             return None
         return max(self._slack, default=0.0)
 
     def _make_pacer(self, shape: Shape, member: int, members: int) -> RankPacer:
-        options, policy = self._options, self._policy
+        options, decides = self._options, self.decides and self.probe is None
         return RankPacer(
-            GuardedPolicy(policy.policy, calibrated_range=policy.calibrated_range)
-            if self.decides and self.probe is None
-            else passive(),
+            [
+                GuardedPolicy(one.policy, calibrated_range=one.calibrated_range) if decides else passive()
+                for one in self._policies
+            ],
             cap_s=options.cap_s,
             cap_share=options.cap_share,
             has_barrier=shape.has_barrier,
             barrier_alone_s=min(shape.barrier_alone_s, BARRIER_ALONE_S),
-            interval_iterations=options.interval_iterations,
             member=member,
             members=members,
         )

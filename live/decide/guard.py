@@ -170,7 +170,11 @@ class GuardedPolicy(Policy):
             raise out_of_range("limit_s", limit_s, "above 0", "policy")
         self._policy, self._limit_s, self._clock = policy, limit_s, clock
         self.name = str(getattr(policy, "name", type(policy).__name__))
+        self.interval_iterations = policy.interval_iterations
         self._slow, self._fault = 0, ""
+
+    def memory_iterations(self) -> int:
+        return self._policy.memory_iterations()
 
     def reset(self, rows: int) -> None:
         self._slow = 0

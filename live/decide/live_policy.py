@@ -8,24 +8,46 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceenv.core.errors import InputError
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
-from paceenv.policies.names import NAMES, NEED_SIMULATOR, rule
+from paceenv.policies.names import NAMES, NEED_SIMULATOR, STATIC_DEFAULTS, rule
 from paceenv.policies.rules import passive
+
+SEPARATOR, DEFAULTS = ";", "defaults"
+"""Of the option ``candidates``; and the name of all of :data:`DEFAULT_CONSTANTS`."""
+DEFAULT_CONSTANTS = tuple(f"static:{name}={limit:g}/{window:g}" for name, (limit, window) in STATIC_DEFAULTS.items())
+"""The default constant of each mechanism."""
 
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or ""."""
+    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". In mode tune passive."""
 
     policy: Policy
     source: str
     sha256: str | None = None
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
+    candidates: tuple[NamedPolicy, ...] = ()
+    """In mode tune, what competes."""
+
+
+def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
+    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
+    if named.candidates:
+        found = tuple(at_interval(one, interval_iterations) for one in named.candidates)
+        return replace(named, candidates=found, fault=next((one.fault for one in found if one.fault), named.fault))
+    own = named.policy.interval_iterations
+    if named.fault or interval_iterations is None or interval_iterations == own:
+        return named
+    if not isinstance(named.policy, Learned):
+        named.policy.interval_iterations = interval_iterations
+        return named
+    why = f"interval_iterations = {interval_iterations}; allowed: {own}, with which policy {named.source} was trained"
+    return replace(named, policy=passive(), fault=why)
 
 
 def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
@@ -46,6 +68,24 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
     except Exception as error:  # a hostile file may raise anything
         reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
         return NamedPolicy(passive(), text, fault=reason)
+
+
+def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
+    """The candidates of mode tune that ``text`` names (option ``candidates``), and one ``more``.
+
+    With a fault in one of them nothing is tuned: every rank must have the same.
+    """
+    names = list[str]()
+    for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):
+        names += DEFAULT_CONSTANTS if part == DEFAULTS else [part]
+    found = [find_policy(name) for name in dict.fromkeys(names)]
+    if more is not None and more.source not in names:
+        found.append(more)
+    faults = [one.fault for one in found if one.fault]
+    digest = hashlib.sha256(repr([(one.source, one.sha256) for one in found]).encode()).hexdigest()
+    fault = faults[0] if faults else "" if found else f"candidates = {text!r}; allowed: at least one policy"
+    source = SEPARATOR.join(one.source for one in found)
+    return NamedPolicy(passive(), source, digest, fault=fault, candidates=tuple(found))
 
 
 def _from_file(text: str) -> NamedPolicy:

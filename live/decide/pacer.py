@@ -1,33 +1,46 @@
 """One rank's decision core: times of an iteration in, the delay before the next one out. No clock, sleep or thread.
 
 Runs the simulator's own estimator, signals and rules as plain Python on one column. So a policy that was tuned on the
-simulator acts through the same arithmetic here. Uses ``paceenv.core.timing`` and a ``paceenv.policies.base.Policy``.
+simulator acts through the same arithmetic here. Uses ``paceenv.core.timing``, ``paceenv.core.standing`` and
+``paceenv.policies.base.Policy``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals, timing
+from paceenv.core import pacing, signals, standing, timing
 from paceenv.policies.base import Policy
 
-_STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
-"""The fields by which a policy and the stagger rule measure their own effect; fixed while they may not act."""
+
+class _Course:
+    """One policy's unbroken course: its settings, its iterations, and the estimator as it was when it last acted."""
+
+    def __init__(self, policy: Policy, interval_iterations: int) -> None:
+        self.policy, self.interval_iterations = policy, interval_iterations
+        self.settings_M2, self.done = pacing.off(), 0
+        self.left: standing.Left | None = None
+        policy.reset(1)
 
 
 class RankPacer:
     """Follows one rank through its iterations and decides on the delay before each.
 
+    Several policies may take turns. Each sees only the iterations in which it acts, as one unbroken history
+    (``paceenv.core.standing``); the baselines learn from all iterations.
+
     Args:
-        policy: decides threshold and window of the mechanisms once per control interval, on this rank's own view.
+        policy: decides threshold and window of the mechanisms once per control interval, on this rank's own view; or
+            several policies.
         cap_s: the longest delay, seconds, at least 0; no policy and no rule exceeds it.
         has_barrier: whether the job ends its step with a barrier after the payload collective.
         barrier_alone_s: the barrier's duration once all ranks are there, seconds; the time beyond it is waiting.
-        interval_iterations: iterations of a control interval, as in training, at least 1; the first interval runs
-            without pacing.
+        interval_iterations: iterations of a control interval, at least 1; by default each policy's own. A policy's
+            first interval runs without pacing.
         member: this rank's place in its process group, for the stagger rule.
         members: size of that group.
         cap_share: the longest delay as a share of the job's baseline step; the smaller of the two caps counts.
@@ -38,12 +51,12 @@ class RankPacer:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: Policy | Sequence[Policy],
         *,
         cap_s: float,
         has_barrier: bool,
         barrier_alone_s: float = 0.0,
-        interval_iterations: int = 20,
+        interval_iterations: int | None = None,
         member: int = 0,
         members: int = 1,
         cap_share: float = math.inf,
@@ -51,22 +64,28 @@ class RankPacer:
         for name, value in (("cap_s", cap_s), ("cap_share", cap_share), ("barrier_alone_s", barrier_alone_s)):
             if not value >= 0.0:
                 raise ValueError(f"{name} = {value!r}; allowed: at least 0")
-        if interval_iterations < 1:
+        policies = [policy] if isinstance(policy, Policy) else policy
+        intervals = [
+            one.interval_iterations if interval_iterations is None else interval_iterations for one in policies
+        ]
+        if not intervals or min(intervals) < 1:
             raise ValueError(f"interval_iterations = {interval_iterations!r}; allowed: at least 1")
         if not 0 <= member < members:
             raise ValueError(f"member = {member!r}; allowed: from 0 to {members - 1} of {members} members")
         self._member, self._members = member, members
-        self._policy, self._cap_s, self._cap_share, self._has_barrier = policy, cap_s, cap_share, has_barrier
-        self._barrier_alone_s, self._interval_iterations = barrier_alone_s, interval_iterations
+        self._cap_s, self._cap_share, self._has_barrier = cap_s, cap_share, has_barrier
+        self._barrier_alone_s = barrier_alone_s
         self._rank, self._tick = timing.new_state()
         self._comm_R, self._wait_R = np.zeros(1, np.float32), np.zeros(1, np.float32)
-        self._settings_M2, self._done = pacing.off(), 0
-        policy.reset(1)
+        self._courses = [_Course(*one) for one in zip(policies, intervals, strict=True)]
+        self._acting: int | None = None
 
-    def follow(self, policy: Policy) -> None:
-        """Follow another policy from the next interval on; until then nothing is delayed."""
-        policy.reset(1)
-        self._policy, self._settings_M2 = policy, pacing.off()
+    def follow(self, policy: Policy, which: int | None = None) -> None:
+        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
+        for k, course in enumerate(self._courses):
+            if which in (None, k):
+                self._courses[k] = _Course(policy, course.interval_iterations)
+                self._courses[k].left = course.left
 
     @property
     def step_baseline_s(self) -> float:
@@ -84,10 +103,20 @@ class RankPacer:
         return float(timing.slack_low_s(self._rank, 0))
 
     @property
-    def within_slack(self) -> bool:
+    def interval_iterations(self) -> tuple[int, ...]:
+        """Iterations of the control interval of each policy."""
+        return tuple(course.interval_iterations for course in self._courses)
+
+    def within_slack(self, which: int = 0) -> bool:
         """Whether only rules are on that delay within the rank's own slack (slack and the paper's)."""
-        window_M = self._settings_M2[:, pacing.WINDOW]
+        window_M = self._courses[which].settings_M2[:, pacing.WINDOW]
         return not (window_M[pacing.PHASE_SHIFT] > 0.0 or window_M[pacing.STAGGER] > 0.0)
+
+    def delay_s(self, which: int = 0) -> float:
+        """The delay before the next iteration if that policy acts in it, seconds."""
+        left = self._courses[which].left
+        rank = self._rank if which == self._acting or left is None else left.rank
+        return float(rank[timing.DELAY_S, 0])
 
     def view(self) -> NDArray[np.float32]:
         """This rank's view of the current interval: the observation vector ``(O,)``."""
@@ -102,7 +131,7 @@ class RankPacer:
         step_s: float,
         *,
         delay_s: float | None = None,
-        standing: bool = False,
+        acting: int | None = 0,
     ) -> float:
         """Take in one iteration.
 
@@ -111,32 +140,43 @@ class RankPacer:
             barrier_s: time in the barrier, seconds; ignored in a job without one.
             step_s: time since the end of the last step, seconds.
             delay_s: the rank's real delay at the start of this iteration, seconds; by default the decided one.
-            standing: whether pacing was not allowed in this iteration. Then the baselines go on learning, the policy
-                and its measurements stand still, and the delay before the interruption is returned again.
+            acting: number of the policy that was allowed to act in this iteration; None: pacing was not allowed. Then
+                only the baselines learn for good, and the policies stand still.
 
         Returns:
-            The delay before the next iteration, seconds.
+            The delay before the next iteration, seconds, if the same policy acts in it (the first, where none acts).
         """
-        if delay_s is not None:
-            decided_s = self._rank[timing.DELAY_S, 0]
-            self._rank[timing.DELAY_S, 0] = delay_s
-        if standing:
-            stood = self._tick[_STANDING].copy()
+        self._hand_over(acting)
+        if delay_s is not None or acting is None:
+            self._rank[timing.DELAY_S, 0] = delay_s or 0.0
+        if acting is None:
             self._observe(comm_s, barrier_s, step_s)
-            self._tick[_STANDING] = stood
-            if delay_s is not None:
-                self._rank[timing.DELAY_S, 0] = decided_s
-            return float(self._rank[timing.DELAY_S, 0])
-        if self._done and self._done % self._interval_iterations == 0:
+            return self.delay_s()
+        course = self._courses[acting]
+        if course.done and course.done % course.interval_iterations == 0:
             signals.start_interval(self._tick)
         self._observe(comm_s, barrier_s, step_s)
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
         cap_s = min(self._cap_s, self._cap_share * self._tick[timing.STEP_BASELINE_S])
-        timing.decide(self._rank, self._tick, 0, 1, self._settings_M2, cap_s, self._member, self._members)
-        self._done += 1
-        if self._done % self._interval_iterations == 0:
-            self._settings_M2 = np.asarray(self._policy.act(self.view()[None])[0], np.float64)
-        return float(self._rank[timing.DELAY_S, 0])
+        timing.decide(self._rank, self._tick, 0, 1, course.settings_M2, cap_s, self._member, self._members)
+        course.done += 1
+        if course.done % course.interval_iterations == 0:
+            course.settings_M2 = np.asarray(course.policy.act(self.view()[None])[0], np.float64)
+        return self.delay_s(acting)
+
+    def _hand_over(self, acting: int | None) -> None:
+        """Before an iteration in which another policy acts, or none."""
+        if acting == self._acting:
+            return
+        if self._acting is not None:
+            self._courses[self._acting].left = standing.leave(self._rank, self._tick)
+        elif self._courses[0].left is None:  # the first time that any policy acts
+            first = standing.begin(self._rank, self._tick)
+            for course in self._courses:
+                course.left = first
+        if acting is not None and (left := self._courses[acting].left) is not None:
+            standing.resume(self._rank, self._tick, left)
+        self._acting = acting
 
     def _observe(self, comm_s: float, barrier_s: float, step_s: float) -> None:
         self._comm_R[0], self._wait_R[0] = comm_s, max(barrier_s - self._barrier_alone_s, 0.0)

@@ -77,6 +77,9 @@ QUANTITIES: Final = (
     Quantity("canary_gain_low_ratio", "Lower end of its interval.", ("canary", "low")),
     Quantity("canary_gain_high_ratio", "Upper end of its interval.", ("canary", "high")),
     Quantity("canary_pairs", "Pairs of blocks with and without pacing that were compared.", ("canary", "pairs")),
+    Quantity("tune_loss_ratio", "Share of the search's time lost against no pacing.", ("tune", "loss_share")),
+    Quantity("tune_left_iterations", "Iterations that the search lasts at most.", ("tune", "left_iterations")),
+    Quantity("tune_searches", "Searches that have ended.", ("tune", "searches"), True),
     Quantity("overhead_mean_seconds", "The agent's own time on the host per iteration.", ("overhead", "mean_s")),
     Quantity("overhead_p99_seconds", "99th percentile of the same.", ("overhead", "p99_s")),
     Quantity("trace_rows", "Rows of the trace written.", ("trace", "rows"), True),
@@ -103,11 +106,20 @@ CHOICES: Final = (
         "canary", "Verdict of comparing blocks with and without pacing.", "verdict", ("canary", "verdict"), VERDICTS
     ),
 )
+CANDIDATES: Final = {
+    "gain_ratio": "Fall of the mean step time by a candidate of mode tune, relative.",
+    "gain_low_ratio": "Lower end of its interval.",
+    "gain_high_ratio": "Upper end of its interval.",
+    "pairs": "Pairs of blocks in which it was compared.",
+    "in": "Whether it is still in the search.",
+    "winner": "Whether it is deployed.",
+}
 METRICS: Final = tuple(
     PREFIX + name
     for name in (
         *(quantity.name + ("_total" if quantity.counter else "") for quantity in QUANTITIES),
         *(choice.name for choice in CHOICES),
+        *(f"tune_{name}" for name in CANDIDATES),
         "part_seconds",
         "arrival_evidence_info",
         "agent_info",
@@ -166,6 +178,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
             for possible in words:
                 family.add_metric([*whose, possible], float(possible == word))
             yield family
+    yield from _candidates(snapshot, whose)
     evidence = InfoMetricFamily(PREFIX + "arrival_evidence", "What the verdict on arrival rests on.", labels=LABELS)
     evidence.add_metric(whose, {"evidence": text(snapshot, "arrival", "evidence")})
     yield evidence
@@ -173,6 +186,28 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     described = {name: text(snapshot, name) for name in ("host", "attempt", "mode")}
     info.add_metric(whose, described | {"policy": text(snapshot, "policy", "name")})
     yield info
+
+
+def _candidates(snapshot: Snapshot, whose: list[str]) -> Iterator[Metric]:
+    """The candidates of mode tune, on rank 0."""
+    candidates = entry(snapshot, "tune", "candidates")
+    if not isinstance(candidates, list):
+        return
+    for name, help_ in CANDIDATES.items():
+        family = GaugeMetricFamily(f"{PREFIX}tune_{name}", help_, labels=(*LABELS, "candidate"))
+        for one in candidates:
+            known: dict[str, float | None] = {
+                "gain_ratio": number(one, "gain"),
+                "gain_low_ratio": number(one, "low"),
+                "gain_high_ratio": number(one, "high"),
+                "pairs": number(one, "pairs"),
+                "in": float(not text(one, "dropped")),
+                "winner": float(text(one, "name") == text(snapshot, "tune", "winner")),
+            }
+            value = known[name]
+            if value is not None:
+                family.add_metric([*whose, text(one, "name")], value)
+        yield family
 
 
 class MetricsServer:

@@ -32,7 +32,13 @@ pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean
             ``cut``: how often each limit shortened or forbade one
 group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps      CUDA events ``dropped``
-canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``
+canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
+            ``forecast``: ``text``, ``pair_noise``, ``effects`` (each ``effect``, ``pairs``, ``iterations``, ``minutes``
+            to a verdict on it), ``more_pairs`` and ``more_minutes`` where the evidence was insufficient so far
+tune        null, or in mode tune ``phase`` (search, deployed, none); on rank 0 also ``text``, ``winner`` and ``why``,
+            ``searches``, ``error`` (stated probability), ``loss_share`` and ``loss_s`` of the search so far,
+            ``most_loss``, ``left_iterations`` and ``left_minutes`` at most, ``test`` (of the deployed winner), and
+            ``candidates``: ``name``, ``pairs``, ``gain``, ``low``, ``high``, ``dropped`` (why, or "")
 probe       null, or in mode probe ``unit`` (the ranks that move together with this one), ``bound_s`` (longest probe),
             ``cost_share`` (relative increase of the mean step; null before the first evaluation)
 overhead    the agent's own time on the host per iteration: ``mean_s``, ``p99_s``
@@ -50,7 +56,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 SCHEMA: Final = "paceenv.live/2"
-STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active")
+STATES: Final = ("off", "observe", "probe", "shadow", "canary", "active", "tune")
 PARTS: Final = ("compute", "collective", "barrier", "pacing")
 EARLY, LATE, ON_TIME, UNKNOWN = "early", "late", "on time", "insufficient evidence"
 ARRIVALS: Final = (EARLY, LATE, ON_TIME, UNKNOWN)

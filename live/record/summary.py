@@ -79,6 +79,7 @@ def summarise(snapshots: Sequence[Snapshot]) -> str:
         _step(own, ranks),
         _waiting(ranks),
         _pacing(own, ranks),
+        tuned(ranks),
         _said(own, ranks),
     )
     return "\n\n".join("\n".join(map(_wrapped, section)) for section in sections if section) + "\n"
@@ -185,10 +186,36 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if verdict:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
+        if until := text(own, "canary", "forecast", "text"):
+            lines.append(f"  {until}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
+    return lines
+
+
+def tuned(ranks: Sequence[Snapshot]) -> list[str]:
+    """The search of mode tune as rank 0 knows it: each candidate, its gain, why it left; loss, time left, winner."""
+    own = next((s for s in ranks if isinstance(entry(s, "tune", "candidates"), list)), None)
+    if own is None:
+        return []
+    lines = ["What competed", f"  {text(own, 'tune', 'text')}"]
+    for one in entry(own, "tune", "candidates"):
+        if not isinstance(one, dict):
+            continue
+        gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
+        found = "no gain known" if gain is None else f"gain {100.0 * gain:+.1f} %"
+        if low is not None and high is not None:
+            found += f" [{100.0 * low:.1f}, {100.0 * high:.1f}] at the last evaluation"
+        why = f"; dropped: {text(one, 'dropped')}" if text(one, "dropped") else ""
+        lines.append(f"  {text(one, 'name')}: {count(number(one, 'pairs'))} pairs, {found}{why}")
+    error, bound = number(own, "tune", "error"), number(own, "tune", "most_loss")
+    if error is not None and bound is not None:
+        bounds = f"errs with a probability of at most {100.0 * error:g} % and may lose {100.0 * bound:g} % of its time"
+        lines.append(f"  a search {bounds}")
+    if test := text(own, "tune", "test"):
+        lines.append(f"  the winner since then: {test}")
     return lines
 
 

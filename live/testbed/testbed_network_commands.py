@@ -72,7 +72,7 @@ def run(
     """
     chosen = load_scenario(scenario)
     plan = chosen.loop
-    count = iterations or (plan.canary_iterations if mode == "canary" else plan.observe_iterations)
+    count = iterations or (plan.canary_iterations(policy or "passive") if mode == "canary" else plan.observe_iterations)
     agent = [*agent_options(plan, mode), "--seed", str(seed), *(["--policy", policy] if policy else [])]
     with output.progress(chosen.name, count) as done:
         result = run_scenario(

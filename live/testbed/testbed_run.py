@@ -68,13 +68,13 @@ class RunResult:
 
 def agent_options(plan: LoopPlan, mode: str) -> list[str]:
     """Options of ``-m paceenv.live`` for the job with the agent. Raises InputError for an invalid value."""
-    names = ("quiet_first", "interval_iterations", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
-    settings: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    names = ("quiet_first", "block_iterations", "cap_s", "cap_share", "budget_s_per_minute")
+    settings: dict[str, Any] = {name: value for name in names if (value := getattr(plan, name)) is not None}
     Options(mode=mode, **settings)
     return [
         "--mode",
         mode,
-        *(part for name in names for part in (f"--{name.replace('_', '-')}", f"{settings[name]!r}")),
+        *(part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", f"{value!r}")),
     ]
 
 

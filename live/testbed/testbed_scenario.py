@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.live_policy import find_policy
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -173,18 +175,21 @@ class LoopPlan(Config):
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
     probe_iterations: int = Field(200, ge=20)
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
-    block_iterations: int = Field(40, ge=6)
-    interval_iterations: int = Field(10, ge=1)
+    block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
     quiet_first: int = Field(30, ge=1)
     cap_s: float = Field(0.1, ge=0, le=1)
     cap_share: float = Field(0.1, ge=0, le=0.5)
     budget_s_per_minute: float = Field(30.0, ge=0, le=30)
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
-    @property
-    def canary_iterations(self) -> int:
-        """Iterations of a canary run: the quiet start, a pair of blocks to warm up, the compared pairs, a few more."""
-        return 1 + self.quiet_first + 2 * self.block_iterations * (1 + self.pairs) + 5
+    def schedule(self, policy: str, seed: int = 0) -> Schedule:
+        """The blocks by which an agent with that policy paces, ``seed`` being its option."""
+        blocks, named = self.block_iterations, find_policy(policy)
+        return Schedule.of(seed, named.policy, block_iterations=blocks, first_iteration=self.quiet_first)
+
+    def canary_iterations(self, policy: str) -> int:
+        """Iterations of a canary run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
+        return 1 + self.schedule(policy).after(self.pairs) + 5
 
 
 class Scenario(Config):

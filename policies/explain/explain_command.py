@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import out_of_range
-from paceenv.policies.base import Policy
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.explain import explain_plots
 from paceenv.policies.explain.slices import HOLD_INTERVALS, Box, Slice, cut, positions
 from paceenv.policies.explain.watched_rollout import Watched, watch
 from paceenv.policies.learned import Learned
-from paceenv.policies.rollout import INTERVAL_ITERATIONS
 from paceenv.policies.rules import passive
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
-from paceenv.policies.base import Policy
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
-from paceenv.policies.rollout import INTERVAL_ITERATIONS, run, start
+from paceenv.policies.rollout import run, start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine import phases
 from paceenv.sim.engine.layout import Recording

@@ -54,7 +54,7 @@ SCENARIO: dict[str, Any] = {
         "probe_s": 0.01,
         "probe_iterations": 30,
         "pairs": 6,
-        "block_iterations": 30,
+        "block_iterations": 40,
         "quiet_first": 20,
         "cap_share": 0.25,
         "known": {"fabric.buffer_kb": 250},
@@ -131,11 +131,11 @@ def _canary(
     simulator: Any, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     block, quiet = int(options["--block-iterations"]), int(options["--quiet-first"])
-    schedule = Schedule(int(options["--seed"]), block_iterations=block, first_iteration=quiet)
     policy = select_policy(options["--policy"], cluster)
     assert isinstance(policy, Policy)
+    schedule = Schedule.of(int(options["--seed"]), policy, block_iterations=block, first_iteration=quiet)
     on_T = PairedBlocks.of(schedule, iterations).on_T
-    step_s_T = run_in_blocks(policy, simulator, on_T, quiet, int(options["--interval-iterations"]))[0][0]
+    step_s_T = run_in_blocks(policy, simulator, on_T, quiet)[0][0]
     comparison = PairedComparison(schedule)
     for i, step_s in enumerate(step_s_T.tolist()):
         comparison.add(i, step_s, 0.01 * schedule.slot(i).on)

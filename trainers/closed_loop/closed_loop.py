@@ -21,11 +21,13 @@ from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
+from paceenv.core.errors import out_of_range
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.names import STATIC_DEFAULTS
 from paceenv.policies.policy_file import save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -110,9 +112,12 @@ class ClosedLoop:
 
     def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
         """Run the stages that are not done yet, up to ``stop_after``; returns its result. Raises InputError."""
-        agent_options(
-            self.scenario.loop, "observe"
-        )  # raises for options that the agent would refuse, before anything starts
+        # raises for options that the agent or the prediction would refuse, before anything starts
+        agent_options(self.scenario.loop, "observe")
+        block = self.scenario.loop.block_iterations
+        if block is not None and block % INTERVAL_ITERATIONS:
+            allowed = f"a multiple of the policies' control interval, {INTERVAL_ITERATIONS}"
+            raise out_of_range("block_iterations", block, allowed, f"scenario {self.scenario.name}: loop")
         known_cluster(self.scenario)
         folder = self.folder
         with folder.locked():
@@ -168,15 +173,15 @@ class ClosedLoop:
         policies = [self._search(clusters), default_rule(self.scenario), "adaptive", "paper"]
         if self.options.train:
             policies.insert(0, self._train(clusters, place))
-        schedules = {"paper": self._schedule("canary-paper")}
         names, rows = list(dict.fromkeys(policies)), []
+        schedules = {name: self._schedule("canary-paper" if name == "paper" else "canary-ours", name) for name in names}
+        iterations = max(schedule.after(plan.pairs) for schedule in schedules.values())
         with output.progress("predict", len(names)) as done:
-            predictor = Predictor(clusters, plan, self.options.seeds, 1000 * self.options.seed)
+            predictor = Predictor(clusters, plan, self.options.seeds, 1000 * self.options.seed, iterations)
             for name in names:
-                schedule = schedules.get(name, self._schedule("canary-ours"))
-                rows.append(predictor.predict(name, schedule).as_dict())
+                rows.append(predictor.predict(name, schedules[name]).as_dict())
                 done(len(rows))
-        passive = Predictor([fitted], plan, DRAWS * self.options.seeds, 1000 * self.options.seed).passive
+        passive = Predictor([fitted], plan, DRAWS * self.options.seeds, 1000 * self.options.seed, iterations).passive
         return {"passive": passive, "policies": rows, "cap": fitted.pacing.cap}
 
     def _choose(self, place: Path) -> Found:
@@ -186,8 +191,8 @@ class ClosedLoop:
 
     def _canary(self, place: Path, stage: str, policy: str) -> Found:
         """Run the real job in paired blocks; returns the measured effect and the agents' reports."""
-        plan, schedule, seed = self.scenario.loop, self._schedule(stage), str(self._block_seed(stage))
-        result = self._real(place, "canary", plan.canary_iterations, "--policy", policy, "--seed", seed)
+        plan, schedule, seed = self.scenario.loop, self._schedule(stage, policy), str(self._block_seed(stage))
+        result = self._real(place, "canary", plan.canary_iterations(policy), "--policy", policy, "--seed", seed)
         mine = result.jobs[plan.job]
         agents = summarize_agents(mine.snapshots, self.scenario.job(plan.job).ranks)
         return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
@@ -195,7 +200,10 @@ class ClosedLoop:
     def _report(self, place: Path) -> Found:
         report = sim_to_real_report.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
         runs = {
-            stage: (np.asarray(np.load(self._run_of(stage) / "steps.npy"), np.float64), self._schedule(stage))
+            stage: (
+                np.asarray(np.load(self._run_of(stage) / "steps.npy"), np.float64),
+                self._schedule(stage, self.folder.found(stage)["policy"]),
+            )
             for stage in sim_to_real_report.CANARIES
         }
         sim_to_real_report.write(report, runs, self.out)
@@ -217,9 +225,9 @@ class ClosedLoop:
     def _block_seed(self, stage: str) -> int:
         return 2 * self.options.seed + (stage == "canary-paper")
 
-    def _schedule(self, stage: str) -> Schedule:
-        plan, seed = self.scenario.loop, self._block_seed(stage)
-        return Schedule(seed, block_iterations=plan.block_iterations, first_iteration=plan.quiet_first)
+    def _schedule(self, stage: str, policy: str) -> Schedule:
+        """The schedule by which the agent runs that policy."""
+        return self.scenario.loop.schedule(policy, self._block_seed(stage))
 
     def _search(self, clusters: Sequence[Cluster]) -> str:
         """The best static setting of the mechanism on the mean of the drawn clusters."""
@@ -228,7 +236,7 @@ class ClosedLoop:
             name=self.scenario.name,
             cases=[Case(cluster=name) for name in drawn],
             mechanisms=[plan.mechanism],
-            iterations=max(plan.pairs * plan.block_iterations, 40),
+            iterations=max(plan.pairs * (plan.block_iterations or BLOCK_ITERATIONS), 40),
             seeds=2 * self.options.seeds,
             first_seed=SEARCH_SEED + self.options.seed,
         )
@@ -243,7 +251,6 @@ class ClosedLoop:
         changes: dict[str, Any] = {
             "clusters": [ClusterShare(cluster=name) for name in drawn],
             "mechanisms": [plan.mechanism],
-            "interval_iterations": plan.interval_iterations,
         }
         config = base.model_copy(
             update={

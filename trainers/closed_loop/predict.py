@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, timing
+from paceenv.core import pacing, standing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
 from paceenv.policies.rollout import start
@@ -34,9 +34,6 @@ from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.paired_blocks import LEVEL, Array, Effect, PairedBlocks, log_ratios, step_summary
-
-_STANDING = slice(timing.SUM_STEPS, timing.TICK_FIELDS)
-_ASKED = [timing.DELAY_S, timing.SLACK_DELAY_S]
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,19 @@ class Predictor:
 
     Args:
         clusters: drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`).
-        plan: of the loop: blocks, intervals, the mechanism.
+        plan: of the loop: blocks, caps, the mechanism.
         seeds: episodes a cluster.
         first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
+        iterations: of every simulated run; a schedule's that end later are cut.
     """
 
-    def __init__(self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int) -> None:
+    def __init__(
+        self, clusters: Sequence[Cluster], plan: LoopPlan, seeds: int, first_seed: int, iterations: int
+    ) -> None:
         self._clusters, self._plan = clusters, plan
         self._seeds = first_seed + np.arange(len(clusters) * seeds).reshape(len(clusters), seeds)
-        iterations = plan.quiet_first + 2 * plan.block_iterations * (1 + plan.pairs)
         self._always_T = np.arange(iterations) >= plan.quiet_first
-        self._from = plan.quiet_first + plan.block_iterations
+        self._from = plan.quiet_first + (plan.block_iterations or BLOCK_ITERATIONS)
         self._passive = [self._run("passive", d, np.zeros(iterations, np.bool_))[0] for d in range(len(clusters))]
 
     @property
@@ -121,22 +120,22 @@ class Predictor:
         chosen = select_policy(policy, cluster)
         if not isinstance(chosen, Policy):
             raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
-        return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first, self._plan.interval_iterations)
+        return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first)
 
 
 def run_in_blocks(
-    policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int, interval_iterations: int
+    policy: Policy, simulator: Simulator, on_T: NDArray[np.bool_], quiet_first: int
 ) -> tuple[Array, float]:
     """Run a policy that may act in some iterations only.
 
-    While it may not, delays are 0, and the state of the policy and of the rules stands still; then they go on.
+    While it may not, delays are 0. When it may again, it goes on as if it had never been interrupted, except that the
+    baselines have learned meanwhile (``paceenv.core.standing``).
 
     Args:
         policy: it is reset before the run.
         simulator: at the start of its episodes.
-        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals after it only.
+        on_T: where the policy may act; changes at ``quiet_first`` and at whole intervals of the policy after it only.
         quiet_first: iterations before the first control interval.
-        interval_iterations: iterations of a control interval.
 
     Returns:
         Step times ``(E, T)`` and the mean delay in seconds when the policy last acted.
@@ -144,10 +143,14 @@ def run_in_blocks(
     iterations, (E, R) = len(on_T), (len(simulator.batch), simulator.batch.ranks)
     step_s_ET, mean_delay_s = np.empty((E, iterations)), 0.0
     policy.reset(E * R)
-    settings, fixed = simulator.off(), policy.constant()
-    begins = [0, *range(quiet_first, iterations, interval_iterations)]
+    settings, fixed, acted = simulator.off(), policy.constant(), False
+    left: standing.Left | None = None
+    begins = [0, *range(quiet_first, iterations, policy.interval_iterations)]
     for t, until in zip(begins, [*begins[1:], iterations], strict=True):
+        rank, tick = simulator.state.rank_EFR, simulator.state.tick_EK
         if on_T[t]:
+            if not acted:
+                standing.resume(rank, tick, left or standing.begin(rank, tick))
             step_s_ET[:, t:until] = simulator.run(settings, until - t)
             mean_delay_s = float(simulator.mean_delay_s().mean())
             if fixed is not None:
@@ -155,11 +158,12 @@ def run_in_blocks(
             else:
                 view = simulator.observe(every_rank=True)
                 settings = policy.act(view.reshape(E * R, -1)).reshape(E, R, len(pacing.MECHANISMS), 2)
-            continue
-        asked, standing = simulator.state.rank_EFR[:, _ASKED].copy(), simulator.state.tick_EK[:, _STANDING].copy()
-        simulator.state.rank_EFR[:, timing.DELAY_S] = 0.0
-        step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
-        simulator.state.rank_EFR[:, _ASKED], simulator.state.tick_EK[:, _STANDING] = asked, standing
+        else:
+            if acted:
+                left = standing.leave(rank, tick)
+            rank[:, timing.DELAY_S] = 0.0
+            step_s_ET[:, t:until] = simulator.run(simulator.off(), until - t)
+        acted = bool(on_T[t])
     return step_s_ET, mean_delay_s
 
 

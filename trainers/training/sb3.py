@@ -222,6 +222,7 @@ class Run:
             preference=environment.default_preference,
             preference_range=environment.preference_range,
             memory_intervals=environment.memory_intervals,
+            interval_iterations=environment.interval_iterations,
         )
 
     def result(self) -> Trained:

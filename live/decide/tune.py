@@ -1,0 +1,486 @@
+"""The tuner of mode tune, on rank 0: which candidates stay in the search, which one is deployed, and when that ends.
+
+Best-arm identification with a fixed error probability: successive elimination on Student's intervals of the pairs' log
+ratios of block means, with the error shared out over candidates and evaluations. Then the winner is tested on, and
+rolled back when it stops paying. Candidates and their pairs come from :class:`paceenv.live.decide.tune_plan.TunePlan`.
+No clock, no file, no thread of its own: :meth:`Tuner.add` belongs to the training thread, the rest to one other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import stdev
+from typing import Any, NamedTuple
+
+from paceenv.core.errors import out_of_range
+from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
+from paceenv.live.decide.canary import CLIP_MEDIANS, BlockPlan, PairedComparison
+from paceenv.live.decide.tune_plan import Phase, TunePlan, Turn, Word
+
+ERROR = 0.05
+"""Probability of a wrong decision in a whole search."""
+EVALUATIONS = tuple(n for k in range(1, 14) for n in (2**k, 3 * 2 ** (k - 1)) if n >= 3)
+"""Pairs of a candidate after which it is evaluated: 3, 4, 6, 8, 12, 16, ..."""
+TOLERANCE = 0.1
+"""The search ends when no other candidate can be better than the leader by more than this share of its gain."""
+FIRST_ROUNDS = 4
+"""Losses of the first rounds are measured against the time of so many: no search is shorter."""
+MOST_PAIRS = 48
+PARTS = 4
+"""Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
+SURE_ERRORS = 2.5
+TAKEN_IN = 5
+"""Iterations after the end of a block in which its last steps are taken in."""
+NOTHING_LEFT = "no candidate helps"
+MEMORY_PAIRS = 32
+"""The test of a deployed winner restarts after this many pairs, so that an old gain does not hide a new loss."""
+LONGEST_BACK_OFF = 64
+"""Most durations of the last search until the next one; doubles with every search that found no lasting gain."""
+
+
+class _Pair(NamedTuple):
+    """A pair of blocks that is over: log ratio of clipped means, loss with its standard error, time and iterations."""
+
+    arm: int
+    ratio: float | None
+    loss_s: float
+    error_s: float
+    all_s: float
+    iterations: int
+
+
+class _Open:
+    """The pair under way: its steps without and with pacing, counted and all."""
+
+    def __init__(self, key: tuple[int, int, int]) -> None:
+        self.key = key
+        self.counted_s: tuple[list[float], list[float]] = ([], [])
+        self.all_s: tuple[list[float], list[float]] = ([], [])
+
+    def closed(self, plan: BlockPlan) -> _Pair | None:
+        (off_s, on_s), counted = self.counted_s, plan.block_iterations - plan.settle_iterations
+        steps_s = sorted(self.all_s[0] + self.all_s[1])
+        if not self.all_s[0] or not self.all_s[1]:
+            return None
+        clip_s = CLIP_MEDIANS * steps_s[len(steps_s) // 2]
+        whole = 2 * min(len(off_s), len(on_s)) >= counted  # as in the canary
+        ratio = math.log(_mean(on_s, clip_s) / _mean(off_s, clip_s)) if whole else None
+        off_all, on_all = self.all_s
+        loss_s = len(on_all) * (_mean(on_all, clip_s) - _mean(off_all, clip_s))
+        error_s = len(on_all) * math.hypot(_error(off_all, clip_s), _error(on_all, clip_s))
+        all_s = sum(min(step_s, clip_s) for step_s in steps_s)
+        return _Pair(self.key[2], ratio, loss_s, error_s, all_s, len(steps_s))
+
+
+def _mean(steps_s: Sequence[float], clip_s: float) -> float:
+    return sum(min(step_s, clip_s) for step_s in steps_s) / len(steps_s)
+
+
+def _error(steps_s: Sequence[float], clip_s: float) -> float:
+    """Standard error of a block's mean, from the means of its parts; infinite for a block that is too short."""
+    size = len(steps_s) // PARTS
+    if not size:
+        return math.inf
+    means = [_mean(steps_s[k * size : (k + 1) * size], clip_s) for k in range(PARTS)]
+    return stdev(means) / math.sqrt(PARTS)
+
+
+class Arm:
+    """What is known about one candidate.
+
+    Attributes:
+        name: as it was given.
+        pairs: pairs compared.
+        gain: relative fall of mean step time with the interval of the last evaluation; None before the first.
+        dropped: why it left the search, or "".
+    """
+
+    def __init__(self, name: str, plan: BlockPlan) -> None:
+        self.name, self.plan = name, plan
+        self.restart()
+
+    def restart(self) -> None:
+        """A new search: everything is open again."""
+        self.pairs, self.mean, self.squares, self.evaluations = 0, 0.0, 0.0, 0
+        self.to_skip = -(-self.plan.warm_iterations // self.plan.block_iterations)  # pairs in which it warms up
+        self.gain: Interval | None = None
+        self.dropped = ""
+        self.loss_s = self.paced_s = self.variance_s2 = 0.0  # against no pacing, in all its pairs
+
+    @property
+    def value(self) -> float:
+        """Gain so far."""
+        return -math.expm1(self.mean)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the log ratios; infinite before there are two."""
+        return math.sqrt(self.squares / (self.pairs - 1)) if self.pairs > 1 else math.inf
+
+    def take(self, ratio: float) -> None:
+        """Take in the log ratio of a pair."""
+        if self.to_skip:
+            self.to_skip -= 1
+            return
+        self.pairs += 1
+        moved = ratio - self.mean
+        self.mean += moved / self.pairs
+        self.squares += moved * (ratio - self.mean)
+
+    def evaluate(self, error_share: float) -> bool:
+        """Evaluate if it is time; all evaluations together miss the truth with at most the probability given."""
+        due = sum(n <= self.pairs for n in EVALUATIONS)
+        if due <= self.evaluations:
+            return False
+        self.evaluations = due
+        share = error_share / (due * (due + 1))  # these add up to error_share
+        half = student_t_quantile(0.5 * share, self.pairs - 1) * self.deviation / math.sqrt(self.pairs)
+        self.gain = Interval(*(-math.expm1(x) for x in (self.mean, self.mean + half, self.mean - half)))
+        return True
+
+
+class Tuner:
+    """Decides what all ranks do next.
+
+    A candidate leaves the search when its interval says that it hurts, that it cannot gain ``min_gain``, or that
+    another one is better. The search ends with a winner when no other candidate left can be better than it by more than
+    ``TOLERANCE`` of its gain or ``min_gain``; with none when no candidate is left; and after ``most_pairs`` pairs with
+    the leader, if it surely helps.
+
+    Its loss against no pacing is bounded. It begins with a taste of every candidate in short blocks. A candidate that
+    has used up its share of the bound is dropped at once, after its first pair if need be. Before a round would
+    pass the bound, the worst of the candidates that cost time are dropped; when none is left the search ends with
+    none. A loss counts as far as it exceeds ``SURE_ERRORS`` standard errors of its measurement. A loss of the first
+    pairs beyond the bound cannot be undone; the next search waits until the bound holds over search and waiting
+    together.
+
+    Args:
+        names: of the candidates, at least one.
+        plan: with their blocks; the tuner hears its own words.
+        error: probability of a wrong decision in a search, above 0 and below 1.
+        min_gain: smallest relative gain that is worth having, 0 to 1.
+        most_loss: most of a search's time that may be lost, a share, above 0 and at most 1.
+        most_pairs: most pairs of a candidate in a search, at least 4.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        plan: TunePlan,
+        *,
+        error: float = ERROR,
+        min_gain: float = 0.01,
+        most_loss: float = 0.01,
+        most_pairs: int = MOST_PAIRS,
+    ) -> None:
+        for name, value, allowed, fits in (
+            ("error", error, "above 0, below 1", 0.0 < error < 1.0),
+            ("min_gain", min_gain, "0 to 1", 0.0 <= min_gain <= 1.0),
+            ("most_loss", most_loss, "above 0, at most 1", 0.0 < most_loss <= 1.0),
+            ("most_pairs", most_pairs, "at least 4", most_pairs >= 4),
+            ("candidates", len(names), "as many as blocks, at least 1", 0 < len(names) == len(plan.blocks)),
+        ):
+            if not fits:
+                raise out_of_range(name, value, allowed, "tune")
+        self.plan, self.arms = plan, [Arm(*one) for one in zip(names, plan.blocks, strict=True)]
+        self.error, self.min_gain, self.most_loss, self.most_pairs = error, min_gain, most_loss, most_pairs
+        self.winner: int | None = None
+        self.why = ""
+        """Why nothing is deployed, or why the winner is, in words."""
+        self.searches = 0
+        self._faults: dict[int, str] = {}
+        self._open: _Open | None = None
+        self._closed: deque[_Pair] = deque()
+        self._deployed: tuple[Word, PairedComparison] | None = None
+        self._back_off, self._again_at = 1, 0
+        self._begin_search()
+
+    def _begin_search(self) -> None:
+        for arm in self.arms:
+            arm.restart()
+        self._closed.clear()
+        self.searched_s = 0.0
+        self._iterations = 0
+
+    # ------------------------------------------------------------------------------------------ the training thread
+
+    def add(self, iteration: int, turn: Turn, step_s: float) -> None:
+        """Take in a regular iteration; a step time that is not a positive number is left out."""
+        if not 0.0 < step_s < math.inf:
+            return
+        open_ = self._open
+        if open_ is not None and turn.pair != open_.key:
+            self._open = None
+            if (closed := open_.closed(self.plan.blocks[open_.key[2]])) is not None:
+                self._closed.append(closed)
+            open_ = None
+        if turn.pair is not None:
+            if open_ is None:
+                open_ = self._open = _Open(turn.pair)
+            paced = turn.arm is not None
+            open_.all_s[paced].append(step_s)
+            if turn.counted:
+                open_.counted_s[paced].append(step_s)
+        if (deployed := self._deployed) is not None and iteration >= deployed[0].begin:
+            deployed[1].add(iteration, step_s, step_s)  # other ranks may have the delays: never "not delayed"
+
+    def give_up(self, arm: int, why: str) -> None:
+        """A candidate cannot go on, on this rank: it is dropped with the next decision."""
+        self._faults[arm] = why
+
+    # --------------------------------------------------------------------------------------------- the other thread
+
+    def decide(self, now: int, lead: int, lease: int) -> Word | None:
+        """The next word for all ranks; None where the last one still says it all.
+
+        Args:
+            now: an iteration that no rank is past by much.
+            lead: iterations after which every rank has heard a new word.
+            lease: iterations for which a word holds; prolonged when half of them are over.
+        """
+        last = self.plan.words[-1] if self.plan.words else None
+        if last is not None and last.from_iteration > now:
+            return None  # first the word that is under way
+        if last is None:
+            return self._say(now + lead, lease, "taste", self._in())
+        if last.phase == "taste":
+            if now < last.begin + self.plan.round_iterations(last.arms, taste=True) + TAKEN_IN:
+                return None
+            self._take_in()
+            self._mind_the_loss()
+            left = self._in()
+            return self._say(now + lead, lease, "search", left) if left else self._none(now + lead, lease, NOTHING_LEFT)
+        if last.phase == "search":
+            self._take_in()
+            if (word := self._search(last, now + lead, lease)) is not None:
+                return word
+        elif last.phase == "deployed":
+            if (why := self._stops_paying()) != "":
+                return self._none(now + lead, lease, why)
+        elif now >= self._again_at:
+            self._faults.clear()
+            self._begin_search()
+            return self._say(now + lead, lease, "taste", self._in())
+        if last.until_iteration - now < lease // 2:
+            prolonged = last._replace(number=last.number + 1, until_iteration=now + lease)
+            self.plan.hear(prolonged)
+            return prolonged
+        return None
+
+    def _in(self) -> tuple[int, ...]:
+        return tuple(k for k, arm in enumerate(self.arms) if not arm.dropped)
+
+    def _take_in(self) -> None:
+        """The pairs that are over by now."""
+        while self._closed:
+            pair = self._closed.popleft()
+            arm = self.arms[pair.arm]
+            self.searched_s += pair.all_s
+            self._iterations += pair.iterations
+            arm.loss_s += pair.loss_s
+            arm.paced_s += 0.5 * pair.all_s
+            arm.variance_s2 += pair.error_s**2
+            if pair.ratio is not None:
+                arm.take(pair.ratio)
+        for k, why in self._faults.items():
+            self.arms[k].dropped = self.arms[k].dropped or why
+
+    def _search(self, last: Word, from_iteration: int, lease: int) -> Word | None:
+        """The word that ends or narrows the search; None to go on."""
+        for k in self._in():
+            self.arms[k].evaluate(self.error / len(self.arms))
+        self._eliminate()
+        self._mind_the_loss()
+        left = self._in()
+        if not left:
+            return self._none(self.plan.pair_end(from_iteration), lease, NOTHING_LEFT)
+        leader = self._leader(left)
+        if leader is not None:
+            return self._deploy(leader, self.plan.pair_end(from_iteration), lease)
+        if min(self.arms[k].pairs for k in left) >= self.most_pairs:
+            why = f"after {self.most_pairs} pairs no candidate surely helps"
+            return self._none(self.plan.pair_end(from_iteration), lease, why)
+        if left != last.arms:
+            return self._say(self.plan.pair_end(from_iteration), lease, "search", left)
+        return None
+
+    def _eliminate(self) -> None:
+        known = [self.arms[k] for k in self._in() if self.arms[k].gain is not None]
+        best = max(known, key=lambda arm: arm.gain.low if arm.gain else -math.inf, default=None)
+        for arm in known:
+            gain = arm.gain
+            assert gain is not None
+            if gain.high < 0.0:
+                arm.dropped = "it hurts"
+            elif gain.high < self.min_gain:
+                arm.dropped = f"it gains less than {100 * self.min_gain:g} %"
+            elif best is not None and best.gain is not None and best is not arm and gain.high < best.gain.low:
+                arm.dropped = f"{best.name} is better"
+
+    def _leader(self, left: Sequence[int]) -> int | None:
+        """The winner, if the search can end with one."""
+        known = [k for k in left if self.arms[k].gain is not None]
+        best = max(known, key=lambda k: self.arms[k].value, default=None)
+        gain = self.arms[best].gain if best is not None else None
+        if best is None or gain is None or not (gain.low > 0.0 and self.arms[best].value >= self.min_gain):
+            return None
+        others = [self.arms[k] for k in left if k != best]
+        tolerance = max(self.min_gain, TOLERANCE * self.arms[best].value)
+        clear = all(arm.gain is not None and arm.gain.high - gain.low <= tolerance for arm in others)
+        return best if clear or min(self.arms[k].pairs for k in left) >= self.most_pairs else None
+
+    def _mind_the_loss(self) -> None:
+        """Drop candidates that have used up their share of the bound, and the worst while a round would pass it."""
+        if not self.searched_s:
+            return
+        step_s, noise = self.searched_s / self._iterations, self._pair_noise()
+        every_s = step_s * self.plan.round_iterations(range(len(self.arms)))
+        why = f"more than {100 * self.most_loss:g} % of the search's time would be lost"
+        errors_s = {k: self._loss_error_s(arm, noise) for k, arm in enumerate(self.arms)}
+        for k in self._in():
+            allowed_s = self.most_loss * max(self.searched_s, FIRST_ROUNDS * every_s) / len(self.arms)
+            if self.arms[k].loss_s - SURE_ERRORS * errors_s[k] > allowed_s:
+                self.arms[k].dropped = why
+        while left := self._in():
+            more_s = {k: self._round_loss_s(k, errors_s[k], step_s) for k in left}
+            round_s = step_s * self.plan.round_iterations(left)
+            sure_s = self.loss_s - SURE_ERRORS * math.hypot(*errors_s.values())
+            worst = max(left, key=lambda k: more_s[k])
+            allowed_s = self.most_loss * max(self.searched_s + round_s, FIRST_ROUNDS * every_s)
+            if more_s[worst] <= 0.0 or sure_s + sum(more_s.values()) <= allowed_s:
+                return
+            self.arms[worst].dropped = why
+
+    def _loss_error_s(self, arm: Arm, noise: float) -> float:
+        """Standard error of a candidate's loss, seconds: within its blocks, or from pair to pair if that is more."""
+        pairs = arm.paced_s / max(arm.plan.block_iterations * self.searched_s / self._iterations, 1e-12)
+        between_s = noise * arm.paced_s / math.sqrt(pairs) if pairs >= 1.0 and noise < math.inf else 0.0
+        return max(math.sqrt(arm.variance_s2), between_s)
+
+    def _round_loss_s(self, k: int, error_s: float, step_s: float) -> float:
+        """The loss that a candidate surely adds in a round, seconds; below 0 where it surely helps."""
+        arm = self.arms[k]
+        if not arm.paced_s or not math.isfinite(error_s):
+            return 0.0
+        sure_s = math.copysign(max(abs(arm.loss_s) - SURE_ERRORS * error_s, 0.0), arm.loss_s)
+        return sure_s / arm.paced_s * step_s * arm.plan.block_iterations
+
+    def _pair_noise(self) -> float:
+        """Standard deviation of a pair's log ratio, over all candidates; infinite while unknown."""
+        squares, degrees = sum(arm.squares for arm in self.arms), sum(max(arm.pairs - 1, 0) for arm in self.arms)
+        return math.sqrt(squares / degrees) if degrees else math.inf
+
+    def _deploy(self, winner: int, from_iteration: int, lease: int) -> Word:
+        gain = self.arms[winner].gain
+        self.winner = winner
+        self.searches += 1
+        shown = f" by {_percent(gain)}" if gain is not None else ""
+        self.why = f"{self.arms[winner].name} helps{shown} of mean step time"
+        word = self._say(from_iteration, lease, "deployed", (winner,))
+        comparison = PairedComparison(self.plan.schedule(word), min_gain=self.min_gain, memory_pairs=MEMORY_PAIRS)
+        self._deployed = word, comparison
+        return word
+
+    def _stops_paying(self) -> str:
+        """Why the winner must go; "" while it pays."""
+        assert self._deployed is not None
+        word, comparison = self._deployed
+        if (fault := self._faults.get(word.arms[0], "")) != "":
+            return fault
+        verdict = comparison.verdict
+        if verdict.kind == "helps" and verdict.pairs >= MEMORY_PAIRS:
+            self._back_off = 1  # it lasted
+        return f"{self.arms[word.arms[0]].name} {verdict.text}" if verdict.kind in ("hurts", "does not help") else ""
+
+    def _none(self, from_iteration: int, lease: int, why: str) -> Word:
+        """Nothing is deployed; the next search comes after a back-off."""
+        if self._deployed is None:
+            self.searches += 1
+        self.winner, self._deployed, self.why = None, None, why
+        searched = max(self._iterations, self.plan.round_iterations(range(len(self.arms))))
+        owed = max(self.loss_share, 0.0) / self.most_loss * self._iterations
+        self._again_at = from_iteration + max(self._back_off * searched, math.ceil(owed))
+        self._back_off = min(2 * self._back_off, LONGEST_BACK_OFF)
+        return self._say(from_iteration, lease, "none", ())
+
+    def _say(self, from_iteration: int, lease: int, phase: Phase, arms: tuple[int, ...]) -> Word:
+        number = self.plan.words[-1].number + 1 if self.plan.words else 1
+        word = Word(number, from_iteration, from_iteration + lease, phase, arms, from_iteration)
+        self.plan.hear(word)
+        return word
+
+    # ------------------------------------------------------------------------------------------------------- report
+
+    @property
+    def phase(self) -> Phase:
+        """What the last word says."""
+        return self.plan.words[-1].phase if self.plan.words else "none"
+
+    @property
+    def loss_s(self) -> float:
+        """Time lost in the search against no pacing, seconds."""
+        return sum(arm.loss_s for arm in self.arms)
+
+    @property
+    def loss_share(self) -> float:
+        """Share of the search's time that was lost against no pacing; below 0 where the candidates gained."""
+        return self.loss_s / self.searched_s if self.searched_s else 0.0
+
+    def left_iterations(self) -> int | None:
+        """Iterations that the search lasts at most; None where there is none."""
+        left = self._in()
+        if self.phase not in ("taste", "search") or not left:
+            return None
+        rounds = self.most_pairs - min(self.arms[k].pairs - self.arms[k].to_skip for k in left)
+        return max(rounds, 0) * self.plan.round_iterations(left)
+
+    def as_dict(self, step_s: float | None) -> dict[str, Any]:
+        """The state as plain data for a snapshot."""
+        left, verdict = self.left_iterations(), self._deployed[1].verdict if self._deployed else None
+        return {
+            "phase": self.phase,
+            "text": self.text(step_s),
+            "winner": self.arms[self.winner].name if self.winner is not None else "none",
+            "why": self.why,
+            "searches": self.searches,
+            "error": self.error,
+            "loss_share": self.loss_share,
+            "most_loss": self.most_loss,
+            "loss_s": self.loss_s,
+            "left_iterations": left,
+            "left_minutes": left * step_s / 60.0 if left is not None and step_s else None,
+            "test": verdict.text if verdict is not None else "",
+            "candidates": [
+                {
+                    "name": arm.name,
+                    "pairs": arm.pairs,
+                    "gain": arm.value if arm.pairs else None,
+                    "low": arm.gain.low if arm.gain else None,
+                    "high": arm.gain.high if arm.gain else None,
+                    "dropped": arm.dropped,
+                }
+                for arm in self.arms
+            ],
+        }
+
+    def text(self, step_s: float | None) -> str:
+        """The state in one line."""
+        if self.phase in ("taste", "search"):
+            left, minutes = self._in(), self.left_iterations()
+            at_most = f", at most {minutes * step_s / 60.0:.2g} min more" if minutes is not None and step_s else ""
+            names = ", ".join(self.arms[k].name for k in left)
+            return f"searches among {names}{at_most}; lost so far {100 * self.loss_share:+.2f} % of its time"
+        if self.winner is not None:
+            return f"winner: {self.why}; the search lost {100 * self.loss_share:+.2f} % of its time"
+        return f"winner: none, as {self.why}" if self.why else "waits for the start of the search"
+
+
+def _percent(gain: Interval) -> str:
+    value, low, high = (100.0 * one for one in gain)
+    return f"{value:.1f} % [{low:.1f}, {high:.1f}]"

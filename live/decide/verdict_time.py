@@ -1,0 +1,125 @@
+"""How long until a verdict: pairs of blocks, iterations and minutes for an effect of a given size.
+
+The answer depends on the noise of a pair of blocks. Once pairs were compared it is measured; before, it is estimated
+from the steps of the quiet start, as if they were independent of each other. No clock, no file, no thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from paceenv.core.student_t import student_t_quantile
+from paceenv.live.decide.canary import ALPHA, FIRST_EVALUATION_PAIRS, PairedComparison, Schedule
+
+EFFECTS = (0.01, 0.02, 0.05)
+"""Relative effects for which the time to a verdict is given."""
+MOST_PAIRS = 1 << 14
+"""More pairs than anybody waits for."""
+
+
+class Forecast(NamedTuple):
+    """The time to a verdict.
+
+    Attributes:
+        pair_noise: standard deviation of the log ratio of one pair of blocks.
+        measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
+        pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
+        iterations: the same in iterations from the start of the blocks.
+        more_pairs: pairs that are still needed where the evidence was insufficient so far; None: no such case, or more
+            than :data:`MOST_PAIRS`.
+        pair_iterations: iterations from one pair to the next.
+    """
+
+    pair_noise: float
+    measured: bool
+    pairs: tuple[int | None, ...]
+    iterations: tuple[int | None, ...]
+    more_pairs: int | None
+    pair_iterations: int
+
+    def as_dict(self, step_s: float | None) -> dict[str, Any]:
+        """As plain data for a snapshot, with minutes where the step time is known."""
+        rows = zip(EFFECTS, self.pairs, self.iterations, strict=True)
+        return {
+            "pair_noise": self.pair_noise,
+            "measured": self.measured,
+            "effects": [
+                {"effect": effect, "pairs": pairs, "iterations": iterations, "minutes": _minutes(iterations, step_s)}
+                for effect, pairs, iterations in rows
+            ],
+            "more_pairs": self.more_pairs,
+            "more_minutes": _minutes(self.more_pairs and self.more_pairs * self.pair_iterations, step_s),
+            "text": self.text(step_s),
+        }
+
+    def text(self, step_s: float | None) -> str:
+        """The forecast in one line."""
+        found = []
+        for effect, pairs, iterations in zip(EFFECTS, self.pairs, self.iterations, strict=True):
+            takes = "too many pairs" if pairs is None else f"{pairs} pairs, {_long(iterations, step_s)}"
+            found.append(f"{100 * effect:g} %: {takes}")
+        by = "measured" if self.measured else "estimated from the first steps"
+        noise = f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
+        return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
+
+    def more_text(self, step_s: float | None) -> str:
+        """What is missing to a verdict; "" where nothing is."""
+        if self.more_pairs is None:
+            return ""
+        return f"needs about {self.more_pairs} more pairs, {_long(self.more_pairs * self.pair_iterations, step_s)}"
+
+
+def forecast(schedule: Schedule, comparison: PairedComparison, quiet_steps_s: Sequence[float]) -> Forecast | None:
+    """The time to a verdict of ``comparison``; None while nothing is known about the noise.
+
+    Args:
+        schedule: of the blocks.
+        comparison: as far as it is.
+        quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
+    """
+    noise, measured = comparison.pair_noise, True
+    if noise is None:
+        if len(quiet_steps_s) < 2:
+            return None
+        step_noise = stdev(quiet_steps_s) / fmean(quiet_steps_s)
+        noise, measured = step_noise * math.sqrt(2.0 / schedule.counted_iterations), False
+    pairs = tuple(pairs_for(-math.log1p(-effect), noise, comparison.alpha) for effect in EFFECTS)
+    begin = schedule.after(0) - schedule.first_iteration
+    each = schedule.after(1) - schedule.after(0)
+    more: int | None = None
+    if comparison.verdict.kind == "insufficient evidence" and comparison.mean_log_ratio is not None:
+        gain = -math.expm1(comparison.mean_log_ratio)
+        half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
+        needed = pairs_for(half, noise, comparison.alpha, comparison.pairs)
+        more = None if needed is None else needed - comparison.pairs
+    return Forecast(noise, measured, pairs, tuple(n and begin + n * each for n in pairs), more, each)
+
+
+def pairs_for(half_width: float, pair_noise: float, alpha: float = ALPHA, after: int = 0) -> int | None:
+    """Pairs at the first evaluation whose interval is expected to be no wider than ``half_width`` to either side.
+
+    Args:
+        half_width: of the log ratio, above 0.
+        pair_noise: standard deviation of the log ratio of a pair, at least 0.
+        alpha: of the comparison.
+        after: pairs compared so far; only a later evaluation counts.
+    """
+    pairs, share = FIRST_EVALUATION_PAIRS, 0.5 * alpha
+    while pairs <= MOST_PAIRS:
+        half = student_t_quantile(0.5 * share, pairs - 1) * pair_noise / math.sqrt(pairs)
+        if pairs > after and half <= half_width:
+            return pairs
+        pairs, share = 2 * pairs, 0.5 * share
+    return None
+
+
+def _minutes(iterations: int | None, step_s: float | None) -> float | None:
+    return None if iterations is None or not step_s else iterations * step_s / 60.0
+
+
+def _long(iterations: int | None, step_s: float | None) -> str:
+    minutes = _minutes(iterations, step_s)
+    return f"{iterations:,} iterations" + ("" if minutes is None else f", about {max(minutes, 0.1):.2g} min")

@@ -1,0 +1,52 @@
+"""Blocks without pacing: what an estimator keeps of them, and what is as before when pacing goes on.
+
+While pacing is not allowed, the averages of waits, slack and delays follow the job without it. A policy that then read
+them would see its own absence as a change of the job. So when pacing goes on, everything that a policy or a rule rests
+on is what it was at the end of the last paced iteration, the delay included. The policy sees one unbroken paced
+history, whatever the length of the blocks. Only the baselines keep what they learned: they describe the job without
+contention, and that is where it is seen best.
+
+Works on the arrays of ``paceenv.core.timing``, with any axes before theirs: one rank, or a batch of episodes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import timing
+
+RANK_BASELINES = (timing.COMM_BASELINE_S,)
+"""Fields of ``rank[..., F, R]`` that go on learning while pacing stands."""
+TICK_BASELINES = (timing.ITERATIONS, timing.STEP_LOW_S, timing.STEP_BASELINE_S)
+"""The same of ``tick[..., K]``: the baseline step, and the clock of its blocks."""
+
+
+class Left(NamedTuple):
+    """An estimator as it was when pacing was interrupted."""
+
+    rank: NDArray[np.float32]
+    tick: NDArray[np.float64]
+
+
+def leave(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
+    """Pacing is interrupted: remember the estimator ``(rank[..., F, R], tick[..., K])``."""
+    return Left(rank.copy(), tick.copy())
+
+
+def begin(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
+    """The estimator with which a policy acts for the first time: the job as observed so far, with no sum begun."""
+    left = leave(rank, tick)
+    fresh = np.empty(timing.TICK_FIELDS)
+    timing.reset_tick(fresh)
+    left.tick[...] = fresh
+    return left
+
+
+def resume(rank: NDArray[np.float32], tick: NDArray[np.float64], left: Left) -> None:
+    """Pacing goes on: the estimator, in place, is as it was ``left``, but for the baselines."""
+    baselines, clock = rank[..., RANK_BASELINES, :].copy(), tick[..., TICK_BASELINES].copy()
+    rank[...], tick[...] = left
+    rank[..., RANK_BASELINES, :], tick[..., TICK_BASELINES] = baselines, clock

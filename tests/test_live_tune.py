@@ -1,0 +1,321 @@
+"""Mode tune without a job: the plan that all ranks share, the tuner's decisions, its errors and its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceenv.core.errors import InputError
+from paceenv.live.decide.canary import BlockPlan
+from paceenv.live.decide.tune import ERROR, EVALUATIONS, FIRST_ROUNDS, NOTHING_LEFT, Tuner
+from paceenv.live.decide.tune_plan import TunePlan, Turn, Word
+
+STEP_S, LEAD, LEASE = 0.2, 5, 1 << 30
+BLOCKS = BlockPlan(12, 2, 12, 4)
+
+
+class Job:
+    """A job whose mean step falls by ``gains`` of the candidates, and its tuner."""
+
+    def __init__(
+        self,
+        gains: Sequence[float],
+        *,
+        seed: int = 0,
+        noise: float = 0.02,
+        blocks: Sequence[BlockPlan] | None = None,
+        lease: int = LEASE,
+        **options: Any,
+    ) -> None:
+        self.gains, self.noise, self.iteration, self.lease = list(gains), noise, 0, lease
+        self.plan = TunePlan(seed, blocks or [BLOCKS] * len(gains))
+        self.tuner = Tuner([f"c{k}" for k in range(len(gains))], self.plan, **options)
+        self.random = np.random.default_rng(seed)
+        self.words: list[Word] = []
+        self.lost_s = self.time_s = 0.0
+        """Against no pacing, while searching."""
+
+    def run(self, most: int, until: Callable[[Tuner], bool] = lambda tuner: False) -> Tuner:
+        for _ in range(most):
+            if self.iteration % 10 == 0:
+                word = self.tuner.decide(self.iteration, LEAD, self.lease)
+                self.words += [word] if word is not None else []
+                if until(self.tuner):
+                    break
+            turn = self.plan.turn(self.iteration)
+            plain_s = STEP_S * math.exp(self.random.normal(0.0, self.noise))
+            step_s = plain_s * (1.0 - (self.gains[turn.arm] if turn.arm is not None else 0.0))
+            if self.tuner.phase in ("taste", "search"):
+                self.lost_s += step_s - plain_s
+                self.time_s += step_s
+            self.tuner.add(self.iteration, turn, step_s)
+            self.iteration += 1
+        return self.tuner
+
+    def decided(self) -> Tuner:
+        return self.run(200_000, lambda tuner: tuner.searches > 0)
+
+
+def word(number: int = 1, **changes: Any) -> Word:
+    return Word(number, 0, LEASE, "search", (0, 1, 2), 0)._replace(**changes)
+
+
+# ------------------------------------------------------------------------------------------------------- the plan
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1),
+    lengths=st.lists(st.sampled_from([8, 12, 20, 60]), min_size=1, max_size=5),
+    begin=st.integers(0, 100),
+)
+def test_every_candidate_has_a_pair_in_every_round(seed: int, lengths: list[int], begin: int) -> None:
+    plan = TunePlan(seed, [BlockPlan(length, length // 3, 0, 4) for length in lengths])
+    arms = tuple(range(len(lengths)))
+    plan.hear(word(arms=arms, begin=begin))
+    assert plan.turn(begin - 1) == Turn(None)
+    cycle, firsts = plan.round_iterations(arms), dict.fromkeys(arms, 0)
+    for number in range(2):
+        turns = [plan.turn(begin + number * cycle + i) for i in range(cycle)]
+        for arm, length in enumerate(lengths):
+            mine = [turn for turn in turns if turn.pair == (begin, number, arm)]
+            assert [turn.arm for turn in mine].count(arm) == length == len(mine) - length
+            assert [turn.counted for turn in mine] == 2 * [i >= length // 3 for i in range(length)]
+            firsts[arm] += mine[0].arm == arm
+        for at, turn in enumerate(turns[1:], 1):
+            ends = turn.pair != turns[at - 1].pair
+            assert (plan.pair_end(begin + number * cycle + at) == begin + number * cycle + at) == ends
+    assert set(firsts.values()) == {1}
+
+
+def test_ranks_that_heard_the_same_agree_and_a_missing_word_means_none() -> None:
+    rank0, rank1 = (TunePlan(7, [BLOCKS] * 3) for _ in range(2))
+    rank0.hear(word(until_iteration=500))
+    assert all(rank1.turn(i) == Turn(None) for i in range(600))  # it has heard nothing
+    rank1.hear(word(until_iteration=500))
+    assert [rank0.turn(i) for i in range(600)] == [rank1.turn(i) for i in range(600)]
+    assert {rank0.turn(i).arm for i in range(500)} == {None, 0, 1, 2}
+    assert {rank0.turn(i) for i in range(500, 600)} == {Turn(None)}
+    longer = word(2, until_iteration=900)
+    before = [rank0.turn(i) for i in range(500)]
+    rank0.hear(longer)
+    assert [rank0.turn(i) for i in range(500)] == before  # to prolong changes nothing that was said
+    assert {rank0.turn(i).arm for i in range(500, 900)} == {None, 0, 1, 2}
+    rank0.hear(word(1, phase="none", arms=()))  # an old word
+    assert rank0.words[-1] == longer
+
+
+def test_a_word_takes_over_at_its_iteration() -> None:
+    plan = TunePlan(7, [BLOCKS] * 3)
+    plan.hear(word())
+    plan.hear(word(2, from_iteration=240, begin=240, phase="deployed", arms=(2,)))
+    assert {plan.turn(i).arm for i in range(240)} == {None, 0, 1, 2}
+    deployed = [plan.turn(i).arm for i in range(240, 240 + 50 * 12)]
+    assert set(deployed) == {None, 2}
+    assert deployed.count(None) <= 0.2 * len(deployed)
+    plan.hear(word(3, from_iteration=900, phase="none", arms=()))
+    assert {plan.turn(i) for i in range(900, 1200)} == {Turn(None)}
+
+
+def test_a_taste_is_one_round_of_short_blocks() -> None:
+    plan = TunePlan(7, [BLOCKS] * 3)
+    plan.hear(word(phase="taste", begin=10, from_iteration=10))
+    turns = [plan.turn(i) for i in range(10, 60)]
+    assert [t.pair is not None for t in turns] == 24 * [True] + 26 * [False]
+    assert [t.arm for t in turns].count(1) == 4
+    assert not any(t.counted for t in turns)
+
+
+def test_words_travel_as_text() -> None:
+    for one in (word(), word(9, phase="deployed", arms=(1,)), word(3, phase="none", arms=())):
+        assert Word.parse(one.text(), 3) == one
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "{}",
+        "[1]",
+        '[1, 0, 9, "search", [], 0]',
+        '[1, 0, 9, "search", [3], 0]',
+        '[1, 0, 9, "search", [1, 1], 0]',
+        '[1, 0, 9, "deployed", [0, 1], 0]',
+        '[1, 0, 9, "taste", [], 0]',
+        '[1, 0, 9, "none", [0], 0]',
+        '[1, 0, 9, "else", [0], 0]',
+        '[1, -1, 9, "search", [0], 0]',
+        '[1, 0.5, 9, "search", [0], 0]',
+        '[true, 0, 9, "search", [0], 0]',
+        '[1, 0, 1e99, "search", [0], 0]',
+        "[" * 5000,
+    ],
+)
+def test_what_is_no_word_is_none(text: str) -> None:
+    assert Word.parse(text, 3) is None
+
+
+# ------------------------------------------------------------------------------------------------------ the tuner
+
+
+@pytest.mark.parametrize("best", [0, 1, 2])
+def test_the_best_candidate_wins_and_is_deployed(best: int) -> None:
+    gains = [0.02, 0.01, -0.03]
+    gains[best] = 0.12
+    job = Job(gains, seed=best)
+    tuner = job.decided()
+    assert tuner.winner == best
+    assert (job.words[-1].phase, job.words[-1].arms) == ("deployed", (best,))
+    assert tuner.arms[best].gain is not None
+    assert 0.12 in tuner.arms[best].gain
+    assert all(arm.dropped for k, arm in enumerate(tuner.arms) if k != best)
+    assert f"winner: c{best} helps by 1" in tuner.text(STEP_S)
+
+
+def test_where_nothing_helps_none_is_deployed_and_the_next_search_waits_longer_each_time() -> None:
+    job = Job([0.0, -0.01, 0.002], noise=0.01)
+    first = job.decided()
+    assert first.winner is None
+    assert first.phase == "none"
+    assert "winner: none" in first.text(STEP_S)
+    ends = [job.iteration]
+    for searches in (2, 3, 4):
+        job.run(200_000, lambda tuner, searches=searches: tuner.searches == searches)
+        ends.append(job.iteration)
+    pauses = [w.from_iteration for w in job.words if w.phase == "search" and len(w.arms) == 3]
+    waited = [begin - end for begin, end in zip(pauses[1:], ends, strict=False)]
+    assert waited[1] > 1.1 * waited[0]
+    assert waited[2] > 2.5 * waited[0]
+
+
+def test_a_candidate_that_surely_hurts_is_dropped_at_once_and_the_loss_stays_in_its_bound() -> None:
+    for seed in range(10):
+        job = Job([0.0, -0.3, 0.05], seed=seed, noise=0.01)
+        tuner = job.run(100_000, lambda tuner: bool(tuner.arms[1].dropped))
+        assert tuner.arms[1].dropped
+        assert tuner.arms[1].pairs <= 1
+        job.run(100_000, lambda tuner: tuner.searches > 0)
+        assert tuner.winner == 2
+        assert job.lost_s <= 0.01 * job.time_s
+
+
+@pytest.mark.parametrize("hurts", [-0.02, -0.1, -0.5])
+def test_a_search_whose_candidates_all_hurt_ends_with_none_and_loses_little(hurts: float) -> None:
+    """The bound is on the time of at least ``FIRST_ROUNDS``; what one round costs cannot be known before it."""
+    for seed in range(10):
+        job = Job([hurts, hurts, hurts, hurts], seed=seed, noise=0.01)
+        assert job.decided().winner is None
+        every = FIRST_ROUNDS * job.plan.round_iterations(range(4)) * STEP_S
+        assert job.lost_s <= 0.01 * max(job.time_s, every) + 4 * 12 * STEP_S * -hurts
+        job.run(100_000, lambda tuner: tuner.phase == "taste")
+        assert job.lost_s <= 0.012 * job.iteration * STEP_S
+    assert job.tuner.why == NOTHING_LEFT
+
+
+def test_the_printed_loss_is_the_true_one() -> None:
+    job = Job([-0.02, 0.0, 0.01], seed=3, noise=0.005, most_loss=0.5)
+    tuner = job.decided()
+    assert tuner.loss_share == pytest.approx(job.lost_s / job.time_s, abs=0.002)
+
+
+def test_a_winner_that_stops_paying_is_rolled_back_and_a_later_search_finds_the_new_best() -> None:
+    job = Job([0.1, 0.0], noise=0.01)
+    assert job.decided().winner == 0
+    job.gains = [-0.1, 0.1]
+    job.run(100_000, lambda tuner: tuner.phase == "none")
+    assert job.tuner.winner is None
+    assert "c0 hurts" in job.tuner.why
+    job.run(100_000, lambda tuner: tuner.phase == "deployed")
+    assert job.tuner.winner == 1
+
+
+def test_a_winner_whose_gain_fades_goes_too() -> None:
+    job = Job([0.1, 0.0], noise=0.005)
+    assert job.decided().winner == 0
+    job.gains = [0.0, 0.0]
+    job.run(200_000, lambda tuner: tuner.phase == "none")
+    assert "does not help" in job.tuner.why
+
+
+def test_near_equal_candidates_end_the_search_early() -> None:
+    job = Job([0.10, 0.101, 0.099], noise=0.01)
+    tuner = job.decided()
+    assert tuner.winner is not None
+    assert min(arm.pairs for arm in tuner.arms) < 24
+
+
+def test_a_search_without_a_verdict_ends() -> None:
+    job = Job([0.02, 0.0], noise=0.5, most_pairs=8)
+    tuner = job.decided()
+    assert tuner.winner is None
+    assert "after 8 pairs no candidate surely helps" in tuner.why
+
+
+def test_a_candidate_that_fails_on_this_rank_is_dropped() -> None:
+    job = Job([0.1, 0.05], noise=0.01)
+    job.run(200)
+    job.tuner.give_up(0, "policy c0 raised")
+    assert job.decided().winner == 1
+    assert job.tuner.arms[0].dropped == "policy c0 raised"
+
+
+def test_a_deployed_candidate_that_fails_is_rolled_back() -> None:
+    job = Job([0.1, 0.0], noise=0.01)
+    assert job.decided().winner == 0
+    job.tuner.give_up(0, "policy c0 raised")
+    job.run(1000, lambda tuner: tuner.phase == "none")
+    assert job.tuner.why == "policy c0 raised"
+
+
+def test_a_word_is_prolonged_in_time_and_nothing_else_is_said() -> None:
+    job = Job([0.0, 0.0], noise=0.2, lease=400, most_pairs=10_000)
+    job.run(4000)
+    assert len(job.words) == pytest.approx(4000 / 200, abs=4)
+    assert {w.begin for w in job.words[1:]} == {job.words[1].begin}
+    assert all(job.plan.turn(i).pair is not None for i in range(LEAD, 3900, 7) if i > 3400)
+
+
+@pytest.mark.slow
+def test_searches_err_no_more_often_than_stated() -> None:
+    """Wrong: a winner that does not help, or one that is worse than another by more than the tolerance."""
+    wrong = jobs = 0
+    for seed in range(300):
+        random = np.random.default_rng(seed)
+        gains = random.choice([-0.02, 0.0, 0.0, 0.005, 0.02, 0.03], 4).tolist()
+        winner = Job(gains, seed=seed, noise=0.05, most_pairs=32).decided().winner
+        jobs += 1
+        if winner is not None:
+            wrong += gains[winner] <= 0.0 or max(gains) - gains[winner] > max(0.01, 0.1 * max(gains)) + 1e-9
+    assert wrong / jobs <= ERROR + 2.0 * math.sqrt(ERROR / jobs)
+
+
+def test_the_shares_of_all_evaluations_add_up_to_the_error() -> None:
+    assert EVALUATIONS[:7] == (3, 4, 6, 8, 12, 16, 24)
+    assert sum(1.0 / (k * (k + 1)) for k in range(1, len(EVALUATIONS) + 1)) < 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"error": 0.0}, {"min_gain": -1.0}, {"most_loss": 0.0}, {"most_pairs": 3}, {"names": []}]
+)
+def test_impossible_tuners_are_refused(wrong: dict[str, Any]) -> None:
+    names = wrong.pop("names", ["a"])
+    with pytest.raises(InputError, match="allowed"):
+        Tuner(names, TunePlan(0, [BLOCKS]), **wrong)
+
+
+def test_odd_steps_are_left_out_and_gaps_are_allowed() -> None:
+    job = Job([0.1, 0.0], noise=0.01)
+    add = job.tuner.add
+
+    def gappy(iteration: int, turn: Turn, step_s: float) -> None:
+        if iteration % 7:
+            add(iteration, turn, math.nan if iteration % 11 == 0 else step_s)
+
+    job.tuner.add = gappy  # type: ignore[method-assign]
+    assert job.decided().winner == 0

@@ -1,0 +1,190 @@
+"""Blocks without pacing: a policy sees one unbroken paced history, at the one interval that is its own."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceenv.core import pacing, signals, standing, timing
+from paceenv.core.errors import InputError
+from paceenv.live.decide.canary import PHASE_ITERATIONS, RAMP_ITERATIONS, Schedule, block_plan
+from paceenv.live.decide.live_policy import at_interval, find_policy
+from paceenv.live.decide.pacer import RankPacer
+from paceenv.live.loop import Loop
+from paceenv.live.options import make_options
+from paceenv.policies import saved
+from paceenv.policies.base import Policy
+from paceenv.policies.learned import Learned
+from paceenv.policies.names import rule
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.closed_loop.predict import run_in_blocks
+
+QUIET, PACED = 60, 480
+
+
+def named(text: str) -> Policy:
+    found = rule(text)
+    return found if found is not None else saved.find(text)[1].policy
+
+
+def network(mechanisms: tuple[str, ...] = ("slack",), **more: Any) -> Learned:
+    inputs = signals.SIGNALS * (2 if more.get("memory_intervals") else 1)
+    layers = [(np.zeros((2 * len(mechanisms), inputs), np.float32), np.zeros(2 * len(mechanisms), np.float32))]
+    return Learned(layers, mechanisms, **more)
+
+
+def paced(policy: str, block: int | None) -> NDArray[np.float64]:
+    """Mean delays, interval by interval of pacing, over what is allowed; in blocks or without."""
+    cluster = load_cluster("unequal-slack").changed(["noise.jitter_cv=0.02"])
+    simulator = start(cluster, np.arange(2))
+    paced_T = np.arange(2 * PACED) // (block or 1) % 2 == 0 if block else np.ones(PACED, np.bool_)
+    on_T = np.concatenate([np.zeros(QUIET, np.bool_), paced_T])
+    delay_s, run = [], simulator.run
+
+    def watched(settings: NDArray[np.float64], iterations: int, *which: Any) -> NDArray[np.float64]:
+        found = run(settings, iterations, *which)
+        delay_s.append(simulator.mean_delay_s().mean())
+        return found
+
+    simulator.run = watched  # type: ignore[method-assign]
+    run_in_blocks(named(policy), simulator, on_T, QUIET)
+    intervals_T = on_T[QUIET::20]
+    return np.array(delay_s[1:])[intervals_T[: len(delay_s) - 1]]
+
+
+@pytest.mark.parametrize("policy", ["static:slack=0.02/0.4", "adaptive", "learned"])
+def test_a_policy_decides_in_blocks_as_without_whatever_their_length(policy: str) -> None:
+    always = paced(policy, None)
+    assert always[-6:].mean() > 0.0
+    for block in (20, 40, 60, 120):
+        found = paced(policy, block)[: len(always)]
+        assert len(found) == len(always)
+        np.testing.assert_allclose(found[-6:].mean(), always[-6:].mean(), rtol=0.05)
+        np.testing.assert_allclose(found.sum(), always.sum(), rtol=0.1)  # nor does it ramp up again in every block
+
+
+def fed(block: int | None, *, odd: bool = False) -> tuple[list[float], list[list[float]]]:
+    """Delays and views of one rank's pacer in paced iterations; the job is the same without pacing, but slower."""
+    random, pacer = np.random.default_rng(1), RankPacer(named("learned"), cap_s=0.1, has_barrier=True)
+    stamps = zip(random.normal(0.02, 1e-4, PACED), random.normal(0.03, 1e-3, PACED), strict=True)
+    for _ in range(QUIET):
+        pacer.iteration(0.02, 0.03, 0.3, acting=None)
+    delays, views = [], []
+    for i, (comm_s, barrier_s) in enumerate(stamps):
+        if block and i % block == 0 and i:
+            for _ in range(block + odd):
+                pacer.iteration(0.05, 0.09, 0.5, delay_s=0.0, acting=None)
+        delays.append(pacer.iteration(comm_s, barrier_s, 0.2 + barrier_s))
+        views.append(pacer.view().tolist())
+    return delays, views
+
+
+@pytest.mark.parametrize("block", [20, 37, 60, 120])
+def test_nothing_but_the_baselines_remembers_a_block_without_pacing(block: int) -> None:
+    """Every view and every delay, also those of the slow means; the baselines may rise by a hair meanwhile."""
+    for odd in (False, True):
+        (delays, views), (delays_without, views_without) = fed(block, odd=odd), fed(None)
+        assert max(delays_without) > 0.0
+        np.testing.assert_allclose(delays, delays_without, rtol=0.1, atol=5e-4)
+        slow = signals.NAMES.index("delay_share_slow")
+        np.testing.assert_allclose(np.array(views)[:, slow], np.array(views_without)[:, slow], rtol=0.02, atol=1e-3)
+
+
+def test_the_delay_is_back_at_once_and_several_policies_do_not_disturb_each_other() -> None:
+    policies = [named("static:slack=0.0/0.4"), named("static:stagger=0/0.2")]
+    pacer = RankPacer(policies, cap_s=0.1, has_barrier=True, member=1, members=2)
+    alone = RankPacer(named("static:slack=0.0/0.4"), cap_s=0.1, has_barrier=True, member=1, members=2)
+    for one in (pacer, alone):
+        for _ in range(40):
+            one.iteration(0.02, 0.05, 0.3, acting=None)
+    expected = [alone.iteration(0.02, 0.05, 0.3) for _ in range(120)]
+    found: list[float] = []
+    for _ in range(6):
+        found += [pacer.iteration(0.02, 0.05, 0.3, acting=0) for _ in range(20)]
+        left_s = pacer.delay_s(0)
+        for _ in range(30):
+            pacer.iteration(0.02, 0.05, 0.3, acting=1)
+        for _ in range(10):
+            pacer.iteration(0.02, 0.05, 0.3, acting=None)
+        assert pacer.delay_s(0) == left_s
+    assert pacer.delay_s(1) == pytest.approx(0.06, rel=1e-4)
+    assert found == expected
+    assert expected[-1] > 0.0
+
+
+def test_of_a_block_without_pacing_only_the_baselines_stay() -> None:
+    rank, tick = timing.new_state()
+    rank[:], tick[:] = 1.0, 1.0
+    left = standing.leave(rank, tick)
+    rank[:], tick[:] = 2.0, 2.0
+    standing.resume(rank, tick, left)
+    assert set(np.flatnonzero(rank[:, 0] == 2.0)) == set(standing.RANK_BASELINES)
+    assert set(np.flatnonzero(tick == 2.0)) == set(standing.TICK_BASELINES)
+
+
+def test_the_interval_is_the_policys_own_and_older_files_have_it_in_their_training(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
+    assert load_policy(path).policy.interval_iterations == 35
+    assert named("learned").interval_iterations == 20
+    pacer = RankPacer([network(interval_iterations=35), named("adaptive")], cap_s=0.1, has_barrier=True)
+    assert pacer.interval_iterations == (35, 20)
+
+
+def test_another_interval_than_in_training_is_refused_and_a_rule_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "p.safetensors"
+    save_policy(path, PolicyFile(network(interval_iterations=35), {}, {}))
+    loop = Loop(make_options({"mode": "active", "job": "j", "interval_iterations": 10}), find_policy(path))
+    loop.install()
+    loop.finish()
+    assert loop.state == "observe"
+    assert "interval_iterations = 10; allowed: 35" in loop.reason
+    assert not at_interval(find_policy(path), 35).fault
+    assert at_interval(find_policy("paper"), 10).policy.interval_iterations == 10
+
+
+@pytest.mark.parametrize("wrong", [0, "20", 10_001])
+def test_an_impossible_interval_in_a_file_is_refused(wrong: Any, tmp_path: Path) -> None:
+    policy = network()
+    policy.interval_iterations = wrong
+    save_policy(tmp_path / "p.safetensors", PolicyFile(policy, {}, {}))
+    with pytest.raises(InputError, match=r"interval_iterations = .*; allowed: an integer from 1"):
+        load_policy(tmp_path / "p.safetensors")
+
+
+def test_blocks_follow_from_the_policys_time_constants() -> None:
+    slack = block_plan([named("static:slack=0.02/0.4")])
+    assert slack == (60, RAMP_ITERATIONS, 20 + RAMP_ITERATIONS, 40)
+    shift = block_plan([named("static:phase_shift=0.02/0.4")])
+    assert shift == (240, PHASE_ITERATIONS, 20 + PHASE_ITERATIONS, 40)
+    slow = block_plan([network(interval_iterations=50, memory_intervals=8)])
+    assert slow == (150, RAMP_ITERATIONS, 50 + RAMP_ITERATIONS + 400, 70)
+    assert block_plan([named("adaptive"), network(interval_iterations=50)]).block_iterations == 250
+    assert block_plan([named("adaptive")], 30).settle_iterations == 10
+
+
+def test_the_first_compared_block_comes_after_the_memory_is_full() -> None:
+    policy = network(memory_intervals=12)
+    for seed in range(6):
+        schedule = Schedule.of(seed, policy, first_iteration=7)
+        slots = [schedule.slot(i) for i in range(schedule.after(1))]
+        first = next(i for i, slot in enumerate(slots) if slot.pair == 0)
+        assert sum(slot.on for slot in slots[:first]) == 300
+        assert sum(not slot.on for slot in slots[7:first]) == 60
+        changes = sum(a.on != b.on for a, b in itertools.pairwise(slots[7:first]))
+        assert changes == 1
+        assert schedule.slot(schedule.after(1) - 1).pair == 0
+        assert schedule.slot(schedule.after(1)).pair == 1
+
+
+def test_a_rules_mechanisms_are_those_with_a_window() -> None:
+    assert named("passive").mechanisms == ()
+    assert named("static:slack=0.1/0.2,stagger=0.1/0").mechanisms == ("slack",)
+    assert set(named("adaptive").mechanisms) < set(pacing.MECHANISMS)
