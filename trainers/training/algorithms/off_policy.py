@@ -54,7 +54,7 @@ class SacLearner(Sb3Learner):
         return found
 
     def actor(self) -> Layers:
-        actor: Any = self.model.actor
+        model: Any = self.model
         return linear_layers(*model.actor.latent_pi, model.actor.mu)
 
     def state(self) -> Saved:
