@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -178,6 +179,13 @@ class TrainConfig(Config):
                 update={"suites": [config_files.resolve_sibling(path, suite) for suite in selection.suites]}
             )
         return self.model_copy(update={"environment": environment, "selection": selection})
+
+
+def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
+    if algorithm == data.get("algorithm", "ppo"):
+        return dict(data)
+    return {**{key: value for key, value in data.items() if key not in SECTIONS}, "algorithm": algorithm}
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:
