@@ -96,21 +96,21 @@ class CmaEs(Config):
 class Distill(Config):
     """Distillation of a teacher that knows the future, by rounds of DAgger; see ``algorithms.distill``."""
 
-    total_timesteps: _Timesteps = 400_000
-    rounds: int = Field(5, ge=1, description="the first is driven at random, the others by the student")
+    total_timesteps: _Timesteps = 480_000
+    rounds: int = Field(16, ge=1, description="the first is driven at random, the others by the student")
     candidates: int = Field(24, ge=1, le=200, description="settings that the student chooses from, without off")
     horizon_intervals: int = Field(6, ge=1, description="how long the teacher holds a setting on the true future")
     episode_intervals: int = Field(80, ge=2)
     every_intervals: int = Field(8, ge=1, description="control intervals between two questions to the teacher")
-    watched_ranks: int = Field(3, ge=1, description="ranks of a job whose views are kept at each question")
+    watched_ranks: int = Field(8, ge=1, description="ranks of a job whose views are kept at each question")
     explore_share: float = Field(0.25, ge=0, le=1, description="episodes after the first round that drive at random")
-    n_epochs: int = Field(6, ge=1, description="in each round, over the views of all rounds so far")
+    n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
     batch_size: int = Field(1024, ge=2)
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
     weight_decay: float = Field(1e-4, ge=0)
-    net_arch: list[int] = Field([96, 96], min_length=1)
+    net_arch: list[int] = Field([128, 128], min_length=1)
     margins: list[_Percent] = Field(
-        [0.05, 0.1, 0.2, 0.3, 0.5, 0.8],
+        [0.05, 0.1, 0.2, 0.4],
         min_length=1,
         description="% of the step, increasing; the first one is taken with which the training nulls hold null_limit",
     )

@@ -35,6 +35,8 @@ CHECK_SEEDS, CHECK_ITERATIONS = 8, 1200
 RANGE_ROWS = 4096
 """Views of a cluster that count for the calibrated range, so that large jobs do not count more."""
 MIN_EPISODES = 4
+PRESSURE, MAX_PRESSURE = 2.0, 8.0
+"""By how much more the episodes and errors of a null count while it loses more than its limit: the constraint."""
 MIN_WEIGHT_SCALE = 1.0
 """Gains of a cluster, % of the step, below which its errors count no more: nulls, and what is hardly worth it."""
 
@@ -63,7 +65,7 @@ class DistillLearner(Learner):
         self.rollout_timesteps = -(-self.section.total_timesteps // self.section.rounds)
         self._memory = (environment.memory_intervals, environment.change_intervals)
         self.round, self.candidates, self.margin = 0, list[Candidate](), 0.0
-        self.scale_K = np.zeros(len(shares))
+        self.scale_K, self.pressure_K = np.zeros(len(shares)), np.ones(len(shares))
         self.student: Student | None = None
         self.answers: list[Answers] = []
         self._passive_s: list[NDArray[np.float64]] = []
@@ -94,7 +96,7 @@ class DistillLearner(Learner):
             share = 0.8 * (k + 1) / len(self.clusters)
             self.curve.on_progress(self.timesteps + share * self.rollout_timesteps)
         self.answers = [Answers.joined(self.answers)]
-        weight_K = (1.0 / np.maximum(self.scale_K, MIN_WEIGHT_SCALE)).astype(np.float32)
+        weight_K = (self.pressure_K / np.maximum(self.scale_K, MIN_WEIGHT_SCALE)).astype(np.float32)
         loss = self.student.fit(self.answers[0], weight_K)
         self.round += 1
         found = self._choose_margin()
@@ -103,9 +105,9 @@ class DistillLearner(Learner):
         self.curve.logger.dump(self.timesteps)
 
     def _episodes(self) -> list[int]:
-        """Episodes of a round by cluster, in proportion to weight; those of large jobs count by the root of ranks."""
+        """Episodes of a round by cluster, in proportion to weight and pressure, fewer of large jobs by a root."""
         size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in self.clusters]) ** 0.5
-        part_K = self.weight_K / size_K
+        part_K = self.weight_K * self.pressure_K / size_K
         wanted_K = self.rollout_timesteps / self.section.episode_intervals * part_K / part_K.sum()
         return [max(round(float(wanted)), MIN_EPISODES) for wanted in wanted_K]
 
@@ -121,25 +123,31 @@ class DistillLearner(Learner):
             for cluster in self.clusters:
                 done = run(passive(), start(cluster, seeds, threads), CHECK_ITERATIONS)
                 self._passive_s.append(done.step_ET.mean(axis=1))
-        found: dict[str, float] = {}
-        nulls, others = np.flatnonzero(self.is_null_K).tolist(), np.flatnonzero(~self.is_null_K).tolist()
-        for margin in sorted(self.section.margins):
-            self.margin, policy = margin, self.policy(margin)
-            losses, rewards = [], np.zeros(len(self.clusters))
-            for k in [*nulls, *others]:
+        rewards_K, loss_K = np.zeros((2, len(self.clusters)))
+
+        def check(margin: float, which: NDArray[np.bool_]) -> None:
+            policy = self.policy(margin)
+            for k in np.flatnonzero(which).tolist():
                 done = run(policy, start(self.clusters[k], seeds, threads), CHECK_ITERATIONS)
                 step_s_E = done.step_ET.mean(axis=1)
-                rewards[k] = (done.ideal_step_E / step_s_E - done.ideal_step_E / self._passive_s[k]).mean()
-                if self.is_null_K[k]:
-                    losses.append(1.0 - float((self._passive_s[k] / step_s_E).mean()))
-                    if losses[-1] > self.section.null_limit and margin < max(self.section.margins):
-                        break  # too small a margin, whatever else it gains
-            else:
-                found["reward"] = float(np.average(rewards, weights=self.weight_K))
-                if losses:
-                    found |= {"null_cost": float(np.mean(losses)), "null_cost_worst": max(losses)}
+                rewards_K[k] = (done.ideal_step_E / step_s_E - done.ideal_step_E / self._passive_s[k]).mean()
+                loss_K[k] = 1.0 - (self._passive_s[k] / step_s_E).mean()
+
+        nulls_K = self.is_null_K
+        for place, margin in enumerate(sorted(self.section.margins)):
+            self.margin = margin
+            check(self.margin, nulls_K)
+            costly_K = nulls_K & (loss_K > self.section.null_limit)
+            if place == 0:  # whatever the margin will be: it should not have to be large
+                factor_K = np.where(costly_K, PRESSURE, 1.0 / PRESSURE)
+                self.pressure_K = np.clip(self.pressure_K * factor_K, 1.0, MAX_PRESSURE)
+            if not costly_K.any():
                 break
-        return found
+        check(self.margin, ~nulls_K)
+        found = {"reward": float(np.average(rewards_K, weights=self.weight_K)), "pressure": self.pressure_K.max()}
+        if nulls_K.any():
+            found |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
+        return {name: float(value) for name, value in found.items()}
 
     def policy(self, margin: float | None = None) -> Distilled:
         assert self.student is not None, "a run trains at least one round"
@@ -179,6 +187,7 @@ class DistillLearner(Learner):
             "round": self.round,
             "candidates": [{m: list(pair) for m, pair in one.items()} for one in self.candidates],
             "scale": self.scale_K.tolist(),
+            "pressure": self.pressure_K.tolist(),
             "margin": self.margin,
         }
         if self.student is None:
@@ -194,7 +203,7 @@ class DistillLearner(Learner):
     def restore(self, saved: Saved) -> None:
         self.round, self.margin = int(saved.plain["round"]), float(saved.plain["margin"])
         self.candidates = [{m: (t, w) for m, (t, w) in one.items()} for one in saved.plain["candidates"]]
-        self.scale_K = np.array(saved.plain["scale"])
+        self.scale_K, self.pressure_K = np.array(saved.plain["scale"]), np.array(saved.plain["pressure"])
         if self.round:
             arrays = saved.arrays
             self.answers = [Answers(arrays["inputs"], arrays["gain"], arrays["cluster"])]

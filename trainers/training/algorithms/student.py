@@ -14,9 +14,8 @@ from paceenv.trainers.training.algorithms.learner import Layers
 from paceenv.trainers.training.algorithms.sb3_learner import linear_layers
 from paceenv.trainers.training.algorithms.teacher import Answers
 
-ROBUST = 0.3
-"""Share of what a cluster can gain beyond which an error counts absolutely, no longer squared: answers have long tails,
-as where one step more or less collapses, and yet it is their mean that is sought."""
+ROBUST = 1.0
+"""Error, % of the step, beyond which it counts absolutely, no longer squared: answers have long tails."""
 MIN_SCALE = 0.02
 """Inputs that vary less than this are not blown up."""
 
@@ -25,7 +24,7 @@ class Student:
     """Fits the network to answers; each fit goes on from the last one's weights.
 
     Inputs are standardised by the first fit's mean and spread, which are folded into the first layer of what is
-    deployed. Errors count relative to what the cluster can gain.
+    deployed.
 
     Args:
         inputs: of the network.
@@ -73,9 +72,10 @@ class Student:
             order = torch.randperm(N)
             for at in range(0, N, section.batch_size):
                 picked = order[at : at + section.batch_size]
-                w_n1 = w_N[picked][:, None]
-                estimate, truth = self.network(x_NI[picked]) * w_n1, y_NC[picked] * w_n1
-                loss = torch.nn.functional.smooth_l1_loss(estimate, truth, beta=ROBUST)
+                error = torch.nn.functional.smooth_l1_loss(
+                    self.network(x_NI[picked]), y_NC[picked], beta=ROBUST, reduction="none"
+                )
+                loss = (error.mean(dim=1) * w_N[picked]).mean()
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
