@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.observation_average import ObservationEMA, time_scales
 from paceenv.policies.ranges import Outside, RangeHold
 
 _einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
@@ -33,9 +33,11 @@ class Learned(Policy):
         preference: weight of variation against throughput that it follows; None for a network without that input.
         preference_range: lowest and highest weight of its training; None: this one only.
         calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
-        memory_intervals: control intervals over which it averages its views
+        memory_intervals: control intervals over which it averages its views, a number or several
             (``paceenv.policies.observation_average``); 0: none.
         interval_iterations: iterations of the control interval that it was trained with, at least 1.
+        change_intervals: control intervals over which it averages how much its view changes; 0: not.
+        squashes: whether the action is the tanh of the last layer, as the actors of SAC, TQC and CrossQ have it.
 
     Raises:
         InputError: where preference, its range, memory and width of the network do not fit together.
@@ -50,8 +52,10 @@ class Learned(Policy):
         *,
         preference_range: tuple[float, float] | None = None,
         calibrated_range: Mapping[str, tuple[float, float]] | None = None,
-        memory_intervals: int = 0,
         interval_iterations: int = INTERVAL_ITERATIONS,
+        memory_intervals: int | Sequence[int] = 0,
+        change_intervals: int = 0,
+        squashes: bool = False,
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
         self.preference, self.preference_range = preference, preference_range
@@ -63,11 +67,12 @@ class Learned(Policy):
             if not (0.0 <= low <= preference <= high and preference < math.inf):
                 raise out_of_range("preference", preference, f"{low:g} to {high:g}", where)
             self.preference_range = preference_range or (preference, preference)
-        self.memory_intervals, self._memory = (
-            memory_intervals,
-            ObservationEMA(memory_intervals) if memory_intervals else None,
-        )
-        inputs, views = self.layers[0][0].shape[-1], signals.SIGNALS * (2 if memory_intervals else 1)
+        self.memory_intervals, self.change_intervals = time_scales(memory_intervals, where), change_intervals
+        remembers = bool(self.memory_intervals or change_intervals)
+        self._memory = ObservationEMA(self.memory_intervals, change_intervals) if remembers else None
+        self.squashes = squashes
+        inputs = self.layers[0][0].shape[-1]
+        views = signals.SIGNALS + (self._memory.entries if self._memory is not None else 0)
         if inputs != views + (preference is not None):
             allowed = f"a number with {views + 1} inputs, None with {views}"
             raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
@@ -93,10 +98,12 @@ class Learned(Policy):
             calibrated_range=self.calibrated_range,
             memory_intervals=self.memory_intervals,
             interval_iterations=self.interval_iterations,
+            change_intervals=self.change_intervals,
+            squashes=self.squashes,
         )
 
     def memory_iterations(self) -> int:
-        return self.memory_intervals * self.interval_iterations
+        return max(*self.memory_intervals, self.change_intervals, 0) * self.interval_iterations
 
     def reset(self, rows: int) -> None:
         self._hold.reset(rows)
@@ -114,8 +121,8 @@ class Learned(Policy):
             parts.append(np.full((len(x_BO), 1), self._preference, np.float32))
         return np.concatenate(parts, axis=1) if len(parts) > 1 else x_BO
 
-    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""
+    def outputs(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the last layer says, ``(B, outputs)``."""
         # einsum and not a matrix product: that would round a row differently in batches of different size, and a live
         # rank, with a batch of one, would not decide exactly as the simulated one
         x = np.asarray(inputs_BI, np.float32)
@@ -128,12 +135,25 @@ class Learned(Policy):
         x += bias
         return x
 
+    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""
+        x_BA = self.outputs(inputs_BI)
+        return np.tanh(x_BA, out=x_BA) if self.squashes else x_BA
+
+    def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Settings ``(B, M, 2)`` for the network's inputs."""
+        return pacing.decode_action(self.action(inputs_BI), self.mechanisms)
+
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        settings = pacing.decode_action(self.action(self.inputs(signals_BO)), self.mechanisms)
+        settings = self.decide(self.inputs(signals_BO))
         passive_B = self._hold.passive(signals_BO)
         if np.count_nonzero(passive_B):
             settings[passive_B] = pacing.off()
+            self.rest(passive_B)
         return settings
+
+    def rest(self, rows_B: NDArray[np.bool_]) -> None:
+        """Take notice that the rows ``(B,)`` do not pace in the coming interval, whatever was decided."""
 
     def outside(self) -> Outside | None:
         return self._hold.outside()

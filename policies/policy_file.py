@@ -25,11 +25,16 @@ from paceenv.core.errors import InputError, out_of_range, short_repr
 from paceenv.core.files import atomic_write
 from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
+from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
-_MAX_LAYERS, _MAX_BYTES, _MAX_MEMORY, _MAX_INTERVAL = 16, 64 << 20, 10_000, 10_000
+KINDS = ("network", "distilled")
+"""What the network's outputs mean: an action, or the gains of candidate settings."""
+OUTPUTS = ("linear", "tanh")
+_MAX_LAYERS, _MAX_BYTES, _MAX_INTERVAL = 16, 64 << 20, 10_000
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,10 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
         "mechanisms": list(content.policy.mechanisms),
         "activation": "tanh",
         "preference": _preference_header(content.policy),
-        "memory_intervals": content.policy.memory_intervals,
+        "memory_intervals": list(content.policy.memory_intervals),
+        "change_intervals": content.policy.change_intervals,
         "interval_iterations": content.policy.interval_iterations,
+        **_kind_header(content.policy),
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
@@ -86,26 +93,48 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         raise InputError(f"{target}: not a readable .safetensors file: {error}") from None
     header = _header(target, metadata)
     default, preference_range = _preference(target, header.get("preference"))
-    memory = header.get("memory_intervals", 0)
-    if type(memory) is not int or not 0 <= memory <= _MAX_MEMORY:
-        raise out_of_range("memory_intervals", memory, f"an integer from 0 to {_MAX_MEMORY}", str(target))
-    views = signals.SIGNALS * (2 if memory else 1)
-    layers = _layers(target, tensors, header, views + (default is not None))
+    memory = time_scales(header.get("memory_intervals", 0), str(target))
+    change = header.get("change_intervals", 0)
+    if type(change) is not int or not 0 <= change <= MAX_INTERVALS:
+        raise out_of_range("change_intervals", change, f"an integer from 0 to {MAX_INTERVALS}", str(target))
+    views = signals.SIGNALS * (1 + len(memory) + (change > 0))
+    candidates = _candidates(target, header)
+    outputs, why = 2 * len(header["mechanisms"]), f"{len(header['mechanisms'])} mechanisms"
+    if candidates is not None:
+        outputs, why = len(candidates), "as many candidates"
+    layers = _layers(target, tensors, views + (default is not None))
+    if len(layers[-1][1]) != outputs:
+        raise InputError(f"{target}: {len(layers[-1][1])} outputs; allowed: {outputs} for {why}")
     ranges = _ranges(target, header.get("calibrated_range", {}))
     provenance = header.get("provenance", {})
     if not isinstance(provenance, dict):
         raise InputError(f"{target}: provenance is a {type(provenance).__name__}; allowed: a mapping")
     interval = _interval(target, header, provenance)
-    policy = Learned(
-        layers,
-        header["mechanisms"],
-        target.stem,
-        default,
-        preference_range=preference_range,
-        calibrated_range=ranges,
-        memory_intervals=memory,
-        interval_iterations=interval,
-    )
+    if candidates is None:
+        policy = Learned(
+            layers,
+            header["mechanisms"],
+            target.stem,
+            default,
+            preference_range=preference_range,
+            calibrated_range=ranges,
+            memory_intervals=memory,
+            change_intervals=change,
+            interval_iterations=interval,
+            squashes=header.get("output", "linear") == "tanh",
+        )
+    else:
+        policy = Distilled(
+            layers,
+            candidates,
+            margin=_percent(target, header, "margin"),
+            hysteresis=_percent(target, header, "hysteresis"),
+            name=target.stem,
+            calibrated_range=ranges,
+            memory_intervals=memory,
+            change_intervals=change,
+            interval_iterations=interval,
+        )
     return PolicyFile(policy, ranges, provenance)
 
 
@@ -154,6 +183,41 @@ def _interval(path: Path, header: Mapping[str, Any], provenance: Mapping[str, An
     return interval
 
 
+def _kind_header(policy: Learned) -> dict[str, Any]:
+    """What else a policy of its kind needs."""
+    if not isinstance(policy, Distilled):
+        return {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
+    candidates = [{m: list(pair) for m, pair in one.items()} for one in policy.candidates]
+    return {"kind": "distilled", "candidates": candidates, "margin": policy.margin, "hysteresis": policy.hysteresis}
+
+
+def _candidates(path: Path, header: Mapping[str, Any]) -> list[dict[str, tuple[float, float]]] | None:
+    """The settings that a distilled policy chooses from; None for a file of another kind, as older ones are."""
+    kind, output = header.get("kind", "network"), header.get("output", "linear")
+    for key, value, allowed in (("kind", kind, KINDS), ("output", output, OUTPUTS)):
+        if value not in allowed:
+            raise out_of_range(key, value, f"one of {', '.join(allowed)}", str(path))
+    if kind == "network":
+        return None
+    if header.get("preference") is not None:
+        raise InputError(f"{path}: preference of a distilled policy; allowed: null")
+    try:
+        return [
+            {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in dict(one).items()}
+            for one in header["candidates"]
+        ]
+    except (TypeError, ValueError, KeyError, OverflowError):
+        example = '[{"slack": [threshold, window]}, ...]'
+        raise out_of_range("candidates", header.get("candidates"), example, str(path)) from None
+
+
+def _percent(path: Path, header: Mapping[str, Any], key: str) -> float:
+    value = header.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < math.inf:
+        raise out_of_range(key, value, "a number of at least 0 (% of the step)", str(path))
+    return float(value)
+
+
 def _preference_header(policy: Learned) -> dict[str, Any] | None:
     if policy.preference is None or policy.preference_range is None:
         return None
@@ -177,7 +241,7 @@ def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float
 
 
 def _layers(
-    path: Path, tensors: Mapping[str, NDArray[Any]], header: Mapping[str, Any], inputs: int
+    path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int
 ) -> Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     count = len(tensors) // 2
     names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
@@ -196,9 +260,6 @@ def _layers(
             raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
         layers.append((weight, bias))
         width = len(bias)
-    wanted = 2 * len(header["mechanisms"])
-    if width != wanted:
-        raise InputError(f"{path}: {width} outputs; allowed: {wanted} for {len(header['mechanisms'])} mechanisms")
     return layers
 
 

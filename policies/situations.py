@@ -94,6 +94,26 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
+def roll_ahead(
+    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], intervals: int
+) -> NDArray[np.float64]:
+    """Mean step ``(len(at), C)`` in seconds, if each setting is held from now on; all meet the same noise.
+
+    Args:
+        simulator: its state is forked, not changed.
+        at: environments to start from.
+        settings_CM2: the settings.
+        intervals: control intervals that they are held for.
+    """
+    C, parts = len(settings_CM2), 1 + len(at) * len(settings_CM2) * simulator.batch.ranks // MAX_FORKED_RANKS
+    step_s = []
+    for part in np.array_split(at, parts):
+        future = simulator.fork(np.repeat(part, C))
+        settings = np.tile(settings_CM2, (len(part), 1, 1))[:, None]
+        step_s.append(future.run(settings, intervals * INTERVAL_ITERATIONS).mean(axis=1).reshape(len(part), C))
+    return np.concatenate(step_s)
+
+
 def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64]) -> NDArray[np.float64]:
     """The gain of every candidate over the first one, ``(len(at), C)``, if it is held over the horizon from now on.
 
@@ -104,14 +124,8 @@ def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[n
         at: environments to start from.
         settings_CM2: candidates; the first is off.
     """
-    C, horizon = len(settings_CM2), HORIZON_INTERVALS * INTERVAL_ITERATIONS
-    parts = 1 + len(at) * C * simulator.batch.ranks // MAX_FORKED_RANKS
-    throughput = []
-    for part in np.array_split(at, parts):
-        future = simulator.fork(np.repeat(part, C))
-        step_AT = future.run(np.tile(settings_CM2, (len(part), 1, 1))[:, None], horizon)
-        throughput.append((future.batch.jobs["ideal_step_s"] / step_AT.mean(axis=1)).reshape(len(part), C))
-    throughput_SC = np.concatenate(throughput)
+    step_s_SC = roll_ahead(simulator, at, settings_CM2, HORIZON_INTERVALS)
+    throughput_SC = simulator.batch.jobs["ideal_step_s"][at][:, None] / step_s_SC
     return np.asarray(throughput_SC - throughput_SC[:, :1])
 
 

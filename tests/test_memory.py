@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save
 
 from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.learned import Learned
+from paceenv.policies.observation_average import ObservationEMA, time_scales
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.trainers.training.vec_env import NativeVecEnv
 
-INPUTS = 2 * signals.SIGNALS + 1
+MEMORIES: list[tuple[int | list[int], int]] = [(4, 0), ([2, 5, 12], 0), ([2, 40], 5), (0, 3)]
+"""Time scales of the means, and that of the mean change."""
 
 
-def policy(memory_intervals: int = 4) -> Learned:
+def policy(memory_intervals: int | list[int] = 4, change_intervals: int = 0, inputs: int | None = None) -> Learned:
     random = np.random.default_rng(0)
-    layers = [(random.normal(size=(2, INPUTS)).astype(np.float32), np.zeros(2, np.float32))]
-    return Learned(layers, ["slack"], preference=0.5, preference_range=(0.0, 1.0), memory_intervals=memory_intervals)
+    count = signals.SIGNALS + ObservationEMA(memory_intervals, change_intervals).entries + 1
+    layers = [(random.normal(size=(2, inputs or count)).astype(np.float32), np.zeros(2, np.float32))]
+    return Learned(
+        layers,
+        ["slack"],
+        preference=0.5,
+        preference_range=(0.0, 1.0),
+        memory_intervals=memory_intervals,
+        change_intervals=change_intervals,
+    )
 
 
-def test_training_shows_what_the_policy_will_remember() -> None:
+@pytest.mark.parametrize(("memory", "change"), MEMORIES)
+def test_training_shows_what_the_policy_will_remember(memory: int | list[int], change: int) -> None:
     """Over several ends of episodes, every row against a policy of its own that is reset where an episode starts."""
 
     def make() -> PacingVectorEnv:
         return PacingVectorEnv(5, "two-jobs", mechanisms=("phase_shift",), episode_intervals=4, cv_weight=(0.0, 1.0))
 
-    envs = NativeVecEnv([make(), make()], seed=3, memory_intervals=4)
-    own = [policy() for _ in range(10)]
-    shown, random = envs.reset(), np.random.default_rng(1)
+    envs = NativeVecEnv([make(), make()], seed=3, memory_intervals=memory, change_intervals=change)
+    own = [policy(memory, change) for _ in range(10)]
+    random = np.random.default_rng(1)
+    shown: Any = envs.reset()
     for n, one in enumerate(own):
         np.testing.assert_array_equal(one.inputs(shown[n : n + 1, : signals.SIGNALS])[0, :-1], shown[n, :-1])
     ends = 0
@@ -47,21 +63,69 @@ def test_training_shows_what_the_policy_will_remember() -> None:
     assert ends >= 20
 
 
-def test_rows_remember_for_themselves() -> None:
+@pytest.mark.parametrize(("memory", "change"), MEMORIES)
+def test_rows_remember_for_themselves(memory: int | list[int], change: int) -> None:
     views_TBO = np.random.default_rng(2).uniform(-1, 1, (9, 6, signals.SIGNALS)).astype(np.float32)
-    together, alone = policy(), policy()
+    together, alone = policy(memory, change), policy(memory, change)
     together.reset(6)
     alone.reset(1)
     for views_BO in views_TBO:
         np.testing.assert_array_equal(together.act(views_BO)[2:3], alone.act(views_BO[2:3]))
-    forgetful = policy()
+    forgetful = policy(memory, change)
     forgetful.reset(1)
     assert not np.array_equal(forgetful.act(views_TBO[-1][2:3]), alone.act(views_TBO[-1][2:3]))
 
 
+def test_several_time_scales_are_the_single_ones_side_by_side() -> None:
+    views_TBO = np.random.default_rng(3).uniform(-1, 1, (7, 4, signals.SIGNALS)).astype(np.float32)
+    scales = (2, 5, 40)
+    together, single = ObservationEMA(scales, 10), [ObservationEMA(scale) for scale in scales]
+    change = np.zeros((4, signals.SIGNALS))
+    for t, views_BO in enumerate(views_TBO):
+        found = together.update(views_BO)
+        for k, one in enumerate(single):
+            at = k * signals.SIGNALS
+            np.testing.assert_array_equal(found[:, at : at + signals.SIGNALS], one.update(views_BO))
+        if t:
+            change += 0.1 * (np.abs(views_BO - views_TBO[t - 1]) - change)
+        np.testing.assert_allclose(found[:, -signals.SIGNALS :], change, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, [0, 2], [2, 2], [2.5], "12", [1] * 17, True, [10**6], None])
+def test_time_scales_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises(InputError, match=r"memory_intervals = .*; allowed: an integer from 0 to 10000, or at most 16"):
+        time_scales(wrong)
+
+
+@pytest.mark.parametrize(("given", "scales"), [(0, ()), ([], ()), (7, (7,)), ([7], (7,)), ([2, 40], (2, 40))])
+def test_time_scales_are_a_number_or_a_list(given: int | list[int], scales: tuple[int, ...]) -> None:
+    assert time_scales(given) == scales
+
+
 def test_a_policy_file_keeps_the_memory(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
-    save_policy(path, PolicyFile(policy(7)))
-    assert load_policy(path).policy.memory_intervals == 7
+    for memory, change in MEMORIES:
+        save_policy(path, PolicyFile(policy(memory, change)))
+        kept = load_policy(path).policy
+        assert (kept.memory_intervals, kept.change_intervals) == (time_scales(memory), change)
     with pytest.raises(InputError, match="the network has 25"):
-        policy(0)
+        policy(0, inputs=25)
+
+
+def test_a_file_with_one_number_acts_as_it_did(tmp_path: Path) -> None:
+    """The header of a file of the version before, and the arithmetic that the released policy was trained with."""
+    path, views_TBO = tmp_path / "old.safetensors", np.random.default_rng(5).uniform(-1, 1, (6, 3, signals.SIGNALS))
+    save_policy(path, PolicyFile(policy(12)))
+    with safe_open(path, framework="numpy") as file:
+        header, tensors = json.loads(file.metadata()["paceenv"]), {n: file.get_tensor(n) for n in ("layer0.weight",)}
+        tensors["layer0.bias"] = file.get_tensor("layer0.bias")
+    for added in ("change_intervals", "kind", "output"):
+        del header[added]
+    path.write_bytes(save(tensors, {"paceenv": json.dumps(header | {"memory_intervals": 12})}))
+    old, mean_BO = load_policy(path).policy, np.zeros((0, 0), np.float32)
+    old.reset(3)
+    for t, views_BO in enumerate(views_TBO.astype(np.float32)):
+        mean_BO = mean_BO + np.float32(1.0 / 12) * (views_BO - mean_BO) if t else views_BO.copy()
+        preference = np.full((3, 1), signals.squashed_preference(0.5), np.float32)
+        expected = np.concatenate([views_BO, mean_BO, preference], axis=1)
+        np.testing.assert_array_equal(old.inputs(views_BO), expected)

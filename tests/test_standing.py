@@ -88,13 +88,13 @@ def fed(block: int | None, *, odd: bool = False) -> tuple[list[float], list[list
 
 @pytest.mark.parametrize("block", [20, 37, 60, 120])
 def test_nothing_but_the_baselines_remembers_a_block_without_pacing(block: int) -> None:
-    """Every view and every delay, also those of the slow means; the baselines may rise by a hair meanwhile."""
+    """Every view and every delay; the baselines may rise by a hair meanwhile."""
     for odd in (False, True):
         (delays, views), (delays_without, views_without) = fed(block, odd=odd), fed(None)
         assert max(delays_without) > 0.0
         np.testing.assert_allclose(delays, delays_without, rtol=0.1, atol=5e-4)
-        slow = signals.NAMES.index("delay_share_slow")
-        np.testing.assert_allclose(np.array(views)[:, slow], np.array(views_without)[:, slow], rtol=0.02, atol=1e-3)
+        delay = signals.NAMES.index("delay_share")
+        np.testing.assert_allclose(np.array(views)[:, delay], np.array(views_without)[:, delay], rtol=0.1, atol=5e-3)
 
 
 def test_the_delay_is_back_at_once_and_several_policies_do_not_disturb_each_other() -> None:

@@ -141,21 +141,21 @@ def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
 
 
 def test_an_interrupted_run_resumes_to_the_same_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceenv.trainers.training import sb3
+    from paceenv.trainers.training import training_run
 
     longer = ["--timesteps", "12288", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
     assert application.run(["train", "demo", "-o", str(tmp_path / "whole"), *longer]) == 0
-    advance, calls = sb3.Run.advance, []
+    advance, calls = training_run.Run.advance, []
 
-    def cut_short(run: sb3.Run) -> None:
+    def cut_short(run: training_run.Run) -> None:
         if calls:
             raise KeyboardInterrupt
         calls.append(1)
         advance(run)
 
-    monkeypatch.setattr(sb3.Run, "advance", cut_short)
+    monkeypatch.setattr(training_run.Run, "advance", cut_short)
     assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer]) == 130
-    monkeypatch.setattr(sb3.Run, "advance", advance)
+    monkeypatch.setattr(training_run.Run, "advance", advance)
     assert not (tmp_path / "cut" / "policy.safetensors").exists()
     assert application.run(["train", "demo", "-o", str(tmp_path / "cut"), *longer, "--resume"]) == 0
     whole, cut = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut"))
@@ -190,7 +190,7 @@ def test_several_seeds_are_told_apart_on_validation_clusters(tmp_path: Path) -> 
     scores = kept.provenance["validation_of_seeds"]["scores"]
     assert said["validation score, highest"] == round(max(scores), 3)
     assert kept.provenance["config"]["seed"] == int(np.argmax(scores))
-    assert (kept.policy.memory_intervals, kept.policy.preference_range) == (4, (0.0, 1.0))
+    assert (kept.policy.memory_intervals, kept.policy.preference_range) == ((4,), (0.0, 1.0))
     for seed in (0, 1):
         curve = json.loads((out / f"seed-{seed}" / "curve.json").read_text())
         looks = [row for row in curve if "score" in row]

@@ -20,7 +20,7 @@ from paceenv.trainers.evaluation import result_plots, score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.trainers.training import sb3
+from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, output
 from paceenv.ui.run_directory import prepare_folder
@@ -44,10 +44,8 @@ def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -
     started = time.monotonic()
     healthy, imbalanced = (_calibrate(name, traces) for name in (HEALTHY, IMBALANCED))
     config = load_train_config("demo")
-    changes: dict[str, Any] = {"seed": seed}
-    if timesteps is not None:
-        changes["ppo"] = config.ppo.model_copy(update={"total_timesteps": timesteps})
-    config = config.model_copy(update=changes)
+    config = config.model_copy(update={"seed": seed})
+    config = config if timesteps is None else config.with_timesteps(timesteps)
     suite = load_suite("demo")
     clusters = _clusters(suite, healthy)
     plain = noise_cluster(imbalanced, load_cluster("null-jitter"), "calibrated-se")
@@ -96,9 +94,9 @@ def _clusters(suite: Suite, healthy: NoiseFit) -> dict[str, Cluster]:
 
 
 def _train(config: TrainConfig, clusters: dict[str, Cluster], out: Path) -> Path:
-    output.say(f"training PPO on {config.ppo.total_timesteps:,} decisions")
-    with output.progress("train", config.ppo.total_timesteps) as done:
-        trained = sb3.train(config, clusters, on_progress=done)
+    output.say(f"training {config.algorithm} on {config.total_timesteps:,} decisions")
+    with output.progress("train", config.total_timesteps) as done:
+        trained = training_run.train(config, clusters, on_progress=done)
     path = out / "learned.safetensors"
     digest = save_policy(path, trained.file)
     config_files.write_text(out / "learning-curve.json", json.dumps(trained.curve))
@@ -154,7 +152,7 @@ def _record(
     out: Path, config: TrainConfig, suite: Suite, healthy: NoiseFit, imbalanced: NoiseFit, seconds: float
 ) -> None:
     record = {
-        "git_commit": sb3.git_commit(),
+        "git_commit": training_run.git_commit(),
         "seconds": round(seconds, 1),
         "cores": os.cpu_count(),
         "train": config.model_dump(),

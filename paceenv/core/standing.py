@@ -18,9 +18,15 @@ from numpy.typing import NDArray
 
 from paceenv.core import timing
 
-RANK_BASELINES = (timing.COMM_BASELINE_S,)
+RANK_BASELINES = (timing.COMM_BASELINE_S, timing.COMM_FIRST_S, timing.COMM_SECOND_S, timing.COMM_THIRD_S)
 """Fields of ``rank[..., F, R]`` that go on learning while pacing stands."""
-TICK_BASELINES = (timing.ITERATIONS, timing.STEP_LOW_S, timing.STEP_BASELINE_S)
+TICK_BASELINES = (
+    timing.ITERATIONS,
+    timing.STEP_FIRST_S,
+    timing.STEP_SECOND_S,
+    timing.STEP_THIRD_S,
+    timing.STEP_BASELINE_S,
+)
 """The same of ``tick[..., K]``: the baseline step, and the clock of its blocks."""
 
 

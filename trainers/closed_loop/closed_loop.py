@@ -245,7 +245,7 @@ class ClosedLoop:
 
     def _train(self, clusters: Sequence[Cluster], place: Path) -> str:
         """A policy trained on the drawn clusters, as the path of its file."""
-        from paceenv.trainers.training import sb3  # PyTorch, which nothing else of a prediction needs
+        from paceenv.trainers.training import training_run  # PyTorch, which nothing else of a prediction needs
 
         plan, base, drawn = self.scenario.loop, load_train_config("demo"), _numbered(clusters)
         changes: dict[str, Any] = {
@@ -257,11 +257,10 @@ class ClosedLoop:
                 "name": self.scenario.name,
                 "seed": self.options.seed,
                 "environment": base.environment.model_copy(update=changes),
-                "ppo": base.ppo.model_copy(update={"total_timesteps": self.options.train}),
             }
-        )
+        ).with_timesteps(self.options.train)
         with output.progress("train", self.options.train) as done:
-            trained = sb3.train(config, drawn, on_progress=done)
+            trained = training_run.train(config, drawn, on_progress=done)
         save_policy(place / "policy.safetensors", trained.file)
         return str((place / "policy.safetensors").absolute())
 

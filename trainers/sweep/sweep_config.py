@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
 from paceenv.trainers.evaluation.suites import ALL, Split
+from paceenv.trainers.training.algorithm_configs import SECTIONS
 from paceenv.ui.config_files import Config, Mechanism
 
 Objective = Literal["throughput", "cv", "energy"]
@@ -146,8 +147,9 @@ _Key = Annotated[str, AfterValidator(lambda key: _checked_key(key))]
 
 
 def _checked_key(key: str) -> str:
-    if key.partition(".")[0] not in {"ppo", "constraint", "environment"} or "." not in key:
-        raise ValueError(f"hyperparameter {key}; allowed: ppo., constraint. or environment. and a key of that section")
+    if key.partition(".")[0] not in {*SECTIONS, "constraint", "environment"} or "." not in key:
+        sections = ", ".join(f"{name}." for name in (*SECTIONS, "constraint"))
+        raise ValueError(f"hyperparameter {key}; allowed: {sections} or environment. and a key of that section")
     return key
 
 

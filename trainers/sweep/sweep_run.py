@@ -132,7 +132,7 @@ def make_search(config: SweepConfig, task: StaticTask | PpoTask) -> Search:
 
         return OptunaSearch(config.static, chosen, task.names, task.weight_C, config.seed)
     assert config.ppo is not None
-    ranges, decisions = config.ppo.hyperparameters, task.train.ppo.total_timesteps
+    ranges, decisions = config.ppo.hyperparameters, task.train.total_timesteps
     if isinstance(config.ppo.search, Asha):
         return AshaSearch(config.ppo.search, ranges, decisions, config.seed)
     return PbtSearch(config.ppo.search, ranges, decisions, config.seed)

@@ -173,18 +173,18 @@ class PpoTask:
 
     def run(self, number: int, work: Work, threads: int) -> Result:
         """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`."""
-        from paceenv.trainers.training import sb3  # PyTorch, which static settings do not need
+        from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
         validation = _validation(self.train.model_dump_json())
         scores, decisions = [], []
         for seed in self.seeds():
             folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
             folder.mkdir(parents=True, exist_ok=True)
-            run = sb3.Run(self.config(work, seed, threads), folder=folder, validation=validation)
-            if (folder / sb3.CHECKPOINT).exists():  # of this trial, when it was interrupted
-                run.restore(folder / sb3.CHECKPOINT)
+            run = training_run.Run(self.config(work, seed, threads), folder=folder, validation=validation)
+            if (folder / training_run.CHECKPOINT).exists():  # of this trial, when it was interrupted
+                run.restore(folder / training_run.CHECKPOINT)
             elif work["from"] is not None:
-                run.restore(self.place(work["from"], seed) / sb3.CHECKPOINT, changed=True)
+                run.restore(self.place(work["from"], seed) / training_run.CHECKPOINT, changed=True)
             while run.timesteps < work["until"] and run.goes_on():
                 run.advance()
             scores.append(float(run.best_score))

@@ -9,7 +9,8 @@ from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import typical
 from paceenv.trainers.evaluation.suites import ClusterShare
-from paceenv.trainers.training.train_config import Environment
+from paceenv.trainers.training.train_config import Environment, TrainConfig
+from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,31 @@ def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = No
         names = tuple(_name(share) for share, _ in members)
         groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
     return groups
+
+
+def training_envs(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> NativeVecEnv:
+    """The environments of a training, with passive twins and a constraint where the config asks for them.
+
+    Args:
+        config: of the training.
+        clusters: as in :func:`make_groups`.
+    """
+    environment, passive, constraint = config.environment, list[EnvGroup](), None
+    groups = make_groups(environment, clusters)
+    if environment.paired or config.constraint is not None:
+        passive = make_groups(environment, clusters)
+    if config.constraint is not None:
+        names, flags = [n for g in groups for n in g.names], [f for g in groups for f in g.is_null]
+        constraint = NullConstraint(config.constraint, names, flags)
+    return NativeVecEnv(
+        [group.env for group in groups],
+        config.seed << 32,
+        [group.env for group in passive],
+        constraint,
+        paired=environment.paired,
+        memory_intervals=environment.memory_intervals,
+        change_intervals=environment.change_intervals,
+    )
 
 
 def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> list[int]:

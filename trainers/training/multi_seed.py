@@ -10,7 +10,7 @@ import numpy as np
 
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.trainers.evaluation import result_plots
-from paceenv.trainers.training import sb3
+from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.ui import config_files, output
 
@@ -54,10 +54,10 @@ def train_seeds(config: TrainConfig, seeds: int, out: Path, *, resume: bool = Fa
     return summary
 
 
-def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> sb3.Trained:
+def _train_one(config: TrainConfig, folder: Path, *, resume: bool) -> training_run.Trained:
     folder.mkdir(parents=True, exist_ok=True)
-    with output.progress(f"train {config.name}, seed {config.seed}", config.ppo.total_timesteps) as done:
-        trained = sb3.train(config, on_progress=done, folder=folder, resume=resume)
+    with output.progress(f"train {config.name}, seed {config.seed}", config.total_timesteps) as done:
+        trained = training_run.train(config, on_progress=done, folder=folder, resume=resume)
     # only now: a run that is refused, because its checkpoint is of another config, must not overwrite that config
     config_files.write_yaml(folder / "config.yaml", config.model_dump(mode="json"))
     config_files.write_text(folder / "curve.json", json.dumps(trained.curve))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.trainers.training.train_config import TrainConfig
+from paceenv.trainers.training.train_config import TrainConfig, with_algorithm
 from paceenv.ui import config_files, output
 from paceenv.ui.run_directory import prepare_folder
 
@@ -24,27 +24,38 @@ def train(
     timesteps: Annotated[
         int | None, typer.Option(min=1, help="Decisions to train on, instead of the config's.")
     ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(help="What learns, instead of the config's; hyperparameters of its own by --set sac.gamma=0.95"),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the folder's checkpoints, to the same result.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a config value: ppo.gamma=0.9")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Train a pacing policy on the simulator with Stable-Baselines3's PPO.
+    """Train a pacing policy on the simulator.
+
+    algorithm: in the config says what learns, and its hyperparameters are the section of the same name, by the names of
+    its library: ppo and sac (Stable-Baselines3), tqc and crossq (sb3-contrib), cma_es (cmaes), and distill, which fits
+    the policy to a teacher that knows the future.
 
     Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
     event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,
     also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
     keeps its best policy and stops when the score no longer improves. Several seeds report median and spread.
 
-    Examples: paceenv train demo -o runs/mine -- paceenv train released -o runs/released --seeds 5 --resume
+    Examples: paceenv train demo -o runs/mine -- paceenv train released -o runs/released --seeds 5 --resume --
+    paceenv train distilled -o runs/distilled -- paceenv train demo -o runs/sac --algorithm sac
     """
     from paceenv.trainers.training import multi_seed
 
     path = config_files.find("train", config)
     data = config_files.read_yaml(path)
-    changes = [("seed", seed), ("ppo.total_timesteps", timesteps)]
-    for assignment in [*(f"{key}={value}" for key, value in changes if value is not None), *(set_ or [])]:
+    if algorithm is not None:
+        data = with_algorithm(data, algorithm)
+    for assignment in [*([] if seed is None else [f"seed={seed}"]), *(set_ or [])]:
         config_files.set_value(data, assignment)
     resolved = config_files.parse(TrainConfig, data, str(path)).beside(path)
+    resolved = resolved if timesteps is None else resolved.with_timesteps(timesteps)
     if seeds > 1 and resolved.selection is None:
         raise InputError(f"--seeds {seeds}: {path} has no selection to compare seeds; allowed: 1")
     summary = multi_seed.train_seeds(resolved, seeds, prepare_folder(out), resume=resume)

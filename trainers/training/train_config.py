@@ -1,14 +1,27 @@
-"""Configs of training runs: clusters, mechanisms, reward, limits, PPO."""
+"""Configs of training runs: clusters, mechanisms, reward, limits, and the algorithm with its hyperparameters."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from paceenv.core.errors import InputError
+from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
+from paceenv.trainers.training.algorithm_configs import (
+    SECTIONS,
+    Algorithm,
+    CmaEs,
+    CrossQ,
+    Distill,
+    Ppo,
+    Sac,
+    Tqc,
+)
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
 
@@ -25,8 +38,11 @@ class Environment(Config):
     episode_intervals: int = Field(64, ge=1)
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
     preference: _Weight | None = Field(None, description="the policy's default; None: middle of the range")
-    memory_intervals: int = Field(
-        0, ge=0, description="control intervals over which the policy averages its views; 0: no averages"
+    memory_intervals: int | list[int] = Field(
+        0, description="control intervals over which the policy averages its views, one or several; 0: no averages"
+    )
+    change_intervals: int = Field(
+        0, ge=0, le=MAX_INTERVALS, description="the same for the mean change of its views; 0: not"
     )
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
@@ -37,6 +53,14 @@ class Environment(Config):
     def _one_source(self) -> Environment:
         if bool(self.clusters) == bool(self.suites):
             raise ValueError("clusters or suites, one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _memory_fits(self) -> Environment:
+        try:
+            time_scales(self.memory_intervals)
+        except InputError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
         return self
 
     @model_validator(mode="after")
@@ -94,22 +118,6 @@ class Selection(Config):
     iterations: int = Field(800, ge=40)
 
 
-class Ppo(Config):
-    """Hyperparameters of Stable-Baselines3's PPO, by its own names."""
-
-    total_timesteps: int = Field(1_000_000, ge=1, description="decisions, summed over rows")
-    n_steps: int = Field(32, ge=1)
-    batch_size: int = Field(2048, ge=2)
-    n_epochs: int = Field(4, ge=1)
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="at the start; falls linearly to zero")
-    gamma: float = Field(0.9, ge=0, le=1)
-    gae_lambda: float = Field(0.9, ge=0, le=1)
-    ent_coef: float = Field(0.0, ge=0)
-    log_std_init: float = -0.5
-    average_last: float = Field(0.3, ge=0, lt=1, description="the policy is the mean of the actor over this last share")
-    net_arch: list[int] = Field([64, 64], min_length=1)
-
-
 class TrainConfig(Config):
     """A training run."""
 
@@ -119,7 +127,44 @@ class TrainConfig(Config):
     environment: Environment
     constraint: Constraint | None = None
     selection: Selection | None = None
-    ppo: Ppo = Ppo()
+    algorithm: Algorithm = Field("ppo", description="what learns; its hyperparameters are the section of its name")
+    ppo: Ppo | None = None
+    distill: Distill | None = None
+    sac: Sac | None = None
+    tqc: Tqc | None = None
+    crossq: CrossQ | None = None
+    cma_es: CmaEs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_section(cls, data: Any) -> Any:
+        """Fill the section of the algorithm in, so that a config need not name what it does not change."""
+        if not isinstance(data, dict):
+            return data
+        algorithm = data.get("algorithm", "ppo")
+        if not isinstance(algorithm, str) or algorithm not in SECTIONS:
+            return data  # which the field itself refuses
+        others = [name for name in SECTIONS if name != algorithm and data.get(name) is not None]
+        if others:
+            allowed = f"{algorithm}, the section of the algorithm, or algorithm: {others[0]}"
+            raise ValueError(f"section {others[0]} with algorithm: {algorithm}; allowed: {allowed}")
+        return data if data.get(algorithm) is not None else {**data, algorithm: {}}
+
+    @model_validator(mode="after")
+    def _fits_algorithm(self) -> TrainConfig:
+        if self.algorithm == "distill" and self.environment.preference_range is not None:
+            raise ValueError("cv_weight = a range with algorithm: distill; allowed: a number, which it does not use")
+        return self
+
+    @property
+    def total_timesteps(self) -> int:
+        """Decisions that the training may take."""
+        return int(getattr(self, self.algorithm).total_timesteps)
+
+    def with_timesteps(self, total_timesteps: int) -> TrainConfig:
+        """This config with another length of training."""
+        section = getattr(self, self.algorithm).model_copy(update={"total_timesteps": total_timesteps})
+        return self.model_copy(update={self.algorithm: section})
 
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
@@ -132,6 +177,13 @@ class TrainConfig(Config):
                 update={"suites": [config_files.resolve_sibling(path, suite) for suite in selection.suites]}
             )
         return self.model_copy(update={"environment": environment, "selection": selection})
+
+
+def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
+    if algorithm == data.get("algorithm", "ppo"):
+        return dict(data)
+    return {**{key: value for key, value in data.items() if key not in SECTIONS}, "algorithm": algorithm}
 
 
 def load_train_config(name: str | os.PathLike[str]) -> TrainConfig:

@@ -71,8 +71,9 @@ class NativeVecEnv(VecEnv):
         constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order.
         paired: whether the reward is the difference to the passive episodes, on the same noise. That changes no
             preference among actions, and removes the noise of cluster and network, several times the effect of pacing.
-        memory_intervals: appends to the signals the averages that the policy will keep
-            (``paceenv.policies.observation_average``); 0: none.
+        memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
+            several (``paceenv.policies.observation_average``); 0: none.
+        change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
     """
 
     def __init__(
@@ -83,16 +84,18 @@ class NativeVecEnv(VecEnv):
         constraint: NullConstraint | None = None,
         *,
         paired: bool = True,
-        memory_intervals: int = 0,
+        memory_intervals: int | Sequence[int] = 0,
+        change_intervals: int = 0,
     ) -> None:
         self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
         rows, first = sum(env.num_envs for env in envs), envs[0]
-        self._memory = ObservationEMA(memory_intervals) if memory_intervals else None
-        space = first.single_observation_space
-        if memory_intervals:
-            space = Box(-1.0, 1.0, ((space.shape or (0,))[0] + signals.SIGNALS,), np.float32)
+        memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
+        self._memory = memory if memory.entries else None
+        if self._memory is not None:
+            most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
+            space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
-        self._seed_base, self._seeded, self._passive, self._constraint = seed, False, list(passive), constraint
+        self._seed_base, self._seeded, self._passive, self.constraint = seed, False, list(passive), constraint
         self._paired = paired
         self._offs = [np.full(env.action_space.shape or (), -1.0, np.float32) for env in envs]
         self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
@@ -159,10 +162,8 @@ class NativeVecEnv(VecEnv):
         if self._passive:
             _, without, _, _, passive = self._passive[n].step(self._offs[n])
             reward = reward - without if self._paired else reward
-            if self._constraint is not None:
-                reward = reward - self._constraint.penalty(
-                    cluster_E, info["step_mean_s"] / passive["step_mean_s"] - 1.0
-                )
+            if self.constraint is not None:
+                reward = reward - self.constraint.penalty(cluster_E, info["step_mean_s"] / passive["step_mean_s"] - 1.0)
         final = info.get("final_obs")
         return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
 

@@ -104,14 +104,14 @@ def _provenance(results: Results, best: Candidate) -> dict[str, Any]:
 
 def _write_trained(ledger: Ledger, best: Candidate, task: PpoTask, results: Results) -> list[Path]:
     """The policy of the winning trial's best seed, and the training config that made it."""
-    from paceenv.trainers.training import sb3  # PyTorch, which static settings do not need
+    from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
     row = ledger.rows[best.trial]
     scores = row["result"]["scores"]
     seed = task.seeds()[int(np.argmax(scores))]
     config = task.config(row["work"], seed)
-    run = sb3.Run(config)
-    run.restore(task.place(best.trial, seed) / sb3.CHECKPOINT, changed=True)
+    run = training_run.Run(config)
+    run.restore(task.place(best.trial, seed) / training_run.CHECKPOINT, changed=True)
     file = run.result().file
     record = {**file.provenance, "sweep": _provenance(results, best), "validation_of_seeds": {"scores": scores}}
     save_policy(ledger.folder / POLICY, PolicyFile(file.policy, file.calibrated_range, record))

@@ -1,0 +1,129 @@
+"""The distilled policy at run time: a small network estimates what each of some settings would gain; the best is set.
+
+It was fitted to a teacher that knows the future (``paceenv.trainers.training.algorithms.distill``). Numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing
+from paceenv.core.errors import out_of_range
+from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.learned import Learned
+
+MAX_CANDIDATES = 256
+Candidate = Mapping[str, tuple[float, float]]
+"""One setting: (threshold, window) by mechanism, ratios; mechanisms that are not named are off."""
+
+
+class Distilled(Learned):
+    """Sets the candidate with the highest estimated gain over no pacing, as long as that gain is worth it.
+
+    A candidate counts with its gain less ``margin``, no pacing counts with 0, and what is set already counts with
+    ``hysteresis`` more, so that a rank does not flap between settings that are about as good. Legend: B rows,
+    C candidates, M mechanisms.
+
+    Args:
+        layers: as in :class:`Learned`; the last layer gives the gain of each candidate, in % of the step.
+        candidates: the settings; no pacing is always one more.
+        margin: gain below which pacing is left alone, % of the step.
+        hysteresis: gain by which another setting must be better than the present one, % of the step.
+        name: for messages.
+        calibrated_range: as in :class:`Learned`, as are the next two.
+        memory_intervals: time scales of its memory.
+        change_intervals: time scale of the mean change.
+        interval_iterations: as in :class:`Learned`.
+
+    Raises:
+        InputError: for candidates, margin, hysteresis or a network that do not fit.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+        candidates: Sequence[Candidate],
+        *,
+        margin: float,
+        hysteresis: float,
+        name: str = "distilled",
+        calibrated_range: Mapping[str, tuple[float, float]] | None = None,
+        memory_intervals: int | Sequence[int] = 0,
+        change_intervals: int = 0,
+        interval_iterations: int = INTERVAL_ITERATIONS,
+    ) -> None:
+        where = f"policy {name}"
+        self.candidates = [{m: (float(t), float(w)) for m, (t, w) in one.items()} for one in candidates]
+        settings = [pacing.off(), *(_settings(one, where) for one in self.candidates)]
+        if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
+            raise out_of_range("candidates", len(self.candidates), f"1 to {MAX_CANDIDATES} settings", where)
+        if len(layers[-1][1]) != len(self.candidates):
+            raise out_of_range("outputs", len(layers[-1][1]), f"{len(self.candidates)}, one a candidate", where)
+        for key, value in (("margin", margin), ("hysteresis", hysteresis)):
+            if not 0.0 <= value < math.inf:
+                raise out_of_range(key, value, "at least 0 (% of the step)", where)
+        self._settings_CM2 = np.stack(settings)
+        self.margin, self.hysteresis = float(margin), float(hysteresis)
+        used = {mechanism for one in self.candidates for mechanism in one}
+        super().__init__(
+            layers,
+            [m for m in pacing.MECHANISMS if m in used],
+            name,
+            calibrated_range=calibrated_range,
+            memory_intervals=memory_intervals,
+            change_intervals=change_intervals,
+            interval_iterations=interval_iterations,
+        )
+        self._choice_B = np.zeros(0, np.int64)
+
+    def reset(self, rows: int) -> None:
+        super().reset(rows)
+        self._choice_B = np.zeros(rows, np.int64)
+
+    def rest(self, rows_B: NDArray[np.bool_]) -> None:
+        self._choice_B[rows_B] = 0
+
+    def choose(self, gain_BC: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Which setting each row takes from now on, ``(B,)``: 0 is no pacing, then the candidates.
+
+        Args:
+            gain_BC: estimated gains of the candidates, % of the step.
+        """
+        if len(gain_BC) != len(self._choice_B):
+            self._choice_B = np.zeros(len(gain_BC), np.int64)
+        worth_BC = np.zeros((len(gain_BC), 1 + len(self.candidates)), np.float32)
+        np.subtract(gain_BC, np.float32(self.margin), out=worth_BC[:, 1:])
+        worth_BC[np.arange(len(gain_BC)), self._choice_B] += np.float32(self.hysteresis)
+        # not-a-number wins every comparison: such a row takes no pacing
+        self._choice_B = np.where(np.isfinite(worth_BC).all(axis=1), worth_BC.argmax(axis=1), 0)
+        return self._choice_B
+
+    def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Not supported: a distilled policy chooses among settings, its network gives no action."""
+        raise NotImplementedError("a distilled policy has no action; use decide() or outputs()")
+
+    def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
+        return self._settings_CM2[self.choose(self.outputs(inputs_BI))]
+
+
+def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:
+    """A candidate as settings ``(M, 2)``."""
+    settings = pacing.off()
+    if not candidate:
+        raise out_of_range("candidate", "{}", "at least one mechanism", where)
+    for mechanism, (threshold, window) in candidate.items():
+        if mechanism not in pacing.MECHANISMS:
+            raise out_of_range("candidate", mechanism, f"mechanisms of {', '.join(pacing.MECHANISMS)}", where)
+        m = pacing.MECHANISMS.index(mechanism)
+        for key, value, most in (
+            ("threshold", threshold, pacing.MAX_THRESHOLD[m]),
+            ("window", window, pacing.MAX_WINDOW),
+        ):
+            if not 0.0 <= value <= most:
+                raise out_of_range(f"{key} of {mechanism}", value, f"0 to {most:g}", where)
+        settings[m] = threshold, window
+    return settings

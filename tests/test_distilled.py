@@ -1,0 +1,146 @@
+"""The distilled policy at run time: which setting it takes, alone as in a batch, from a file that is data only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from paceenv.core import pacing, signals
+from paceenv.core.errors import InputError
+from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+
+CANDIDATES: list[Candidate] = [{"slack": (0.02, 0.4)}, {"slack": (0.02, 0.2), "phase_shift": (0.1, 0.1)}]
+
+
+def policy(margin: float = 1.0, hysteresis: float = 0.5, **changed: Any) -> Distilled:
+    """Says of every candidate what it is told: outputs are the first two signals, in %."""
+    weight = np.zeros((2, signals.SIGNALS), np.float32)
+    weight[0, 0] = weight[1, 1] = 1.0
+    arguments = {"layers": [(weight, np.zeros(2, np.float32))], "candidates": CANDIDATES, **changed}
+    return Distilled(margin=margin, hysteresis=hysteresis, **arguments)
+
+
+def random_policy() -> Distilled:
+    rng, inputs = np.random.default_rng(0), signals.SIGNALS + ObservationEMA([2, 12], 5).entries
+    layers = [(rng.normal(size=(b, a)).astype(np.float32), np.zeros(b, np.float32)) for a, b in ((inputs, 9), (9, 2))]
+    return Distilled(layers, CANDIDATES, margin=0.1, hysteresis=0.2, memory_intervals=[2, 12], change_intervals=5)
+
+
+def views(*gains: tuple[float, float]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    found = np.zeros((len(gains), signals.SIGNALS), np.float32)
+    found[:, :2] = gains
+    return found
+
+
+@pytest.mark.parametrize(
+    ("gains", "choices"),
+    [
+        ([(0.9, 0.5)], [0]),  # not worth it
+        ([(1.1, 0.5)], [0]),  # worth it, but no pacing counts the hysteresis more
+        ([(1.6, 0.5)], [1]),
+        ([(1.6, 0.5), (0.9, 0.5)], [1, 1]),  # kept below the margin
+        ([(1.6, 0.5), (0.4, 0.3)], [1, 0]),
+        ([(1.6, 0.5), (1.6, 2.0)], [1, 1]),  # better, but not by the hysteresis
+        ([(1.6, 0.5), (1.6, 2.2)], [1, 2]),
+        ([(3.0, 5.0), (np.nan, 5.0), (np.nan, np.nan)], [2, 0, 0]),
+    ],
+)
+def test_margin_and_hysteresis(gains: list[tuple[float, float]], choices: list[int]) -> None:
+    one = policy()
+    one.reset(1)
+    settings = [pacing.off(), pacing.off(), pacing.off()]
+    for place, candidate in enumerate(CANDIDATES, 1):
+        for mechanism, pair in candidate.items():
+            settings[place][pacing.MECHANISMS.index(mechanism)] = pair
+    for told, choice in zip(gains, choices, strict=True):
+        np.testing.assert_array_equal(one.act(views(told))[0], settings[choice])
+
+
+def test_rows_choose_for_themselves() -> None:
+    views_TBO = np.random.default_rng(2).uniform(-1, 1, (30, 6, signals.SIGNALS)).astype(np.float32)
+    together, alone = random_policy(), random_policy()
+    together.reset(6)
+    alone.reset(1)
+    seen = set()
+    for views_BO in views_TBO:
+        found = together.act(views_BO)
+        np.testing.assert_array_equal(found[2:3], alone.act(views_BO[2:3]))
+        seen |= {row.tobytes() for row in found}
+    assert len(seen) == 3, "all settings are met"
+
+
+def test_a_rank_that_is_held_passive_starts_from_no_pacing() -> None:
+    one = policy(calibrated_range={"wait_share": (0.0, 0.1)})
+    one.reset(1)
+    far, where = views((1.6, 0.0)), signals.NAMES.index("wait_share")
+    assert one.act(far).any()
+    far[0, where] = 1.0
+    for _ in range(3):
+        held = one.act(far)
+    assert not held.any()
+    assert one.choose(np.array([[1.2, 0.0]], np.float32)).tolist() == [0], "the hysteresis is with no pacing again"
+
+
+def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
+    path, before = tmp_path / "mine.safetensors", random_policy()
+    save_policy(path, PolicyFile(before, {"step_cv": (0.0, 0.5)}, {"seed": 1}))
+    after = load_policy(path).policy
+    assert isinstance(after, Distilled)
+    assert (after.name, after.margin, after.hysteresis, after.candidates) == ("mine", 0.1, 0.2, before.candidates)
+    assert after.mechanisms == ("slack", "phase_shift")
+    for views_BO in np.random.default_rng(4).uniform(-1, 1, (9, 5, signals.SIGNALS)).astype(np.float32):
+        np.testing.assert_array_equal(before.decide(before.inputs(views_BO)), after.decide(after.inputs(views_BO)))
+    with pytest.raises(InputError, match="no preference, as it was trained for one"):
+        after.with_preference(0.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("kind", "magic", "kind = 'magic'; allowed: one of network, distilled"),
+        ("kind", ["network"], "kind = ['network']; allowed: one of network, distilled"),
+        ("kind", "network", "2 outputs; allowed: 4 for 2 mechanisms"),
+        ("candidates", None, "candidates = None; allowed: "),
+        ("candidates", [], "2 outputs; allowed: 0 for as many candidates"),
+        ("candidates", [{"slack": [0.02, 0.4]}], "2 outputs; allowed: 1 for as many candidates"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": 1}], "candidates = [{'slack': [0.02, 0.4]}"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [0.0, 0.9]}], "window of slack = 0.9; allowed: 0 to 0.6"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [9.0, 0.1]}], "threshold of slack = 9.0; allowed: 0 to 0.25"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [float("nan"), 0.1]}], "threshold of slack = nan"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {"rush": [0.0, 0.1]}], "candidate = 'rush'; allowed: mechanisms of"),
+        ("candidates", [{"slack": [0.02, 0.4]}, {}], "candidate = '{}'; allowed: at least one mechanism"),
+        ("margin", -1.0, "margin = -1.0; allowed: a number of at least 0"),
+        ("margin", "much", "allowed: a number of at least 0"),
+        ("hysteresis", None, "hysteresis = None; allowed: a number of at least 0"),
+        ("change_intervals", -1, "change_intervals = -1; allowed: an integer from 0 to 10000"),
+        ("memory_intervals", [2, "x"], "memory_intervals = [2, 'x']; allowed: an integer from 0 to 10000"),
+        ("preference", {"range": [0, 1], "default": 0.5}, "preference of a distilled policy; allowed: null"),
+    ],
+)
+def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: str) -> None:
+    path = tmp_path / "a.safetensors"
+    save_policy(path, PolicyFile(random_policy()))
+    with safe_open(path, framework="numpy") as file:
+        header = json.loads(file.metadata()["paceenv"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    path.write_bytes(save(tensors, {"paceenv": json.dumps(header | {key: value})}))
+    with pytest.raises(InputError) as caught:
+        load_policy(path)
+    message = str(caught.value)
+    assert str(path) in message or message.startswith("policy a:")
+    assert expected in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("changed", [{"margin": -0.1}, {"hysteresis": np.inf}, {"candidates": CANDIDATES[:1]}])
+def test_what_does_not_fit_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="policy distilled: "):
+        policy(**changed)

@@ -1,0 +1,1 @@
+"""What learns: one file per family of algorithms, behind the interface in ``learner``."""

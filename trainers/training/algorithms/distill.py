@@ -1,0 +1,212 @@
+"""Distillation: rounds of asking the teacher where the student goes, and fitting the student to all it said (DAgger).
+
+A round is a rollout, and the first of a run also chooses the candidate settings. After every round the margin is the
+smallest one of the config with which no null of the *training* clusters loses more than its limit, every rank deciding
+for itself; validation and held-out clusters have no part in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import signals
+from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.learned import Learned
+from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import typical
+from paceenv.trainers.training.algorithm_configs import Distill
+from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved, first_episode
+from paceenv.trainers.training.algorithms.sb3_learner import ranges_of
+from paceenv.trainers.training.algorithms.student import Student
+from paceenv.trainers.training.algorithms.teacher import Answers, ask, choose_candidates
+from paceenv.trainers.training.train_config import TrainConfig
+
+FIRST_SEED, PILOT_SEED, CHECK_SEED = 1 << 31, 3 << 30, 7 << 29
+"""Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
+CHECK_SEEDS, CHECK_ITERATIONS = 8, 1200
+"""Episodes on every training cluster on which a margin is tried."""
+RANGE_ROWS = 4096
+"""Views of a cluster that count for the calibrated range, so that large jobs do not count more."""
+MIN_EPISODES = 4
+PRESSURE, MAX_PRESSURE = 2.0, 8.0
+"""By how much more the episodes and errors of a null count while it loses more than its limit: the constraint."""
+MIN_WEIGHT_SCALE = 1.0
+"""Gains of a cluster, % of the step, below which its errors count no more: nulls, and what is hardly worth it."""
+
+
+class DistillLearner(Learner):
+    """Teacher, student, and their answers so far.
+
+    Args:
+        config: of the training.
+        clusters: replaces configs by name, for example by a fresh calibration.
+        curve: where rows go.
+    """
+
+    label = "distillation of a privileged teacher, paceenv"
+
+    def __init__(self, config: TrainConfig, clusters: Mapping[str, Cluster] | None, curve: Curve) -> None:
+        self.config, self.curve, environment = config, curve, config.environment
+        assert config.distill is not None  # as the config has filled in
+        self.section: Distill = config.distill
+        shares = environment.shares()
+        names = [getattr(share, "name", "") or share.cluster_name for share in shares]
+        loaded = [(clusters or {}).get(name) or share.load() for name, share in zip(names, shares, strict=True)]
+        self.clusters = [cluster if environment.randomize else typical(cluster) for cluster in loaded]
+        self.names, self.is_null_K = names, np.array([share.null_case for share in shares])
+        self.weight_K = np.array([share.weight for share in shares])
+        self.rollout_timesteps = -(-self.section.total_timesteps // self.section.rounds)
+        self._memory = (environment.memory_intervals, environment.change_intervals)
+        self.round, self.candidates, self.margin = 0, list[Candidate](), 0.0
+        self.scale_K, self.pressure_K = np.zeros(len(shares)), np.ones(len(shares))
+        self.student: Student | None = None
+        self.answers: list[Answers] = []
+        self._passive_s: list[NDArray[np.float64]] = []
+
+    @property
+    def timesteps(self) -> int:  # type: ignore[override]
+        return min(self.round * self.rollout_timesteps, self.section.total_timesteps)
+
+    def advance(self, segment: int, rollouts: int) -> None:
+        for _ in range(rollouts):
+            self._advance()
+
+    def _advance(self) -> None:
+        """One round: ask, fit, choose the margin."""
+        section, threads = self.section, self.config.environment.threads
+        base = first_episode(self.config.seed)
+        if self.student is None:
+            self.candidates, self.scale_K = choose_candidates(
+                self.clusters, self.config.environment.mechanisms, section, base + PILOT_SEED, threads
+            )
+            self.student = self._new_student(len(self.candidates))
+        rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
+        explore_share = section.explore_share if self.round else 1.0
+        for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(), strict=True)):
+            seeds = base + FIRST_SEED + ((self.round * len(self.clusters) + k) << 16) + np.arange(episodes)
+            x, gain = ask(cluster, seeds, driver, section, rng, explore_share=explore_share, threads=threads)
+            self.answers.append(Answers(x, gain, np.full(len(x), k)))
+            share = 0.8 * (k + 1) / len(self.clusters)
+            self.curve.on_progress(self.timesteps + share * self.rollout_timesteps)
+        self.answers = [Answers.joined(self.answers)]
+        weight_K = (self.pressure_K / np.maximum(self.scale_K, MIN_WEIGHT_SCALE)).astype(np.float32)
+        loss = self.student.fit(self.answers[0], weight_K)
+        self.round += 1
+        found = self._choose_margin()
+        views = len(self.answers[0].inputs_NI)
+        self.curve.add(self.timesteps, **found, margin=self.margin, loss=loss, views=views)
+        self.curve.logger.dump(self.timesteps)
+
+    def _episodes(self) -> list[int]:
+        """Episodes of a round by cluster, in proportion to weight and pressure, fewer of large jobs by a root."""
+        size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in self.clusters]) ** 0.5
+        part_K = self.weight_K * self.pressure_K / size_K
+        wanted_K = self.rollout_timesteps / self.section.episode_intervals * part_K / part_K.sum()
+        return [max(round(float(wanted)), MIN_EPISODES) for wanted in wanted_K]
+
+    def _new_student(self, candidates: int) -> Student:
+        inputs = signals.SIGNALS + ObservationEMA(*self._memory).entries
+        return Student(inputs, candidates, self.section)
+
+    def _choose_margin(self) -> dict[str, float]:
+        """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
+        seeds = first_episode(self.config.seed) + CHECK_SEED + np.arange(CHECK_SEEDS)
+        threads = self.config.environment.threads
+        if not self._passive_s:
+            for cluster in self.clusters:
+                done = run(passive(), start(cluster, seeds, threads), CHECK_ITERATIONS)
+                self._passive_s.append(done.step_ET.mean(axis=1))
+        rewards_K, loss_K = np.zeros((2, len(self.clusters)))
+
+        def check(margin: float, which: NDArray[np.bool_]) -> None:
+            policy = self.policy(margin)
+            for k in np.flatnonzero(which).tolist():
+                done = run(policy, start(self.clusters[k], seeds, threads), CHECK_ITERATIONS)
+                step_s_E = done.step_ET.mean(axis=1)
+                rewards_K[k] = (done.ideal_step_E / step_s_E - done.ideal_step_E / self._passive_s[k]).mean()
+                loss_K[k] = 1.0 - (self._passive_s[k] / step_s_E).mean()
+
+        nulls_K = self.is_null_K
+        for place, margin in enumerate(sorted(self.section.margins)):
+            self.margin = margin
+            check(self.margin, nulls_K)
+            costly_K = nulls_K & (loss_K > self.section.null_limit)
+            if place == 0:  # whatever the margin will be: it should not have to be large
+                factor_K = np.where(costly_K, PRESSURE, 1.0 / PRESSURE)
+                self.pressure_K = np.clip(self.pressure_K * factor_K, 1.0, MAX_PRESSURE)
+            if not costly_K.any():
+                break
+        check(self.margin, ~nulls_K)
+        found = {"reward": float(np.average(rewards_K, weights=self.weight_K)), "pressure": self.pressure_K.max()}
+        if nulls_K.any():
+            found |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
+        return {name: float(value) for name, value in found.items()}
+
+    def policy(self, margin: float | None = None) -> Distilled:
+        assert self.student is not None, "a run trains at least one round"
+        return self.with_layers(self.student.layers(), {"margin": self.margin if margin is None else margin})
+
+    def with_layers(self, layers: Layers, options: Mapping[str, Any]) -> Distilled:
+        memory, change = self._memory
+        return Distilled(
+            layers,
+            self.candidates,
+            margin=float(options["margin"]),
+            hysteresis=self.section.hysteresis,
+            memory_intervals=memory,
+            change_intervals=change,
+            interval_iterations=self.config.environment.interval_iterations,
+        )
+
+    def options(self, policy: Learned) -> dict[str, Any]:
+        assert isinstance(policy, Distilled)
+        return {"margin": policy.margin}
+
+    def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
+        seeds = first_episode(self.config.seed) + CHECK_SEED + np.arange(CHECK_SEEDS)
+        rng, views = np.random.default_rng(self.config.seed), []
+        for cluster, weight in zip(self.clusters, self.weight_K / self.weight_K.max(), strict=True):
+            simulator, seen = start(cluster, seeds, self.config.environment.threads), list[NDArray[np.float32]]()
+
+            def see(_: Any, simulator: Any = simulator, seen: list[NDArray[np.float32]] = seen) -> None:
+                seen.append(simulator.observe(every_rank=True).reshape(-1, signals.SIGNALS))
+
+            run(policy, simulator, CHECK_ITERATIONS, on_settings=see)
+            every = np.concatenate(seen)
+            views.append(every[rng.choice(len(every), min(round(RANGE_ROWS * weight), len(every)), replace=False)])
+        return ranges_of(np.concatenate(views))
+
+    def state(self) -> Saved:
+        plain = {
+            "round": self.round,
+            "candidates": [{m: list(pair) for m, pair in one.items()} for one in self.candidates],
+            "scale": self.scale_K.tolist(),
+            "pressure": self.pressure_K.tolist(),
+            "margin": self.margin,
+        }
+        if self.student is None:
+            return Saved({}, plain)
+        answers = self.answers[0]
+        arrays: dict[str, NDArray[Any]] = {
+            "inputs": answers.inputs_NI,
+            "gain": answers.gain_NC,
+            "cluster": answers.cluster_N,
+        }
+        return Saved({**arrays, **self.student.state()}, plain)
+
+    def restore(self, saved: Saved) -> None:
+        self.round, self.margin = int(saved.plain["round"]), float(saved.plain["margin"])
+        self.candidates = [{m: (t, w) for m, (t, w) in one.items()} for one in saved.plain["candidates"]]
+        self.scale_K, self.pressure_K = np.array(saved.plain["scale"]), np.array(saved.plain["pressure"])
+        if self.round:
+            arrays = saved.arrays
+            self.answers = [Answers(arrays["inputs"], arrays["gain"], arrays["cluster"])]
+            self.student = self._new_student(len(self.candidates))
+            self.student.restore(arrays)

@@ -1,0 +1,202 @@
+"""The privileged teacher: it forks a simulated job and holds each of some settings on the job's true future.
+
+It finds the gain of every candidate setting over no pacing, from exactly the state that a rank is in and on the same
+noise. Nothing deployable can know that. A student that is fitted to many such answers learns what they have in common.
+Training clusters only. Legend: E episodes, R ranks, J ranks watched in each episode, S questions, N views (S x J),
+C candidates (without off), I inputs of the student, K clusters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing
+from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.rollout import start
+from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.simulator import Simulator
+from paceenv.trainers.training.algorithm_configs import Distill
+
+GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
+    "phase_shift": ((0.0, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
+    "stagger": ((0.0, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),
+    "paper": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
+}
+"""Thresholds and windows of a mechanism that a first pilot tries."""
+TOGETHER = (("slack", 0.02, (0.1, 0.2, 0.4)), ("phase_shift", 0.1, (0.05, 0.1, 0.2)))
+"""Threshold and windows of two mechanisms where both are on."""
+FINER = (0.7, 1.4)
+"""Factors of threshold and window by which a second pilot looks around what the first one chose."""
+PILOT_EPISODES, PILOT_INTERVALS = 24, 10
+MAX_GAIN = 200.0
+"""Gains beyond, in % of the step, count as this: one collapsed step more or less decides there."""
+
+
+Gains = NDArray[np.float32]
+"""What settings gain over no pacing, % of the step."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the teacher said: inputs of the student ``(N, I)``, gains in % of the step ``(N, C)``, cluster ``(N,)``."""
+
+    inputs_NI: NDArray[np.float32]
+    gain_NC: NDArray[np.float32]
+    cluster_N: NDArray[np.int64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Answers]) -> Answers:
+        """Several as one."""
+        return cls(
+            np.concatenate([part.inputs_NI for part in parts]),
+            np.concatenate([part.gain_NC for part in parts]),
+            np.concatenate([part.cluster_N for part in parts]),
+        )
+
+
+def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
+    """Off and the candidates as settings ``(1 + C, M, 2)``."""
+    rows = [pacing.off()]
+    for candidate in candidates:
+        rows.append(sum((pacing.one_mechanism(m, t, w) for m, (t, w) in candidate.items()), pacing.off()))
+    return np.stack(rows)
+
+
+def gains(simulator: Simulator, at: NDArray[np.int64], settings: NDArray[np.float64], horizon: int) -> Gains:
+    """What each setting but the first gains over the first, ``(len(at), C)``, in % of the step.
+
+    Args:
+        simulator: its state is forked, not changed.
+        at: environments to start from.
+        settings: off and the candidates.
+        horizon: control intervals that a setting is held for.
+    """
+    step_s_SC = roll_ahead(simulator, at, settings, horizon)
+    gain_SC = 100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0)
+    return np.clip(gain_SC, -MAX_GAIN, MAX_GAIN).astype(np.float32)
+
+
+def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
+    """Every mechanism alone with each of its thresholds and windows, and pairs of them."""
+    found: list[Candidate] = [
+        {m: (threshold, window)} for m in mechanisms for threshold, window in itertools.product(*GRID[m])
+    ]
+    (a, a_threshold, a_windows), (b, b_threshold, b_windows) = TOGETHER
+    if a in mechanisms and b in mechanisms:
+        both = itertools.product(a_windows, b_windows)
+        found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
+    return found
+
+
+def finer_grid(chosen: Sequence[Candidate]) -> list[Candidate]:
+    """The chosen settings and their neighbours: window and threshold a factor of :data:`FINER` away."""
+    found = list(chosen)
+    for candidate in chosen:
+        for mechanism, (threshold, window) in candidate.items():
+            m = pacing.MECHANISMS.index(mechanism)
+            for factor in FINER:
+                wider = round(min(window * factor, pacing.MAX_WINDOW), 4)
+                found.append({**candidate, mechanism: (threshold, wider)})
+                if threshold > 0.0:
+                    higher = round(min(threshold * factor, pacing.MAX_THRESHOLD[m]), 4)
+                    found.append({**candidate, mechanism: (higher, window)})
+    return [dict(key) for key in dict.fromkeys(tuple(sorted(one.items())) for one in found)]
+
+
+def choose_candidates(
+    clusters: Sequence[Cluster], mechanisms: Sequence[str], section: Distill, first_seed: int, threads: int
+) -> tuple[list[Candidate], NDArray[np.float64]]:
+    """The settings that the student will choose from, and what the best of them gains on each cluster, ``(K,)``, in %.
+
+    A first pilot tries a coarse grid, a second one the neighbourhood of what it chose. Settings are chosen one after
+    the other, by what each adds if the best were always known; every cluster counts alike, whatever its gains.
+
+    Args:
+        clusters: of the training.
+        mechanisms: that settings may use.
+        section: hyperparameters.
+        first_seed: of the pilots' episodes.
+        threads: threads of the engine; the result does not depend on it.
+    """
+    candidates, scale_K = coarse_grid(mechanisms), np.ones(len(clusters))
+    for pilot in range(2):
+        parts = []
+        for k, cluster in enumerate(clusters):
+            episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16), 6)
+            seeds = first_seed + (pilot * len(clusters) + k) * PILOT_EPISODES + np.arange(episodes)
+            simulator = start(cluster, seeds, threads)
+            simulator.run(simulator.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
+            settings = settings_of(candidates)
+            found = gains(simulator, np.arange(episodes), settings, section.horizon_intervals)
+            parts.append(found.astype(np.float64))
+            scale_K[k] = max(float(found.mean(axis=0).max()), 0.0)
+        weight_K = 1.0 / np.maximum(scale_K, 1.0)
+        # the mean over a cluster's episodes for a half of them: what is chosen is not only the luck of single futures
+        shrunk = [w * 0.5 * (part + part.mean(axis=0)) / len(part) for w, part in zip(weight_K, parts, strict=True)]
+        gain_SC = np.concatenate([np.zeros((sum(map(len, parts)), 1)), np.concatenate(shrunk)], axis=1)
+        chosen = [c - 1 for c in select_candidates(gain_SC * len(gain_SC) / len(clusters), section.candidates)[1:]]
+        candidates = [candidates[c] for c in chosen] or candidates[:1]
+        candidates = finer_grid(candidates) if pilot == 0 else candidates
+    return candidates, scale_K
+
+
+def ask(
+    cluster: Cluster,
+    seeds: NDArray[np.int64],
+    student: Distilled,
+    section: Distill,
+    rng: np.random.Generator,
+    *,
+    explore_share: float,
+    threads: int,
+) -> tuple[NDArray[np.float32], Gains]:
+    """Drive episodes by the student or at random, and ask the teacher on the way.
+
+    Every rank drives itself on its own view, as it will when deployed. Exploring episodes take a random setting for all
+    ranks and change it now and then, so that the answers contain short trials and settings that have been on for long.
+
+    Args:
+        cluster: the job.
+        seeds: of the episodes, ``(E,)``.
+        student: drives; its inputs are what is kept.
+        section: hyperparameters.
+        rng: draws ranks, settings and times of questions.
+        explore_share: share of the episodes that are driven at random.
+        threads: threads of the engine; the result does not depend on it.
+
+    Returns:
+        Inputs ``(N, I)`` and gains ``(N, C)``.
+    """
+    simulator, settings = start(cluster, seeds, threads), settings_of(student.candidates)
+    E, R, C = len(seeds), simulator.batch.ranks, len(settings)
+    J = min(R, section.watched_ranks)
+    watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
+    phase_E, rate_E = rng.integers(0, section.every_intervals, E), rng.choice(CHANGE_RATES, E)
+    explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
+    inputs, found = [], []
+    student.reset(E * R)
+    simulator.run(simulator.off(), INTERVAL_ITERATIONS)
+    for t in range(section.episode_intervals):
+        x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
+        at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
+        if len(at):
+            kept_SJ = at[:, None] * R + watched_EJ[at]
+            inputs.append(x_BI[kept_SJ.ravel()])
+            found.append(np.repeat(gains(simulator, at, settings, section.horizon_intervals), J, axis=0))
+        changes_E = rng.random(E) < (rate_E if t else 1.0)
+        new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
+        drawn_E = np.where(changes_E, new_E, drawn_E)
+        choice_ER = np.repeat(drawn_E[:, None], R, axis=1)
+        if not explores_E.all():
+            own_ER = student.choose(student.outputs(x_BI)).reshape(E, R)
+            choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)
+        simulator.run(settings[choice_ER], INTERVAL_ITERATIONS)
+    return np.concatenate(inputs), np.concatenate(found)
