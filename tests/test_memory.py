@@ -73,7 +73,7 @@ def test_rows_remember_for_themselves(memory: int | list[int], change: int) -> N
         np.testing.assert_array_equal(together.act(views_BO)[2:3], alone.act(views_BO[2:3]))
     forgetful = policy(memory, change)
     forgetful.reset(1)
-    assert not np.array_equal(forgetful.act(views_TBO[-1][2:3]), alone.act(views_TBO[-1][2:3]))
+    assert not np.array_equal(forgetful.inputs(views_TBO[-1][2:3]), alone.inputs(views_TBO[-1][2:3]))
 
 
 def test_several_time_scales_are_the_single_ones_side_by_side() -> None:

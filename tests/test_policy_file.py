@@ -276,8 +276,8 @@ def spoil(**changed: Any) -> Callable[[Tensors], Tensors]:
         (spoil(layer0__bias=None), "; allowed: layer0.weight, layer0.bias"),
         (spoil(layer7__weight=np.zeros((1, 1), np.float32)), "; allowed: layer0.weight, layer0.bias"),
         (
-            spoil(layer0__weight=np.zeros((8, 10), np.float32)),
-            f"layer0 has shapes (8, 10), (8,); allowed: (n, {INPUTS}), (n,)",
+            spoil(layer0__weight=np.zeros((8, 9), np.float32)),
+            f"layer0 has shapes (8, 9), (8,); allowed: (n, {INPUTS}), (n,)",
         ),
         (spoil(layer1__weight=np.zeros((6, 9), np.float32)), "layer1 has shapes (6, 9), (6,); allowed: (n, 8), (n,)"),
         (spoil(layer0__bias=np.zeros((7,), np.float32)), f"layer0 has shapes (8, {INPUTS}), (7,)"),

@@ -115,8 +115,8 @@ def test_decisions_do_not_depend_on_the_size_of_the_batch() -> None:
 @pytest.mark.parametrize(
     ("inputs", "arguments", "expected"),
     [
-        (INPUTS, {}, "preference = None; allowed: a number with 13 inputs, None with 12; the network has 13"),
-        (signals.SIGNALS, {"preference": 0.5}, "preference = 0.5; allowed: a number with 13 inputs"),
+        (INPUTS, {}, "preference = None; allowed: a number with 11 inputs, None with 10; the network has 11"),
+        (signals.SIGNALS, {"preference": 0.5}, "preference = 0.5; allowed: a number with 11 inputs"),
         (INPUTS, {"preference": -1.0}, "preference = -1.0; allowed: 0 to inf"),
         (INPUTS, {"preference": 3.0, "preference_range": (0.0, 2.0)}, "preference = 3.0; allowed: 0 to 2"),
     ],
@@ -172,8 +172,8 @@ GOOD = {"range": [0.0, 2.0], "default": 0.5}
 @pytest.mark.parametrize(
     ("inputs", "preference", "expected"),
     [
-        (signals.SIGNALS, GOOD, "layer0 has shapes (16, 12), (16,); allowed: (n, 13), (n,)"),
-        (INPUTS, None, "layer0 has shapes (16, 13), (16,); allowed: (n, 12), (n,)"),
+        (signals.SIGNALS, GOOD, "layer0 has shapes (16, 10), (16,); allowed: (n, 11), (n,)"),
+        (INPUTS, None, "layer0 has shapes (16, 11), (16,); allowed: (n, 10), (n,)"),
         (INPUTS, 0.5, "preference = 0.5; allowed: {"),
         (INPUTS, {"range": [0.0, 2.0]}, "preference = {'range': [0.0, 2.0]}; allowed: {"),
         (INPUTS, GOOD | {"range": [0.0, 1.0, 2.0]}, "; allowed: {"),
