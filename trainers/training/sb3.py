@@ -28,6 +28,7 @@ from paceenv.core.errors import InputError
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.batches import make_groups
 from paceenv.trainers.training.checkpoint import load_checkpoint, save_checkpoint
 from paceenv.trainers.training.selection import VALIDATION_METRICS, Validation
@@ -151,7 +152,7 @@ class Run:
             self.constraint = NullConstraint(config.constraint, names, flags)
         self.envs = NativeVecEnv(
             [group.env for group in self.groups],
-            _first_episode(config.seed),
+            training_seed(config.seed),
             [group.env for group in passive],
             self.constraint,
             paired=config.environment.paired,
@@ -183,8 +184,8 @@ class Run:
         started, ppo, rows = time.process_time(), self.config.ppo, self.envs.num_envs
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
         rollouts = min(every, -(-(ppo.total_timesteps - self.model.num_timesteps) // (ppo.n_steps * rows)))
-        set_random_seed(self.config.seed + 1_000_003 * self.segment)
-        self.envs.seed(_first_episode(self.config.seed) + self.segment * 16 * rows)
+        set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
+        self.envs.seed(training_seed(self.config.seed, self.segment * 16 * rows))
         self.model._last_obs = None  # which starts new episodes
         for _ in range(rollouts):
             self.model.learn(ppo.n_steps * rows, callback=self.curve, reset_num_timesteps=False)
@@ -242,7 +243,7 @@ class Run:
             best = max(evaluations, key=lambda row: row["score"])  # the first of equals, as in _evaluate
             record["validation"] = {name: round(best[name], 4) for name in VALIDATION_METRICS}
         return Trained(
-            PolicyFile(policy, _calibrated_range(self.envs, policy, _first_episode(config.seed) + RANGE_SEED), record),
+            PolicyFile(policy, _calibrated_range(self.envs, policy, training_seed(config.seed, RANGE_SEED)), record),
             self.curve.rows,
             self.cpu_s,
         )
@@ -315,11 +316,6 @@ def _model(config: TrainConfig, envs: NativeVecEnv) -> PPO:
     # for the whole run, not for one call of learn()
     model.lr_schedule = lambda _: ppo.learning_rate * max(1.0 - model.num_timesteps / ppo.total_timesteps, 0.0)
     return model
-
-
-def _first_episode(seed: int) -> int:
-    """First episode of a run; two runs share no episode."""
-    return seed << 32
 
 
 def _layers(model: PPO) -> Layers:

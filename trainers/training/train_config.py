@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
 from paceenv.ui import config_files
 from paceenv.ui.config_files import AnyMechanism, Config
@@ -115,7 +116,7 @@ class TrainConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_RUN_SEED)
     environment: Environment
     constraint: Constraint | None = None
     selection: Selection | None = None
