@@ -209,7 +209,9 @@ def published() -> list[str]:
         "## The published scenario",
         "",
         f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV "
-        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe calibrated physics does not allow "
+        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe scenario was fitted to that "
+        "table, and chosen with its paced column in view ([validation](validation.md#when-scaling-fails)).\n"
+        "The calibrated physics does not allow "
         "more than the bound reaches: throughput with preference 0, variation with preference 1.",
         "",
         *markdown_table(("nodes", "wanted", "CV of passive", *policies), rows),
