@@ -78,7 +78,7 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
     return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
 
 
-def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Simulator:
+def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.integer], threads: int = 1) -> Simulator:
     """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise.
 
     Args:

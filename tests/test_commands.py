@@ -232,7 +232,7 @@ def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) 
     for row in rows:
         assert set(row) == {
             *("suite", "cluster", "ranks", "split", "null", "policy"),
-            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed"),
+            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed", "gap_ci95"),
         }
         assert (row["suite"], row["split"], row["null"], row["gap_closed"]) == ("nulls", "validation", True, None)
         low, high = row["ci95"]

@@ -8,18 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.policy_file import load_policy
+from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.score_table import markdown, verdicts
-from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.trainers.training.train_config import load_train_config
+from paceenv.trainers.training.sb3 import Run
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.trainers.training.vec_env import NativeVecEnv
+from paceenv.ui import config_files
 
 SMALL = ["--timesteps", "2048", "--set", "environment.environments=32", "--set", "ppo.batch_size=256"]
 
@@ -216,3 +221,40 @@ def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
     with pytest.raises(InputError, match="no selection"):
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])
+
+
+# Seeds
+
+
+@given(
+    run=st.integers(0, MAX_RUN_SEED),
+    offset=st.integers(0, SEEDS_OF_A_RUN - 1),
+    first=st.integers(0, MAX_FIRST_SEED),
+    n=st.integers(0, 2**40),
+)
+def test_no_seed_of_a_training_is_one_of_an_evaluation(run: int, offset: int, first: int, n: int) -> None:
+    seed = training_seed(run, offset)
+    assert first + n < seed < 2**64
+    assert (seed - TRAINING_SEEDS) // SEEDS_OF_A_RUN == run, "two runs share none"
+    training, evaluation = episode_keys([seed]), episode_keys([first + n])
+    assert training != evaluation
+
+
+def test_seeds_out_of_their_domain_are_refused() -> None:
+    with pytest.raises(InputError, match=r"first_seed = 9223372036854775808"):
+        config_files.parse(Suite, {"name": "s", "first_seed": 2**63, "cases": [{"cluster": "null-jitter"}]}, "test")
+    with pytest.raises(InputError, match=r"seed = 2147483648; allowed: .*2147483647"):
+        application.run(["train", "demo", "--set", "seed=2147483648", "-o", "unused"])
+    with pytest.raises(InputError, match="seeds drawn by a run"):
+        training_seed(0, SEEDS_OF_A_RUN)
+
+
+def test_a_training_seeds_its_episodes_from_its_own_domain_however_long_it_is() -> None:
+    data = load_train_config("demo").model_dump(mode="json", exclude_none=True)
+    data["ppo"] |= {"total_timesteps": 512, "batch_size": 256, "n_steps": 8}
+    data["environment"]["environments"] = 32
+    run = Run(config_files.parse(TrainConfig, data, "test"))
+    run.segment = 250_000  # as after half a billion decisions; before, 250 segments reached the score table's episodes
+    run.advance()
+    seeds = np.concatenate([group.env._batch.seeds_E for group in run.groups])
+    assert (seeds >= np.uint64(TRAINING_SEEDS)).all()

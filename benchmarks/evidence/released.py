@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks._common import machine
 from paceenv.core import metrics
+from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import ALL, Case, Suite, load_suite
 from paceenv.trainers.sweep.score import spelled
@@ -208,7 +209,9 @@ def published() -> list[str]:
         "## The published scenario",
         "",
         f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV "
-        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe calibrated physics does not allow "
+        f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe scenario was fitted to that "
+        "table, and chosen with its paced column in view ([validation](validation.md#when-scaling-fails)).\n"
+        "The calibrated physics does not allow "
         "more than the bound reaches: throughput with preference 0, variation with preference 1.",
         "",
         *markdown_table(("nodes", "wanted", "CV of passive", *policies), rows),
@@ -256,7 +259,7 @@ def ablations(folder: Path) -> list[str]:
     for name, path in zip(ABLATIONS, names, strict=True):
         total = found.total(path, cases=positive)
         worst = min((found.score(path, c) for c in suite.cases if c.null_case), key=lambda s: s.gain)
-        rows.append((name, f"{total.gap_closed:.1%}", f"{total.gain:+.2%}", f"{worst.gain:+.2%} ({worst.cluster})"))
+        rows.append((name, score_table.gap(total), f"{total.gain:+.2%}", f"{worst.gain:+.2%} ({worst.cluster})"))
     return [
         "## Ablations of the training",
         "",

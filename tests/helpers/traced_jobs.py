@@ -19,6 +19,13 @@ needs_traces = pytest.mark.skipif(
     not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
 )
 
+SOCKET_RUNS_DIR = Path(
+    os.environ.get("PACEENV_SOCKET_RUNS_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data" / "socket-runs"
+)
+needs_socket_runs = pytest.mark.skipif(
+    not SOCKET_RUNS_DIR.is_dir(), reason="set PACEENV_SOCKET_RUNS_DIR to recordings of jobs of the testbed"
+)
+
 
 def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **changed: Any) -> Trace:
     """Ranks compute as long as given and reduce together, ``(T, 1)`` or always as long.

@@ -14,15 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import metrics
+from paceenv.core.intervals import Interval
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation import gaps
 from paceenv.trainers.evaluation.suites import Case, Suite
 
 NULL_LIMIT = 0.005
 """The largest share of mean step time that a policy may cost where pacing cannot help."""
-BOUND = "clairvoyant"
+AHEAD = "clairvoyant"
+"""The policy that looks ahead; where it has not run, nobody knows what can be won."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Score:
         cv: mean coefficient of variation of step time.
         mean_delay_share: mean delay as a share of the ideal step.
         null_case: whether pacing cannot help there.
-        gap_closed: gain as a share of the clairvoyant bound's; None where the bound is unknown or gains nothing.
+        gap_closed: gain as a share of the bound, the best gain of any policy in the table, with its interval over seeds
+            and clusters; None where the bound is unknown or gains nothing.
     """
 
     policy: str
@@ -63,7 +67,7 @@ class Score:
     cv: float
     mean_delay_share: float
     null_case: bool = False
-    gap_closed: float | None = None
+    gap_closed: Interval | None = None
 
 
 @dataclass
@@ -96,14 +100,26 @@ class SuiteResult:
         """
         return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
 
+    def bound(self, case: Case) -> float | None:
+        """The best mean gain of any policy on a cluster; None for a null or where no policy has looked ahead."""
+        if case.null_case or (AHEAD, case.name) not in self.outcomes:
+            return None
+        return max(float(self.gain_E(policy, case).mean()) for policy in self.policies)
+
+    def _share_of_best(self, policy: str, case: Case) -> tuple[float, NDArray[np.float64]] | None:
+        """As :func:`gaps.share_of_best`; None where there is nothing to win, as far as anybody knows."""
+        bound = self.bound(case)
+        if bound is None or bound <= NULL_LIMIT:
+            return None
+        gain_PE = np.stack([self.gain_E(one, case) for one in self.policies])
+        return gaps.share_of_best(gain_PE, self.policies.index(policy))
+
     def score(self, policy: str, case: Case) -> Score:
         """One policy on one cluster."""
         found = self.outcomes[policy, case.name]
         gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
-        closed = None
-        if not case.null_case and (BOUND, case.name) in self.outcomes:
-            bound = float(self.gain_E(BOUND, case).mean())
-            closed = gain / bound if bound > NULL_LIMIT else None
+        share = self._share_of_best(policy, case)
+        closed = None if share is None else gaps.interval(*share)
         cv, delay = float(found.cv_E.mean()), float(found.delay_share_E.mean())
         return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed)
 
@@ -111,7 +127,7 @@ class SuiteResult:
         """One policy on the whole suite: the weighted mean of its gains.
 
         The bootstrap resamples seeds in all clusters at once. ``gap_closed`` is the mean over clusters where the bound
-        gains anything.
+        gains anything; its interval is over clusters, too.
 
         Args:
             policy: name of the policy.
@@ -126,8 +142,8 @@ class SuiteResult:
         scores = [self.score(policy, case) for case in cases]
         cv = float(np.dot(weights, [s.cv for s in scores]))
         delay = float(np.dot(weights, [s.mean_delay_share for s in scores]))
-        closed = [s.gap_closed for s in scores if s.gap_closed is not None]
-        mean_closed = float(np.mean(closed)) if closed else None
+        shares = [share for case in cases if (share := self._share_of_best(policy, case)) is not None]
+        mean_closed = gaps.mean_share(shares) if shares else None
         return Score(policy, self.suite.name, gain, (low, high), cv, delay, gap_closed=mean_closed)
 
 

@@ -35,7 +35,7 @@ def scaling_curve(rows: Sequence[Published], path: Path) -> None:
     panel.set(xscale="log", yscale="log", xticks=nodes, xticklabels=[str(n) for n in nodes])
     panel.minorticks_off()
     panel.set_yticks(ticks := [1000, 2000, 4000, 8000, 16000], [str(t) for t in ticks])
-    panel.legend(fontsize=8, title="filled: seen by the fit, open: predicted", title_fontsize=8)
+    panel.legend(fontsize=8, title="filled: seen by the fit, open: not", title_fontsize=8)
     figure.savefig(path)
 
 

@@ -35,7 +35,7 @@ def cells(score: Score) -> tuple[str, ...]:
         where,
         f"{score.gain:+.2%}",
         interval,
-        "" if score.gap_closed is None else f"{score.gap_closed:.0%}",
+        gap(score),
         f"{score.cv:.3f}",
         f"{score.mean_delay_share:.3f}",
     )
@@ -60,10 +60,19 @@ def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[di
                     "ci95": list(score.gain_ci95),
                     "cv": score.cv,
                     "cv_passive": passive.cv,
-                    "gap_closed": score.gap_closed,
+                    "gap_closed": score.gap_closed.value if score.gap_closed else None,
+                    "gap_ci95": list(score.gap_closed[1:]) if score.gap_closed else None,
                 }
             )
     return rows
+
+
+def gap(score: Score) -> str:
+    """The share of the gap that a policy closes, with its interval; empty where there is none."""
+    if score.gap_closed is None:
+        return ""
+    value, low, high = score.gap_closed
+    return f"{value:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
 def table(rows: Sequence[Score]) -> list[str]:
@@ -80,7 +89,8 @@ def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
         suite.description.strip(),
         "",
         f"{suite.seeds} seeds of {suite.iterations} iterations each, paired on common random numbers; every rank runs "
-        "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed.",
+        "its own copy of the policy on its own view. Clairvoyant looks ahead on the true noise and cannot be deployed. "
+        "Gap closed is a gain as a share of the best in the table.",
         "",
         *table(scores(result)),
     ]

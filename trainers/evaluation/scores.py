@@ -24,10 +24,11 @@ runs its own copy of a policy on its own view. A CV is never a result by itself.
 split themselves, on other seeds: the bar to beat. `static-tuned` is tuned for each cluster by the sweep `tuned`. What
 they found is committed in `configs/contests` (`make tuned` finds it again). `projection` is given the
 config of the cluster it runs on, but neither its draws nor its noise. `clairvoyant` looks ahead on the true noise and
-cannot be deployed; gap closed is a gain as a share of its gain. `learned` is the released policy: trained on the
-clusters of split train and selected on those of split validation. Those of split held-out were run for this table,
-and before with earlier policies; what those failed on became clusters of the other two splits, and others of the same
-kinds took their place here (docs/decisions.md).
+cannot be deployed. Gap closed is a gain as a share of the bound, which is the best gain of any policy or setting in the
+table on that cluster, as `clairvoyant` is exceeded now and then. Its interval is over seeds and, for a split, over
+clusters. `learned` is the released policy: trained on the clusters of split train and selected on those of split
+validation. Those of split held-out were run for this table, and before with earlier policies; what those failed on
+became clusters of the other two splits, and others of the same kinds took their place here (docs/decisions.md).
 """
 
 
@@ -68,7 +69,7 @@ def _section(result: SuiteResult, static: str) -> list[str]:
     for total in totals:
         worst = min((result.score(total.policy, case) for case in nulls), key=lambda s: s.gain)
         name = "static" if total.policy == static else total.policy
-        closed = "" if total.gap_closed is None else f"{total.gap_closed:.0%}"
+        closed = score_table.gap(total)
         interval = f"{total.gain_ci95[0]:+.2%} to {total.gain_ci95[1]:+.2%}"
         rows.append((name, f"{total.gain:+.2%}", interval, closed, f"{worst.gain:+.2%} on {worst.cluster}"))
     lines += output.markdown_table(

@@ -12,12 +12,15 @@ from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.engine.simulator import TRAINING_SEEDS
 from paceenv.trainers.evaluation.random_clusters import RandomClusters
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
 Split = Literal["train", "validation", "held-out"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "held-out")
+MAX_FIRST_SEED = TRAINING_SEEDS // 2
+"""First seeds of evaluations, with room for as many seeds as anybody wants below those of training."""
 
 
 class ClusterShare(Config):
@@ -92,7 +95,7 @@ class Suite(Config):
     )
     iterations: int = Field(1600, ge=40)
     seeds: int = Field(24, ge=2)
-    first_seed: int = Field(1_000_000, ge=0, description="far from the seeds that training uses")
+    first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from paceenv.core import pacing
-from paceenv.trainers.evaluation.suites import ALL, Split
+from paceenv.trainers.evaluation.suites import ALL, MAX_FIRST_SEED, Split
 from paceenv.trainers.training.algorithm_configs import SECTIONS
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -79,7 +79,7 @@ class Static(Config):
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
     seeds: int = Field(8, ge=1)
     average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
-    first_seed: int = Field(4_000_000, ge=0, description="neither what training draws nor what the table uses")
+    first_seed: int = Field(4_000_000, ge=0, le=MAX_FIRST_SEED, description="not what the score table uses")
     iterations: int = Field(1600, ge=40)
 
     @model_validator(mode="after")
@@ -189,7 +189,7 @@ class Robustness(Config):
     suite: str = ALL
     splits: list[Split] = Field(["held-out"], min_length=1)
     seeds: int = Field(24, ge=2)
-    first_seed: int = Field(5_000_000, ge=0)
+    first_seed: int = Field(5_000_000, ge=0, le=MAX_FIRST_SEED)
     iterations: int = Field(1600, ge=40)
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
+from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
 from paceenv.trainers.training.algorithm_configs import (
     SECTIONS,
@@ -123,7 +124,7 @@ class TrainConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=MAX_RUN_SEED)
     environment: Environment
     constraint: Constraint | None = None
     selection: Selection | None = None

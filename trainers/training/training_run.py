@@ -120,7 +120,7 @@ class Run:
         started = time.process_time()
         every = self.config.selection.every if self.config.selection else SEGMENT_ROLLOUTS
         left = -(-(self.config.total_timesteps - self.timesteps) // self.learner.rollout_timesteps)
-        set_random_seed(self.config.seed + 1_000_003 * self.segment)
+        set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
         self.learner.advance(self.segment, min(every, left))
         self.segment += 1
         self.cpu_s += time.process_time() - started

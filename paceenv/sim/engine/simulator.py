@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
+from paceenv.core.errors import out_of_range
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
@@ -73,6 +74,32 @@ def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = _mix(x) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
     return _mix(x + np.uint64(0x2545F4914F6CDD1D))
+
+
+TRAINING_SEEDS = 1 << 63
+"""Seeds from here on are for training alone: suites, sweeps and commands take smaller ones only, so that a training,
+however long, never meets an episode of an evaluation."""
+SEEDS_OF_A_RUN = 1 << 32
+MAX_RUN_SEED = TRAINING_SEEDS // SEEDS_OF_A_RUN - 1
+
+
+def training_seed(run_seed: int, offset: int = 0) -> int:
+    """The seed of an episode of training; two runs share none.
+
+    Args:
+        run_seed: seed of the run, 0 to ``MAX_RUN_SEED``.
+        offset: number of the seed within the run, 0 to ``SEEDS_OF_A_RUN - 1``.
+    """
+    if not 0 <= run_seed <= MAX_RUN_SEED:
+        raise out_of_range("seed", run_seed, f"0 to {MAX_RUN_SEED}", "training")
+    if not 0 <= offset < SEEDS_OF_A_RUN:
+        raise out_of_range("seeds drawn by a run", offset, f"0 to {SEEDS_OF_A_RUN - 1}", "training")
+    return TRAINING_SEEDS + run_seed * SEEDS_OF_A_RUN + offset
+
+
+def training_seeds(run_seed: int, offset: int, count: int) -> NDArray[np.uint64]:
+    """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`."""
+    return np.uint64(training_seed(run_seed, offset)) + np.arange(count, dtype=np.uint64)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -21,14 +21,15 @@ from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import typical
+from paceenv.sim.engine.simulator import training_seeds
 from paceenv.trainers.training.algorithm_configs import Distill
-from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved, first_episode
+from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.algorithms.sb3_learner import ranges_of
 from paceenv.trainers.training.algorithms.student import Student
 from paceenv.trainers.training.algorithms.teacher import Answers, ask, choose_candidates
 from paceenv.trainers.training.train_config import TrainConfig
 
-FIRST_SEED, PILOT_SEED, CHECK_SEED = 1 << 31, 3 << 30, 7 << 29
+FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
 CHECK_SEEDS, CHECK_ITERATIONS = 8, 1200
 """Episodes on every training cluster on which a margin is tried."""
@@ -81,16 +82,16 @@ class DistillLearner(Learner):
     def _advance(self) -> None:
         """One round: ask, fit, choose the margin."""
         section, threads = self.section, self.config.environment.threads
-        base = first_episode(self.config.seed)
         if self.student is None:
             self.candidates, self.scale_K = choose_candidates(
-                self.clusters, self.config.environment.mechanisms, section, base + PILOT_SEED, threads
+                self.clusters, self.config.environment.mechanisms, section, self.config.seed, threads
             )
             self.student = self._new_student(len(self.candidates))
         rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
         explore_share = section.explore_share if self.round else 1.0
         for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(), strict=True)):
-            seeds = base + FIRST_SEED + ((self.round * len(self.clusters) + k) << 16) + np.arange(episodes)
+            first = FIRST_SEED + ((self.round * len(self.clusters) + k) << 16)
+            seeds = training_seeds(self.config.seed, first, episodes)
             x, gain = ask(cluster, seeds, driver, section, rng, explore_share=explore_share, threads=threads)
             self.answers.append(Answers(x, gain, np.full(len(x), k)))
             share = 0.8 * (k + 1) / len(self.clusters)
@@ -117,7 +118,7 @@ class DistillLearner(Learner):
 
     def _choose_margin(self) -> dict[str, float]:
         """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
-        seeds = first_episode(self.config.seed) + CHECK_SEED + np.arange(CHECK_SEEDS)
+        seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
         threads = self.config.environment.threads
         if not self._passive_s:
             for cluster in self.clusters:
@@ -170,7 +171,7 @@ class DistillLearner(Learner):
         return {"margin": policy.margin}
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        seeds = first_episode(self.config.seed) + CHECK_SEED + np.arange(CHECK_SEEDS)
+        seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
         rng, views = np.random.default_rng(self.config.seed), []
         for cluster, weight in zip(self.clusters, self.weight_K / self.weight_K.max(), strict=True):
             simulator, seen = start(cluster, seeds, self.config.environment.threads), list[NDArray[np.float32]]()

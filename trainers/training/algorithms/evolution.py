@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
+from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.algorithm_configs import CmaEs
-from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved, first_episode
+from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.algorithms.sb3_learner import RANGE_SEED, network_policy, range_in
 from paceenv.trainers.training.batches import training_envs
 from paceenv.trainers.training.train_config import TrainConfig
@@ -86,7 +87,7 @@ class CmaEsLearner(Learner):
 
     def _reward(self, policy: Learned) -> float:
         """Mean reward of a network on the episodes of this generation."""
-        self.envs.seed(first_episode(self.config.seed) + self.generation * 16 * self.envs.num_envs)
+        self.envs.seed(training_seed(self.config.seed, self.generation * 16 * self.envs.num_envs))
         observation, rewards = self.envs.reset(), []
         for _ in range(self.section.intervals):
             observation, reward, *_ = self.envs.step(np.clip(policy.action(observation), -1.0, 1.0))  # type: ignore[assignment]
@@ -100,7 +101,7 @@ class CmaEsLearner(Learner):
         return network_policy(self.config, layers)
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        return range_in(self.envs, policy, first_episode(self.config.seed) + RANGE_SEED)
+        return range_in(self.envs, policy, training_seed(self.config.seed, RANGE_SEED))
 
     def state(self) -> Saved:
         state = vars(self.search)

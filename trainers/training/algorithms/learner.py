@@ -88,8 +88,3 @@ class Learner(ABC):
     @abstractmethod
     def restore(self, saved: Saved) -> None:
         """Go on from a state; ValueError, KeyError or RuntimeError where it does not fit."""
-
-
-def first_episode(seed: int) -> int:
-    """First episode of a run; two runs share no episode."""
-    return seed << 32

@@ -15,7 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from paceenv.core import signals
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
-from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved, first_episode
+from paceenv.sim.engine.simulator import training_seed
+from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved
 from paceenv.trainers.training.batches import training_envs
 from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
@@ -106,7 +107,7 @@ class Sb3Learner(Learner):
         return int(self.model.num_timesteps)
 
     def advance(self, segment: int, rollouts: int) -> None:
-        self.envs.seed(first_episode(self.config.seed) + segment * 16 * self.envs.num_envs)
+        self.envs.seed(training_seed(self.config.seed, segment * 16 * self.envs.num_envs))
         self.model._last_obs = None  # which starts new episodes
         for _ in range(rollouts):
             self.model.learn(self.rollout_timesteps, callback=self._rows, reset_num_timesteps=False)
@@ -120,7 +121,7 @@ class Sb3Learner(Learner):
         return network_policy(self.config, layers, squashes=self.squashes)
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        return range_in(self.envs, policy, first_episode(self.config.seed) + RANGE_SEED)
+        return range_in(self.envs, policy, training_seed(self.config.seed, RANGE_SEED))
 
     def state(self) -> Saved:
         arrays: dict[str, NDArray[Any]] = {

@@ -21,8 +21,7 @@ from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.rollout import start
 from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.engine.simulator import Simulator
-from paceenv.trainers.training.algorithm_configs import Distill
+from paceenv.sim.engine.simulator import Simulator, training_seeds
 
 GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
@@ -35,6 +34,7 @@ TOGETHER = (("slack", 0.02, (0.1, 0.2, 0.4)), ("phase_shift", 0.1, (0.05, 0.1, 0
 """Threshold and windows of two mechanisms where both are on."""
 FINER = (0.7, 1.4)
 """Factors of threshold and window by which a second pilot looks around what the first one chose."""
+PILOT_SEED = 3 << 30
 PILOT_EPISODES, PILOT_INTERVALS = 24, 10
 MAX_GAIN = 200.0
 """Gains beyond, in % of the step, count as this: one collapsed step more or less decides there."""
@@ -112,7 +112,7 @@ def finer_grid(chosen: Sequence[Candidate]) -> list[Candidate]:
 
 
 def choose_candidates(
-    clusters: Sequence[Cluster], mechanisms: Sequence[str], section: Distill, first_seed: int, threads: int
+    clusters: Sequence[Cluster], mechanisms: Sequence[str], section: Distill, run_seed: int, threads: int
 ) -> tuple[list[Candidate], NDArray[np.float64]]:
     """The settings that the student will choose from, and what the best of them gains on each cluster, ``(K,)``, in %.
 
@@ -123,7 +123,7 @@ def choose_candidates(
         clusters: of the training.
         mechanisms: that settings may use.
         section: hyperparameters.
-        first_seed: of the pilots' episodes.
+        run_seed: seed of the run.
         threads: threads of the engine; the result does not depend on it.
     """
     candidates, scale_K = coarse_grid(mechanisms), np.ones(len(clusters))
@@ -131,7 +131,8 @@ def choose_candidates(
         parts = []
         for k, cluster in enumerate(clusters):
             episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16), 6)
-            seeds = first_seed + (pilot * len(clusters) + k) * PILOT_EPISODES + np.arange(episodes)
+            first = PILOT_SEED + (pilot * len(clusters) + k) * PILOT_EPISODES
+            seeds = training_seeds(run_seed, first, episodes)
             simulator = start(cluster, seeds, threads)
             simulator.run(simulator.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
             settings = settings_of(candidates)
@@ -150,7 +151,7 @@ def choose_candidates(
 
 def ask(
     cluster: Cluster,
-    seeds: NDArray[np.int64],
+    seeds: NDArray[np.integer],
     student: Distilled,
     section: Distill,
     rng: np.random.Generator,
