@@ -28,7 +28,7 @@ TOLERANCE = 0.1
 """The search ends when no other candidate can be better than the leader by more than this share of its gain."""
 FIRST_ROUNDS = 4
 """Losses of the first rounds are measured against the time of so many: no search is shorter."""
-MOST_PAIRS = 48
+MOST_PAIRS = 16
 PARTS = 4
 """Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
 SURE_ERRORS = 2.5
