@@ -112,7 +112,7 @@ class Options:
     ] = 0.01
     most_pairs: Annotated[
         int, Meaning("Most pairs of blocks for each candidate in a search of mode tune", low=4, high=10**4)
-    ] = 16
+    ] = 64
     seed: Annotated[
         int | None,
         Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),

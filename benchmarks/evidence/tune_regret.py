@@ -36,7 +36,7 @@ from paceenv.ui.output import markdown_table
 CANDIDATES = ";".join([*DEFAULT_CONSTANTS, "adaptive", "learned"])
 INTERVAL = 20
 TRUTH_ITERATIONS, TRUTH_FROM = 6000, 1000
-QUIET, MOST_ITERATIONS = 60, 60_000
+QUIET, MOST_ITERATIONS = 60, 150_000
 WORD_S, LEAD_S = 60.0, 20.0
 FIRST_SEED = 5_000_000
 """Far from the seeds of training, evaluation and the closed loop."""
