@@ -103,9 +103,8 @@ class Options:
     candidates: Annotated[
         str,
         Meaning(
-            "What competes with no pacing in mode tune: policies, separated by semicolons; defaults is the default "
-            "constant of each mechanism",
-            rule="names and files as for the policy",
+            "What competes with no pacing in mode tune: names and files as for the policy, separated by semicolons; "
+            "defaults is the default constant of each mechanism"
         ),
     ] = "defaults;learned"
     most_loss: Annotated[
@@ -113,7 +112,7 @@ class Options:
     ] = 0.01
     most_pairs: Annotated[
         int, Meaning("Most pairs of blocks for each candidate in a search of mode tune", low=4, high=10**4)
-    ] = 48
+    ] = 64
     seed: Annotated[
         int | None,
         Meaning("Seed of the order of the blocks and of the probes", unset="one that all ranks of the launch share"),

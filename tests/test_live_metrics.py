@@ -60,16 +60,20 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
     assert samples["paceenv_live_part_seconds"][("pacing",)] == 0.002
     state = samples["paceenv_live_state"]
-    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 6)
+    assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 7)
+    assert samples["paceenv_live_tune_winner"] == {("slack",): 1.0, ("paper",): 0.0}
+    assert samples["paceenv_live_tune_in"] == {("slack",): 1.0, ("paper",): 0.0}
+    assert samples["paceenv_live_tune_gain_ratio"][("paper",)] == -0.04
     assert samples["paceenv_live_agent_info"] == {("20261123T053000-3f2a91", "node1", "canary", "slack"): 1.0}
 
 
 def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
-    unknown = snapshot(2, canary=None, wait={"mean_s": None}, step={"mean_s": float("nan"), "cv": True}, pacing="?")
+    step: dict[str, object] = {"mean_s": float("nan"), "cv": True}
+    unknown = snapshot(2, canary=None, tune=None, wait={"mean_s": None}, step=step, pacing="?")
     samples = scrape(serve(lambda: unknown))
     gone = set(METRICS) - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
-    assert all(name.split("_")[2] in {"step", "wait", "canary", "delay", "delays"} for name in gone)
+    assert all(name.split("_")[2] in {"step", "wait", "canary", "tune", "delay", "delays"} for name in gone)
 
 
 def test_the_evidence_of_a_verdict_is_served(serve: Serve) -> None:

@@ -1,8 +1,8 @@
 """The tuner of mode tune, on rank 0: which candidates stay in the search, which one is deployed, and when that ends.
 
 Best-arm identification with a fixed error probability: successive elimination on Student's intervals of the pairs' log
-ratios of block means, with the error shared out over candidates and evaluations. Then the winner is tested on, and
-rolled back when it stops paying. Candidates and their pairs come from :class:`paceenv.live.decide.tune_plan.TunePlan`.
+ratios of block means, with the error shared out over candidates, comparisons and evaluations. Then the winner is
+tested on, and rolled back when it stops paying. Pairs come from :class:`paceenv.live.decide.tune_plan.TunePlan`.
 No clock, no file, no thread of its own: :meth:`Tuner.add` belongs to the training thread, the rest to one other.
 """
 
@@ -22,13 +22,13 @@ from paceenv.live.decide.tune_plan import Phase, TunePlan, Turn, Word
 
 ERROR = 0.05
 """Probability of a wrong decision in a whole search."""
-EVALUATIONS = tuple(n for k in range(1, 14) for n in (2**k, 3 * 2 ** (k - 1)) if n >= 3)
-"""Pairs of a candidate after which it is evaluated: 3, 4, 6, 8, 12, 16, ..."""
+EVALUATIONS = tuple(n for k in range(2, 14) for n in (2**k, 3 * 2 ** (k - 1)))
+"""Pairs of a candidate after which it is evaluated: 4, 6, 8, 12, 16, 24, ..."""
 TOLERANCE = 0.1
 """The search ends when no other candidate can be better than the leader by more than this share of its gain."""
 FIRST_ROUNDS = 4
 """Losses of the first rounds are measured against the time of so many: no search is shorter."""
-MOST_PAIRS = 48
+MOST_PAIRS = 64
 PARTS = 4
 """Parts of a block whose means tell the noise within it, before there are pairs enough to compare."""
 SURE_ERRORS = 2.5
@@ -107,6 +107,7 @@ class Arm:
         self.pairs, self.mean, self.squares, self.evaluations = 0, 0.0, 0.0, 0
         self.to_skip = -(-self.plan.warm_iterations // self.plan.block_iterations)  # pairs in which it warms up
         self.gain: Interval | None = None
+        self.seen = (0.0, math.inf, 0)  # mean, squared error and pairs at the last evaluation
         self.dropped = ""
         self.loss_s = self.paced_s = self.variance_s2 = 0.0  # against no pacing, in all its pairs
 
@@ -130,16 +131,29 @@ class Arm:
         self.mean += moved / self.pairs
         self.squares += moved * (ratio - self.mean)
 
-    def evaluate(self, error_share: float) -> bool:
-        """Evaluate if it is time; all evaluations together miss the truth with at most the probability given."""
+    def evaluate(self, error: float) -> None:
+        """Evaluate if it is time; all evaluations together miss the truth with at most the probability ``error``."""
         due = sum(n <= self.pairs for n in EVALUATIONS)
         if due <= self.evaluations:
-            return False
-        self.evaluations = due
-        share = error_share / (due * (due + 1))  # these add up to error_share
-        half = student_t_quantile(0.5 * share, self.pairs - 1) * self.deviation / math.sqrt(self.pairs)
+            return
+        self.evaluations, self.seen = due, (self.mean, self.deviation**2 / self.pairs, self.pairs)
+        half = student_t_quantile(0.5 * _share(error, due), self.pairs - 1) * math.sqrt(self.seen[1])
         self.gain = Interval(*(-math.expm1(x) for x in (self.mean, self.mean + half, self.mean - half)))
-        return True
+
+    def better_by(self, other: Arm, error: float) -> tuple[float, float]:
+        """Interval of how much more it gains than ``other``, as both were at their last evaluations; likewise."""
+        (mean, variance, pairs), (other_mean, other_variance, other_pairs) = self.seen, other.seen
+        both = variance + other_variance
+        parts = variance**2 / (pairs - 1) + other_variance**2 / (other_pairs - 1)
+        degrees = both**2 / parts if parts > 0.0 else pairs + other_pairs - 2  # Welch and Satterthwaite
+        share = _share(error, min(self.evaluations, other.evaluations))
+        half = student_t_quantile(0.5 * share, degrees) * math.sqrt(both)
+        return other_mean - mean - half, other_mean - mean + half
+
+
+def _share(error: float, evaluation: int) -> float:
+    """The share of an error probability for the first, second, ... evaluation; they add up to it."""
+    return error / (evaluation * (evaluation + 1))
 
 
 class Tuner:
@@ -294,7 +308,7 @@ class Tuner:
     def _search(self, last: Word, from_iteration: int, lease: int) -> Word | None:
         """The word that ends or narrows the search; None to go on."""
         for k in self._in():
-            self.arms[k].evaluate(self.error / len(self.arms))
+            self.arms[k].evaluate(self._each)
         self._eliminate()
         self._mind_the_loss()
         left = self._in()
@@ -310,9 +324,14 @@ class Tuner:
             return self._say(self.plan.pair_end(from_iteration), lease, "search", left)
         return None
 
+    @property
+    def _each(self) -> float:
+        """The error of one candidate's intervals: one against no pacing, and one against each of the others."""
+        return self.error / (len(self.arms) * (len(self.arms) + 1) / 2)
+
     def _eliminate(self) -> None:
         known = [self.arms[k] for k in self._in() if self.arms[k].gain is not None]
-        best = max(known, key=lambda arm: arm.gain.low if arm.gain else -math.inf, default=None)
+        best = max(known, key=lambda arm: arm.value, default=None)
         for arm in known:
             gain = arm.gain
             assert gain is not None
@@ -320,7 +339,7 @@ class Tuner:
                 arm.dropped = "it hurts"
             elif gain.high < self.min_gain:
                 arm.dropped = f"it gains less than {100 * self.min_gain:g} %"
-            elif best is not None and best.gain is not None and best is not arm and gain.high < best.gain.low:
+            elif best is not None and best is not arm and best.better_by(arm, self._each)[0] > 0.0:
                 arm.dropped = f"{best.name} is better"
 
     def _leader(self, left: Sequence[int]) -> int | None:
@@ -330,9 +349,10 @@ class Tuner:
         gain = self.arms[best].gain if best is not None else None
         if best is None or gain is None or not (gain.low > 0.0 and self.arms[best].value >= self.min_gain):
             return None
+        leader = self.arms[best]
         others = [self.arms[k] for k in left if k != best]
-        tolerance = max(self.min_gain, TOLERANCE * self.arms[best].value)
-        clear = all(arm.gain is not None and arm.gain.high - gain.low <= tolerance for arm in others)
+        tolerance = max(self.min_gain, TOLERANCE * leader.value)
+        clear = all(arm.gain is not None and leader.better_by(arm, self._each)[0] >= -tolerance for arm in others)
         return best if clear or min(self.arms[k].pairs for k in left) >= self.most_pairs else None
 
     def _mind_the_loss(self) -> None:

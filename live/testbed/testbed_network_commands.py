@@ -28,6 +28,8 @@ application = typer.Typer(
 ScenarioName = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A file, or a name in configs/testbed (paceenv testbed list).")
 ]
+TUNE_ITERATIONS = 3000
+"""Of a run in mode tune: a search among a few candidates on a quiet machine, and some of what follows."""
 TestbedName = Annotated[str | None, typer.Argument(metavar="[SCENARIO]", help="The testbed, if several are up.")]
 
 
@@ -62,7 +64,10 @@ def run(
         str | None,
         typer.Option(help="For shadow, canary and active: a rule, static:my-cluster.yaml, or a policy file."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the canary's blocks.")] = 0,
+    candidates: Annotated[
+        str | None, typer.Option(help="For tune: policies that compete, separated by semicolons; also defaults.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the blocks of canary and tune.")] = 0,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Run a scenario's jobs once: network up, real torchrun jobs, network down.
@@ -72,8 +77,11 @@ def run(
     """
     chosen = load_scenario(scenario)
     plan = chosen.loop
-    count = iterations or (plan.canary_iterations(policy or "passive") if mode == "canary" else plan.observe_iterations)
-    agent = [*agent_options(plan, mode), "--seed", str(seed), *(["--policy", policy] if policy else [])]
+    usual = {"canary": plan.canary_iterations(policy or "passive"), "tune": TUNE_ITERATIONS}
+    count = iterations or usual.get(mode, plan.observe_iterations)
+    agent = [*agent_options(plan, mode), "--seed", str(seed)]
+    for option, value in (("--policy", policy), ("--candidates", candidates)):
+        agent += [option, value] if value else []
     with output.progress(chosen.name, count) as done:
         result = run_scenario(
             chosen, out, agents={} if mode == "off" else {plan.job: agent}, iterations=count, on_progress=done
@@ -143,6 +151,7 @@ def _numbers(job: JobResult) -> dict[str, Any]:
         "cv": float(step_s_T.std() / step_s_T.mean()),
         "p99_s": float(np.quantile(step_s_T, 0.99)),
         "agents": [snapshot.get("canary") for snapshot in job.snapshots],
+        "tune": job.snapshots[0].get("tune") if job.snapshots else None,
     }
 
 
@@ -150,7 +159,7 @@ def _said(job: JobResult) -> str:
     """The verdict of the job's first rank, or its state."""
     if not job.snapshots:
         return "-"
-    canary = job.snapshots[0].get("canary")
+    canary = job.snapshots[0].get("canary") or job.snapshots[0].get("tune")
     return str(canary["text"].partition(";")[0]) if canary else str(job.snapshots[0].get("state", "-"))
 
 

@@ -22,6 +22,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
+from paceenv.trainers.training.algorithm_configs import Distill
 
 GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
