@@ -105,7 +105,7 @@ def test_a_squashed_action_is_kept_by_the_file(tmp_path: Path) -> None:
     kept = load_policy(tmp_path / "a.safetensors").policy
     assert isinstance(kept, Learned)
     assert kept.squashes
-    assert np.abs(kept.action(np.full((1, 48), 1e3, np.float32))).max() <= 1.0
+    assert np.abs(kept.action(np.full((1, kept.layers[0][0].shape[1]), 1e3, np.float32))).max() <= 1.0
 
 
 @pytest.mark.parametrize(

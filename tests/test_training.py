@@ -21,8 +21,8 @@ from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.score_table import markdown, verdicts
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.trainers.training.sb3 import Run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.training_run import Run
 from paceenv.trainers.training.vec_env import NativeVecEnv
 from paceenv.ui import config_files
 
@@ -256,5 +256,5 @@ def test_a_training_seeds_its_episodes_from_its_own_domain_however_long_it_is() 
     run = Run(config_files.parse(TrainConfig, data, "test"))
     run.segment = 250_000  # as after half a billion decisions; before, 250 segments reached the score table's episodes
     run.advance()
-    seeds = np.concatenate([group.env._batch.seeds_E for group in run.groups])
+    seeds = np.concatenate([env._batch.seeds_E for env in run.learner.envs.envs])
     assert (seeds >= np.uint64(TRAINING_SEEDS)).all()
