@@ -58,17 +58,15 @@ def static(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, An
     return place / "small.yaml", _found(place / "here")
 
 
-def _drive(*arguments: str, says: Path) -> subprocess.Popen[bytes]:
-    """A driver that says what it says into a file: what Ray starts keeps a pipe open after the driver was killed."""
+def _drive(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from paceenv.cli.application import main; main()", "sweep", *arguments]
-    with says.open("wb") as file:
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _wait(condition: Callable[[], bool], driver: subprocess.Popen[bytes], says: Path) -> None:
+def _wait(condition: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
     until = time.monotonic() + PATIENCE_S
     while not condition():
-        assert driver.poll() is None, says.read_text()
+        assert driver.poll() is None, driver.communicate(timeout=PATIENCE_S)[1]
         assert time.monotonic() < until, "the driver hangs"
         time.sleep(0.01)
 
@@ -83,30 +81,30 @@ def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
 ) -> None:
     """The driver is killed outright, then cannot write, then goes on to the end: no trial is lost or run twice."""
     config, expected = static
-    says = tmp_path / "says"
     out, ledger = tmp_path / "out", tmp_path / "out" / NAME
     command = [str(config), "-o", str(out), "--resume"]
 
-    driver = _drive(*command, says=says)
-    _wait(lambda: len(_lines(ledger)) >= 3, driver, says)
+    driver = _drive(*command)
+    _wait(lambda: len(_lines(ledger)) >= 3, driver)
     driver.send_signal(signal.SIGKILL)
-    driver.wait(PATIENCE_S)
+    driver.communicate(timeout=PATIENCE_S)
     killed_at = _lines(ledger)
     assert 2 <= len(killed_at) - 1 < len(expected)
 
-    driver = _drive(*command, says=says)
-    _wait(lambda: len(_lines(ledger)) > len(killed_at), driver, says)
+    driver = _drive(*command)
+    _wait(lambda: len(_lines(ledger)) > len(killed_at), driver)
     resource.prlimit(driver.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))  # every write fails from now on
-    assert driver.wait(PATIENCE_S) == 2
-    said = says.read_text()
+    said = driver.communicate(timeout=PATIENCE_S)[1]
+    assert driver.returncode == 2
     assert said.splitlines()[-1] == f"paceenv: error: {ledger}: cannot be written: File too large"
     assert "Traceback" not in said
     full_at = _lines(ledger)
     assert full_at[: len(killed_at)] == killed_at
     assert len(full_at) - 1 < len(expected)
 
-    driver = _drive(*command, "--json", str(tmp_path / "said.json"), says=says)
-    assert driver.wait(PATIENCE_S) == 0, says.read_text()
+    driver = _drive(*command, "--json", str(tmp_path / "said.json"))
+    said = driver.communicate(timeout=PATIENCE_S)[1]
+    assert driver.returncode == 0, said
     assert _lines(ledger)[: len(full_at)] == full_at
     assert len(_lines(ledger)) == 1 + len(expected), "no trial twice"
     assert _found(out) == expected

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
+from paceenv.trainers.evaluation.random_clusters import RandomClusters
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -24,15 +26,27 @@ MAX_FIRST_SEED = TRAINING_SEEDS // 2
 class ClusterShare(Config):
     """A cluster, changed where it should differ, and its weight among others."""
 
-    cluster: str
+    cluster: str | Cluster = Field(description="by file or by name in configs/clusters, or the config itself")
     set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
     weight: float = Field(1.0, gt=0)
     null_case: bool = Field(False, description="whether pacing must not matter there")
 
     def load(self) -> Cluster:
         """The cluster config with the changes applied."""
+        cluster = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
         assignments = [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
-        return load_cluster(self.cluster).changed(assignments, f"{self.cluster}, set", "set")
+        return cluster.changed(assignments, f"{self.cluster_name}, set", "set") if assignments else cluster
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster's name, or the file it comes from."""
+        return self.cluster.name if isinstance(self.cluster, Cluster) else self.cluster
+
+    def beside(self, path: Path) -> Self:
+        """The same, read from ``path``: a cluster's file may lie beside that."""
+        if isinstance(self.cluster, Cluster):
+            return self
+        return self.model_copy(update={"cluster": config_files.resolve_sibling(path, self.cluster)})
 
 
 class Case(ClusterShare):
@@ -45,12 +59,26 @@ class Case(ClusterShare):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not data.get("name"):
-            return {**data, "name": data.get("cluster", "")}
-        return data
+        if not isinstance(data, dict) or data.get("name"):
+            return data
+        cluster = data.get("cluster", "")
+        name = cluster.get("name", "") if isinstance(cluster, dict) else getattr(cluster, "name", cluster)
+        return {**data, "name": name}
 
     def load(self) -> Cluster:
         return super().load().model_copy(update={"name": self.name})
+
+
+class RandomCases(RandomClusters):
+    """Random clusters as the cases of one split."""
+
+    split: Split = "held-out"
+
+    def cases(self) -> list[Case]:
+        return [
+            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null)
+            for cluster, is_null in self.draw()
+        ]
 
 
 class Suite(Config):
@@ -58,7 +86,8 @@ class Suite(Config):
 
     name: str
     description: str = ""
-    cases: list[Case] = Field(min_length=1)
+    cases: list[Case] = []
+    random: list[RandomCases] = Field([], description="further cases, which a seed draws")
     mechanisms: list[Mechanism] = Field(
         ["slack", "phase_shift", "stagger"],
         min_length=1,
@@ -70,6 +99,8 @@ class Suite(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:
+        if not self.cases and not self.random:
+            raise ValueError("cases, or random ones")
         names = [case.name for case in self.cases]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -89,17 +120,16 @@ class Suite(Config):
 def load_suite(name: str | os.PathLike[str]) -> Suite:
     """A suite by file or by name in ``configs/suites``; ``all`` is all of :data:`REPORTED`.
 
-    Every case knows the suite it comes from. Files of clusters may lie beside the suite's.
+    Every case knows the suite it comes from, and random cases are drawn. Files of clusters may lie beside the suite's.
     """
     if str(name) == ALL:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    cases = [
-        c.model_copy(update={"suite": suite.name, "cluster": config_files.resolve_sibling(path, c.cluster)})
-        for c in suite.cases
-    ]
-    return suite.model_copy(update={"cases": cases})
+    cases = [*suite.cases, *(case for drawn in suite.random for case in drawn.cases())]
+    return suite.model_copy(
+        update={"cases": [c.beside(path).model_copy(update={"suite": suite.name}) for c in cases], "random": []}
+    )
 
 
 ALL = "all"

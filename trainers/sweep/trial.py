@@ -144,7 +144,7 @@ class PpoTask:
     def inputs(self) -> dict[str, Any]:
         """What results depend on beside the config: the resolved training config and its clusters."""
         shares = self.train.environment.shares()
-        digests = {getattr(share, "name", "") or share.cluster: digest(share.load()) for share in shares}
+        digests = {getattr(share, "name", "") or share.cluster_name: digest(share.load()) for share in shares}
         return {"train": self.train.model_dump(mode="json"), "clusters": digests}
 
     def seeds(self) -> Sequence[int]:

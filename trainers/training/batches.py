@@ -69,4 +69,4 @@ def _apportioned(total: int, weights: Sequence[float], least: Sequence[int]) -> 
 
 
 def _name(share: ClusterShare) -> str:
-    return getattr(share, "name", "") or share.cluster
+    return getattr(share, "name", "") or share.cluster_name

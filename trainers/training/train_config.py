@@ -125,9 +125,7 @@ class TrainConfig(Config):
     def beside(self, path: Path) -> TrainConfig:
         """This config, read from ``path``, with the clusters and suites that lie beside that file found there."""
         given, selection = self.environment, self.selection
-        clusters = [
-            c.model_copy(update={"cluster": config_files.resolve_sibling(path, c.cluster)}) for c in given.clusters
-        ]
+        clusters = [share.beside(path) for share in given.clusters]
         suites = [config_files.resolve_sibling(path, suite) for suite in given.suites]
         environment = given.model_copy(update={"clusters": clusters, "suites": suites})
         if selection is not None:

@@ -1,0 +1,90 @@
+"""Clusters drawn by a seed: valid, reproducible, of every kind, and labelled null only where nothing can be won."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation.random_clusters import RandomClusters
+from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.ui import config_files
+
+DRAWN = RandomClusters(seed=11, clusters=400).draw()
+
+
+def test_more_of_them_begin_with_the_same_and_other_seeds_share_none() -> None:
+    first = RandomClusters(seed=11, clusters=5).draw()
+    assert first == DRAWN[:5]
+    others = RandomClusters(seed=12, clusters=5).draw()
+    for (a, _), (b, _) in zip(first, others, strict=True):
+        assert a.job != b.job
+
+
+def test_every_form_size_and_kind_of_trouble_occurs() -> None:
+    forms = Counter(cluster.description.partition(",")[0] for cluster, _ in DRAWN)
+    assert set(forms) == {"groups", "one group", "gather", "all-to-all"}
+    assert {cluster.ranks for cluster, _ in DRAWN} >= {4, 8, 64, 512}
+    periods = {tenant.period_ratio for cluster, _ in DRAWN for tenant in cluster.tenants}
+    assert periods >= {0.5, 1.0, 2.0, 3.0}
+    assert max(len(cluster.tenants) for cluster, _ in DRAWN) == 3
+    for trouble in ("imbalance_cv", "slow_ranks", "fail_slow_share", "drift_cv", "stall_rate", "persistent_cv"):
+        share = np.mean([getattr(cluster.noise, trouble) > 0 for cluster, _ in DRAWN])
+        assert 0.05 < share < 0.6, trouble
+    assert any(cluster.reliability.mtbf_iterations for cluster, _ in DRAWN)
+    assert 0.2 < np.mean([null for _, null in DRAWN]) < 0.5
+    step_s = [float(start(cluster, np.array([0])).batch.jobs["ideal_step_s"][0]) for cluster, _ in DRAWN[:100]]
+    assert min(step_s) < 0.05
+    assert max(step_s) > 20.0
+
+
+@pytest.mark.slow
+def test_on_a_null_no_constant_gains() -> None:
+    nulls = [cluster for cluster, null in DRAWN if null and cluster.ranks <= 64][:40]
+    assert len(nulls) == 40
+    for cluster in nulls:
+        passive = _steps(cluster, "passive")
+        for mechanism, window in (("slack", 0.1), ("phase_shift", 0.1), ("stagger", 0.3)):
+            log_ratio = np.log(
+                _steps(cluster, f"static:mechanism={mechanism},threshold=0.02,window={window}") / passive
+            )
+            error = log_ratio.std(ddof=1) / np.sqrt(len(log_ratio))
+            assert log_ratio.mean() > -0.003 - 4.0 * error, (cluster.name, mechanism)
+
+
+def _steps(cluster: Cluster, policy: str) -> NDArray[np.float64]:
+    """Mean step of each of 8 seeds, seconds."""
+    chosen = select_policy(policy, cluster)
+    rollout = run(chosen, start(cluster, np.arange(8)), 400)
+    return np.asarray(rollout.step_ET[:, 60:].mean(axis=1))
+
+
+def test_a_suite_of_them_is_like_any_other() -> None:
+    suite = load_suite("random")
+    names = [case.name for case in suite.cases]
+    assert len(set(names)) == len(names) == 144
+    assert all(case.suite == "random" and case.load().name == case.name for case in suite.cases[::20])
+    assert {case.load().ranks for case in suite.only(["train"]).cases} <= set(range(65))
+
+
+def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path) -> None:
+    cluster, _ = DRAWN[3]
+    config_files.write_yaml(
+        tmp_path / "own.yaml", {"name": "own", "cases": [{"cluster": cluster.model_dump(exclude_defaults=True)}]}
+    )
+    (case,) = load_suite(tmp_path / "own.yaml").cases
+    assert case.name == cluster.name
+    assert case.load() == cluster
+    (tmp_path / "none.yaml").write_text("name: none\n")
+    with pytest.raises(InputError, match="cases, or random ones"):
+        load_suite(tmp_path / "none.yaml")
+    (tmp_path / "wrong.yaml").write_text("name: wrong\nrandom: [{seed: -1}]\n")
+    with pytest.raises(InputError, match=r"random\.0\.seed = -1"):
+        load_suite(tmp_path / "wrong.yaml")
