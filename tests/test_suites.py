@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
@@ -117,3 +118,15 @@ def test_intervals_of_a_gap_hold_the_mean_of_all_clusters_that_there_could_be() 
         narrow += 0.6 in seeds_only
     assert 85 <= held <= 100
     assert narrow < 60
+
+
+def test_scores_do_not_count_what_failures_undid() -> None:
+    changes = {"reliability.mtbf_hours": 0.5, "reliability.checkpoint_iterations": 100, "reliability.restart_s": 5}
+    case = Case(cluster="null-jitter", set=changes)
+    suite = Suite(name="failing", cases=[case], seeds=6, iterations=800)
+    found = evaluate(["passive"], suite).outcomes["passive", "null-jitter"].step_s_E
+    simulator = start(case.load(), np.arange(suite.first_seed, suite.first_seed + suite.seeds))
+    simulator.run(simulator.off(), suite.iterations)
+    outcome = simulator.outcome()
+    assert outcome.rerun_iterations.sum() > 0
+    np.testing.assert_allclose(found, outcome.time_s / outcome.useful_iterations)
