@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.policies.rollout import INTERVAL_ITERATIONS, start
+from paceenv.policies.base import INTERVAL_ITERATIONS
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 
 Array = NDArray[np.float64]
