@@ -111,8 +111,8 @@ class _Turns:
             self._acting = acting
         if acting is None:
             state.rank_EFR[:, timing.DELAY_S] = 0.0
-            return simulator.run(simulator.off(), iterations)[0]
-        step_s_T = simulator.run(self._settings[acting], iterations)[0]
+            return np.asarray(simulator.run(simulator.off(), iterations)[0])
+        step_s_T = np.asarray(simulator.run(self._settings[acting], iterations)[0])
         policy, ranks = self._policies[acting], simulator.batch.ranks
         fixed = policy.constant()
         if fixed is not None:
@@ -217,7 +217,7 @@ def table(found: Sequence[Search]) -> tuple[tuple[str, ...], list[tuple[str, ...
         "loss, mean",
         "loss, worst",
     )
-    rows = []
+    rows = list[tuple[str, ...]]()
     for suite in [*dict.fromkeys(one.suite for one in found), "all"]:
         part = [one for one in found if suite in ("all", one.suite)]
         best, got = (float(np.mean([getattr(one, name) for one in part])) for name in ("best", "got"))
