@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from paceenv.cli import application
-from paceenv.core import pacing
+from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies import situations
@@ -116,8 +116,8 @@ def test_only_candidates_that_add_something_are_compared() -> None:
 
 
 def test_situations_are_compared_by_the_view_and_a_mean_that_forgets() -> None:
-    memory, view = ObservationEMA(situations.LONG_MEMORY_INTERVALS), np.full((1, 12), 0.5, np.float32)
-    np.testing.assert_array_equal(situations.features(memory, view), np.full((1, 24), 0.5))
+    memory, view = ObservationEMA(situations.LONG_MEMORY_INTERVALS), np.full((1, signals.SIGNALS), 0.5, np.float32)
+    np.testing.assert_array_equal(situations.features(memory, view), np.full((1, 2 * signals.SIGNALS), 0.5))
     weight = np.float32(1.0 / situations.LONG_MEMORY_INTERVALS)
     now, remembered = np.split(situations.features(memory, -view)[0], 2)
     np.testing.assert_array_equal(now, -0.5)

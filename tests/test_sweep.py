@@ -13,7 +13,7 @@ import pytest
 from browser import Browser, check_shown
 
 from paceenv.cli import application
-from paceenv.core import pacing
+from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.policies.names import rule
 from paceenv.policies.policy_file import load_policy
@@ -244,7 +244,7 @@ def test_settings_score_as_in_the_search_for_the_best_static_one(suite: str, tmp
 )
 def test_a_static_winner_is_a_policy_file_that_always_says_the_same(setting: Any) -> None:
     expected = sum((pacing.one_mechanism(*part) for part in setting), pacing.off())
-    said = constant_policy(setting).act(np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32))
+    said = constant_policy(setting).act(np.random.default_rng(0).normal(size=(5, signals.SIGNALS)).astype(np.float32))
     np.testing.assert_allclose(said, np.broadcast_to(expected, said.shape), rtol=1e-6, atol=1e-9)
 
 
