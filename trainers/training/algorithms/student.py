@@ -14,7 +14,7 @@ from paceenv.trainers.training.algorithms.learner import Layers
 from paceenv.trainers.training.algorithms.sb3_learner import linear_layers
 from paceenv.trainers.training.algorithms.teacher import Answers
 
-ROBUST = 4.0
+ROBUST = 1.0
 """Error, % of the step, beyond which it counts absolutely, no longer squared: answers have long tails."""
 MIN_SCALE = 0.02
 """Inputs that vary less than this are not blown up."""
