@@ -95,7 +95,7 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
 
 
 def roll_ahead(
-    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], intervals: int
+    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], iterations: int
 ) -> NDArray[np.float64]:
     """Mean step ``(len(at), C)`` in seconds, if each setting is held from now on; all meet the same noise.
 
@@ -103,14 +103,14 @@ def roll_ahead(
         simulator: its state is forked, not changed.
         at: environments to start from.
         settings_CM2: the settings.
-        intervals: control intervals that they are held for.
+        iterations: that they are held for.
     """
     C, parts = len(settings_CM2), 1 + len(at) * len(settings_CM2) * simulator.batch.ranks // MAX_FORKED_RANKS
     step_s = []
     for part in np.array_split(at, parts):
         future = simulator.fork(np.repeat(part, C))
         settings = np.tile(settings_CM2, (len(part), 1, 1))[:, None]
-        step_s.append(future.run(settings, intervals * INTERVAL_ITERATIONS).mean(axis=1).reshape(len(part), C))
+        step_s.append(future.run(settings, iterations).mean(axis=1).reshape(len(part), C))
     return np.concatenate(step_s)
 
 
@@ -124,7 +124,7 @@ def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[n
         at: environments to start from.
         settings_CM2: candidates; the first is off.
     """
-    step_s_SC = roll_ahead(simulator, at, settings_CM2, HORIZON_INTERVALS)
+    step_s_SC = roll_ahead(simulator, at, settings_CM2, HORIZON_INTERVALS * INTERVAL_ITERATIONS)
     throughput_SC = simulator.batch.jobs["ideal_step_s"][at][:, None] / step_s_SC
     return np.asarray(throughput_SC - throughput_SC[:, :1])
 

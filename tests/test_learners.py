@@ -10,6 +10,7 @@ import pytest
 from benchmarks.evidence import learners
 from paceenv.core.errors import InputError
 from paceenv.trainers.training.algorithm_configs import SECTIONS
+from paceenv.trainers.training.checkpoint import save_checkpoint
 
 
 def _run(out: Path, algorithm: str, seed: int, scores: list[tuple[float, float]]) -> None:
@@ -28,12 +29,16 @@ def test_the_table_says_what_the_curves_hold(tmp_path: Path) -> None:
     _run(tmp_path, "ppo", 1, [(20, 0.1), (50, 0.3), (130, 0.7)])
     _run(tmp_path, "distill", 0, [(40, 0.6)])
     (tmp_path / "sac" / "seed-0").mkdir(parents=True)
+    unfinished = [{"timesteps": 7, "reward": 0.0, "cpu_s": 6.0, "gap_closed": 0.2, "null_loss": 0.0, "score": 0.2}]
+    (tmp_path / "tqc" / "seed-5").mkdir(parents=True)
+    save_checkpoint(tmp_path / "tqc" / "seed-5" / "checkpoint.safetensors", {}, {"curve": unfinished})
     runs = learners.read_runs(tmp_path)
-    assert [(run.algorithm, run.seed) for run in runs] == [("ppo", 0), ("ppo", 1), ("distill", 0)]
+    assert [(run.algorithm, run.seed) for run in runs] == [("ppo", 0), ("ppo", 1), ("distill", 0), ("tqc", 5)]
     rows = learners.table(runs)
     assert "| ppo | 2 | 60.0% [50.0%, 70.0%] | 0.10 % | 0.600 [0.500, 0.700] | 3,000 | 2.2 |" in rows
     assert "| distill | 1 | 60.0% [60.0%, 60.0%] | 0.10 % | 0.600 [0.600, 0.600] | 1,000 | 0.7 |" in rows
     assert "| ppo | 0.100 | 0.400 | 0.400 |  |  |" in learners.table_by_minutes(runs)
+    assert "| tqc | 1 | 20.0% [20.0%, 20.0%] | 0.00 % | 0.200 [0.200, 0.200] | 7 | 0.1 |" in rows
     text = learners.page(runs, "A short budget.")
     assert "A short budget." in text
     learners.draw(runs, tmp_path / "a.png")

@@ -17,8 +17,9 @@ import typer
 
 from benchmarks._common import machine
 from paceenv.core.errors import InputError
-from paceenv.trainers.training import multi_seed
+from paceenv.trainers.training import multi_seed, training_run
 from paceenv.trainers.training.algorithm_configs import SECTIONS
+from paceenv.trainers.training.checkpoint import load_checkpoint
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config, with_algorithm
 from paceenv.ui import config_files, figures, output
 from paceenv.ui.output import markdown_table
@@ -94,13 +95,17 @@ def config_of(algorithm: str, seed: int, timesteps: int | None) -> TrainConfig:
 
 
 def read_runs(out: Path) -> list[Run]:
-    """The finished trainings of a folder, by algorithm in the order of the configs, then by seed."""
+    """The trainings of a folder as far as they went, by algorithm in the order of the configs, then by seed."""
     found = []
     for algorithm in SECTIONS:
         for folder in sorted((out / algorithm).glob("seed-*")):
             if (folder / multi_seed.POLICY).exists():
                 curve = json.loads((folder / "curve.json").read_text())
-                found.append(Run(algorithm, int(folder.name[5:]), curve, int(curve[-1]["timesteps"])))
+            elif (folder / training_run.CHECKPOINT).exists():
+                curve = load_checkpoint(folder / training_run.CHECKPOINT)[1]["curve"]
+            else:
+                continue
+            found.append(Run(algorithm, int(folder.name[5:]), curve, int(curve[-1]["timesteps"])))
     return found
 
 
@@ -165,7 +170,7 @@ def page(runs: list[Run], note: str) -> str:
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the trainings; what is there is gone on with.")],
     algorithm: Annotated[list[str] | None, typer.Option(help="Only these; default: all.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each algorithm, from 0 on.")] = 3,
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds of each algorithm, from 0 on; 0: train nothing.")] = 3,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Decisions, instead of each section's.")] = None,
     note: Annotated[str, typer.Option(help="A sentence for the page, such as on a reduced budget.")] = "",
     write: Annotated[bool, typer.Option(help="Write docs/learners.md.")] = False,
@@ -178,7 +183,7 @@ def main(
                 multi_seed.train_seeds(config_of(name, seed, timesteps), 1, folder, resume=True)
     runs = read_runs(out)
     if not runs:
-        raise InputError(f"{out}: no finished training; allowed: a folder with some")
+        raise InputError(f"{out}: no training; allowed: a folder with some")
     if write:
         draw(runs, PAGE.with_suffix(".png"))
         config_files.write_text(PAGE, page(runs, note))

@@ -123,20 +123,20 @@ class Run:
         set_random_seed((self.config.seed + 1_000_003 * self.segment) % 2**32)  # as many as NumPy takes
         self.learner.advance(self.segment, min(every, left))
         self.segment += 1
-        self.cpu_s += time.process_time() - started
         if self.config.selection is not None:
             if self._validation is None:  # only now: a resumed run may have nothing left to evaluate
                 self._validation = Validation(self.config.selection)
-            started = time.process_time()
             self._evaluate(self._validation)
-            self.cpu_s += time.process_time() - started
+        self.cpu_s += time.process_time() - started
+        if self.config.selection is not None:
+            self.curve.rows[-1]["cpu_s"] = round(self.cpu_s, 3)
         if self.folder is not None:
             self._save(self.folder / CHECKPOINT)
 
     def _evaluate(self, validation: Validation) -> None:
         policy = self.learner.policy()
         found = validation.evaluate(policy)
-        self.curve.rows[-1].update(found, cpu_s=round(self.cpu_s, 3))
+        self.curve.rows[-1].update(found)
         for name, value in found.items():
             self.curve.logger.record(f"validation/{name}", value)
         self.curve.logger.dump(self.timesteps)

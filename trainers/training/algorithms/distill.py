@@ -7,17 +7,18 @@ for itself; validation and held-out clusters have no part in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import signals
+from paceenv.policies.base import Policy
 from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.observation_average import ObservationEMA
-from paceenv.policies.rollout import run, start
+from paceenv.policies.rollout import Rollout, run, start
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import typical
@@ -31,7 +32,7 @@ from paceenv.trainers.training.train_config import TrainConfig
 
 FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
-CHECK_SEEDS, CHECK_ITERATIONS = 8, 1200
+CHECK_SEEDS, CHECK_INTERVALS = 8, 60
 """Episodes on every training cluster on which a margin is tried."""
 RANGE_ROWS = 4096
 """Views of a cluster that count for the calibrated range, so that large jobs do not count more."""
@@ -81,18 +82,16 @@ class DistillLearner(Learner):
 
     def _advance(self) -> None:
         """One round: ask, fit, choose the margin."""
-        section, threads = self.section, self.config.environment.threads
+        section, environment = self.section, self.config.environment
         if self.student is None:
-            self.candidates, self.scale_K = choose_candidates(
-                self.clusters, self.config.environment.mechanisms, section, self.config.seed, threads
-            )
+            self.candidates, self.scale_K = choose_candidates(self.clusters, environment, section, self.config.seed)
             self.student = self._new_student(len(self.candidates))
         rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
         explore_share = section.explore_share if self.round else 1.0
         for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(), strict=True)):
             first = FIRST_SEED + ((self.round * len(self.clusters) + k) << 16)
             seeds = training_seeds(self.config.seed, first, episodes)
-            x, gain = ask(cluster, seeds, driver, section, rng, explore_share=explore_share, threads=threads)
+            x, gain = ask(cluster, seeds, driver, environment, section, rng, explore_share)
             self.answers.append(Answers(x, gain, np.full(len(x), k)))
             share = 0.8 * (k + 1) / len(self.clusters)
             self.curve.on_progress(self.timesteps + share * self.rollout_timesteps)
@@ -118,18 +117,14 @@ class DistillLearner(Learner):
 
     def _choose_margin(self) -> dict[str, float]:
         """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
-        seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
-        threads = self.config.environment.threads
         if not self._passive_s:
-            for cluster in self.clusters:
-                done = run(passive(), start(cluster, seeds, threads), CHECK_ITERATIONS)
-                self._passive_s.append(done.step_ET.mean(axis=1))
+            self._passive_s = [self._drive(passive(), cluster).step_ET.mean(axis=1) for cluster in self.clusters]
         rewards_K, loss_K = np.zeros((2, len(self.clusters)))
 
         def check(margin: float, which: NDArray[np.bool_]) -> None:
             policy = self.policy(margin)
             for k in np.flatnonzero(which).tolist():
-                done = run(policy, start(self.clusters[k], seeds, threads), CHECK_ITERATIONS)
+                done = self._drive(policy, self.clusters[k])
                 step_s_E = done.step_ET.mean(axis=1)
                 rewards_K[k] = (done.ideal_step_E / step_s_E - done.ideal_step_E / self._passive_s[k]).mean()
                 loss_K[k] = 1.0 - (self._passive_s[k] / step_s_E).mean()
@@ -149,6 +144,24 @@ class DistillLearner(Learner):
         if nulls_K.any():
             found |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
         return {name: float(value) for name, value in found.items()}
+
+    def _drive(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        on_view: Callable[[NDArray[np.float32]], None] | None = None,
+    ) -> Rollout:
+        """The episodes on which margins are tried, every rank deciding for itself."""
+        environment = self.config.environment
+        seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
+        simulator = start(cluster, seeds, environment.threads)
+
+        def see(_: NDArray[np.float64]) -> None:
+            if on_view is not None:
+                on_view(simulator.observe(every_rank=True).reshape(-1, signals.SIGNALS))
+
+        interval = environment.interval_iterations
+        return run(policy, simulator, CHECK_INTERVALS * interval, interval_iterations=interval, on_settings=see)
 
     def policy(self, margin: float | None = None) -> Distilled:
         assert self.student is not None, "a run trains at least one round"
@@ -171,15 +184,10 @@ class DistillLearner(Learner):
         return {"margin": policy.margin}
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
-        seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
         rng, views = np.random.default_rng(self.config.seed), []
         for cluster, weight in zip(self.clusters, self.weight_K / self.weight_K.max(), strict=True):
-            simulator, seen = start(cluster, seeds, self.config.environment.threads), list[NDArray[np.float32]]()
-
-            def see(_: Any, simulator: Any = simulator, seen: list[NDArray[np.float32]] = seen) -> None:
-                seen.append(simulator.observe(every_rank=True).reshape(-1, signals.SIGNALS))
-
-            run(policy, simulator, CHECK_ITERATIONS, on_settings=see)
+            seen: list[NDArray[np.float32]] = []
+            self._drive(policy, cluster, seen.append)
             every = np.concatenate(seen)
             views.append(every[rng.choice(len(every), min(round(RANGE_ROWS * weight), len(every)), replace=False)])
         return ranges_of(np.concatenate(views))

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
-from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.rollout import start
 from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
 from paceenv.trainers.training.algorithm_configs import Distill
+from paceenv.trainers.training.train_config import Environment
 
 GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
@@ -71,16 +71,16 @@ def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
-def gains(simulator: Simulator, at: NDArray[np.int64], settings: NDArray[np.float64], horizon: int) -> Gains:
+def gains(simulator: Simulator, at: NDArray[np.int64], settings: NDArray[np.float64], iterations: int) -> Gains:
     """What each setting but the first gains over the first, ``(len(at), C)``, in % of the step.
 
     Args:
         simulator: its state is forked, not changed.
         at: environments to start from.
         settings: off and the candidates.
-        horizon: control intervals that a setting is held for.
+        iterations: that a setting is held for.
     """
-    step_s_SC = roll_ahead(simulator, at, settings, horizon)
+    step_s_SC = roll_ahead(simulator, at, settings, iterations)
     gain_SC = 100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0)
     return np.clip(gain_SC, -MAX_GAIN, MAX_GAIN).astype(np.float32)
 
@@ -113,7 +113,7 @@ def finer_grid(chosen: Sequence[Candidate]) -> list[Candidate]:
 
 
 def choose_candidates(
-    clusters: Sequence[Cluster], mechanisms: Sequence[str], section: Distill, run_seed: int, threads: int
+    clusters: Sequence[Cluster], environment: Environment, section: Distill, run_seed: int
 ) -> tuple[list[Candidate], NDArray[np.float64]]:
     """The settings that the student will choose from, and what the best of them gains on each cluster, ``(K,)``, in %.
 
@@ -122,22 +122,22 @@ def choose_candidates(
 
     Args:
         clusters: of the training.
-        mechanisms: that settings may use.
+        environment: with the mechanisms that settings may use.
         section: hyperparameters.
         run_seed: seed of the run.
-        threads: threads of the engine; the result does not depend on it.
     """
-    candidates, scale_K = coarse_grid(mechanisms), np.ones(len(clusters))
+    interval = environment.interval_iterations
+    candidates, scale_K = coarse_grid(environment.mechanisms), np.ones(len(clusters))
     for pilot in range(2):
         parts = []
         for k, cluster in enumerate(clusters):
             episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16), 6)
             first = PILOT_SEED + (pilot * len(clusters) + k) * PILOT_EPISODES
             seeds = training_seeds(run_seed, first, episodes)
-            simulator = start(cluster, seeds, threads)
-            simulator.run(simulator.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
+            simulator = start(cluster, seeds, environment.threads)
+            simulator.run(simulator.off(), PILOT_INTERVALS * interval)
             settings = settings_of(candidates)
-            found = gains(simulator, np.arange(episodes), settings, section.horizon_intervals)
+            found = gains(simulator, np.arange(episodes), settings, section.horizon_intervals * interval)
             parts.append(found.astype(np.float64))
             scale_K[k] = max(float(found.mean(axis=0).max()), 0.0)
         weight_K = 1.0 / np.maximum(scale_K, 1.0)
@@ -154,11 +154,10 @@ def ask(
     cluster: Cluster,
     seeds: NDArray[np.integer],
     student: Distilled,
+    environment: Environment,
     section: Distill,
     rng: np.random.Generator,
-    *,
     explore_share: float,
-    threads: int,
 ) -> tuple[NDArray[np.float32], Gains]:
     """Drive episodes by the student or at random, and ask the teacher on the way.
 
@@ -169,15 +168,16 @@ def ask(
         cluster: the job.
         seeds: of the episodes, ``(E,)``.
         student: drives; its inputs are what is kept.
+        environment: with the length of a control interval.
         section: hyperparameters.
         rng: draws ranks, settings and times of questions.
         explore_share: share of the episodes that are driven at random.
-        threads: threads of the engine; the result does not depend on it.
 
     Returns:
         Inputs ``(N, I)`` and gains ``(N, C)``.
     """
-    simulator, settings = start(cluster, seeds, threads), settings_of(student.candidates)
+    simulator, settings = start(cluster, seeds, environment.threads), settings_of(student.candidates)
+    interval, horizon = environment.interval_iterations, section.horizon_intervals * environment.interval_iterations
     E, R, C = len(seeds), simulator.batch.ranks, len(settings)
     J = min(R, section.watched_ranks)
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
@@ -185,14 +185,14 @@ def ask(
     explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
     inputs, found = [], []
     student.reset(E * R)
-    simulator.run(simulator.off(), INTERVAL_ITERATIONS)
+    simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
         at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
         if len(at):
             kept_SJ = at[:, None] * R + watched_EJ[at]
             inputs.append(x_BI[kept_SJ.ravel()])
-            found.append(np.repeat(gains(simulator, at, settings, section.horizon_intervals), J, axis=0))
+            found.append(np.repeat(gains(simulator, at, settings, horizon), J, axis=0))
         changes_E = rng.random(E) < (rate_E if t else 1.0)
         new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
         drawn_E = np.where(changes_E, new_E, drawn_E)
@@ -200,5 +200,5 @@ def ask(
         if not explores_E.all():
             own_ER = student.choose(student.outputs(x_BI)).reshape(E, R)
             choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)
-        simulator.run(settings[choice_ER], INTERVAL_ITERATIONS)
+        simulator.run(settings[choice_ER], interval)
     return np.concatenate(inputs), np.concatenate(found)

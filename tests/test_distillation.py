@@ -1,0 +1,144 @@
+"""The privileged teacher, its student, and the margin: each against what it should be by construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+
+from paceenv.cli import application
+from paceenv.core import pacing
+from paceenv.policies.distilled import Distilled
+from paceenv.policies.policy_file import load_policy
+from paceenv.policies.rollout import start
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.training.algorithm_configs import Distill
+from paceenv.trainers.training.algorithms.distill import DistillLearner
+from paceenv.trainers.training.algorithms.learner import Curve
+from paceenv.trainers.training.algorithms.student import Student
+from paceenv.trainers.training.algorithms.teacher import (
+    Answers,
+    choose_candidates,
+    coarse_grid,
+    finer_grid,
+    gains,
+    settings_of,
+)
+from paceenv.trainers.training.train_config import Environment, TrainConfig
+from paceenv.ui import config_files
+
+
+def test_the_teacher_s_answer_is_what_would_have_happened() -> None:
+    """Each gain against a simulator that really goes on with the setting, whose past is played again."""
+    cluster, seeds = load_cluster("two-jobs"), np.arange(4)
+    settings = settings_of([{"phase_shift": (0.1, 0.2)}, {"slack": (0.0, 0.4), "phase_shift": (0.0, 0.05)}])
+
+    def at_the_question() -> Any:
+        simulator = start(cluster, seeds)
+        simulator.run(np.broadcast_to(settings[1], (4, 1, *settings[1].shape)), 40)
+        return simulator
+
+    simulator = at_the_question()
+    found = gains(simulator, np.array([2, 0]), settings, 60)
+    step_s = []
+    for setting in settings:
+        goes_on = at_the_question()
+        step_s.append(goes_on.run(np.broadcast_to(setting, (4, 1, *setting.shape)), 60).mean(axis=1)[[2, 0]])
+    expected = np.stack([100.0 * (step_s[0] / one - 1.0) for one in step_s[1:]], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.abs(found).max() > 0.1
+    again = gains(simulator, np.array([2, 0]), settings, 60)
+    np.testing.assert_array_equal(found, again)
+
+
+def test_grids_stay_within_what_a_setting_may_be() -> None:
+    coarse = coarse_grid(pacing.MECHANISMS)
+    fine = finer_grid(coarse)
+    assert len(fine) == len({tuple(sorted(one.items())) for one in fine}) > len(coarse)
+    for candidate in fine:
+        for mechanism, (threshold, window) in candidate.items():
+            assert 0.0 <= threshold <= pacing.MAX_THRESHOLD[pacing.MECHANISMS.index(mechanism)]
+            assert 0.0 < window <= pacing.MAX_WINDOW
+    assert any(len(one) == 2 for one in coarse)
+    assert all(set(one) == {"slack"} for one in coarse_grid(["slack"]))
+
+
+def test_candidates_are_those_that_help_somewhere() -> None:
+    clusters = [load_cluster(name) for name in ("two-jobs", "one-job")]
+    environment = Environment.model_validate(
+        {"clusters": [{"cluster": "two-jobs"}], "mechanisms": ["slack", "phase_shift"], "threads": 1}
+    )
+    section = Distill(candidates=3, horizon_intervals=3)
+    chosen, scale_K = choose_candidates(clusters, environment, section, 5_000)
+    assert 1 <= len(chosen) <= 3
+    assert "phase_shift" in chosen[0]
+    assert scale_K[0] > 2.0 > 0.1 > scale_K[1] >= 0.0, "a twin can be left; a job alone gains nothing"
+    again, _ = choose_candidates(clusters, environment.model_copy(update={"threads": 2}), section, 5_000)
+    assert chosen == again
+
+
+def test_the_student_finds_a_known_function_and_deploys_it() -> None:
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    x = (rng.uniform(-1, 1, (6000, 5)) * [1.0, 0.1, 1.0, 1.0, 0.0] + 0.3).astype(np.float32)
+    y = np.stack([3.0 * x[:, 0] + 10.0 * x[:, 1], -2.0 * x[:, 2]], axis=1).astype(np.float32)
+    noisy = y + rng.normal(0.0, 0.5, y.shape).astype(np.float32)
+    student = Student(5, 2, Distill(n_epochs=12, batch_size=128, net_arch=[24]))
+    assert not student.network(torch.from_numpy(x)).detach().numpy().any(), "nothing learned yet: nothing gains"
+    student.fit(Answers(x, noisy, np.zeros(6000, np.int64)), np.ones(1, np.float32))
+    (hidden, bias), (out, out_bias) = student.layers()
+    estimate = np.tanh(x @ hidden.T + bias) @ out.T + out_bias
+    assert np.abs(estimate - y).mean() < 0.6 * np.abs(noisy - y).mean(), "closer to the truth than what it was told"
+    with torch.no_grad():
+        trained = student.network(torch.from_numpy((x - student.mean_I) / student.spread_I)).numpy()
+    np.testing.assert_allclose(estimate, trained, atol=1e-3)
+
+
+def _learner(tmp_path: Path) -> DistillLearner:
+    data = {
+        "name": "nulls",
+        "environment": {
+            "clusters": [{"cluster": "null-jitter", "null_case": True}, {"cluster": "two-jobs"}],
+            "mechanisms": ["stagger"],
+            "threads": 1,
+        },
+        "algorithm": "distill",
+        "distill": {"margins": [0.1, 1.0, 5.0], "hysteresis": 0.0},
+    }
+    learner = DistillLearner(config_files.parse(TrainConfig, data, "nulls"), None, Curve(Logger(None, [])))
+    learner.candidates = [{"stagger": (0.0, 0.4)}]
+    learner.student = learner._new_student(1)
+    return learner
+
+
+@pytest.mark.parametrize(("estimate", "margin", "pressure"), [(0.0, 0.1, 1.0), (0.5, 1.0, 2.0), (9.0, 5.0, 2.0)])
+def test_the_margin_is_the_smallest_that_training_nulls_allow(
+    estimate: float, margin: float, pressure: float, tmp_path: Path
+) -> None:
+    """A student that promises ``estimate`` % of a stagger everywhere; on the null it only costs."""
+    learner = _learner(tmp_path)
+    last: Any = learner.student.network[-1]  # type: ignore[union-attr]
+    with torch.no_grad():
+        last.bias.fill_(estimate)
+    found = learner._choose_margin()
+    assert (learner.margin, found["pressure"]) == (margin, pressure)
+    assert (found["null_cost_worst"] > learner.section.null_limit) == (estimate > 5.0)
+    learner._choose_margin()
+    assert learner.pressure_K.tolist() == [pressure**2, 1.0], "it grows while the null is not held"
+
+
+def test_another_algorithm_by_an_option(tmp_path: Path) -> None:
+    sets = ["rounds=1", "episode_intervals=8", "candidates=2", "n_epochs=1", "watched_ranks=1", "margins=[0.1]"]
+    options = [part for one in sets for part in ("--set", f"distill.{one}")]
+    out = tmp_path / "out"
+    assert (
+        application.run(["train", "demo", "-o", str(out), "--algorithm", "distill", "--timesteps", "64", *options]) == 0
+    )
+    policy = load_policy(out / "policy.safetensors").policy
+    assert isinstance(policy, Distilled)
+    assert 1 <= len(policy.candidates) <= 2
+    assert (out / "learning-curve.png").stat().st_size > 1000
