@@ -37,7 +37,7 @@ def test_the_table_says_what_the_curves_hold(tmp_path: Path) -> None:
     rows = learners.table(runs)
     assert "| ppo | 2 | 60.0% [50.0%, 70.0%] | 0.10 % | 0.600 [0.500, 0.700] | 3,000 | 2.2 |" in rows
     assert "| distill | 1 | 60.0% [60.0%, 60.0%] | 0.10 % | 0.600 [0.600, 0.600] | 1,000 | 0.7 |" in rows
-    assert "| ppo | 0.100 | 0.400 | 0.400 |  |  |" in learners.table_by_minutes(runs)
+    assert "| ppo | 0.100 | 0.400 | 0.400 | 0.600 | 0.600 |" in learners.table_by_minutes(runs)
     assert "| tqc | 1 | 20.0% [20.0%, 20.0%] | 0.00 % | 0.200 [0.200, 0.200] | 7 | 0.1 |" in rows
     text = learners.page(runs, "A short budget.")
     assert "A short budget." in text

@@ -65,10 +65,9 @@ class Run:
         return max(self.evaluations, key=lambda row: row["score"])
 
     def score_at(self, minutes: float) -> float:
-        """The best score within some CPU-minutes; not-a-number where there is none, or the run was over before."""
+        """The best score within some CPU-minutes, which a run keeps that is over; not-a-number before the first one."""
         rows = [row["score"] for row in self.evaluations if row["cpu_s"] <= 60.0 * minutes]
-        is_over = self.evaluations[-1]["cpu_s"] < 60.0 * minutes
-        return max(rows) if rows and not is_over else np.nan
+        return max(rows, default=np.nan)
 
 
 def config_of(algorithm: str, seed: int, timesteps: int | None) -> TrainConfig:
@@ -159,7 +158,7 @@ def page(runs: list[Run], note: str) -> str:
     parts += [
         "## By time",
         "",
-        "The best score so far; empty where a run was over before, or had no evaluation yet.",
+        "The best score so far, which a run keeps once it is over; empty where a seed has no evaluation yet.",
         "",
     ]
     parts += [*table_by_minutes(runs), "", "![Scores against CPU minutes](learners.png)", "", "## Machine", ""]
