@@ -64,8 +64,7 @@ def _replayed(
         timing.observe_ranks(rank, tick, comm_R, wait_R, False)
         cap_s = min(CAP_S, CAP_SHARE * tick[timing.STEP_BASELINE_S])
         timing.decide(rank, tick, 0, 1, off_M2 if t < INTERVAL else settings_M2, cap_s, 0, 2)
-        if (t + 1) % INTERVAL == 0:
-            signals.write_signals(rank, 0, tick, views_TO[t])
+        signals.write_signals(rank, 0, tick, views_TO[t])
         decided_T[t] = rank[timing.DELAY_S, 0]
 
 
