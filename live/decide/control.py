@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from paceenv.core.limits import Limits
 from paceenv.core.probing import Plan
 from paceenv.live.decide.actuator import Actuator, Delay, DeviceActuator, HostActuator
 from paceenv.live.decide.canary import (
@@ -21,7 +22,7 @@ from paceenv.live.decide.canary import (
     block_plan,
     shared_seed,
 )
-from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
+from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe

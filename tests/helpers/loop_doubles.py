@@ -30,7 +30,7 @@ from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
-from paceenv.trainers.closed_loop.predict import run_in_blocks, with_cap
+from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 TRUTH = "unequal-slack"
 BESIDE_STEP_S = 0.05
@@ -107,10 +107,8 @@ class SimulatedTestbed:
             os.kill(os.getpid(), signal.SIGKILL)
         simulator = start(self._cluster, np.array([len(options)]))
         if options["--mode"] == "canary":
-            usual_s = float(simulator.run(simulator.off(), 100).mean())
-            capped = with_cap(self._cluster, scenario.loop, usual_s)  # as the agents' guard does
-            simulator = start(capped, np.array([len(options)]))
-            step_s_T, snapshots = _canary(simulator, capped, options, iterations - 1)
+            simulator = start(self._cluster, np.array([len(options)]), limits=scenario.loop.limits)
+            step_s_T, snapshots = _canary(simulator, self._cluster, options, iterations - 1)
         else:
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)

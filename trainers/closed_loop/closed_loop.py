@@ -43,7 +43,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     mean_step,
     other_log_ratios,
 )
-from paceenv.trainers.closed_loop.predict import Predictor, with_cap
+from paceenv.trainers.closed_loop.predict import Predictor
 from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training.train_config import load_train_config
@@ -165,11 +165,10 @@ class ClosedLoop:
 
     def _predict(self, place: Path) -> Found:
         plan, observed = self.scenario.loop, self.folder.found("observe")
-        baseline = float(observed["baseline_s"])
-        fitted = with_cap(load_cluster(self.folder.of("calibrate") / "cluster.yaml"), plan, baseline)
+        fitted = load_cluster(self.folder.of("calibrate") / "cluster.yaml")
+        fitted = fitted.changed([f"pacing.mechanism={plan.mechanism}"], "loop")
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        drawn = drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
-        clusters = [with_cap(cluster, plan, baseline) for cluster in drawn]
+        clusters = drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
         policies = [self._search(clusters), default_rule(self.scenario), "adaptive", "paper"]
         if self.options.train:
             policies.insert(0, self._train(clusters, place))
@@ -182,7 +181,7 @@ class ClosedLoop:
                 rows.append(predictor.predict(name, schedules[name]).as_dict())
                 done(len(rows))
         passive = Predictor([fitted], plan, DRAWS * self.options.seeds, 1000 * self.options.seed, iterations).passive
-        return {"passive": passive, "policies": rows, "cap": fitted.pacing.cap}
+        return {"passive": passive, "policies": rows}
 
     def _choose(self, place: Path) -> Found:
         return choose(

@@ -56,7 +56,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "fit": fit(observed, passive),
         "held_out": {stage: fit(found[stage]["steps"]["unpaced"], passive) for stage in CANARIES},
         "calibration": found["calibrate"]["parameters"],
-        "cap": found["predict"]["cap"],
+        "limits": vars(plan.limits),
         "policies": found["predict"]["policies"],
         "chosen": found["choose"],
         "canaries": canaries,
@@ -231,7 +231,7 @@ def tables(report: Found) -> list[Table]:
             "Predicted",
             ("policy", "always on", "in the canary's blocks", "CV", "mean delay, ms"),
             [_predicted(row) for row in report["policies"]],
-            f"no delay exceeds {report['cap']:.3g} of the ideal step, as the agent's guard will have it",
+            "with the limits of delays that the agent's guard will have",
         ),
         (
             "Predicted and measured",
