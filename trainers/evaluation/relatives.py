@@ -59,7 +59,7 @@ def relative(cluster: Cluster, seed: int, n: int, name: str, *, resize: bool = T
         changes[f"tenants.{k}.comm_share"] = min(changes[f"tenants.{k}.comm_share"] or 0.0, 0.6) or None
     kept = {key: value for key, value in changes.items() if value}
     if resize and base.job.collective == "all_reduce" and size != 1.0 and base.ranks * size <= MAX_RANKS:
-        larger = {"job.nodes": int(base.job.nodes * size)}
+        larger: dict[str, float | int] = {"job.nodes": int(base.job.nodes * size)}
         if "fabric.uplink_gbps" in kept:
             larger["fabric.uplink_gbps"] = _rounded(kept["fabric.uplink_gbps"] * size)
         try:

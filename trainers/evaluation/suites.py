@@ -159,7 +159,8 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    cases = [*suite.cases, *(case for drawn in (*suite.random, *suite.relatives) for case in drawn.cases())]
+    drawn: list[RandomCases | RelativeCases] = [*suite.random, *suite.relatives]
+    cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
     cases = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
     return suite.model_copy(update={"cases": cases, "random": [], "relatives": []})
 
