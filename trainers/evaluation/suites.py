@@ -56,7 +56,7 @@ class Case(ClusterShare):
     """One cluster of a suite, by a name of its own."""
 
     name: str = Field("", description="empty: as the cluster")
-    split: Split = Field("held-out", description="for training, for selection, or for the score table only")
+    split: Split = Field("held-out", description="for training, for selection, or for scores only")
     suite: str = Field("", description="which suite it comes from; filled in")
 
     @model_validator(mode="before")
@@ -166,7 +166,7 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
 
 
 ALL = "all"
-REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls")
+REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls", "held-out")
 """The suites of the score table, in its order; together they are the suite ``all``."""
 
 
