@@ -129,7 +129,7 @@ class Reference:
         """What the episode came to so far; nothing fails here."""
         iterations, none = np.array([float(len(self._end_T))]), np.zeros(1)
         time_s = np.array([self._end_T[-1] if self._end_T else 0.0])
-        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations)
+        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations, np.zeros((1, 0)))
 
     # a step
 
