@@ -63,7 +63,7 @@ class Contest:
         """Of each candidate, in its own iterations."""
         self._warm = tuple(schedule.after(0) for schedule in self.schedules)
         self._cycle = tuple(schedule.after(1) - schedule.after(0) for schedule in self.schedules)
-        self._drawn = (-1, (0,))  # the round that was asked for last, and its order
+        self._drawn: tuple[int, tuple[int, ...]] = (-1, ())  # the round that was asked for last, and its order
 
     def after(self, pairs: int) -> int:
         """The first iteration after that many compared pairs of every candidate."""
@@ -125,8 +125,10 @@ class Comparisons:
     def add(self, iteration: int, step_s: float, delay_s: float) -> int | None:
         """Take in a regular iteration; the number of the candidate that surely hurts since this iteration, if any."""
         k, own, _ = self._contest.place(iteration)
+        if k in self.out:
+            return None
         evaluated = self.of[k].add(own, step_s, delay_s)
-        return k if evaluated and self.of[k].verdict.kind == "hurts" and k not in self.out else None
+        return k if evaluated and self.of[k].verdict.kind == "hurts" else None
 
     def final(self) -> None:
         """The last evaluation of every candidate, at the end of the job."""
@@ -153,9 +155,7 @@ class Comparisons:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Candidates and differences as plain data for a snapshot; empty for a contest of one."""
-        if len(self.of) == 1:
-            return {}
+        """Candidates and differences as plain data for a snapshot."""
         return {
             "candidates": [
                 {"name": name, **verdict_dict(one.verdict), "pairs": one.pairs, "stopped": self.out.get(k, "")}

@@ -200,7 +200,7 @@ def _contest(own: Snapshot) -> list[str]:
     """Several candidates of modes canary and active: each one's verdict, and how it compares with the others."""
     lines = []
     candidates, differences = entry(own, "canary", "candidates"), entry(own, "canary", "differences")
-    for one in candidates if isinstance(candidates, list) else ():
+    for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
         why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
         lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
     for one in differences if isinstance(differences, list) else ():
