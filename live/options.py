@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S
 
 try:
     LAUNCH_FOLDER = os.getcwd()
@@ -72,13 +73,19 @@ class Options:
         Path | None, Meaning("Folder for trace, status and summary, the same for all ranks", unset="no files")
     ] = None
     job: Annotated[str, Meaning("The job's name in traces and metrics", unset="the script's name")] = ""
-    cap_s: Annotated[float, Meaning("Longest delay before an iteration, seconds", low=0, high=1)] = 0.1
-    cap_share: Annotated[float, Meaning("Longest delay as a share of the job's baseline step", low=0, high=0.5)] = 0.1
-    budget_s_per_minute: Annotated[float, Meaning("Most delay in any minute, seconds", low=0, high=30)] = 6.0
+    cap_s: Annotated[float, Meaning("Longest delay before an iteration, seconds", low=0, high=MAX_CAP_S)] = LIMITS.cap_s
+    cap_share: Annotated[float, Meaning("Longest delay as a share of the job's baseline step", low=0, high=1)] = (
+        LIMITS.cap_share
+    )
+    budget_s_per_minute: Annotated[
+        float, Meaning("Most delay in any minute, seconds; 60 is no limit", low=0, high=MAX_BUDGET_S)
+    ] = LIMITS.budget_s_per_minute
     probe_s: Annotated[
         float, Meaning("Longest delay in mode probe, seconds; the two caps limit it too", low=0, high=1)
     ] = 0.01
-    quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = 50
+    quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = (
+        LIMITS.quiet_first
+    )
     interval_iterations: Annotated[
         int | None,
         Meaning(

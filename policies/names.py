@@ -28,7 +28,6 @@ NAMES = (*RULES, "static", LEARNED)
 NEED_SIMULATOR = ("projection", "clairvoyant")
 """Policies that need the simulator; ``paceenv.policies.select`` makes them, a live job cannot."""
 _OPTIONS = ("mechanism", "threshold", "window")
-_CLUSTER_KEYS = (*_OPTIONS, "cap")
 
 
 def rule(text: str, default: tuple[str, float, float] | None = None) -> Policy | None:
@@ -112,7 +111,7 @@ def _names_cluster(options: str) -> bool:
 
 
 def _static_of_cluster(text: str, cluster: str) -> Static:
-    """Fixed settings from section ``pacing`` of a cluster config. Its ``cap`` limits the simulator only."""
+    """Fixed settings from section ``pacing`` of a cluster config."""
     try:
         path = files.find("clusters", cluster)
         config = files.read_yaml(path)
@@ -124,10 +123,10 @@ def _static_of_cluster(text: str, cluster: str) -> Static:
             f"{where}: section pacing is missing; add pacing: {{mechanism: ..., threshold: ..., window: ...}}"
         )
     if not isinstance(section, dict):
-        raise out_of_range("pacing", section, f"a section with the keys {', '.join(_CLUSTER_KEYS)}", where)
+        raise out_of_range("pacing", section, f"a section with the keys {', '.join(_OPTIONS)}", where)
     for key in section:
-        if key not in _CLUSTER_KEYS:
-            raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_CLUSTER_KEYS)}")
+        if key not in _OPTIONS:
+            raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_OPTIONS)}")
     default = pacing.CLUSTER_DEFAULT
     mechanism = mechanism_name(section.get("mechanism", default[0]))
     if mechanism not in tuple(STATIC_DEFAULTS):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.ranges import Outside
@@ -27,6 +28,7 @@ class Runner(Protocol):
     """What a rollout asks of an engine; axes as in ``paceenv.sim.engine.simulator``."""
 
     batch: JobBatch
+    limits: Limits
 
     def off(self) -> NDArray[np.float64]: ...
 
@@ -78,20 +80,25 @@ def useful_step_s(step_ET: NDArray[np.float64], outcome: Outcome) -> NDArray[np.
     return np.asarray(step_ET.mean(axis=1) * (step_ET.shape[1] / useful_E))
 
 
-def start(clusters: ClusterMix | Cluster, seeds: NDArray[np.integer], threads: int = 1) -> Simulator:
+def start(
+    clusters: ClusterMix | Cluster, seeds: NDArray[np.integer], threads: int = 1, limits: Limits = LIMITS
+) -> Simulator:
     """A simulator with one episode per seed; the same seeds give every policy the same clusters and noise.
 
     Args:
         clusters: one cluster, or a mix that episodes draw from.
         seeds: seeds ``(E,)``.
         threads: threads of the engine; results do not depend on it.
+        limits: of every delay; the defaults are those of a live job.
     """
     keys = episode_keys(list(seeds))
     mix = clusters if isinstance(clusters, ClusterMix) else ClusterMix([clusters])
-    return Simulator(mix.derive(keys), keys, threads)
+    return Simulator(mix.derive(keys), keys, threads, limits)
 
 
-def start_engine(engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1) -> Runner:
+def start_engine(
+    engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], threads: int = 1, limits: Limits = LIMITS
+) -> Runner:
     """As :func:`start`, on either engine.
 
     Args:
@@ -99,8 +106,11 @@ def start_engine(engine: Engine, cluster: Cluster, seeds: NDArray[np.int64], thr
         cluster: the cluster.
         seeds: seeds ``(E,)``.
         threads: threads of the fast engine; the reference runs its seeds one after the other.
+        limits: of every delay.
     """
-    return start(cluster, seeds, threads) if engine == "fast" else References(cluster, seeds.tolist())
+    if engine == "fast":
+        return start(cluster, seeds, threads, limits)
+    return References(cluster, seeds.tolist(), limits)
 
 
 def run(
@@ -113,7 +123,9 @@ def run(
     on_recording: Callable[[Recording], None] | None = None,
     on_settings: Callable[[NDArray[np.float64]], None] = lambda settings_ESM2: None,
 ) -> Rollout:
-    """Run a policy that decides anew every control interval; the first interval is without pacing.
+    """Run a policy that decides anew every control interval.
+
+    As in a live job, the quiet start and the first interval after it are without pacing (``Limits.unpaced_intervals``).
 
     Args:
         policy: it is reset before the run.
@@ -137,9 +149,10 @@ def run(
         policy.reset(E * R)
         fixed = policy.constant()
     settings = simulator.off()
+    quiet = interval_iterations * simulator.limits.unpaced_intervals(interval_iterations)
     for t in range(0, iterations, interval_iterations):
         n = min(interval_iterations, iterations - t)
-        if t:
+        if t >= quiet:
             if isinstance(policy, Clairvoyant):
                 assert isinstance(simulator, Simulator)  # checked above
                 settings = policy.plan(simulator, interval_iterations)

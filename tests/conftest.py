@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from browser import Browser, chromium
 from gpu_page import device_facts, gpu_page
 from hypothesis import HealthCheck, settings
 
+from paceenv.core.limits import OPEN
 from paceenv.sim.cluster.derive import ideal_step_s
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
@@ -49,11 +51,15 @@ def build_simulator(
     tenants: Sequence[dict[str, Any]] = (),
     skewness: float = 0.0,
     threads: int = 1,
+    cap_s: float = 1.0,
     **job: Any,
 ) -> Simulator:
-    """One job per seed: 1 s of compute, everything else off unless ``job`` names it; ``tenants`` are records too."""
+    """One job per seed: 1 s of compute, everything else off unless ``job`` names it; ``tenants`` are records too.
+
+    Delays have no limits but ``cap_s``.
+    """
     jobs = layout.default_job(len(seeds))
-    jobs["compute_s"], jobs["cap_s"] = 1.0, 1.0
+    jobs["compute_s"] = 1.0
     for name, value in job.items():
         jobs[name] = value
     jobs["ideal_step_s"] = ideal_step_s(jobs)
@@ -62,7 +68,7 @@ def build_simulator(
         for name, value in ({"rate_cap": 1.0, "weight": 1.0, "ranks": 1.0, "pause_periods": 1.0} | tenant).items():
             records[name][:, k] = value
     batch = JobBatch(jobs, records, ranks, groups, np.full(len(seeds), skewness))
-    return Simulator(batch, episode_keys(list(seeds)), threads)
+    return Simulator(batch, episode_keys(list(seeds)), threads, replace(OPEN, cap_s=cap_s))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

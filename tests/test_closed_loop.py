@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from benchmarks.evidence import sim_to_real_evidence as benchmark
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS
 from paceenv.live.decide.canary import BlockPlan, PairedComparison, Schedule
 from paceenv.live.decide.contest import Contest
 from paceenv.live.testbed.testbed_run import agent_options
@@ -48,7 +50,7 @@ from paceenv.trainers.closed_loop.paired_blocks import (
     mean_step,
     other_log_ratios,
 )
-from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks, with_cap
+from paceenv.trainers.closed_loop.predict import Predictor, run_in_blocks
 from paceenv.ui import config_files
 
 BLOCK, QUIET, PAIRS = 12, 5, 8
@@ -163,21 +165,15 @@ def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
 
     cluster, on_T = load_cluster("unequal-slack"), np.ones(200, np.bool_)
     found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3)), on_T, 20)
-    wanted = run(Adaptive(), start(cluster, np.arange(3)), 200, interval_iterations=20)
+    at_once = replace(LIMITS, quiet_first=0)
+    wanted = run(Adaptive(), start(cluster, np.arange(3), limits=at_once), 200, interval_iterations=20)
     np.testing.assert_array_equal(found, wanted.step_ET)
 
 
-def test_predictions_are_capped_as_a_live_rank_is() -> None:
-    """The longest delay is the smaller of both caps, the share being of a rank's baseline, not of the ideal step."""
-    cluster, plan = load_cluster("unequal-slack"), scenario(cap_s=0.1, cap_share=0.25).loop
-    ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
-    for baseline_s in (0.2, 0.34, 0.9):
-        capped = with_cap(cluster, plan, baseline_s)
-        assert capped.pacing.cap * ideal_s == pytest.approx(min(0.1, 0.25 * baseline_s))
-    tight = with_cap(cluster, scenario(cap_s=0.004).loop, 0.3)
-    simulator = start(tight, np.arange(2))
+def test_predictions_have_the_limits_of_the_plan() -> None:
+    plan = scenario(cap_s=0.004).loop
+    simulator = start(load_cluster("unequal-slack"), np.arange(2), limits=plan.limits)
     run_in_blocks(Static({"slack": (0.0, 0.4)}), simulator, np.ones(100, np.bool_), 20)
-    assert simulator.batch.jobs["cap_s"] == pytest.approx(0.004)
     assert 0.0 < simulator.mean_delay_s().max() <= 0.004
 
 
@@ -213,7 +209,7 @@ def test_drawn_clusters_reproduce_the_measured_mean_step() -> None:
 
 def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     plan = scenario().loop
-    fitted = with_cap(load_cluster("unequal-slack"), plan, 0.34)
+    fitted = load_cluster("unequal-slack")
     rule = default_rule(scenario())
     contest = plan.contest([rule])
     iterations = contest.after(plan.pairs)

@@ -33,7 +33,6 @@ PACING = st.fixed_dictionaries(
         "mechanism": st.sampled_from(["slack", "phase_shift", "stagger"]),
         "threshold": RATIOS,
         "window": RATIOS,
-        "cap": st.floats(0.01, 1.0),
     },
 )
 
@@ -85,10 +84,10 @@ def delays_s(policy: str) -> list[float]:
 
 
 def test_a_rank_is_delayed_by_the_numbers_of_the_file(tmp_path: Path) -> None:
-    low = write(tmp_path / "low.yaml", {"mechanism": "slack", "threshold": 0.05, "window": 0.1, "cap": 0.001})
+    low = write(tmp_path / "low.yaml", {"mechanism": "slack", "threshold": 0.05, "window": 0.1})
     high = write(tmp_path / "high.yaml", {"mechanism": "slack", "threshold": 0.5, "window": 0.1})
     assert delays_s(f"static:{low}") == delays_s("static:mechanism=slack,threshold=0.05,window=0.1")
-    assert 0.005 < max(delays_s(f"static:{low}")) <= 0.01, "the window is 10 % of the step; cap is the simulator's"
+    assert 0.005 < max(delays_s(f"static:{low}")) <= 0.01, "the window is 10 % of the step"
     assert not any(delays_s(f"static:{high}"))
 
 
@@ -105,8 +104,8 @@ def test_a_policy_from_a_file_carries_its_numbers_in_its_name(tmp_path: Path) ->
     ("section", "expected"),
     [
         (None, "section pacing is missing; add pacing: {mechanism: ..., threshold: ..., window: ...}"),
-        ([0.1], "pacing = [0.1]; allowed: a section with the keys mechanism, threshold, window, cap"),
-        ({"treshold": 0.1}, "unknown key pacing.treshold; allowed: mechanism, threshold, window, cap"),
+        ([0.1], "pacing = [0.1]; allowed: a section with the keys mechanism, threshold, window"),
+        ({"treshold": 0.1}, "unknown key pacing.treshold; allowed: mechanism, threshold, window"),
         ({"mechanism": "magic"}, "pacing.mechanism = 'magic'; allowed: one of slack, phase_shift, stagger"),
         ({"mechanism": ["slack"]}, "pacing.mechanism = ['slack']; allowed: one of slack, phase_shift, stagger"),
         ({"threshold": 1.5}, "pacing.threshold = 1.5; allowed: a number from 0 to 1"),
@@ -151,7 +150,7 @@ def test_a_file_that_cannot_be_used_is_refused(
 
 
 def test_a_live_job_follows_the_file_without_simulator_and_pydantic(tmp_path: Path) -> None:
-    write(tmp_path / "mine.yaml", {"mechanism": "stagger", "threshold": 0.3, "window": 0.42, "cap": 0.6})
+    write(tmp_path / "mine.yaml", {"mechanism": "stagger", "threshold": 0.3, "window": 0.42})
     (tmp_path / "train.py").write_text(
         "import json, sys, torch\n"
         "for name in ('pydantic', 'numba', 'gymnasium', 'scipy'):\n"

@@ -56,8 +56,8 @@ def test_a_trainer_trains_as_without_the_agent(body: Callable[..., Any], paramet
 def test_options_are_checked_before_training() -> None:
     from paceenv.live.callbacks.attachment import Attachment
 
-    with pytest.raises(InputError, match=r"cap_s = 3.0; allowed: 0 to 1"):
-        Attachment(None, "observe", {"cap_s": 3.0})
+    with pytest.raises(InputError, match=r"cap_s = 30.0; allowed: 0 to 10"):
+        Attachment(None, "observe", {"cap_s": 30.0})
 
 
 def test_an_agent_that_was_there_before_stays() -> None:

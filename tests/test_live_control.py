@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration
@@ -85,7 +86,7 @@ def test_canary_finds_that_pacing_pays() -> None:
     assert verdict.kind == "helps", verdict
     assert job.control.mode == "canary"
     assert not any(job.delays_s[:50])
-    assert max(job.delays_s) <= 0.1 * 1.05 * STEP_S  # a share of the baseline step
+    assert max(job.delays_s) <= LIMITS.cap_share * 1.05 * STEP_S  # a share of the baseline step
 
 
 @pytest.mark.parametrize("mode", ["canary", "active"])

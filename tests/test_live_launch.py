@@ -128,7 +128,7 @@ def test_a_module_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--cap-s", "3", "train.py"], ["cap_s = 3.0", "0 to 1"]),
+        (["--cap-s", "30", "train.py"], ["cap_s = 30.0", "0 to 10"]),
         (["--cap-s", "long", "train.py"], ["--cap-s", "long"]),
         (["--mode", "on", "train.py"], ["mode = 'on'", "observe"]),
         (["--block-iterations", "5", "train.py"], ["block_iterations = 5", "6 to"]),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from paceenv.core import pacing, signals
+from paceenv.core.limits import LIMITS, MAX_BUDGET_S
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies import saved
 from paceenv.policies.base import Policy
@@ -19,6 +21,9 @@ from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import Simulator
 
 INTERVAL, INTERVALS = 20, 12
+CAPS = {"cap_s": LIMITS.cap_s, "cap_share": LIMITS.cap_share}
+NO_BUDGET = replace(LIMITS, budget_s_per_minute=MAX_BUDGET_S)
+"""The guard keeps the budget."""
 
 
 def _learned() -> Policy:
@@ -66,12 +71,12 @@ def _record(simulator: Simulator, policy: Policy) -> list[tuple[np.ndarray, ...]
 )
 @pytest.mark.parametrize("cluster", ["two-jobs", "when-scaling-fails"])
 def test_a_live_rank_decides_as_the_simulated_one(cluster: str, policy: type[Policy]) -> None:
-    simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]))
-    cap_s, has_barrier = float(simulator.batch.jobs["cap_s"][0]), bool(simulator.batch.jobs["has_barrier"][0])
+    simulator = start(load_cluster(cluster).with_nodes(8), np.array([5]), limits=NO_BUDGET)
+    has_barrier = bool(simulator.batch.jobs["has_barrier"][0])
     stamps, per_group = _record(simulator, policy()), simulator.batch.ranks // simulator.batch.groups
     for rank in range(simulator.batch.ranks):
         place = {"member": rank % per_group, "members": per_group}
-        pacer = RankPacer(policy(), cap_s=cap_s, has_barrier=has_barrier, interval_iterations=INTERVAL, **place)
+        pacer = RankPacer(policy(), has_barrier=has_barrier, interval_iterations=INTERVAL, **CAPS, **place)
         decided = [pacer.iteration(comm[rank], barrier[rank], step[rank]) for step, comm, barrier, _ in stamps]
         assert decided[:-1] == [delay[rank] for *_, delay in stamps[1:]]
 

@@ -122,7 +122,6 @@ def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> 
             "noise": draw(noises),
             "post_collective_work": exposed,
             "tenants": draw(st.lists(tenants, max_size=0 if one_group else 2)),
-            "pacing": {"cap": 0.5},
         }
     )
 

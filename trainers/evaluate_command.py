@@ -35,6 +35,13 @@ def evaluate(
     iterations: Annotated[
         int | None, typer.Option("--iterations", "-i", min=40, help="Instead of the suite's.")
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=NUMBER",
+            help="A limit of delays, such as cap_share=0.1; repeatable. Default: a live job's.",
+        ),
+    ] = None,
     write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -47,7 +54,7 @@ def evaluate(
     update = {k: v for k, v in (("seeds", seeds), ("iterations", iterations)) if v is not None}
     comparison, names = _comparison(policies)
     chosen = comparison.chosen() if comparison and not suite else load_suite(suite or "demo")
-    chosen = chosen.model_copy(update=update)
+    chosen = chosen.model_copy(update={**update, "limits": chosen.limits.changed(limit or [])})
     chosen = chosen.only([split]) if split else chosen
     tuned = comparison.tuned_for(chosen) if comparison else {}
     for i, name in enumerate(names):
@@ -67,7 +74,9 @@ def evaluate(
         config_files.write_text(write, "\n".join(page))
     if json_ != "-":
         rows = [score_table.cells(score) for score in score_table.scores(result)]
-        note = f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers"
+        note = (
+            f"{chosen.seeds} seeds x {chosen.iterations} iterations, paired on common random numbers; {chosen.limits}"
+        )
         output.print_table(f"Suite {chosen.name}", score_table.HEADER, rows, note)
 
 

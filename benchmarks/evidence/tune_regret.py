@@ -127,22 +127,13 @@ def _policies() -> list[Policy]:
     return [one.policy for one in find_candidates(CANDIDATES).candidates]
 
 
-def _job(case: Case, seed: int) -> Simulator:
-    """The case's job under the agent's default limits."""
-    simulator, options = start(case.load(), np.array([seed])), Options()
-    plain = start(case.load(), np.array([seed]))
-    baseline_s = float(np.quantile(plain.run(plain.off(), 200), 0.05))
-    simulator.batch.jobs["cap_s"][:] = min(options.cap_s, options.cap_share * baseline_s)
-    return simulator
-
-
 def true_gains(case: Case, seed: int) -> tuple[float, ...]:
     """Relative fall of the mean step by each candidate, always on, against no pacing on the same noise."""
-    plain = _job(case, seed)
+    plain = start(case.load(), np.array([seed]))
     plain_s = plain.run(plain.off(), TRUTH_ITERATIONS)[0, TRUTH_FROM:].mean()
     found = []
     for policy in _policies():
-        turns = _Turns(_job(case, seed), [policy])
+        turns = _Turns(start(case.load(), np.array([seed])), [policy])
         step_s_T = np.concatenate([turns.run(0, INTERVAL) for _ in range(TRUTH_ITERATIONS // INTERVAL)])
         found.append(float(1.0 - step_s_T[TRUTH_FROM:].mean() / plain_s))
     return tuple(found)
@@ -150,7 +141,7 @@ def true_gains(case: Case, seed: int) -> tuple[float, ...]:
 
 def search(case: Case, seed: int) -> Search:
     """One search, from the start of the job to its first decision."""
-    policies, simulator = _policies(), _job(case, seed)
+    policies, simulator = _policies(), start(case.load(), np.array([seed]))
     plan = TunePlan(seed, [block_plan([policy]) for policy in policies])
     options = Options()
     tuner = Tuner(
@@ -180,7 +171,7 @@ def search(case: Case, seed: int) -> Search:
             tuner.add(now + i, plan.turn(now + i), step_s)
         steps.append(step_s_T)
         now += length
-    plain = _job(case, seed)
+    plain = start(case.load(), np.array([seed]))
     plain_s_T = plain.run(plain.off(), now)[0]
     step_s_T = np.concatenate(steps)
     searched_s = float(step_s_T[began:].sum())

@@ -10,9 +10,10 @@ import numpy as np
 
 from benchmarks._common import Report, Table, Target, command, measure, repeated
 from paceenv.core import pacing, signals
+from paceenv.core.limits import Limits
 from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import PairedComparison, Schedule
-from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits
+from paceenv.live.decide.guard import Guard, GuardedPolicy
 from paceenv.policies.learned import Learned
 
 HIDDEN, CALLS = 64, 200

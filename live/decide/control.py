@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from paceenv.core.limits import Limits
 from paceenv.core.probing import Plan
 from paceenv.live.decide.actuator import Actuator, Delay, DeviceActuator, HostActuator
 from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, Verdict, block_plan, shared_seed
 from paceenv.live.decide.contest import Comparisons, Contest
-from paceenv.live.decide.guard import Guard, GuardedPolicy, Limits, OutOfRange, PolicyFault
+from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.live.decide.probe import Probe

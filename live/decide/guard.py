@@ -9,66 +9,36 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import out_of_range
+from paceenv.core.limits import Limits, refilled
 from paceenv.policies.base import Policy
 from paceenv.policies.ranges import RangeWatch
 
 MAX_WINDOW, MAX_THRESHOLD = 1.0, 2.0 * max(pacing.MAX_THRESHOLD)
 """Largest settings of a sane policy, ratios; hand-written policies may go a little beyond the codec's ends."""
-BURST_SHARE = 1 / 12
-"""Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute exceeds the budget."""
+QUIET_AFTER_MARK = 5
+"""Iterations without delay after a checkpoint or an evaluation."""
 SLOW_DECISIONS, FAR_TOO_SLOW = 3, 10.0
 """One late decision may be the machine's fault; three in a row, or one of ten times the limit, are the policy's."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of every delay. Raises InputError for a value out of range.
-
-    Attributes:
-        cap_s: the longest delay, seconds, 0 to 10.
-        cap_share: the longest delay as a share of the step time, 0 to 1.
-        budget_s_per_minute: the most delay in any minute, seconds, 0 to 60.
-        quiet_first: first iterations of a job without any delay, at least 0.
-        quiet_after_mark: iterations without delay after a checkpoint or an evaluation, at least 0.
-    """
-
-    cap_s: float = 0.1
-    cap_share: float = 0.1
-    budget_s_per_minute: float = 6.0
-    quiet_first: int = 50
-    quiet_after_mark: int = 5
-
-    def __post_init__(self) -> None:
-        for name, low, high in (("cap_s", 0.0, 10.0), ("cap_share", 0.0, 1.0), ("budget_s_per_minute", 0.0, 60.0)):
-            if not low <= getattr(self, name) <= high:  # not-a-number fails too
-                raise out_of_range(name, getattr(self, name), f"{low:g} to {high:g}", "limits")
-        for name in ("quiet_first", "quiet_after_mark"):
-            if not getattr(self, name) >= 0:
-                raise out_of_range(name, getattr(self, name), "at least 0", "limits")
 
 
 class Guard:
     """Cuts delays to the limits: cap, share of the step, own slack, budget, quiet times.
 
-    The budget is a bucket that holds ``BURST_SHARE`` of a minute's budget and fills with the rest over a minute. So no
-    minute exceeds the budget, wherever it starts. A clock that steps back fills nothing; one that steps forward at most
-    fills the bucket.
+    The budget is the bucket of ``paceenv.core.limits``. A clock that steps back fills nothing; one that steps forward
+    fills it at most.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.cut: dict[str, int] = {}
         """How often each limit shortened or forbade a delay; of several, the strictest counts."""
-        self._burst_s = BURST_SHARE * limits.budget_s_per_minute
-        self._fill = (limits.budget_s_per_minute - self._burst_s) / 60.0
-        self._left_s, self._now_s = self._burst_s, math.nan
+        self._left_s, self._now_s = limits.burst_s, math.nan
         self._marks, self._touched, self._quiet_until = 0, False, limits.quiet_first
 
     def mark(self) -> None:
@@ -82,8 +52,8 @@ class Guard:
         self._touched = True
 
     def quiet(self, iteration: int) -> None:
-        """A checkpoint or the like was seen in ``iteration``: no delay for ``quiet_after_mark`` iterations."""
-        self._quiet_until = max(self._quiet_until, iteration + 1 + self.limits.quiet_after_mark)
+        """A checkpoint or the like was seen in ``iteration``: no delay for ``QUIET_AFTER_MARK`` iterations."""
+        self._quiet_until = max(self._quiet_until, iteration + 1 + QUIET_AFTER_MARK)
 
     def allowed_s(
         self, asked_s: float, *, iteration: int, now_s: float, step_s: float, slack_s: float | None = None
@@ -128,7 +98,7 @@ class Guard:
         if math.isfinite(now_s):
             elapsed_s = now_s - self._now_s
             if elapsed_s > 0.0:
-                self._left_s = min(self._left_s + self._fill * elapsed_s, self._burst_s)
+                self._left_s = refilled(self._left_s, elapsed_s, self.limits.burst_s, self.limits.fill)
             self._now_s = now_s
 
     def _said(self, limit: str, allowed_s: float) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals, standing, timing
+from paceenv.core.limits import capped_s
 from paceenv.policies.base import Policy
 
 
@@ -157,7 +158,7 @@ class RankPacer:
             signals.start_interval(self._tick)
         self._observe(comm_s, barrier_s, step_s)
         # an interval's last delay still follows the old settings, as in the simulator: the view comes after it
-        cap_s = min(self._cap_s, self._cap_share * self._tick[timing.STEP_BASELINE_S])
+        cap_s = capped_s(self._cap_s, self._cap_share, self._tick[timing.STEP_BASELINE_S])
         timing.decide(self._rank, self._tick, 0, 1, course.settings_M2, cap_s, self._member, self._members)
         course.done += 1
         if course.done % course.interval_iterations == 0:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S, Limits
 from paceenv.live.decide.canary import block_plan
 from paceenv.live.decide.contest import Contest
 from paceenv.live.decide.live_policy import find_policy
@@ -178,11 +179,16 @@ class LoopPlan(Config):
     probe_iterations: int = Field(200, ge=20)
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
-    quiet_first: int = Field(30, ge=1)
-    cap_s: float = Field(0.1, ge=0, le=1)
-    cap_share: float = Field(0.1, ge=0, le=0.5)
-    budget_s_per_minute: float = Field(30.0, ge=0, le=30)
+    quiet_first: int = Field(LIMITS.quiet_first, ge=1)
+    cap_s: float = Field(LIMITS.cap_s, ge=0, le=MAX_CAP_S)
+    cap_share: float = Field(LIMITS.cap_share, ge=0, le=1)
+    budget_s_per_minute: float = Field(LIMITS.budget_s_per_minute, ge=0, le=MAX_BUDGET_S)
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
+
+    @property
+    def limits(self) -> Limits:
+        """Of every delay, in the job and in its simulation."""
+        return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
 
     def contest(self, policies: Sequence[str], seed: int = 0, holdout_every: int = 2) -> Contest:
         """The blocks by which an agent with those candidates paces, ``seed`` being its option."""

@@ -18,8 +18,14 @@ from numpy.typing import NDArray
 
 from paceenv.core import timing
 
-RANK_BASELINES = (timing.COMM_BASELINE_S, timing.COMM_FIRST_S, timing.COMM_SECOND_S, timing.COMM_THIRD_S)
-"""Fields of ``rank[..., F, R]`` that go on learning while pacing stands."""
+RANK_BASELINES = (
+    timing.COMM_BASELINE_S,
+    timing.COMM_FIRST_S,
+    timing.COMM_SECOND_S,
+    timing.COMM_THIRD_S,
+    timing.BUDGET_S,
+)
+"""Fields of ``rank[..., F, R]`` that go on while pacing stands: the baseline learns, the budget of delays fills."""
 TICK_BASELINES = (
     timing.ITERATIONS,
     timing.STEP_FIRST_S,

@@ -74,7 +74,8 @@ _ROUNDED_DOWN = 1.0 - 2.0**-23
 DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 0, 1, 2, 3, 4, 5
 SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
 SLACK_DELAY_S, COMM_FIRST_S, COMM_SECOND_S, COMM_THIRD_S = 11, 12, 13, 14  # the smallest of the running block
-RANK_FIELDS = 15
+BUDGET_S = 15  # what is left of the budget of delays; in a live job the guard keeps it by the clock
+RANK_FIELDS = 16
 
 # tick[K]
 ITERATIONS, STEP_FIRST_S, STEP_SECOND_S, STEP_THIRD_S, STEP_BASELINE_S = 0, 1, 2, 3, 4
@@ -89,7 +90,7 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
     rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
-    rank[COMM_FIRST_S, r] = rank[COMM_SECOND_S, r] = rank[COMM_THIRD_S, r] = math.inf
+    rank[COMM_FIRST_S, r] = rank[COMM_SECOND_S, r] = rank[COMM_THIRD_S, r] = rank[BUDGET_S, r] = math.inf
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:

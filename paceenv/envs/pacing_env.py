@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import out_of_range
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.renames import mechanism_name
 from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -69,6 +70,7 @@ class _Batch:
         episode_intervals: int,
         cv_weight: float | Sequence[float],
         threads: int,
+        limits: Limits,
     ) -> None:
         for name, value in (
             ("interval_iterations", interval_iterations),
@@ -88,7 +90,7 @@ class _Batch:
         clusters: list[ClusterLike] = [cluster] if one else list(cluster)  # type: ignore[list-item, arg-type]
         self.mix = ClusterMix([c if isinstance(c, Cluster) else load_cluster(c) for c in clusters], weights)
         self.mechanisms, self.interval_iterations = tuple(mechanisms), interval_iterations
-        self.episode_intervals, self.threads = episode_intervals, threads
+        self.episode_intervals, self.threads, self.limits = episode_intervals, threads, limits
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
         self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
@@ -100,7 +102,8 @@ class _Batch:
     def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
         """Start the next episode (the first one of ``seeds``, if given) in ``which``; observations of the whole batch.
 
-        An episode begins with one interval without pacing, so that the first observation has something to show.
+        An episode begins as a live job does, without pacing for the quiet start and at least one interval, so that the
+        first observation has something to show.
         """
         if seeds is not None:
             self.seeds_E[which], self.episode_E[which] = seeds, -1
@@ -111,10 +114,11 @@ class _Batch:
         self.cluster_E[which] = self.mix.which(keys) if len(self.mix.clusters) > 1 else 0
         if self.simulator is None:
             all_keys = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
-            self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads)
+            self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads, self.limits)
         else:
             self.simulator.reset(which, keys, self.mix.derive(keys))
-        self.simulator.run(self.simulator.off(), self.interval_iterations, which)
+        for _ in range(self.limits.unpaced_intervals(self.interval_iterations)):
+            self.simulator.run(self.simulator.off(), self.interval_iterations, which)
         return self.preference.beside(self.simulator.observe())
 
     def step(
@@ -192,7 +196,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Starting State
 
     The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; one interval without pacing has run.
+    episode number; the quiet start, at least one interval, has run without pacing.
 
     ## Episode End
 
@@ -207,6 +211,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``episode_intervals``: steps in an episode (default 64)
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
       episode draws its own, uniformly as the last entry shows it
+    * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
     * ``threads``: threads that share a batch, vector environment only (default 1)
     * ``render_mode``: not supported; None
 
@@ -232,9 +237,12 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         interval_iterations: int = 20,
         episode_intervals: int = 64,
         cv_weight: float | Sequence[float] = 0.5,
+        limits: Limits = LIMITS,
         render_mode: None = None,
     ) -> None:
-        self._batch = _Batch(1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1)
+        self._batch = _Batch(
+            1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1, limits
+        )
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
         self.render_mode = render_mode
 
@@ -284,6 +292,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         episode_intervals: steps in an episode, at least 1.
         cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
         threads: most threads that share the batch, at least 1; results do not depend on it.
+        limits: of every delay; the defaults are those of a live job.
         render_mode: not supported; None.
 
     Raises:
@@ -303,10 +312,11 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         episode_intervals: int = 64,
         cv_weight: float | Sequence[float] = 0.5,
         threads: int = 1,
+        limits: Limits = LIMITS,
         render_mode: None = None,
     ) -> None:
         self._batch = _Batch(
-            num_envs, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, threads
+            num_envs, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, threads, limits
         )
         self.num_envs, self.render_mode = num_envs, render_mode
         self.single_observation_space, self.single_action_space = (

@@ -29,10 +29,11 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
-from paceenv.trainers.closed_loop.predict import run_in_blocks, with_cap
+from paceenv.trainers.closed_loop.predict import run_in_blocks
 
 TRUTH = "unequal-slack"
 BESIDE_STEP_S = 0.05
@@ -109,9 +110,7 @@ class SimulatedTestbed:
             os.kill(os.getpid(), signal.SIGKILL)
         simulator = start(self._cluster, np.array([len(options)]))
         if "--candidates" in options:
-            usual_s = float(simulator.run(simulator.off(), 100).mean())
-            capped = with_cap(self._cluster, scenario.loop, usual_s)  # as the agents' guard does
-            step_s_T, snapshots = _contest(scenario, capped, options, iterations - 1)
+            step_s_T, snapshots = _contest(scenario, self._cluster, options, iterations - 1)
         else:
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)
@@ -128,6 +127,11 @@ class SimulatedTestbed:
         return RunResult(out, results)
 
 
+def _limited(scenario: Scenario, cluster: Cluster, options: Mapping[str, str]) -> Simulator:
+    """With the limits that the agents' guard has."""
+    return start(cluster, np.array([len(options)]), limits=scenario.loop.limits)
+
+
 def _contest(
     scenario: Scenario, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
@@ -137,7 +141,7 @@ def _contest(
     contest = scenario.loop.contest(names, int(options["--seed"]), every)
     turn_T, step_s_T = np.array([contest.place(i).candidate for i in range(iterations)]), np.empty(iterations)
     for k, name in enumerate(names):
-        policy, simulator = select_policy(name, cluster), start(cluster, np.array([len(options)]))
+        policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
         assert isinstance(policy, Policy)
         on_T = PairedBlocks.of(contest, iterations, k).on_T
         step_s_T[turn_T == k] = run_in_blocks(policy, simulator, on_T, scenario.loop.quiet_first)[0][0][turn_T == k]

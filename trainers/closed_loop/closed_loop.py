@@ -25,7 +25,6 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import Trace, read_trace
 from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, BLOCK_ITERATIONS
 from paceenv.live.decide.live_policy import SEPARATOR, find_policy
-from paceenv.live.record.snapshot import Snapshot, number
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import INTERVAL_ITERATIONS
@@ -36,7 +35,7 @@ from paceenv.trainers.closed_loop import sim_to_real_report
 from paceenv.trainers.closed_loop.contest_results import contest_results
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
-from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences, with_cap
+from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training.train_config import load_train_config
@@ -155,9 +154,7 @@ class ClosedLoop:
     def _observe(self, place: Path) -> Found:
         plan = self.scenario.loop
         result = self._real(place, "observe", plan.observe_iterations)
-        mine = result.jobs[plan.job]
-        baseline = baseline_s(mine.snapshots, job_steps(mine.steps_s_TR)[1])
-        return {"jobs": _settled(result), "baseline_s": baseline}
+        return {"jobs": _settled(result)}
 
     def _probe(self, place: Path) -> Found:
         plan = self.scenario.loop
@@ -205,7 +202,6 @@ class ClosedLoop:
             "passive": passive,
             "policies": [prediction.as_dict() for prediction in predictions],
             "differences": predicted_differences(predictions),
-            "cap": fitted.pacing.cap,
         }
 
     def _contest(self, place: Path, mode: str, policies: Sequence[str], pairs: int) -> Found:
@@ -253,16 +249,15 @@ class ClosedLoop:
         return self.folder.of(stage) / RUN / self.scenario.loop.job
 
     def _fitted(self) -> Cluster:
-        """The calibrated cluster, capped as a live rank is."""
-        baseline = float(self.folder.found("observe")["baseline_s"])
-        return with_cap(load_cluster(self.folder.of("calibrate") / "cluster.yaml"), self.scenario.loop, baseline)
+        """The calibrated cluster."""
+        cluster = load_cluster(self.folder.of("calibrate") / "cluster.yaml")
+        return cluster.changed([f"pacing.mechanism={self.scenario.loop.mechanism}"], "loop")
 
     def _drawn(self) -> list[Cluster]:
         """Clusters that may be the real one, drawn from the errors of the calibration."""
         plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
         parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        drawn = drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
-        return [with_cap(cluster, plan, float(observed["baseline_s"])) for cluster in drawn]
+        return drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
 
     def _candidates(self) -> dict[str, list[str]]:
         """The policies of the contest, each with its roles; a policy may have several."""
@@ -358,12 +353,6 @@ def choose(predicted: Sequence[Found]) -> Found:
         return {"policy": "passive", "why": "no candidate is predicted to help"}
     best, policy = min(helping, key=lambda one: one[0].change)
     return {"policy": policy, "why": f"the best predicted effect, {best}"}
-
-
-def baseline_s(snapshots: Sequence[Snapshot], step_s_T: Array) -> float:
-    """The step to which the guard's cap is relative: the agents' own baseline, else the median step."""
-    reported = [s for snapshot in snapshots if (s := number(snapshot, "step", "baseline_s")) is not None]
-    return float(np.median(reported) if reported else np.median(step_s_T))
 
 
 def _version() -> dict[str, str]:

@@ -63,25 +63,12 @@ class Prediction:
         return {"policy": self.policy, **effects, "cv": self.cv, "mean_delay_s": self.mean_delay_s}
 
 
-def with_cap(cluster: Cluster, plan: LoopPlan, baseline_s: float) -> Cluster:
-    """The cluster with pacing capped as the guard of a live rank caps it.
-
-    Args:
-        cluster: the cluster.
-        plan: of the loop: mechanism and caps.
-        baseline_s: baseline step of the rank, in seconds.
-    """
-    ideal_s = float(start(cluster, np.arange(1)).batch.jobs["ideal_step_s"][0])
-    cap = min(plan.cap_s, plan.cap_share * baseline_s) / ideal_s
-    return cluster.changed([f"pacing.mechanism={plan.mechanism}", f"pacing.cap={min(max(cap, 1e-9), 1.0)}"], "caps")
-
-
 class Predictor:
     """Simulates drawn clusters under policies, all on the same noise, in the time of one policy's blocks.
 
     Args:
-        clusters: drawn from a calibration (``drawn_clusters``), capped (:func:`with_cap`).
-        plan: of the loop: blocks, caps, the mechanism.
+        clusters: drawn from a calibration (``drawn_clusters``).
+        plan: of the loop: blocks, limits, the mechanism.
         seeds: episodes a cluster.
         first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
         iterations: of every simulated run; a contest that ends later is cut.
@@ -121,7 +108,7 @@ class Predictor:
     def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
         """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
         cluster = self._clusters[d]
-        simulator = start(cluster, self._seeds[d])
+        simulator = start(cluster, self._seeds[d], limits=self._plan.limits)
         chosen = select_policy(policy, cluster)
         if not isinstance(chosen, Policy):
             raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")

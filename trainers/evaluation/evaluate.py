@@ -189,10 +189,10 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     Args:
         policy: by name or file.
         cluster: the cluster.
-        suite: seeds and iterations.
+        suite: seeds, iterations and limits.
     """
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
-    simulator = start(cluster, seeds, threads=os.cpu_count() or 1)
+    simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
     found = run(select_policy(policy, cluster), simulator, suite.iterations)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)

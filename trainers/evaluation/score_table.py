@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[di
                     "cv_passive": passive.cv,
                     "gap_closed": score.gap_closed.value if score.gap_closed else None,
                     "gap_ci95": list(score.gap_closed[1:]) if score.gap_closed else None,
+                    "limits": asdict(result.suite.limits),
                 }
             )
     return rows

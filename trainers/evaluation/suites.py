@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
 from paceenv.trainers.evaluation.random_clusters import RandomClusters
@@ -94,6 +95,7 @@ class Suite(Config):
         description="mechanisms that the search for the best static policy tries",
     )
     iterations: int = Field(1600, ge=40)
+    limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
     seeds: int = Field(24, ge=2)
     first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED)
 

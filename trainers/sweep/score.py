@@ -114,13 +114,14 @@ class Problem:
 def _run(
     settings: Sequence[Setting], cluster: Cluster, seeds_E: NDArray[np.int64], iterations: int, threads: int
 ) -> Array:
-    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
+    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; a quiet start, as in a rollout."""
     simulator = start(cluster, np.tile(seeds_E, len(settings)), threads)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
+    quiet = min(INTERVAL_ITERATIONS * simulator.limits.unpaced_intervals(INTERVAL_ITERATIONS), iterations)
     step_ET = np.concatenate(
         [
-            simulator.run(simulator.off(), INTERVAL_ITERATIONS),
-            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - INTERVAL_ITERATIONS),
+            simulator.run(simulator.off(), quiet),
+            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - quiet),
         ],
         axis=1,
     )

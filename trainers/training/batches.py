@@ -50,6 +50,7 @@ def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = No
             episode_intervals=config.episode_intervals,
             cv_weight=config.cv_weight,
             threads=config.threads,
+            limits=config.limits,
         )
         names = tuple(_name(share) for share, _ in members)
         groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
@@ -45,6 +46,7 @@ class Environment(Config):
     change_intervals: int = Field(
         0, ge=0, le=MAX_INTERVALS, description="the same for the mean change of its views; 0: not"
     )
+    limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1)
     randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")

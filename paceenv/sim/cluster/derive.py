@@ -100,7 +100,6 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     jobs["staleness"] = cluster.synchronization.staleness
     skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
     jobs["ideal_step_s"] = ideal_step_s(jobs)
-    jobs["cap_s"] = cluster.pacing.cap * jobs["ideal_step_s"]
     _fail(cluster, draw, jobs)
     skewness_E = np.broadcast_to(np.round(skewness, 2), E).astype(np.float64)
     return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), cluster.ranks, cluster.groups, skewness_E)

@@ -68,12 +68,11 @@ class Tenant(Config):
 
 
 class Pacing(Config):
-    """Defaults of the ``static`` policy on this cluster, and the cap no delay exceeds."""
+    """Defaults of the ``static`` policy on this cluster."""
 
     mechanism: Mechanism = CLUSTER_DEFAULT[0]
     threshold: float = Field(CLUSTER_DEFAULT[1], ge=0, allow_inf_nan=False)
     window: float = Field(CLUSTER_DEFAULT[2], ge=0, le=1, description="delay window as a share of the baseline step")
-    cap: float = Field(1.0, gt=0, le=1, description="the longest delay as a share of the ideal step")
 
 
 class Synchronization(Config):

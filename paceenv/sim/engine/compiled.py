@@ -17,16 +17,29 @@ from typing import Any
 import numba
 from numba.extending import register_jitable
 
-from paceenv.core import pacing, signals, timing
+from paceenv.core import limits, pacing, signals, timing
 from paceenv.sim.engine import coupling, draws, fluid, incast, kernel, layout, noise
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
-_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fluid, incast, coupling, kernel, layout)
+_MODULES: tuple[ModuleType, ...] = (
+    pacing,
+    limits,
+    timing,
+    signals,
+    draws,
+    noise,
+    fluid,
+    incast,
+    coupling,
+    kernel,
+    layout,
+)
 _REGISTERED = (
     (pacing.bounded, pacing.slack_delay_s, pacing.phase_shift_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (timing.window_s, timing.decide, timing.smallest, timing.follow_comm),
+    (limits.capped_s, limits.refilled, limits.spend),
     (signals.squash, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
     (draws.position, draws.look_up, draws.quantile, draws.uniform_bits, draws.bits_of_ranks, draws.quantiles),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import signals, timing
+from paceenv.core import limits, signals, timing
 from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
@@ -146,7 +146,12 @@ def exit_s(job: Any, scratch: Scratch, g: int, r: int) -> float:
 
 
 def observe_and_decide(
-    view: View, scratch: Scratch, settings_SM2: NDArray[np.float64], step_s: float, extra_s: float
+    view: View,
+    scratch: Scratch,
+    settings_SM2: NDArray[np.float64],
+    limits_4: NDArray[np.float64],
+    step_s: float,
+    extra_s: float,
 ) -> None:
     """Every rank takes in its own timing and sets the delay of its next iteration.
 
@@ -154,6 +159,7 @@ def observe_and_decide(
         view: the job; its estimator and its delays are updated.
         scratch: its iteration as far as the end of the step.
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
+        limits_4: of every delay, as ``paceenv.core.limits.Limits.array``.
         step_s: how long the step took, seconds.
         extra_s: what a checkpoint or a restart adds to that, seconds.
     """
@@ -178,11 +184,14 @@ def observe_and_decide(
         run_ahead(view, scratch, step_s)
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
+    cap_s = limits.capped_s(limits_4[limits.CAP_S], limits_4[limits.CAP_SHARE], tick[timing.STEP_BASELINE_S])
     if settings_SM2.shape[0] == 1:
-        timing.decide(rank, tick, 0, ranks, settings_SM2[0], job["cap_s"], 0, per_group)
+        timing.decide(rank, tick, 0, ranks, settings_SM2[0], cap_s, 0, per_group)
     else:
         for r in range(ranks):
-            timing.decide(rank, tick, r, r + 1, settings_SM2[r], job["cap_s"], 0, per_group)
+            timing.decide(rank, tick, r, r + 1, settings_SM2[r], cap_s, 0, per_group)
+    elapsed_s, burst_s, fill = step_s + extra_s, limits_4[limits.BURST_S], limits_4[limits.FILL]
+    limits.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
 
 
 def total(value_R: Any, ranks: int) -> float:
@@ -257,11 +266,17 @@ def advance_jobs(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        advance_job(e, iterations, view, scratch, settings_ESM2[e], recording)
+        advance_job(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording)
 
 
 def advance_job(
-    e: int, iterations: int, view: View, scratch: Scratch, settings_SM2: NDArray[np.float64], recording: Recording
+    e: int,
+    iterations: int,
+    view: View,
+    scratch: Scratch,
+    settings_SM2: NDArray[np.float64],
+    limits_4: NDArray[np.float64],
+    recording: Recording,
 ) -> None:
     """:func:`advance` for one environment.
 
@@ -271,6 +286,7 @@ def advance_job(
         view: the job and where it stands; updated.
         scratch: room to work in.
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
+        limits_4: of every delay, as ``paceenv.core.limits.Limits.array``.
         recording: written to: step times always, stamps where it has room for them.
     """
     job, clock, tick, group, heat, tenant = view.job, view.clock, view.tick, view.group, view.heat, view.tenant
@@ -313,7 +329,7 @@ def advance_job(
         clock["time_s"] += step_s + extra_s
         if recording.ready_ETG.shape[1] > 0:
             keep_stamps(recording, e, t, view, scratch)
-        observe_and_decide(view, scratch, settings_SM2, step_s, extra_s)
+        observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s)
         rewind(clock, tenant, step_s + extra_s)
         clock["iteration"] += 1
 

@@ -63,7 +63,6 @@ JOB = np.dtype(
         ("restart_s", "f8"),
         ("warmup_iterations", "i8"),
         ("warmup_factor", "f8"),
-        ("cap_s", "f8"),
         ("ideal_step_s", "f8"),
     ],
     align=True,
@@ -173,6 +172,8 @@ class Tables(NamedTuple):
     """``(TABLE_SIZE,)``: quantile table of the standard normal (``draws.normal_table``)."""
     imbalance: NDArray[np.float64]
     """``(skewnesses, TABLE_SIZE)``: quantile tables of data imbalance; a job's ``imbalance_table`` is its row."""
+    limits: NDArray[np.float64]
+    """``(4,)``: the limits of every delay, as ``paceenv.core.limits.Limits.array``."""
 
 
 class State(NamedTuple):

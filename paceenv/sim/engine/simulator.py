@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
 from paceenv.core.errors import out_of_range
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
@@ -117,11 +118,13 @@ class Simulator:
         batch: the E jobs.
         keys_E: episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy.
         threads: most threads that share a batch; results do not depend on it.
+        limits: of every delay; the quiet start is the caller's (``paceenv.policies.rollout``).
     """
 
     batch: JobBatch
     keys_E: NDArray[np.uint64]
     threads: int = 1
+    limits: Limits = LIMITS
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -237,7 +240,7 @@ class Simulator:
         return pacing.off(len(self.batch), 1)
 
     def _tables(self) -> Tables:
-        return Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance)
+        return Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance, self.limits.array())
 
     def _advance(
         self, settings: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None, *, stamps: bool

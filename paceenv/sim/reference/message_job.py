@@ -15,8 +15,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import limits as delay_limits
 from paceenv.core import pacing, signals, timing
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import draws, layout, noise
@@ -51,9 +53,11 @@ class Reference:
         cluster: the config.
         seed: as for the fast engine; the same seed draws the same quantities and gives the same noise.
         setup: the config as links and messages; give one for physics that the config cannot express.
+        limits: of every delay, as for the fast engine.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None) -> None:
+    def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None, limits: Limits = LIMITS) -> None:
+        self.limits = limits
         keys_E = episode_keys([seed])
         self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
         self.batch: JobBatch = derive(cluster, keys_E)
@@ -200,15 +204,17 @@ class Reference:
         comm_R = (step.exit_R - step.entry_R).astype(np.float32)
         ready_R = step.exit_R + np.repeat(step.ready_G - step.finish_G, members)
         wait_R = (end_s - setup.barrier_s - ready_R).astype(np.float32)
-        cap_s = setup.cap * self.ideal_step_s
         timing.observe_step(self._tick, end_s - begin_s)
         timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, setup.has_barrier)
-        settings = self._settings_SM2
+        settings, allowed = self._settings_SM2, self.limits
+        cap_s = delay_limits.capped_s(allowed.cap_s, allowed.cap_share, self._tick[timing.STEP_BASELINE_S])
         if len(settings) == 1:
             timing.decide(self._rank, self._tick, 0, setup.ranks, settings[0], cap_s, 0, members)
         else:
             for r in range(setup.ranks):
                 timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
+        budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
+        delay_limits.spend(budget_R, delay_R, setup.ranks, end_s - begin_s, allowed.burst_s, allowed.fill)
         for r in range(setup.ranks):
             self._start(r)
 
@@ -319,8 +325,9 @@ def check_size(setup: Setup, iterations: int, seeds: int) -> None:
 class References:
     """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``."""
 
-    def __init__(self, cluster: Cluster, seeds: Sequence[int]) -> None:
-        self._each = [Reference(cluster, int(seed)) for seed in seeds]
+    def __init__(self, cluster: Cluster, seeds: Sequence[int], limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self._each = [Reference(cluster, int(seed), limits=limits) for seed in seeds]
         batches = [one.batch for one in self._each]
         self.batch = JobBatch(
             np.concatenate([b.jobs for b in batches]),

@@ -93,7 +93,6 @@ class Setup:
     hop_s: float
     inside_hop_s: float
     barrier_s: float
-    cap: float
     tenants: tuple[TenantSetup, ...] = ()
     collective: Kind = "all_reduce"
     algorithm: Algorithm = "hierarchical"
@@ -162,7 +161,6 @@ class Setup:
             hop_s=value(fabric.latency_us) * 1e-6,
             inside_hop_s=value(inside_us) * 1e-6,
             barrier_s=value(fabric.barrier_us) * 1e-6 if cluster.barrier else 0.0,
-            cap=cluster.pacing.cap,
             tenants=tenants,
             collective=job.collective,
             algorithm=algorithm,

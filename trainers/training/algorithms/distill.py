@@ -154,7 +154,7 @@ class DistillLearner(Learner):
         """The episodes on which margins are tried, every rank deciding for itself."""
         environment = self.config.environment
         seeds = training_seeds(self.config.seed, CHECK_SEED, CHECK_SEEDS)
-        simulator = start(cluster, seeds, environment.threads)
+        simulator = start(cluster, seeds, environment.threads, environment.limits)
 
         def see(_: NDArray[np.float64]) -> None:
             if on_view is not None:

@@ -134,7 +134,7 @@ def choose_candidates(
             episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16), 6)
             first = PILOT_SEED + (pilot * len(clusters) + k) * PILOT_EPISODES
             seeds = training_seeds(run_seed, first, episodes)
-            simulator = start(cluster, seeds, environment.threads)
+            simulator = start(cluster, seeds, environment.threads, environment.limits)
             simulator.run(simulator.off(), PILOT_INTERVALS * interval)
             settings = settings_of(candidates)
             found = gains(simulator, np.arange(episodes), settings, section.horizon_intervals * interval)
@@ -176,7 +176,8 @@ def ask(
     Returns:
         Inputs ``(N, I)`` and gains ``(N, C)``.
     """
-    simulator, settings = start(cluster, seeds, environment.threads), settings_of(student.candidates)
+    simulator = start(cluster, seeds, environment.threads, environment.limits)
+    settings = settings_of(student.candidates)
     interval, horizon = environment.interval_iterations, section.horizon_intervals * environment.interval_iterations
     E, R, C = len(seeds), simulator.batch.ranks, len(settings)
     J = min(R, section.watched_ranks)
@@ -185,7 +186,8 @@ def ask(
     explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
     inputs, found = [], []
     student.reset(E * R)
-    simulator.run(simulator.off(), interval)
+    for _ in range(environment.limits.unpaced_intervals(interval)):
+        simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
         at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
