@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceenv.core.errors import out_of_range
-from paceenv.live.decide.live_policy import find_candidates, find_policy
+from paceenv.live.decide.live_policy import TUNE_CANDIDATES, find_candidates, find_policy
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
@@ -162,8 +162,9 @@ def attach(
         chosen = make_options(settings)
     try:
         found = find_policy(policy)
-        if chosen.mode == "tune":
-            found = find_candidates(chosen.candidates, found if policy is not None else None)
+        if chosen.mode == "tune" or (chosen.mode in ("canary", "active") and chosen.candidates):
+            text = chosen.candidates or TUNE_CANDIDATES
+            found = find_candidates(text, found if policy is not None else None)
         loop = Loop(chosen, found, optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only
         return Agent(loop)

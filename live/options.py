@@ -110,10 +110,11 @@ class Options:
     candidates: Annotated[
         str,
         Meaning(
-            "What competes with no pacing in mode tune: names and files as for the policy, separated by semicolons; "
-            "defaults is the default constant of each mechanism"
+            "What competes with no pacing in mode tune, and takes turns in canary and active: names and files as for "
+            "the policy, separated by semicolons; defaults is the default constant of each mechanism",
+            unset="in tune `defaults;learned`, else the policy alone",
         ),
-    ] = "defaults;learned"
+    ] = ""
     most_loss: Annotated[
         float, Meaning("Most of a search's time that mode tune may lose, a share", low=1e-4, high=1)
     ] = 0.01

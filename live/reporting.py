@@ -13,6 +13,7 @@ from typing import Any
 from paceenv.core import probing
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, poll_s
+from paceenv.live.decide.contest import verdict_dict
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.identity import Identity, Rendezvous, job_store, settings_digest
 from paceenv.live.last_words import LastWords
@@ -300,7 +301,7 @@ class Output:
         files = f", files in {options.out}" if options.out is not None else ""
         probing = options.mode == "probe"
         by = f"probes of at most {1e3 * options.probe_s:g} ms" if probing else f"policy {loop.policy.source}"
-        if options.mode == "tune":
+        if loop.policy.candidates:
             by = f"candidates {loop.policy.source.replace(SEPARATOR, ', ')}"
         return f"mode {loop.state}, {by}, {where}{files}"
 
@@ -318,12 +319,13 @@ def _tune(loop: Loop) -> dict[str, Any] | None:
 
 
 def _verdict(loop: Loop) -> dict[str, Any] | None:
-    v = loop.control.verdict
+    v, comparisons = loop.control.verdict, loop.control.comparisons
     if v is None:
         return None
-    gain, low, high = v.gain or (None, None, None)
-    found = {"verdict": v.kind, "text": v.text, "gain": gain, "low": low, "high": high, "pairs": v.pairs}
+    found = verdict_dict(v) | comparisons.as_dict()
+    if len(comparisons.names) > 1:
+        found["text"] = f"{comparisons.names[comparisons.leader]}: {v.text}"
     until, step_s = loop.control.forecast(), loop.history.step()["mean_s"]
     if until is not None and v.kind == "insufficient evidence":
-        found["text"] = "; ".join(filter(None, (v.text, until.more_text(step_s))))
+        found["text"] = "; ".join(filter(None, (found["text"], until.more_text(step_s))))
     return found | {"forecast": until and until.as_dict(step_s)}

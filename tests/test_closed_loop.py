@@ -22,9 +22,9 @@ from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
-from paceenv.live.decide.canary import PairedComparison, Schedule
+from paceenv.live.decide.canary import BlockPlan, PairedComparison, Schedule
+from paceenv.live.decide.contest import Contest
 from paceenv.live.testbed.testbed_run import agent_options
-from paceenv.policies.names import STATIC_DEFAULTS
 from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive, Static, passive
 from paceenv.sim.cluster import load_cluster
@@ -36,13 +36,15 @@ from paceenv.trainers.closed_loop.closed_loop import (
     choose,
     default_rule,
     known_cluster,
-    summarize_agents,
 )
+from paceenv.trainers.closed_loop.contest_results import candidate_agents
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import (
     Effect,
     PairedBlocks,
+    difference,
     effect,
+    gain_share,
     job_steps,
     log_ratios,
     mean_step,
@@ -54,7 +56,8 @@ from paceenv.ui import config_files
 BLOCK, QUIET, PAIRS = 12, 5, 8
 ITERATIONS = QUIET + 2 * BLOCK * (1 + PAIRS)
 SCHEDULE = Schedule(3, block_iterations=BLOCK, first_iteration=QUIET)
-BLOCKS = PairedBlocks.of(SCHEDULE, ITERATIONS)
+CONTEST = Contest(3, [BlockPlan(BLOCK, BLOCK // 3, 0, BLOCK)], first_iteration=QUIET)
+BLOCKS = PairedBlocks.of(CONTEST, ITERATIONS)
 
 
 def _steps(seed: int, change: float) -> np.ndarray:
@@ -102,14 +105,14 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_pairs_that_are_cut_off_do_not_count() -> None:
-    assert len(PairedBlocks.of(SCHEDULE, ITERATIONS - 1).counted()) == PAIRS - 1
-    assert len(PairedBlocks.of(SCHEDULE, QUIET + 3 * BLOCK).counted()) == 0
+    assert len(PairedBlocks.of(CONTEST, ITERATIONS - 1).counted()) == PAIRS - 1
+    assert len(PairedBlocks.of(CONTEST, QUIET + 3 * BLOCK).counted()) == 0
     assert len(BLOCKS.first(3).counted()) == 3
     assert BLOCKS.first(0).counted() == []
     assert (
-        PairedBlocks.of(SCHEDULE, QUIET + 2 * BLOCK + 1).counted() == []
+        PairedBlocks.of(CONTEST, QUIET + 2 * BLOCK + 1).counted() == []
     )  # ends before anything of its first pair counts
-    nothing = effect(log_ratios(np.ones((1, QUIET)), PairedBlocks.of(SCHEDULE, QUIET))[0])
+    nothing = effect(log_ratios(np.ones((1, QUIET)), PairedBlocks.of(CONTEST, QUIET))[0])
     assert nothing.units == 0
     assert math.isnan(nothing.change)
     assert math.isnan(Effect.of(json.loads(json.dumps(nothing.as_dict()).replace("NaN", "null"))).low)
@@ -208,21 +211,21 @@ def test_a_prediction_knows_what_pacing_does_and_how_well() -> None:
     plan = scenario().loop
     fitted = load_cluster("unequal-slack")
     rule = default_rule(scenario())
-    schedule = plan.schedule(rule)
-    iterations = schedule.after(plan.pairs)
+    contest = plan.contest([rule])
+    iterations = contest.after(plan.pairs)
     same = Predictor([fitted] * 4, plan, 2, 0, iterations)
     vague = Predictor(
         [fitted.changed([f"fabric.uplink_gbps={rate}"]) for rate in (0.3, 0.4, 0.5, 0.6)], plan, 2, 0, iterations
     )
-    sharp, wide = same.predict(rule, schedule), vague.predict(rule, schedule)
+    sharp, wide = same.predict(rule, contest), vague.predict(rule, contest)
     assert sharp.always.high < -0.1
     assert sharp.blocks.change == pytest.approx(sharp.always.change, abs=0.02)
     assert wide.always.high - wide.always.low > 3.0 * (sharp.always.high - sharp.always.low)
     many, few = vague.passive, same.passive
     assert many["high_s"] - many["low_s"] > 3.0 * (few["high_s"] - few["low_s"])
-    nothing = same.predict("passive", schedule)
+    nothing = same.predict("passive", contest)
     assert nothing.always.change == 0.0
-    assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what a canary of nothing reads
+    assert nothing.blocks.low < 0.0 < nothing.blocks.high  # what blocks of nothing read
 
 
 def _row(policy: str, change: float, half: float) -> dict[str, Any]:
@@ -231,11 +234,8 @@ def _row(policy: str, change: float, half: float) -> dict[str, Any]:
 
 def test_the_best_policy_that_surely_helps_is_chosen_and_else_none() -> None:
     rows = [_row("a", -0.10, 0.02), _row("b", -0.20, 0.25), _row("c", -0.12, 0.05), _row("d", 0.1, 0.01)]
-    assert choose(rows, scenario())["policy"] == "c"
-    none = choose([rows[1], rows[3]], scenario(mechanism="phase_shift"))
-    assert none["policy"] == "passive"
-    threshold, window = STATIC_DEFAULTS["phase_shift"]
-    assert none["run"] == f"static:mechanism=phase_shift,threshold={threshold},window={window}"
+    assert choose(rows)["policy"] == "c"
+    assert choose([rows[1], rows[3]])["policy"] == "passive"
 
 
 @pytest.mark.parametrize(
@@ -267,69 +267,156 @@ def test_an_effect_that_outlasts_its_blocks_is_noted() -> None:
     assert (found.low, found.high) == pytest.approx(
         (0.42 / 0.45 * math.exp(-half) - 1, 0.42 / 0.45 * math.exp(half) - 1)
     )
-    agents = {"paced_pairs": None, "cut": {}}
+    agents = {"paced_pairs": None}
     for unpaced, noted in ((shorter, True), (observed, False)):
         changes = {"unpaced": sim_to_real_report.against(unpaced, observed).as_dict(), "paced": found.as_dict()}
-        steps = {"unpaced": unpaced, "paced": shorter}
-        said = sim_to_real_report.notes(
-            "ours", {"agents": agents, "against_observed": changes, "steps": steps}, scenario()
-        )
-        assert [("outlasts its blocks" in note) for note in said] == [True] * noted
+        row = {"policy": "adaptive", "agents": agents, "against_observed": changes}
+        delays = {"taken": 10, "mean_s": 0.01, "cut": {"slack": 1, "budget": 3}}
+        said = sim_to_real_report.notes({"candidates": [row], "delays": delays}, scenario())
+        assert [("outlasts its blocks" in note) for note in said] == [True] * noted + [False]
+        assert "cut 3 delays" in said[-1]
+
+
+def _snapshot(state: str = "canary", reason: str = "", **candidate: Any) -> dict[str, Any]:
+    other = {"name": "other", "verdict": "helps", "pairs": 8, "text": "u", "stopped": ""}
+    mine = {"name": "mine", "verdict": "helps", "pairs": 8, "text": "t", "stopped": ""} | candidate
+    return {"state": state, "reason": reason, "canary": {"candidates": [mine, other]}}
 
 
 def test_blocks_after_a_rollback_do_not_count() -> None:
-    paced = {"state": "canary", "canary": {"verdict": "helps", "pairs": 8, "text": "t"}}
-    stopped = {"state": "observe", "reason": "rolled back", "canary": {"verdict": "hurts", "pairs": 4, "text": "u"}}
-    assert summarize_agents([paced, paced], 2)["paced_pairs"] is None
-    silent = summarize_agents([paced], 2)
+    paced = _snapshot()
+    assert candidate_agents([paced, paced], 0, 2)["paced_pairs"] is None
+    silent = candidate_agents([paced], 0, 2)
     assert (silent["paced_pairs"], silent["stopped"]) == (0, ["1 of 2 agents reported nothing"])
-    found = summarize_agents([paced, stopped], 2)
-    assert found["paced_pairs"] == 4
-    assert found["stopped"] == ["rolled back"]
-    assert found["verdicts"] == {"helps": 1, "hurts": 1}
+    stopped = _snapshot(verdict="hurts", pairs=4, stopped="rolled back")
+    found = candidate_agents([paced, stopped], 0, 2)
+    assert (found["paced_pairs"], found["stopped"], found["verdicts"]) == (4, ["rolled back"], {"helps": 1, "hurts": 1})
+    assert candidate_agents([paced, stopped], 1, 2)["paced_pairs"] is None  # the other candidate goes on
+    gone = _snapshot(state="observe", reason="no agent on every rank", pairs=3)
+    assert candidate_agents([paced, gone], 1, 2)["paced_pairs"] == 8
+    assert candidate_agents([paced, gone], 0, 2)["stopped"] == ["no agent on every rank"]
+
+
+def test_candidates_are_compared_by_the_same_rounds() -> None:
+    """Where noise is common to a round, the difference is known far better than either effect."""
+    random = np.random.default_rng(1)
+    common = random.normal(0.0, 0.05, 12)
+    good, better = (common + math.log(1.0 - gain) + random.normal(0.0, 0.002, 12) for gain in (0.1, 0.2))
+    found = difference(better, good)
+    assert found.low < 0.8 / 0.9 - 1.0 < found.high
+    assert found.high - found.low < 0.1 * (effect(good).high - effect(good).low)
+    assert difference(better[:5], good).units == 5
+
+
+def test_the_share_of_a_gain_has_fiellers_interval() -> None:
+    """It covers the true share as often as it says, and says nothing where the other policy may gain nothing."""
+    hits, jobs = 0, 300
+    for seed in range(jobs):
+        random = np.random.default_rng(seed)
+        common = random.normal(0.0, 0.01, 10)
+        mine, other = (np.log1p(-gain + common + random.normal(0.0, 0.01, 10)) for gain in (0.15, 0.2))
+        share = gain_share(mine, other)
+        hits += share.low <= 0.75 <= share.high
+    assert abs(hits / jobs - 0.95) <= 3.0 * math.sqrt(0.95 * 0.05 / jobs)
+    assert gain_share(mine, other).value == pytest.approx(0.75, abs=0.1)
+    assert math.isnan(gain_share(mine, np.log1p(random.normal(0.0, 0.05, 10))).low)
+    assert math.isnan(gain_share(mine[:1], other).value)
 
 
 def _loop(folder: Path, testbed: SimulatedTestbed, *, options: LoopOptions | None = None, **plan: Any) -> ClosedLoop:
-    return ClosedLoop(scenario(**plan), folder, options or LoopOptions(seeds=1), testbed, loop_doubles.calibrate)
+    return ClosedLoop(
+        scenario(**plan), folder, options or LoopOptions(seeds=1, tailor_s=0), testbed, loop_doubles.calibrate
+    )
 
 
-def test_a_loop_reports_what_its_runs_say(tmp_path: Path) -> None:
+def test_a_loop_reports_what_its_runs_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     testbed = SimulatedTestbed()
-    report = _loop(tmp_path / "loop", testbed).go()
-    assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary", "canary"]
-    assert [run.get("--policy") for run in testbed.runs[2:]] == [report["chosen"]["run"], "paper"]
-    assert testbed.runs[2]["--seed"] != testbed.runs[3]["--seed"]
+    report = _loop(tmp_path / "loop", testbed, options=LoopOptions(seeds=1, tailor_s=0, active=2)).go()
+    assert [run["--mode"] for run in testbed.runs] == ["observe", "probe", "canary", "active"]
     assert float(testbed.runs[1]["--probe-s"]) == 0.01
+    names = testbed.runs[2]["--candidates"].split(";")
+    rows = {role: row for row in report["contest"]["candidates"] for role in row["roles"]}
+    assert set(rows) == {"constant", "default", "adaptive", "paper", "learned"}
+    assert {row["policy"] for row in rows.values()} == set(names)
+    assert testbed.runs[3]["--candidates"].split(";") == [rows["constant"]["policy"], "learned"]
+    assert testbed.runs[2]["--seed"] != testbed.runs[3]["--seed"]
+    assert "5 candidates, 6 pairs each; at most probe 30 iterations" in capsys.readouterr().err
     assert report["fit"]["mean_within"]
     assert report["fit"]["cv_within"]
-    assert all(unseen["mean_within"] for unseen in report["held_out"].values())
-    ours, paper = (report["canaries"][stage] for stage in ("canary-ours", "canary-paper"))
-    assert ours["measured"]["high"] < -0.1
-    assert ours["sign"]
-    assert ours["predicted"]["low"] <= ours["measured"]["change"] <= ours["predicted"]["high"]
-    assert abs(paper["measured"]["change"]) < 0.005
-    assert ours["others"]["beside"]["change"] == pytest.approx(0.0, abs=1e-9)
-    assert ours["agents"]["verdicts"] == {"helps": 8}
-    assert report["verdict"] in (tmp_path / "loop" / "report.md").read_text()
-    assert "cannot tell from this trace" in (tmp_path / "loop" / "report.md").read_text()
+    assert report["held_out"]["mean_within"]
+    constant, paper = rows["constant"], rows["paper"]
+    assert constant["measured"]["high"] < -0.1
+    assert constant["sign"]
+    assert constant["predicted"]["low"] <= constant["measured"]["change"] <= constant["predicted"]["high"]
+    assert paper["measured"]["change"] > constant["measured"]["high"]
+    assert constant["others"]["beside"]["change"] == pytest.approx(0.0, abs=1e-9)
+    assert constant["agents"]["verdicts"] == {"helps": 8}
+    assert report["contest"]["reference"] in (constant["policy"], rows["default"]["policy"])
+    beaten = sim_to_real_report.than(report["contest"], "paper", constant["policy"])
+    assert beaten is not None
+    assert beaten["measured"]["low"] > 0.0
+    assert beaten["always"]["low"] > 0.0
+    assert beaten["share"]["high"] < 1.0
+    assert [row["policy"] for row in report["active"]["candidates"]] == [constant["policy"], "learned"]
+    text = (tmp_path / "loop" / "report.md").read_text()
+    assert report["verdict"] in text
+    assert "cannot tell from this trace" in text
+    assert "## Against the best constant" in text
     assert json.loads((tmp_path / "loop" / "report.json").read_text()) == report
     for name in sim_to_real_report.FILES:
         assert (tmp_path / "loop" / name).stat().st_size > 500
-    assert [t.met for t in benchmark.targets({"unequal-slack": report})] == [True, True, True, ours["inside"], False]
-    missed = benchmark.targets({"unequal-slack": report}, ["two-jobs"])
-    assert not any(t.met for t in missed)
-    assert "not two-jobs" in missed[0].measured
-    document = benchmark.document({"unequal-slack": report}, {"two-jobs": "the job failed"})
-    assert str(Effect.of(ours["measured"])) in document
-    assert "not identified by the trace: fabric.buffer_kb" in document
-    assert "- **two-jobs** has no report: the job failed" in document
+
+
+def test_the_page_says_what_the_reports_say_and_what_was_not_measured(tmp_path: Path) -> None:
+    options = LoopOptions(seeds=1, tailor_s=0, candidates=("default", "paper", "learned"))
+    report = _loop(tmp_path / "loops" / "double", SimulatedTestbed(), options=options).go()
+    report["policies"][0]["policy"] = report["contest"]["candidates"][0]["policy"] = "/here/mine.safetensors"
+    report["scenario"] = "unequal-slack"
+    (tmp_path / "loops" / "double" / "report.json").write_text(json.dumps(report))
+    reports = benchmark.collect(tmp_path / "loops")
+    assert "/here" not in json.dumps(reports)
+    rows = {role: row for row in reports["unequal-slack"]["contest"]["candidates"] for role in row["roles"]}
+    assert rows["default"]["policy"] == "mine.safetensors"
+    found = {target.what: target for target in benchmark.targets(reports)}
+    assert found["simulated mean step"].met
+    share = found["unequal-slack: learned (learned), share of the best constant's gain"]
+    gain = {role: -rows[role]["measured"]["change"] for role in ("learned", "default")}
+    assert share.met == (gain["learned"] >= 0.95 * gain["default"])
+    neutral = {"unequal-slack": reports["unequal-slack"] | {"expect": "neutral"}}
+    nulls = [target for target in benchmark.targets(neutral) if "null" in target.what]
+    assert len(nulls) == 2  # the default rule and the released policy
+    assert not any(target.met for target in nulls)
+    text = benchmark.document({"machine": {"cores": "2"}, "reports": reports, "earlier": None})
+    assert str(Effect.of(rows["learned"]["measured"])) in text
+    assert "not identified by the trace: fabric.buffer_kb" in text
+    assert "Not measured with the present agent: all-to-all, " in text
+    with pytest.raises(InputError, match="no report of a loop"):
+        benchmark.collect(tmp_path)
+
+
+def test_the_page_in_the_docs_is_made_from_the_kept_results() -> None:
+    results = json.loads(benchmark.RESULTS.read_text(encoding="utf-8"))
+    assert benchmark.DOCUMENT.read_text(encoding="utf-8") == benchmark.document(results)
+
+
+@pytest.mark.slow
+def test_a_policy_is_tailored_to_the_job_and_competes(tmp_path: Path) -> None:
+    options = LoopOptions(seeds=1, tailor_s=2.0, candidates=("default", "tailored"))
+    testbed = SimulatedTestbed()
+    report = _loop(tmp_path, testbed, options=options).go()
+    default, mine = report["contest"]["candidates"]
+    assert mine["roles"] == ["tailored"]
+    assert Path(mine["policy"]).name == "tailored.safetensors"
+    assert mine["sha256"]
+    assert testbed.runs[2]["--candidates"].split(";") == [default["policy"], mine["policy"]]
+    assert report["active"] is None
 
 
 def test_a_loop_stops_where_it_is_told_and_goes_on_from_there(tmp_path: Path) -> None:
     first, second = SimulatedTestbed(), SimulatedTestbed()
     assert "policies" in _loop(tmp_path, first).go("predict")
     assert [run["--mode"] for run in first.runs] == ["observe", "probe"]
-    _loop(tmp_path, second).go("canary-ours")
+    _loop(tmp_path, second).go("contest")
     assert [run["--mode"] for run in second.runs] == ["canary"]
 
 
@@ -345,7 +432,7 @@ def test_a_loop_that_is_another_is_refused_until_it_starts_anew(tmp_path: Path) 
     with pytest.raises(InputError, match=r"begun with scenario\.loop\.pairs = 6, now 7; allowed: .*--fresh"):
         _loop(tmp_path, again, pairs=7).go("observe")
     with pytest.raises(InputError, match=r"begun with options\.seed = 0, now 1"):
-        _loop(tmp_path, again, options=LoopOptions(seed=1, seeds=1)).go("observe")
+        _loop(tmp_path, again, options=LoopOptions(seed=1, seeds=1, tailor_s=0)).go("observe")
     assert not again.runs
     (tmp_path / "notes.txt").write_text("mine")
     _loop(tmp_path, again, pairs=7).go("observe", fresh=True)
@@ -384,6 +471,8 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
         _loop(tmp_path / "loop", testbed, block_iterations=25).go()
     with pytest.raises(InputError, match=r"unknown key fabric\.bufer_kb"):
         _loop(tmp_path / "loop", testbed, known={"fabric.bufer_kb": 32}).go()
+    with pytest.raises(InputError, match=r"candidate nobody: .*allowed: constant, default, adaptive"):
+        _loop(tmp_path / "loop", testbed, options=LoopOptions(candidates=("constant", "nobody"))).go()
     assert not testbed.runs
     assert known_cluster(scenario(known={})) is None
     assert "--cap-share" in agent_options(scenario().loop, "canary")

@@ -1,11 +1,12 @@
-"""The closed loop over every testbed scenario, one after the other; ``--write`` rebuilds ``docs/sim-to-real.md``.
+"""Collects closed loops on testbed scenarios: their reports go into ``docs/sim-to-real.json``, and that into a page.
 
-Takes hours and root. Every loop resumes where it was, so that a run which was stopped is simply started again, and one
-that is through only rebuilds the document.
+``paceenv testbed loop NAME -o runs/sim-to-real/NAME`` measures one scenario; it takes root, a quiet machine and up to
+hours. Scenarios that were not measured again keep the rows they have.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,80 +16,74 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks._common import Target, machine
-from paceenv.calibration.job_fit import calibrate_job
 from paceenv.core.errors import InputError
-from paceenv.live.testbed.testbed_run import run_scenario
 from paceenv.live.testbed.testbed_scenario import load_scenario
-from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
 from paceenv.trainers.closed_loop.loop_plots import label
 from paceenv.trainers.closed_loop.paired_blocks import Effect
-from paceenv.trainers.closed_loop.sim_to_real_report import CV_LIMIT, MEAN_LIMIT, interval_ms
+from paceenv.trainers.closed_loop.sim_to_real_report import (
+    COMPARED,
+    CV_LIMIT,
+    MEAN_LIMIT,
+    SCHEMA,
+    compared,
+    interval_ms,
+    share_text,
+    than,
+)
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "sim-to-real.md"
+RESULTS = DOCUMENT.with_suffix(".json")
 LEAST_INSIDE_SHARE = 7 / 9
 """Of the scenarios, those whose prediction has to lie in the measured interval."""
 WANTED = {"unequal-slack": -0.15, "incast-shallow": -0.40, "two-jobs": -0.06}
 """The change of mean step time that the chosen policy has to reach, for the other job on the uplink as well."""
-EXPLAINED: dict[str, str] = {
-    "fail-slow": (
-        "The paper's rule: every block of the real job holds one whole episode, by design. "
-        "The simulation draws episodes at random, so its blocks differ by their episodes, and its interval is wide. "
-        "Always on, the rule is predicted at +2.5 %."
-    ),
-    "incast-shallow": (
-        "Two loops on a quiet machine measured -50.1 % and -46.9 %; both were predicted at -53 %. "
-        "With stagger 4.5 % of the steps still ran into a timeout, where the calibrated buffer allows hardly any. "
-        "A sender that meets only two or three others loses the end of its window more often than the "
-        "model's cubic law predicts. "
-        "The job itself also differs from run to run (265 ms observed, 252 ms in the canary's blocks without "
-        "pacing)."
-    ),
-    "nano-cluster": (
-        "The paper's rule: the guard cut half of its delays to the rank's own slack (336 cut, 299 taken as asked). "
-        "Predictions do not include that yet, so the rule cost less than predicted."
-    ),
-    "slow-rank": (
-        "The default rule was predicted with a normal factor on the payload's 20 ms, which vary by 29 %. "
-        "Its low tail makes slack where there is none. "
-        "The factor is lognormal since, with the measured quantiles; the numbers here are those of the run. "
-        "The guard cut half of the paper's delays to the rank's own slack, which predictions do not include yet."
-    ),
-    "two-jobs": (
-        "The fitted tenant pauses in a tenth of its periods and takes 47 % of its period. "
-        "The other job pauses in a twentieth and takes 45 %, so contention comes and goes more often in the "
-        "simulation. "
-        "The observed run was also calmer than both canaries, whose blocks without pacing have a CV of 0.105 "
-        "and 0.110."
-    ),
-}
+WANTED_SHARE = {"unequal-slack": 0.95, "incast-shallow": 0.9}
+"""The share of the best constant's gain that a trained policy has to reach, as measured in the same run."""
+TRAINED = ("learned", "tailored")
+EXPLAINED: dict[str, str] = {}
 """Why a scenario missed, by its name."""
 
 HEAD = """# From simulation to real sockets
 
-Here you find how well predictions from simulation hold on real jobs.
-`python -m benchmarks.evidence.sim_to_real_evidence --write` makes this page.
-It runs `paceenv testbed loop` on every scenario of `configs/testbed`.
+Here you find how well predictions from simulation hold on real jobs, and how policies compare on them.
 The jobs are real torchrun jobs on gloo, over real TCP between network namespaces ([testbed](testbed.md)).
+One command measures a scenario of `configs/testbed`, and one makes this page from what was measured:
+
+```sh
+paceenv testbed loop unequal-slack -o runs/sim-to-real/unequal-slack
+python -m benchmarks.evidence.sim_to_real_evidence runs/sim-to-real --write
+```
 
 Each loop
 
 1. observes the job,
 2. calibrates a cluster from its trace,
-3. predicts by simulation the effect of every policy,
-4. measures two policies on the real job in paired blocks: the chosen one and the paper's rule.
-
-Where no policy is predicted to help, the loop measures the mechanism's default rule instead of a chosen one.
+3. searches the best constant for that cluster and trains a policy for it,
+4. predicts by simulation the effect of every candidate,
+5. runs the real job once, on which all candidates take turns in paired blocks with and without pacing.
 
 | number | meaning |
 | --- | --- |
 | change | of mean step time; below 0 steps got shorter |
 | measured, with 95 % interval | from paired blocks of the job's own time stamps |
-| predicted, with 95 % interval | the reading of 95 % of canaries, given the errors of the calibration |
+| predicted, with 95 % interval | the reading of 95 % of such runs, given the errors of the calibration |
 | a static rule | its mechanism, threshold / window |
 
+| role of a candidate | meaning |
+| --- | --- |
+| constant | the best static setting of a search on the calibrated cluster |
+| default | the mechanism's default setting |
+| tailored | a policy trained on clusters drawn from this job's calibration |
+| learned, adaptive, paper | the released policy and two hand-written rules |
+"""
+EARLIER = """## Measured with an earlier agent
+
+These rows are of an agent with other blocks, other signals and another memory than the present one.
+Each policy had a run of its own, so they cannot be compared with each other.
+`learned` took no part.
 The machine was quiet.
 Beside other work on the same cores a canary of unequal slack lost a third of its effect: -14.7 % [-19.2, -9.9].
 Ranks that are held up have less slack.
@@ -97,39 +92,52 @@ Ranks that are held up have less slack.
 Reports = Mapping[str, Mapping[str, Any]]
 
 
-def close_loops(names: Sequence[str], out: Path) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Reports by scenario, and what ended the loops that have none."""
-    reports, failed = {}, {}
-    for name in names:
-        closed = ClosedLoop(load_scenario(name), out / name, LoopOptions(), run_scenario, calibrate_job)
-        try:
-            reports[name] = closed.go(STAGES[-1])
-        except InputError as error:
-            failed[name] = str(error)
-            output.say(f"{name}: {error}")
-    return reports, failed
+def collect(folder: Path) -> dict[str, dict[str, Any]]:
+    """The reports of the loops in ``folder``, by scenario. Raises InputError for a folder without any."""
+    reports = {}
+    for path in sorted(folder.glob("*/report.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report.get("schema") == SCHEMA:
+            reports[report["scenario"]] = portable(report)
+    if not reports:
+        raise InputError(f"{folder}: no report of a loop; allowed: a folder with those of paceenv testbed loop")
+    return reports
 
 
-def targets(reports: Reports, failed: Sequence[str] = ()) -> list[Target]:
-    """What was promised, and whether it came true; a scenario that ``failed`` has missed everything."""
-    scenarios = len(reports) + len(failed)
-    ours = {name: report["canaries"]["canary-ours"] for name, report in reports.items()}
-    inside = [name for name, canary in ours.items() if canary["inside"]]
-    wrong = [
-        f"{name} ({label(canary['policy'])})"
-        for name, report in reports.items()
-        for canary in report["canaries"].values()
-        if not canary["sign"]
-    ]
-    wrong += [name for name in failed for _ in range(2)]
-    far = [name for name, report in reports.items() if not report["fit"]["mean_within"]] + [*failed]
-    loose = [name for name, report in reports.items() if not report["fit"]["cv_within"]] + [*failed]
+def portable(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A report without what only means something on the machine it was made on: paths of policies, agents' texts."""
+    text = json.dumps(report)
+    for row in report["policies"]:
+        if "/" in row["policy"]:
+            text = text.replace(json.dumps(row["policy"])[1:-1], Path(row["policy"]).name)
+    found: dict[str, Any] = json.loads(text)
+    for run in (found["contest"], found["active"]):
+        for row in run["candidates"] if run else ():
+            row["agents"].pop("texts")
+    return found
+
+
+def ours(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The candidate that the loop chose; where it chose none, the mechanism's default rule, which checks that."""
+    rows: Sequence[Mapping[str, Any]] = report["contest"]["candidates"]
+    chosen = [row for row in rows if row["policy"] == report["chosen"]["policy"]]
+    return next((row for row in [*chosen, *(row for row in rows if "default" in row["roles"])]), rows[0])
+
+
+def targets(reports: Reports) -> list[Target]:
+    """The targets, and whether they were met."""
+    scenarios, ours_of = len(reports), {name: ours(report) for name, report in reports.items()}
+    rows = [(name, row) for name, report in reports.items() for row in report["contest"]["candidates"]]
+    wrong = [f"{name} ({label(row['policy'])})" for name, row in rows if not row["sign"]]
+    inside = [name for name, row in ours_of.items() if row["inside"]]
+    far = [name for name, report in reports.items() if not report["fit"]["mean_within"]]
+    loose = [name for name, report in reports.items() if not report["fit"]["cv_within"]]
     found = [
         Target("simulated mean step", f"within {MEAN_LIMIT:.0%}", *_all_but(far, scenarios)),
         Target("simulated CV", f"within {CV_LIMIT:g}", *_all_but(loose, scenarios)),
-        Target("sign of each canary's effect", "right", *_all_but(wrong, 2 * scenarios)),
+        Target("sign of each candidate's effect", "right", *_all_but(wrong, len(rows))),
         Target(
-            "prediction inside the measured interval",
+            "prediction of the chosen policy inside the measured interval",
             f"at least 7 of 9, so {math.ceil(LEAST_INSIDE_SHARE * scenarios - 1e-9)} of {scenarios}",
             f"{len(inside)} of {scenarios}",
             len(inside) >= LEAST_INSIDE_SHARE * scenarios,
@@ -137,33 +145,78 @@ def targets(reports: Reports, failed: Sequence[str] = ()) -> list[Target]:
     ]
     for name, wanted in WANTED.items():
         if name in reports:
-            effects = [ours[name]["measured"], *ours[name]["others"].values()]
-            measured = [Effect.of(effect) for effect in effects]
-            deployed = reports[name]["chosen"]["policy"] != "passive"
-            what = f"{name}: change" + ("" if deployed else " (the default rule, not deployed)")
-            met = deployed and all(effect.change <= wanted for effect in measured)
-            found.append(Target(what, f"at most {wanted:.0%}", ", ".join(map(str, measured)), met))
-        elif name in failed:
-            found.append(Target(f"{name}: change", f"at most {wanted:.0%}", "no report", False))
+            deployed = ours_of[name]["policy"] == reports[name]["chosen"]["policy"]
+            what = f"{name}: change by {label(ours_of[name]['policy'])}{'' if deployed else ', which was not chosen'}"
+            effects = _effects(ours_of[name])
+            met = deployed and all(effect.change <= wanted for effect in effects)
+            found.append(Target(what, f"at most {wanted:.0%}", ", ".join(map(str, effects)), met))
     for name, report in reports.items():
-        if report["expect"] == "neutral":
-            null = Effect.of(ours[name]["measured"])
-            what = "the default rule, not deployed" if report["chosen"]["policy"] == "passive" else "deployed"
-            met = abs(null.change) <= NULL_LIMIT
-            found.append(Target(f"{name}: null ({what})", f"within ±{NULL_LIMIT:.1%}", str(null), met))
+        for row in report["contest"]["candidates"]:
+            found += _trained(name, report, row)
+            if report["expect"] == "neutral" and set(row["roles"]) & {"default", *TRAINED}:
+                null = Effect.of(row["measured"])
+                met = abs(null.change) <= NULL_LIMIT
+                found.append(Target(f"{name}: null, {_who(row)}", f"within ±{NULL_LIMIT:.1%}", str(null), met))
     return found
+
+
+def _trained(name: str, report: Mapping[str, Any], row: Mapping[str, Any]) -> list[Target]:
+    """What a trained policy has to reach on a scenario where pacing helps."""
+    if not set(row["roles"]) & set(TRAINED):
+        return []
+    if (wanted := WANTED_SHARE.get(name)) is not None:
+        constant = report["contest"]["reference"]
+        share = (than(report["contest"], row["policy"], constant) or {}).get("share", {})
+        value = share.get("value")
+        what = f"{name}: {_who(row)}, share of the best constant's gain"
+        met = value is not None and value >= wanted
+        return [Target(what, f"at least {wanted:g}", share_text(share) if share else "–", met)]
+    if name == "two-jobs":
+        effects = _effects(row)
+        what = f"{name}: {_who(row)}, shorter steps for both jobs"
+        met = all(effect.high < 0.0 for effect in effects)
+        return [Target(what, "interval below 0", ", ".join(map(str, effects)), met)]
+    return []
+
+
+def _effects(row: Mapping[str, Any]) -> list[Effect]:
+    """On the job itself and on those beside it."""
+    return [Effect.of(effect) for effect in (row["measured"], *row["others"].values())]
+
+
+def _who(row: Mapping[str, Any]) -> str:
+    return f"{label(row['policy'])} ({', '.join(row['roles'])})"
 
 
 def _all_but(missed: Sequence[str], of: int) -> tuple[str, bool]:
     return f"{of - len(missed)} of {of}" + (f"; not {', '.join(missed)}" if missed else ""), not missed
 
 
-def document(reports: Reports, failed: Mapping[str, str]) -> str:
-    """``docs/sim-to-real.md``."""
-    lines = [HEAD, "## Machine", "", *markdown_table(("", ""), list(machine().items()))]
-    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports, list(failed))]
+EFFECTS = ("scenario", "policy", "role", "always on", "predicted", "measured", "inside", "sign", "other jobs", "agents")
+
+
+def document(results: Mapping[str, Any]) -> str:
+    """``docs/sim-to-real.md``, from the content of ``docs/sim-to-real.json``."""
+    reports: Reports = results["reports"]
+    lines = [HEAD]
+    missing = [name for name in config_files.names("testbed") if name not in reports]
+    if missing:
+        lines += [f"Not measured with the present agent: {', '.join(missing)}.", ""]
+    if reports:
+        lines += _measured(results)
+    if earlier := results.get("earlier"):
+        columns = [column for column in EFFECTS if column != "role"]
+        lines += [EARLIER, *markdown_table(columns, earlier["effects"]), ""]
+        lines += [f"- {_by_sentences(f'**{name}**: {why}', '  ')}" for name, why in earlier["explained"].items()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip() + "\n")
+
+
+def _measured(results: Mapping[str, Any]) -> list[str]:
+    reports: Reports = results["reports"]
+    lines = ["## Machine", "", *markdown_table(("", ""), list(results["machine"].items()))]
+    rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**") for t in targets(reports)]
     lines += ["", "## Targets", "", *markdown_table(("what", "target", "measured", ""), rows)]
-    columns: tuple[str, ...] = (
+    columns = (
         "scenario",
         "measured, ms",
         "simulated, ms",
@@ -174,68 +227,65 @@ def document(reports: Reports, failed: Mapping[str, str]) -> str:
         "not seen by the fit: mean",
         "CV",
     )
-    lines += [
-        "",
-        "## Mean step and CV without pacing",
-        "",
-        *markdown_table(columns, [_fit(*r) for r in reports.items()]),
-    ]
-    columns = ("scenario", "policy", "always on", "predicted", "measured", "inside", "sign", "other jobs", "agents")
-    effects = [_effect(name, canary) for name, report in reports.items() for canary in report["canaries"].values()]
-    lines += ["", "## Effects, predicted and measured", "", *markdown_table(columns, effects)]
-    lines += ["", "## Every policy predicted", ""]
-    predicted = [
-        (name, label(row["policy"]), str(Effect.of(row["always"])), str(Effect.of(row["blocks"])), f"{row['cv']:.3f}")
+    lines += ["", "## Mean step and CV without pacing", ""]
+    lines += markdown_table(columns, [_fit(*r) for r in reports.items()])
+    for title, key in (("Effects, predicted and measured", "contest"), ("Always on", "active")):
+        effects = [_effect(n, row) for n, r in reports.items() if r[key] for row in r[key]["candidates"]]
+        if effects:
+            lines += ["", f"## {title}", "", *markdown_table(EFFECTS, effects)]
+    lines += ["", "## Against the best constant", ""]
+    lines += ["Change of mean step time from the better constant to the policy, in the same rounds of one run."]
+    lines += ["Below 0 the policy is better.", ""]
+    against = [
+        (name, label(report["contest"]["reference"]), *row)
         for name, report in reports.items()
-        for row in report["policies"]
+        for _, _, rows, _ in compared(report["contest"])
+        for row in rows
     ]
-    lines += markdown_table(("scenario", "policy", "always on", "in blocks", "CV"), predicted)
+    lines += markdown_table(("scenario", "constant", *COMPARED), against)
     lines += ["", "## Scenarios", ""]
     for name, report in reports.items():
         lines += [f"### {name}", "", _by_sentences(report["description"]), "", *_said(name, report), ""]
-    lines += [f"- **{name}** has no report: {why}" for name, why in failed.items()]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines).rstrip() + "\n")
+    return lines
 
 
 def _fit(name: str, report: Mapping[str, Any]) -> tuple[str, ...]:
-    observed, simulated, fit = report["observed"], report["simulated"], report["fit"]
+    observed, simulated, fit, unseen = report["observed"], report["simulated"], report["fit"], report["held_out"]
     mean, cv = (f"{fit['mean_error']:+.1%}", f"{fit['cv_error']:+.3f}")
-    others = [other for other in report["held_out"].values() if other["mean_error"] is not None]
-    unseen = (
-        ", ".join(f"{o['mean_error']:+.1%}" for o in others) or "–",
-        ", ".join(f"{o['cv_error']:+.3f}" for o in others) or "–",
-    )
-    means = (interval_ms(observed), interval_ms(simulated), mean if fit["mean_within"] else f"**{mean}**")
+    known = unseen["mean_error"] is not None
     return (
         name,
-        *means,
+        interval_ms(observed),
+        interval_ms(simulated),
+        mean if fit["mean_within"] else f"**{mean}**",
         f"{observed['cv']:.3f}",
         f"{simulated['cv']:.3f}",
         cv if fit["cv_within"] else f"**{cv}**",
-        *unseen,
+        f"{unseen['mean_error']:+.1%}" if known else "–",
+        f"{unseen['cv_error']:+.3f}" if known else "–",
     )
 
 
-def _effect(name: str, canary: Mapping[str, Any]) -> tuple[str, ...]:
-    effects = (str(Effect.of(canary[key])) for key in ("always", "predicted", "measured"))
-    ok = ({True: "yes", False: "**no**", None: "–"}[canary[key]] for key in ("inside", "sign"))
-    others = "; ".join(f"{other} {Effect.of(effect)}" for other, effect in canary["others"].items())
-    agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
-    return (name, label(canary["policy"]), *effects, *ok, others or "–", agents)
+def _effect(name: str, row: Mapping[str, Any]) -> tuple[str, ...]:
+    effects = (str(Effect.of(row[key])) for key in ("always", "predicted", "measured"))
+    ok = ({True: "yes", False: "**no**", None: "–"}[row[key]] for key in ("inside", "sign"))
+    others = "; ".join(f"{other} {Effect.of(effect)}" for other, effect in row["others"].items())
+    agents = "; ".join(f"{count} x {verdict}" for verdict, count in row["agents"]["verdicts"].items())
+    return (name, label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, others or "–", agents)
 
 
 def _said(name: str, report: Mapping[str, Any]) -> list[str]:
     """A scenario's verdicts, parameters that were not identified, and why it missed."""
-    canaries, fit = report["canaries"], report["fit"]
+    fit, rows = report["fit"], report["contest"]["candidates"]
     vague = [p["key"] for p in report["calibration"] if p["se"] is None]
-    lines = [f"- {report['verdict']}", f"- the paper's rule: {canaries['canary-paper']['verdict']}"]
-    lines += [
-        f"- chosen: {report['chosen']['policy']}; {report['chosen']['why']}",
-        *(f"- {n}" for n in report["notes"]),
-    ]
+    lines = [f"- measured {report['contest']['date']}, commit {report['contest']['commit']}"]
+    lines += [f"- {label(row['policy'])}: {row['verdict']}" for row in rows]
+    chosen = report["chosen"]
+    lines += [f"- chosen by its prediction: {label(chosen['policy'])}; {chosen['why']}"]
+    lines += [f"- {note}" for note in report["notes"]]
     lines += [f"- not identified by the trace: {', '.join(vague)}"] if vague else []
     missed = [] if fit["mean_within"] and fit["cv_within"] else ["the simulated job without pacing"]
-    missed += [label(canary["policy"]) for canary in canaries.values() if not (canary["inside"] and canary["sign"])]
+    missed += [label(row["policy"]) for row in rows if not (row["inside"] and row["sign"])]
     if missed:
         lines.append(f"- **missed**: {'; '.join(missed)}. {EXPLAINED.get(name, 'Not explained yet.')}")
     return [_by_sentences(line, "  ") for line in lines]
@@ -246,22 +296,27 @@ def _by_sentences(text: str, indent: str = "") -> str:
 
 
 def main(
-    scenarios: Annotated[list[str] | None, typer.Argument(help="Names in configs/testbed. Default: all.")] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the loops.")] = Path("runs/sim-to-real"),
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/sim-to-real.md.")] = False,
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of loops; their reports replace those that were kept. Default: none.")
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Keep the reports, and rebuild docs/sim-to-real.md.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
-    """Close the loop on every scenario, and hold what was predicted against what was measured."""
-    reports, failed = close_loops(scenarios or config_files.names("testbed"), out)
-    text = document(reports, failed)
+    """Hold what was predicted for real jobs against what was measured, for every scenario that was."""
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if folder is not None:
+        results["reports"] = dict(sorted({**results["reports"], **collect(folder)}.items()))
+        results["machine"] = machine()
+    for name in results["reports"]:
+        load_scenario(name)  # a scenario that is gone leaves with an error
+    text = document(results)
     if write:
+        output.write_json(results, str(RESULTS))
         config_files.write_text(DOCUMENT, text)
     if json_ is not None:
-        output.write_json({"machine": machine(), "reports": reports, "failed": failed}, json_)
+        output.write_json(results, json_)
     if json_ != "-":
         print(text)
-    if failed:
-        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -274,6 +274,8 @@ class PairedComparison:
         self._schedule, self.alpha, self.min_gain, self._memory_pairs = schedule, alpha, min_gain, memory_pairs
         self._pair, self._blocks = -1, (_Block(), _Block())
         self._earlier = False
+        self.ratios = dict[int, float]()
+        """Log ratio of the block means by pair, with pacing over without, since the comparison last started anew."""
         self._forget()
         self.verdict = self._evaluate(self._share(1))
         """The last evaluation's verdict."""
@@ -325,6 +327,7 @@ class PairedComparison:
     def _forget(self) -> None:
         self._pairs, self._mean, self._squares, self._evaluations = 0, 0.0, 0.0, 0
         self._delays_s = self._paced_s = 0.0
+        self.ratios = {}
 
     def _share(self, evaluation: int) -> float:
         return self.alpha / 2.0**evaluation
@@ -337,6 +340,7 @@ class PairedComparison:
         ordered = sorted(off.steps_s + on.steps_s)
         clip_s = CLIP_MEDIANS * ordered[len(ordered) // 2]
         ratio = math.log(on.mean_s(clip_s) / off.mean_s(clip_s))
+        self.ratios[self._pair] = ratio
         self._pairs += 1
         moved = ratio - self._mean
         self._mean += moved / self._pairs

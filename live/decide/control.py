@@ -14,14 +14,8 @@ from typing import Any
 from paceenv.core.limits import Limits
 from paceenv.core.probing import Plan
 from paceenv.live.decide.actuator import Actuator, Delay, DeviceActuator, HostActuator
-from paceenv.live.decide.canary import (
-    ACTIVE_HOLDOUT_EVERY,
-    PairedComparison,
-    Schedule,
-    Verdict,
-    block_plan,
-    shared_seed,
-)
+from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, Verdict, block_plan, shared_seed
+from paceenv.live.decide.contest import Comparisons, Contest
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
@@ -89,23 +83,20 @@ class Control:
             )
         )
         seed = options.seed if options.seed is not None else shared_seed(os.environ)
-        self._schedule = Schedule.of(
-            seed,
-            policy.policy,
-            block_iterations=options.block_iterations,
-            first_iteration=self.quiet_until,
-            holdout_every=2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY,
-        )
         self._policies = policy.candidates or (policy,)
+        blocks = [block_plan([one.policy], options.block_iterations) for one in self._policies]
+        every = 2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY
+        self._contest = Contest(seed, blocks, first_iteration=self.quiet_until, holdout_every=every)
         self.tune_plan: TunePlan | None = None
         """In mode tune: the words of rank 0 as far as they were heard."""
         self.tuner: Tuner | None = None
         """In mode tune, on rank 0: decides on those words."""
         if options.mode == "tune":
-            blocks = [block_plan([one.policy], options.block_iterations) for one in self._policies]
             self.tune_plan = TunePlan(seed, blocks)
         memory = None if options.mode == "canary" else ACTIVE_MEMORY_PAIRS
-        self._comparison = PairedComparison(self._schedule, min_gain=options.min_gain, memory_pairs=memory)
+        names = [one.source for one in self._policies]
+        self.comparisons = Comparisons(names, self._contest, min_gain=options.min_gain, memory_pairs=memory)
+        """Of blocks with and without pacing, in modes canary and active."""
         self._place, self._inform, self._said = (0, 1), inform, False
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
@@ -131,14 +122,15 @@ class Control:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The comparison of blocks with and without pacing so far; None in modes without blocks."""
-        return self._comparison.verdict if self._options.mode in ("canary", "active") else None
+        """The verdict so far, of several candidates the best one's; None in modes without blocks."""
+        return self.comparisons.verdict if self._options.mode in ("canary", "active") else None
 
     def forecast(self) -> Forecast | None:
         """How long until a verdict; None in modes without one, and while the noise is not known."""
         if self._options.mode not in ("canary", "active"):
             return None
-        return forecast(self._schedule, self._comparison, self._quiet_steps_s)
+        k = self.comparisons.leader
+        return forecast(self._contest.schedules[k], self.comparisons.of[k], self._quiet_steps_s, self._contest)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
@@ -173,8 +165,8 @@ class Control:
         self._log_once(f"observes from now on and delays nothing: {reason}")
 
     def finish(self) -> None:
-        """The job ends: a comparison under way gets its last evaluation."""
-        self._comparison.final()
+        """The job ends: comparisons under way get their last evaluation."""
+        self.comparisons.final()
 
     def observe(self, iteration: Iteration, shape: Shape, member: int, members: int) -> None:
         """Take in a regular iteration and decide on the next delay.
@@ -214,9 +206,9 @@ class Control:
             self.tuner.add(iteration.iteration, self.tune_plan.turn(iteration.iteration), iteration.step_s)
         if self.mode in ("canary", "active"):
             self._say_how_long(iteration)
-            evaluated = self._comparison.add(iteration.iteration, iteration.step_s, iteration.delay_s)
-            if evaluated and self._comparison.verdict.kind == "hurts":
-                self.downgrade(f"rolled back, as pacing {self._comparison.verdict.text}")
+            hurting = self.comparisons.add(iteration.iteration, iteration.step_s, iteration.delay_s)
+            if hurting is not None:
+                self._give_up(hurting, f"rolled back, as pacing {self.comparisons.of[hurting].verdict.text}")
 
     def _say_how_long(self, iteration: Iteration) -> None:
         """At the end of the quiet start: how long until a verdict, from the noise of its steps."""
@@ -240,7 +232,7 @@ class Control:
         asked_s = self._decided_s
         if self.mode == "probe" and self.probe is not None:
             asked_s *= self.probe.level(iteration)
-        elif self.mode == "tune":  # the next iteration may be another candidate's
+        elif len(self._policies) > 1:  # the next iteration may be another candidate's
             asked_s = self.pacer.delay_s(acting) if self._ready else 0.0
         if not asked_s > 0.0:
             return None
@@ -291,11 +283,16 @@ class Control:
             return 0
         if self.mode == "tune" and self.tune_plan is not None:
             return self.tune_plan.turn(iteration).arm
-        return 0 if self.mode in ("canary", "active") and self._schedule.slot(iteration).on else None
+        if self.mode not in ("canary", "active"):
+            return None
+        place = self._contest.place(iteration)
+        return place.candidate if place.slot.on and place.candidate not in self.comparisons.out else None
 
     def _give_up(self, number: int, why: str) -> None:
-        """A policy cannot be followed any more: in mode tune that is the end of one candidate, else of pacing."""
-        if self.mode != "tune" or self.pacer is None:
+        """A policy cannot be followed any more: the end of one candidate, or of pacing where no other is left."""
+        self.comparisons.out[number] = why
+        left = self.mode == "tune" or len(self.comparisons.out) < len(self._policies)
+        if not left or self.pacer is None:
             self.downgrade(why)
             return
         self.pacer.follow(passive(), number)

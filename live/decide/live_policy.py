@@ -18,13 +18,15 @@ from paceenv.policies.rules import passive
 
 SEPARATOR, DEFAULTS = ";", "defaults"
 """Of the option ``candidates``; and the name of all of :data:`DEFAULT_CONSTANTS`."""
+TUNE_CANDIDATES = f"{DEFAULTS}{SEPARATOR}learned"
+"""Without the option, in mode tune."""
 DEFAULT_CONSTANTS = tuple(f"static:{name}={limit:g}/{window:g}" for name, (limit, window) in STATIC_DEFAULTS.items())
 """The default constant of each mechanism."""
 
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". In mode tune passive."""
+    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". With candidates passive."""
 
     policy: Policy
     source: str
@@ -32,7 +34,7 @@ class NamedPolicy:
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
     candidates: tuple[NamedPolicy, ...] = ()
-    """In mode tune, what competes."""
+    """What competes or takes turns, in modes tune, canary and active."""
 
 
 def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
@@ -71,9 +73,9 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
 
 
 def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
-    """The candidates of mode tune that ``text`` names (option ``candidates``), and one ``more``.
+    """The candidates that ``text`` names (option ``candidates``), and one ``more``.
 
-    With a fault in one of them nothing is tuned: every rank must have the same.
+    With a fault in one of them nothing is paced: every rank must have the same.
     """
     names = list[str]()
     for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):

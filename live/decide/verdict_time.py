@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from paceenv.core.student_t import student_t_quantile
 from paceenv.live.decide.canary import ALPHA, FIRST_EVALUATION_PAIRS, PairedComparison, Schedule
+from paceenv.live.decide.contest import Contest
 
 EFFECTS = (0.01, 0.02, 0.05)
 """Relative effects for which the time to a verdict is given."""
@@ -72,13 +73,19 @@ class Forecast(NamedTuple):
         return f"needs about {self.more_pairs} more pairs, {_long(self.more_pairs * self.pair_iterations, step_s)}"
 
 
-def forecast(schedule: Schedule, comparison: PairedComparison, quiet_steps_s: Sequence[float]) -> Forecast | None:
+def forecast(
+    schedule: Schedule,
+    comparison: PairedComparison,
+    quiet_steps_s: Sequence[float],
+    contest: Contest | None = None,
+) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
 
     Args:
         schedule: of the blocks.
         comparison: as far as it is.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
+        contest: in which the blocks of several candidates take turns; None: nobody else has blocks.
     """
     noise, measured = comparison.pair_noise, True
     if noise is None:
@@ -87,8 +94,8 @@ def forecast(schedule: Schedule, comparison: PairedComparison, quiet_steps_s: Se
         step_noise = stdev(quiet_steps_s) / fmean(quiet_steps_s)
         noise, measured = step_noise * math.sqrt(2.0 / schedule.counted_iterations), False
     pairs = tuple(pairs_for(-math.log1p(-effect), noise, comparison.alpha) for effect in EFFECTS)
-    begin = schedule.after(0) - schedule.first_iteration
-    each = schedule.after(1) - schedule.after(0)
+    whole = contest or schedule
+    begin, each = whole.after(0) - whole.first_iteration, whole.after(1) - whole.after(0)
     more: int | None = None
     if comparison.verdict.kind == "insufficient evidence" and comparison.mean_log_ratio is not None:
         gain = -math.expm1(comparison.mean_log_ratio)

@@ -34,7 +34,10 @@ group       the process group whose ranks wait for each other at the end of a st
 stamps      CUDA events ``dropped``
 canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and
             ``forecast``: ``text``, ``pair_noise``, ``effects`` (each ``effect``, ``pairs``, ``iterations``, ``minutes``
-            to a verdict on it), ``more_pairs`` and ``more_minutes`` where the evidence was insufficient so far
+            to a verdict on it), ``more_pairs`` and ``more_minutes`` where the evidence was insufficient so far; of
+            several candidates these are the best one's. ``candidates`` are all of them: ``name``, ``verdict``,
+            ``text``, ``gain``, ``low``, ``high``, ``pairs``, ``stopped`` (why it paces no more, or "").
+            ``differences``: ``name`` gains so much more ``than`` another: ``gain``, ``low``, ``high``, ``pairs``
 tune        null, or in mode tune ``phase`` (search, deployed, none); on rank 0 also ``text``, ``winner`` and ``why``,
             ``searches``, ``error`` (stated probability), ``loss_share`` and ``loss_s`` of the search so far,
             ``most_loss``, ``left_iterations`` and ``left_minutes`` at most, ``test`` (of the deployed winner), and

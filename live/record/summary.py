@@ -186,12 +186,28 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if verdict:
         pairs = number(own, "canary", "pairs")
         lines.append(f"  blocks with and without, {count(pairs)} pairs: {text(own, 'canary', 'text') or verdict}")
+        lines += _contest(own)
         if until := text(own, "canary", "forecast", "text"):
             lines.append(f"  {until}")
     overhead_s, step_s = number(own, "overhead", "mean_s"), number(own, "step", "mean_s")
     if overhead_s is not None:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
+    return lines
+
+
+def _contest(own: Snapshot) -> list[str]:
+    """Several candidates of modes canary and active: each one's verdict, and how it compares with the others."""
+    lines = []
+    candidates, differences = entry(own, "canary", "candidates"), entry(own, "canary", "differences")
+    for one in candidates if isinstance(candidates, list) and len(candidates) > 1 else ():
+        why = f"; stopped: {text(one, 'stopped')}" if text(one, "stopped") else ""
+        lines.append(f"  {text(one, 'name')}: {text(one, 'text')}{why}")
+    for one in differences if isinstance(differences, list) else ():
+        gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
+        if gain is not None and low is not None and high is not None:
+            more = f"{100.0 * gain:+.1f} % [{100.0 * low:.1f}, {100.0 * high:.1f}]"
+            lines.append(f"  {text(one, 'name')} gains {more} more than {text(one, 'than')}, 95 % interval")
     return lines
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from paceenv.core.errors import InputError
+from paceenv.live.decide.live_policy import find_candidates
 from paceenv.live.options import MODES
 from paceenv.live.testbed import private_namespaces
 from paceenv.live.testbed.standing import Standing, down, execute, standing, up
@@ -65,7 +66,8 @@ def run(
         typer.Option(help="For shadow, canary and active: a rule, static:my-cluster.yaml, or a policy file."),
     ] = None,
     candidates: Annotated[
-        str | None, typer.Option(help="For tune: policies that compete, separated by semicolons; also defaults.")
+        str | None,
+        typer.Option(help="For tune, canary, active: several policies, separated by semicolons; also defaults."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the blocks of canary and tune.")] = 0,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
@@ -77,7 +79,11 @@ def run(
     """
     chosen = load_scenario(scenario)
     plan = chosen.loop
-    usual = {"canary": plan.canary_iterations(policy or "passive"), "tune": TUNE_ITERATIONS}
+    several = [*(one.source for one in find_candidates(candidates or "").candidates), *([policy] if policy else [])]
+    usual = {
+        "canary": plan.contest_iterations(list(dict.fromkeys(several)) or ["passive"], plan.pairs),
+        "tune": TUNE_ITERATIONS,
+    }
     count = iterations or usual.get(mode, plan.observe_iterations)
     agent = [*agent_options(plan, mode), "--seed", str(seed)]
     for option, value in (("--policy", policy), ("--candidates", candidates)):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from paceenv.core.limits import LIMITS, MAX_BUDGET_S, MAX_CAP_S, Limits
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.canary import block_plan
+from paceenv.live.decide.contest import Contest
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
@@ -188,14 +190,14 @@ class LoopPlan(Config):
         """Of every delay, in the job and in its simulation."""
         return Limits(self.cap_s, self.cap_share, self.budget_s_per_minute, self.quiet_first)
 
-    def schedule(self, policy: str, seed: int = 0) -> Schedule:
-        """The blocks by which an agent with that policy paces, ``seed`` being its option."""
-        blocks, named = self.block_iterations, find_policy(policy)
-        return Schedule.of(seed, named.policy, block_iterations=blocks, first_iteration=self.quiet_first)
+    def contest(self, policies: Sequence[str], seed: int = 0, holdout_every: int = 2) -> Contest:
+        """The blocks by which an agent with those candidates paces, ``seed`` being its option."""
+        plans = [block_plan([find_policy(policy).policy], self.block_iterations) for policy in policies]
+        return Contest(seed, plans, first_iteration=self.quiet_first, holdout_every=holdout_every)
 
-    def canary_iterations(self, policy: str) -> int:
-        """Iterations of a canary run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
-        return 1 + self.schedule(policy).after(self.pairs) + 5
+    def contest_iterations(self, policies: Sequence[str], pairs: int, holdout_every: int = 2) -> int:
+        """Iterations of such a run: the first tick, the quiet start, warming up, the pairs, a few to be taken in."""
+        return 1 + self.contest(policies, holdout_every=holdout_every).after(pairs) + 5
 
 
 class Scenario(Config):

@@ -19,7 +19,9 @@ import numpy as np
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.step_statistics import Steps
-from paceenv.live.decide.canary import PairedComparison, Schedule
+from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY
+from paceenv.live.decide.contest import Comparisons
+from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.testbed.testbed_run import JobResult, RunResult
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import Policy
@@ -27,6 +29,7 @@ from paceenv.policies.rollout import start
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator
 from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
 from paceenv.trainers.closed_loop.loop_directory import LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import PairedBlocks
@@ -106,9 +109,8 @@ class SimulatedTestbed:
         if self._kill_in == len(self.runs):
             os.kill(os.getpid(), signal.SIGKILL)
         simulator = start(self._cluster, np.array([len(options)]))
-        if options["--mode"] == "canary":
-            simulator = start(self._cluster, np.array([len(options)]), limits=scenario.loop.limits)
-            step_s_T, snapshots = _canary(simulator, self._cluster, options, iterations - 1)
+        if "--candidates" in options:
+            step_s_T, snapshots = _contest(scenario, self._cluster, options, iterations - 1)
         else:
             with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
                 recording = simulator.record(simulator.off(), iterations - 1)
@@ -125,22 +127,30 @@ class SimulatedTestbed:
         return RunResult(out, results)
 
 
-def _canary(
-    simulator: Any, cluster: Cluster, options: Mapping[str, str], iterations: int
+def _limited(scenario: Scenario, cluster: Cluster, options: Mapping[str, str]) -> Simulator:
+    """With the limits that the agents' guard has."""
+    return start(cluster, np.array([len(options)]), limits=scenario.loop.limits)
+
+
+def _contest(
+    scenario: Scenario, cluster: Cluster, options: Mapping[str, str], iterations: int
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    block, quiet = int(options["--block-iterations"]), int(options["--quiet-first"])
-    policy = select_policy(options["--policy"], cluster)
-    assert isinstance(policy, Policy)
-    schedule = Schedule.of(int(options["--seed"]), policy, block_iterations=block, first_iteration=quiet)
-    on_T = PairedBlocks.of(schedule, iterations).on_T
-    step_s_T = run_in_blocks(policy, simulator, on_T, quiet)[0][0]
-    comparison = PairedComparison(schedule)
+    """Every candidate on a simulator of its own, on the same noise; its turns are taken from that run."""
+    names, mode = options["--candidates"].split(SEPARATOR), options["--mode"]
+    every = ACTIVE_HOLDOUT_EVERY if mode == "active" else 2
+    contest = scenario.loop.contest(names, int(options["--seed"]), every)
+    turn_T, step_s_T = np.array([contest.place(i).candidate for i in range(iterations)]), np.empty(iterations)
+    for k, name in enumerate(names):
+        policy, simulator = select_policy(name, cluster), _limited(scenario, cluster, options)
+        assert isinstance(policy, Policy)
+        on_T = PairedBlocks.of(contest, iterations, k).on_T
+        step_s_T[turn_T == k] = run_in_blocks(policy, simulator, on_T, scenario.loop.quiet_first)[0][0][turn_T == k]
+    comparisons = Comparisons(names, contest, min_gain=0.01, memory_pairs=None)
     for i, step_s in enumerate(step_s_T.tolist()):
-        comparison.add(i, step_s, 0.01 * schedule.slot(i).on)
-    verdict = comparison.final()
-    said = {"verdict": verdict.kind, "text": verdict.text, "pairs": verdict.pairs}
+        comparisons.add(i, step_s, 0.01 * contest.place(i).slot.on)
+    comparisons.final()
     pacing = {"taken": 10, "total_s": 0.1, "cut": {"cap": 1}}
-    return step_s_T, [{"state": "canary", "canary": said, "pacing": pacing, "reason": ""}] * 8
+    return step_s_T, [{"state": mode, "canary": comparisons.as_dict(), "pacing": pacing, "reason": ""}] * 8
 
 
 def main(folder: str, *kills: str) -> None:
@@ -169,7 +179,7 @@ def _run_and_die(folder: Path, kill_in: str) -> None:
         finish(self, stage, found)
 
     LoopDirectory.finish = kill  # type: ignore[method-assign]
-    ClosedLoop(scenario(), folder, LoopOptions(seeds=1), SimulatedTestbed(kill_in=number), calibrate).go()
+    ClosedLoop(scenario(), folder, LoopOptions(seeds=1, tailor_s=0), SimulatedTestbed(kill_in=number), calibrate).go()
 
 
 if __name__ == "__main__":

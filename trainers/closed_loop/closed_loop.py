@@ -1,4 +1,4 @@
-"""The closed loop on a testbed scenario: observe, probe, calibrate, predict, choose, canary, report; resumable.
+"""The closed loop on a testbed scenario: observe, calibrate, tailor, predict, contest, report; resumable.
 
 Every stage has a directory of its own (``paceenv.trainers.closed_loop.loop_directory``). Talks to the testbed, which
 runs real jobs, to the calibration, the simulator and the report. ``paceenv.trainers.closed_loop.paired_blocks``
@@ -8,9 +8,9 @@ computes the effect of blocks with pacing from the steps that the job itself rec
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,36 +21,35 @@ from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.calibration.response import measure_response
-from paceenv.core.errors import out_of_range
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.trace import Trace, read_trace
-from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
-from paceenv.live.record.snapshot import Snapshot, entry, number, text
+from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, BLOCK_ITERATIONS
+from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.names import STATIC_DEFAULTS
-from paceenv.policies.policy_file import save_policy
+from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
+from paceenv.trainers.closed_loop.contest_results import contest_results
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
-from paceenv.trainers.closed_loop.paired_blocks import (
-    Array,
-    Effect,
-    PairedBlocks,
-    effect,
-    job_steps,
-    log_ratios,
-    mean_step,
-    other_log_ratios,
-)
-from paceenv.trainers.closed_loop.predict import Predictor
+from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
+from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
 from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
 
-STAGES = ("observe", "probe", "calibrate", "predict", "choose", "canary-ours", "canary-paper", "report")
+STAGES = ("observe", "probe", "calibrate", "tailor", "predict", "choose", "contest", "active", "report")
+CONSTANT, DEFAULT, TAILORED = "constant", "default", "tailored"
+CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
+"""In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
+rule, two hand-written rules, the released policy, and one trained on clusters drawn from this job's calibration."""
+ACTIVE_ROLES = (CONSTANT, "learned", TAILORED)
+TAILOR_DECISIONS_PER_S = 5_000
+"""Decisions that training takes in a second of one core, about."""
 RUN = "run"
 """The folder of a real run inside its stage's."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
@@ -82,9 +81,15 @@ class Calibrator(Protocol):
 class LoopOptions(Config):
     """Options that are not part of the scenario: seeds, and the amount of simulation."""
 
-    seed: int = Field(0, ge=0, description="of the order of the canary's blocks and of the simulated noise")
+    seed: int = Field(0, ge=0, description="of the order of the blocks and of the simulated noise")
     seeds: int = Field(8, ge=1, le=1000, description=f"simulated episodes for each of {DRAWS} drawn clusters")
-    train: int = Field(0, ge=0, description="decisions to train a policy with; 0: no training")
+    tailor_s: float = Field(60.0, ge=0, le=86_400, description="seconds to train a policy for this job; 0: none")
+    active: int = Field(0, ge=0, description="pairs of blocks in mode active; 0: no such run")
+    candidates: tuple[str, ...] = Field(
+        CANDIDATES,
+        min_length=1,
+        description="constant, default, tailored, or policies by name or file",
+    )
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,9 @@ class ClosedLoop:
             allowed = f"a multiple of the policies' control interval, {INTERVAL_ITERATIONS}"
             raise out_of_range("block_iterations", block, allowed, f"scenario {self.scenario.name}: loop")
         known_cluster(self.scenario)
+        for role in self.options.candidates:
+            if role not in CANDIDATES and (fault := find_policy(role).fault):
+                raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
         folder = self.folder
         with folder.locked():
             record = {"scenario": self.scenario.model_dump(mode="json"), "options": self.options.model_dump()}
@@ -127,23 +135,26 @@ class ClosedLoop:
                 "observe": self._observe,
                 "probe": self._probe,
                 "calibrate": self._calibrate,
+                "tailor": self._tailor,
                 "predict": self._predict,
-                "choose": self._choose,
-                "canary-ours": lambda place: self._canary(place, "canary-ours", folder.found("choose")["run"]),
-                "canary-paper": lambda place: self._canary(place, "canary-paper", "paper"),
+                "choose": lambda place: choose(folder.found("predict")["policies"]),
+                "contest": lambda place: self._contest(
+                    place, "canary", list(self._candidates()), self.scenario.loop.pairs
+                ),
+                "active": self._active,
                 "report": self._report,
             }
             for stage in STAGES[: STAGES.index(stop_after) + 1]:
                 if not folder.is_done(stage) or stage == "report":  # cheap, and another version may report more
                     folder.finish(stage, work[stage](folder.begin(stage)))
+                if stage == "observe" and not folder.is_done("contest"):
+                    self._say_how_long()
             return folder.found(stop_after)
 
     def _observe(self, place: Path) -> Found:
         plan = self.scenario.loop
         result = self._real(place, "observe", plan.observe_iterations)
-        mine = result.jobs[plan.job]
-        baseline = baseline_s(mine.snapshots, job_steps(mine.steps_s_TR)[1])
-        return {"jobs": _settled(result), "baseline_s": baseline}
+        return {"jobs": _settled(result)}
 
     def _probe(self, place: Path) -> Found:
         plan = self.scenario.loop
@@ -163,49 +174,65 @@ class ClosedLoop:
         config_files.write_yaml(place / "cluster.yaml", fit.cluster.model_dump(exclude_defaults=True))
         return {"parameters": [asdict(parameter) for parameter in fit.parameters]}
 
+    def _tailor(self, place: Path) -> Found:
+        """What is fitted to this very job: the best constant, and a policy trained on the drawn clusters."""
+        clusters, found = self._drawn(), Found(constant=None, policy=None)
+        if CONSTANT in self.options.candidates:
+            found["constant"] = self._search(clusters)
+        if TAILORED in self.options.candidates and self.options.tailor_s:
+            path = place / "tailored.safetensors"
+            save_policy(path, self._train(clusters))
+            found["policy"] = str(path.absolute())
+        return found
+
     def _predict(self, place: Path) -> Found:
-        plan, observed = self.scenario.loop, self.folder.found("observe")
-        fitted = load_cluster(self.folder.of("calibrate") / "cluster.yaml")
-        fitted = fitted.changed([f"pacing.mechanism={plan.mechanism}"], "loop")
-        parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
-        clusters = drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
-        policies = [self._search(clusters), default_rule(self.scenario), "adaptive", "paper"]
-        if self.options.train:
-            policies.insert(0, self._train(clusters, place))
-        names, rows = list(dict.fromkeys(policies)), []
-        schedules = {name: self._schedule("canary-paper" if name == "paper" else "canary-ours", name) for name in names}
-        iterations = max(schedule.after(plan.pairs) for schedule in schedules.values())
+        clusters, names = self._drawn(), list(self._candidates())
+        contests = {name: self.scenario.loop.contest([name], self.options.seed) for name in names}
+        plan, options = self.scenario.loop, self.options
+        iterations = max(contest.after(plan.pairs) for contest in contests.values())
+        predictor = Predictor(clusters, plan, options.seeds, 1000 * options.seed, iterations)
+        predictions = list[Prediction]()
         with output.progress("predict", len(names)) as done:
-            predictor = Predictor(clusters, plan, self.options.seeds, 1000 * self.options.seed, iterations)
             for name in names:
-                rows.append(predictor.predict(name, schedules[name]).as_dict())
-                done(len(rows))
-        passive = Predictor([fitted], plan, DRAWS * self.options.seeds, 1000 * self.options.seed, iterations).passive
-        return {"passive": passive, "policies": rows}
+                predictions.append(predictor.predict(name, contests[name]))
+                done(len(predictions))
+        fitted = self._fitted()
+        passive = Predictor([fitted], plan, DRAWS * options.seeds, 1000 * options.seed, iterations).passive
+        return {
+            "passive": passive,
+            "policies": [prediction.as_dict() for prediction in predictions],
+            "differences": predicted_differences(predictions),
+        }
 
-    def _choose(self, place: Path) -> Found:
-        return choose(
-            [row for row in self.folder.found("predict")["policies"] if row["policy"] != "paper"], self.scenario
-        )
+    def _contest(self, place: Path, mode: str, policies: Sequence[str], pairs: int) -> Found:
+        """Run the real job with candidates that take turns; returns what each of them did to its steps."""
+        plan, seed = self.scenario.loop, 2 * self.options.seed + (mode == "active")
+        every = ACTIVE_HOLDOUT_EVERY if mode == "active" else 2
+        iterations = plan.contest_iterations(policies, pairs, every)
+        more = ("--candidates", SEPARATOR.join(policies), "--seed", str(seed))
+        result = self._real(place, mode, iterations, *more)
+        contest = plan.contest(policies, seed, every)
+        ranks = self.scenario.job(plan.job).ranks
+        roles = self._candidates()
+        found = contest_results(result, plan.job, contest, policies, ranks)
+        for row in found["candidates"]:
+            row.update(roles=roles[row["policy"]], sha256=find_policy(row["policy"]).sha256)
+        return {**found, "mode": mode, "seed": seed, "holdout_every": every, **_version()}
 
-    def _canary(self, place: Path, stage: str, policy: str) -> Found:
-        """Run the real job in paired blocks; returns the measured effect and the agents' reports."""
-        plan, schedule, seed = self.scenario.loop, self._schedule(stage, policy), str(self._block_seed(stage))
-        result = self._real(place, "canary", plan.canary_iterations(policy), "--policy", policy, "--seed", seed)
-        mine = result.jobs[plan.job]
-        agents = summarize_agents(mine.snapshots, self.scenario.job(plan.job).ranks)
-        return {"policy": policy, **measured(result, plan.job, schedule, agents["paced_pairs"]), "agents": agents}
+    def _active(self, place: Path) -> Found:
+        if not self.options.active:
+            return {"skipped": "no pairs were asked for (--active)"}
+        roles = self._candidates()
+        policies = [policy for policy, known in roles.items() if set(known) & set(ACTIVE_ROLES)] or list(roles)
+        return self._contest(place, "active", policies, self.options.active)
 
     def _report(self, place: Path) -> Found:
         report = sim_to_real_report.build(self.scenario, {stage: self.folder.found(stage) for stage in STAGES[:-1]})
-        runs = {
-            stage: (
-                np.asarray(np.load(self._run_of(stage) / "steps.npy"), np.float64),
-                self._schedule(stage, self.folder.found(stage)["policy"]),
-            )
-            for stage in sim_to_real_report.CANARIES
-        }
-        sim_to_real_report.write(report, runs, self.out)
+        found = self.folder.found("contest")
+        policies = [row["policy"] for row in found["candidates"]]
+        contest = self.scenario.loop.contest(policies, found["seed"], found["holdout_every"])
+        steps_s_TR = np.asarray(np.load(self._run_of("contest") / "steps.npy"), np.float64)
+        sim_to_real_report.write(report, steps_s_TR, contest, self.out)
         return report
 
     def _real(self, place: Path, mode: str, iterations: int, *more: str) -> RunResult:
@@ -221,12 +248,44 @@ class ClosedLoop:
         """The files of a stage's real run, of the job with the agent."""
         return self.folder.of(stage) / RUN / self.scenario.loop.job
 
-    def _block_seed(self, stage: str) -> int:
-        return 2 * self.options.seed + (stage == "canary-paper")
+    def _fitted(self) -> Cluster:
+        """The calibrated cluster."""
+        cluster = load_cluster(self.folder.of("calibrate") / "cluster.yaml")
+        return cluster.changed([f"pacing.mechanism={self.scenario.loop.mechanism}"], "loop")
 
-    def _schedule(self, stage: str, policy: str) -> Schedule:
-        """The schedule by which the agent runs that policy."""
-        return self.scenario.loop.schedule(policy, self._block_seed(stage))
+    def _drawn(self) -> list[Cluster]:
+        """Clusters that may be the real one, drawn from the errors of the calibration."""
+        plan, observed, fitted = self.scenario.loop, self.folder.found("observe"), self._fitted()
+        parameters = [Parameter(**known) for known in self.folder.found("calibrate")["parameters"]]
+        return drawn_clusters(fitted, parameters, observed["jobs"][plan.job], DRAWS_SEED + self.options.seed)
+
+    def _candidates(self) -> dict[str, list[str]]:
+        """The policies of the contest, each with its roles; a policy may have several."""
+        fitted, found = self.folder.found("tailor"), dict[str, list[str]]()
+        known = {CONSTANT: fitted["constant"], DEFAULT: default_rule(self.scenario), TAILORED: fitted["policy"]}
+        for role in self.options.candidates:
+            if (policy := known.get(role, role)) is not None:
+                found.setdefault(policy, []).append(role)
+        return found
+
+    def _say_how_long(self) -> None:
+        """Once the job's step is known: how long its runs take."""
+        plan, rule = self.scenario.loop, default_rule(self.scenario)
+        stand_ins = {CONSTANT: rule, DEFAULT: rule, TAILORED: "learned"}
+        roles = [role for role in self.options.candidates if role != TAILORED or self.options.tailor_s]
+        policies = [stand_ins.get(role, role) for role in roles]
+        step_s = float(self.folder.found("observe")["jobs"][plan.job]["mean_s"])
+        runs = {"contest": plan.contest_iterations(policies, plan.pairs)}
+        if plan.probe_s:
+            runs = {"probe": plan.probe_iterations, **runs}
+        if self.options.active:
+            few = [stand_ins.get(role, role) for role in roles if role in ACTIVE_ROLES]
+            runs["active"] = plan.contest_iterations(few or policies, self.options.active, ACTIVE_HOLDOUT_EVERY)
+        said = "; ".join(
+            f"{name} {count:,} iterations, {count * step_s / 60.0:.2g} min" for name, count in runs.items()
+        )
+        rounds = f"{len(policies)} candidates, {plan.pairs} pairs each"
+        output.say(f"{self.scenario.name}: step {1e3 * step_s:.0f} ms, {rounds}; at most {said}")
 
     def _search(self, clusters: Sequence[Cluster]) -> str:
         """The best static setting of the mechanism on the mean of the drawn clusters."""
@@ -242,8 +301,8 @@ class ClosedLoop:
         with output.progress("best static setting", 1) as done:
             return search_static(suite, drawn, on_done=done).best()
 
-    def _train(self, clusters: Sequence[Cluster], place: Path) -> str:
-        """A policy trained on the drawn clusters, as the path of its file."""
+    def _train(self, clusters: Sequence[Cluster]) -> PolicyFile:
+        """A policy trained on the drawn clusters for ``tailor_s``."""
         from paceenv.trainers.training import training_run  # PyTorch, which nothing else of a prediction needs
 
         plan, base, drawn = self.scenario.loop, load_train_config("demo"), _numbered(clusters)
@@ -251,17 +310,16 @@ class ClosedLoop:
             "clusters": [ClusterShare(cluster=name) for name in drawn],
             "mechanisms": [plan.mechanism],
         }
+        decisions = max(int(TAILOR_DECISIONS_PER_S * self.options.tailor_s), 1)
         config = base.model_copy(
             update={
                 "name": self.scenario.name,
                 "seed": self.options.seed,
                 "environment": base.environment.model_copy(update=changes),
             }
-        ).with_timesteps(self.options.train)
-        with output.progress("train", self.options.train) as done:
-            trained = training_run.train(config, drawn, on_progress=done)
-        save_policy(place / "policy.safetensors", trained.file)
-        return str((place / "policy.safetensors").absolute())
+        ).with_timesteps(decisions)
+        with output.progress("tailor", decisions) as done:
+            return training_run.train(config, drawn, on_progress=done).file
 
 
 def known_cluster(scenario: Scenario) -> Cluster | None:
@@ -287,70 +345,21 @@ def default_rule(scenario: Scenario) -> str:
     return f"static:mechanism={mechanism},threshold={threshold},window={window}"
 
 
-def choose(predicted: Sequence[Found], scenario: Scenario) -> Found:
-    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive.
-
-    ``run`` is the canary's policy. Where no help is predicted it is the mechanism's default rule, which checks the
-    prediction.
-    """
+def choose(predicted: Sequence[Found]) -> Found:
+    """The policy with the best predicted effect, always on, whose interval excludes 0; else passive."""
     helping = [(Effect.of(row["always"]), row["policy"]) for row in predicted]
     helping = [(found, policy) for found, policy in helping if found.high < 0.0]
     if not helping:
-        why = "pacing is not predicted to help; the canary runs the default rule to check that"
-        return {"policy": "passive", "run": default_rule(scenario), "why": why}
+        return {"policy": "passive", "why": "no candidate is predicted to help"}
     best, policy = min(helping, key=lambda one: one[0].change)
-    return {"policy": policy, "run": policy, "why": f"the best predicted effect, {best}"}
+    return {"policy": policy, "why": f"the best predicted effect, {best}"}
 
 
-def measured(result: RunResult, job: str, schedule: Schedule, pairs: int | None) -> Found:
-    """The measured effect on mean step time, of the job itself and of the jobs beside it.
+def _version() -> dict[str, str]:
+    """When this is, and the commit of the code."""
+    from paceenv.trainers.training.training_run import git_commit
 
-    Args:
-        result: the real run.
-        job: name of the job with the agent.
-        schedule: which iterations were paced.
-        pairs: how many pairs of blocks count; None for all.
-    """
-    end_s_T, step_s_T = job_steps(result.jobs[job].steps_s_TR)
-    blocks = PairedBlocks.of(schedule, len(step_s_T)).first(pairs)
-    beside = {name: job_steps(other.steps_s_TR)[0] for name, other in result.jobs.items() if name != job}
-    others = {name: effect(other_log_ratios(end_s_T, ends, blocks)).as_dict() for name, ends in beside.items()}
-    steps = {name: mean_step(step_s_T[at]) for name, at in zip(("unpaced", "paced"), blocks.both(), strict=True)}
-    return {"measured": effect(log_ratios(step_s_T[None], blocks)[0]).as_dict(), "others": others, "steps": steps}
-
-
-def summarize_agents(snapshots: Sequence[Snapshot], ranks: int) -> dict[str, Any]:
-    """What the ranks' agents reported, what limited them, and for how many pairs all of them paced.
-
-    ``paced_pairs`` is None where all paced to the end. A rank that rolled back stopped after the evaluation that caused
-    it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no block compares anything.
-    """
-    stopped = [s for s in snapshots if text(s, "state") != "canary"]
-    silent = ranks - len(snapshots)
-    paced_pairs = min((int(number(s, "canary", "pairs") or 0) for s in stopped), default=None)
-    reasons = {text(s, "reason") for s in stopped} | (
-        {f"{silent} of {ranks} agents reported nothing"} if silent else set()
-    )
-    taken = sum(number(s, "pacing", "taken") or 0.0 for s in snapshots)
-    total_s = sum(number(s, "pacing", "total_s") or 0.0 for s in snapshots)
-    cut: Counter[str] = Counter()
-    for snapshot in snapshots:
-        cut.update({name: int(count) for name, count in (entry(snapshot, "pacing", "cut") or {}).items()})
-    return {
-        "verdicts": dict(Counter(text(s, "canary", "verdict") or "no verdict" for s in snapshots)),
-        "texts": sorted({text(s, "canary", "text") for s in snapshots}),
-        "stopped": sorted(reasons),
-        "paced_pairs": 0 if silent else paced_pairs,
-        "mean_delay_s": total_s / taken if taken else 0.0,
-        "delays": int(taken),
-        "cut": dict(cut),
-    }
-
-
-def baseline_s(snapshots: Sequence[Snapshot], step_s_T: Array) -> float:
-    """The step to which the guard's cap is relative: the agents' own baseline, else the median step."""
-    reported = [s for snapshot in snapshots if (s := number(snapshot, "step", "baseline_s")) is not None]
-    return float(np.median(reported) if reported else np.median(step_s_T))
+    return {"date": datetime.now(UTC).date().isoformat(), "commit": git_commit()}
 
 
 def _numbered(clusters: Sequence[Cluster]) -> dict[str, Cluster]:

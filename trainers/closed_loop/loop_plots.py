@@ -1,15 +1,15 @@
-"""The pictures of a closed loop: effects predicted and measured, and the canaries' steps with their paced blocks."""
+"""The pictures of a closed loop: effects predicted and measured, and the steps of the contest with paced blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.contest import Contest
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, PairedBlocks, job_steps
 from paceenv.trainers.evaluation import score_table
 from paceenv.ui import figures
@@ -18,8 +18,8 @@ _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0",
 
 
 def effects(found: Mapping[str, Any], path: Path) -> None:
-    """Each policy's effect on mean step time: predicted always on and in blocks, and measured where a canary ran it."""
-    rows, measured = found["policies"], {c["policy"]: c["measured"] for c in found["canaries"].values()}
+    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest."""
+    rows, measured = found["policies"], {row["policy"]: row["measured"] for row in found["contest"]["candidates"]}
     figure, panel = figures.axes(f"{found['scenario']}: effect on mean step time", "change of mean step time, %", "")
     for i, row in enumerate(rows):
         three = (row["always"], row["blocks"], measured.get(row["policy"]))
@@ -77,13 +77,21 @@ def calibration(found: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path)
 
 
-def steps(runs: Mapping[str, tuple[Array, Schedule]], path: Path) -> None:
-    """Step time over each canary's run, paced blocks shaded, with the mean of each block's counted steps."""
-    figure, panels = figures.figure(len(runs))
-    for panel, (name, (steps_s_TR, schedule)) in zip(panels, runs.items(), strict=True):
-        end_s_T, step_s_T = job_steps(steps_s_TR)
-        at_s_T, step_ms_T = end_s_T[1:] - end_s_T[0], 1e3 * step_s_T
-        blocks = PairedBlocks.of(schedule, len(step_s_T))
+def steps(steps_s_TR: Array, contest: Contest, names: Sequence[str], path: Path) -> None:
+    """Step time over the contest's run, a panel for each candidate, with its paced blocks shaded.
+
+    Args:
+        steps_s_TR: ends of the job's steps ``(T, R)``, seconds.
+        contest: whose turn it was.
+        names: of the candidates.
+        path: the picture.
+    """
+    end_s_T, step_s_T = job_steps(steps_s_TR)
+    at_s_T, step_ms_T = end_s_T[1:] - end_s_T[0], 1e3 * step_s_T
+    low, high = np.percentile(step_ms_T, [0.5, 99.0])
+    figure, panels = figures.figure(len(names))
+    for k, (panel, name) in enumerate(zip(panels, names, strict=True)):
+        blocks = PairedBlocks.of(contest, len(step_s_T), k)
         panel.plot(at_s_T, step_ms_T, ".", color="#999999", ms=2, alpha=0.6)
         edges = np.flatnonzero(np.diff(np.r_[0, blocks.on_T.astype(int), 0]))
         for begin, until in zip(edges[::2], edges[1::2], strict=True):
@@ -92,7 +100,6 @@ def steps(runs: Mapping[str, tuple[Array, Schedule]], path: Path) -> None:
             for counted, shade in zip(pair, ("#555555", "#c44e52"), strict=True):
                 mean_ms = float(step_ms_T[counted].mean())
                 panel.plot([at_s_T[counted[0]], at_s_T[counted[-1]]], [mean_ms, mean_ms], color=shade, lw=2)
-        low, high = np.percentile(step_ms_T, [0.5, 99.0])
         panel.set(
             title=name, xlabel="time, s", ylabel="step, ms", ylim=(low - 0.1 * (high - low), high + 0.2 * (high - low))
         )

@@ -1,4 +1,4 @@
-"""The A-B effect of pacing on mean step time, from the paired blocks of a finished run.
+"""The A-B effect of pacing on mean step time, from the paired blocks of a finished run, and how policies compare.
 
 The measure is that of ``paceenv.live.decide.canary``, which evaluates while a job runs: the logarithm of the ratio of
 a pair's block means, with the same clipping, and Student's t over the pairs. Here the schedule is applied to the steps
@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
-from paceenv.live.decide.canary import CLIP_MEDIANS, Schedule
+from paceenv.live.decide.canary import CLIP_MEDIANS, Slot
+from paceenv.live.decide.contest import Contest
 
 Array = NDArray[np.float64]
 
 LEVEL = 0.95
 MIN_STEPS = 2
 """Whole steps of another job that a block must contain to count for that job."""
+_OTHERS = Slot(False, -1, False)
 PARTS = 20
 """Parts of a run whose means give the error of its mean, also for correlated steps."""
 
@@ -79,8 +81,10 @@ class PairedBlocks:
     counted_T: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, schedule: Schedule, iterations: int) -> PairedBlocks:
-        slots = [schedule.slot(i) for i in range(iterations)]
+    def of(cls, contest: Contest, iterations: int, candidate: int = 0) -> PairedBlocks:
+        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts."""
+        places = [contest.place(i) for i in range(iterations)]
+        slots = [place.slot if place.candidate == candidate else _OTHERS for place in places]
         on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
         return cls(on_T, pair_T, counted_T)
 
@@ -146,6 +150,40 @@ def _steps_within(end_s_U: Array, begin_s: float, until_s: float) -> Array:
 def effect(log_ratio_P: Array) -> Effect:
     """The mean of independent log ratios as a relative change, with Student's interval."""
     return Effect.of_logs(_student(log_ratio_P), len(log_ratio_P))
+
+
+def difference(log_ratio_P: Array, other_P: Array) -> Effect:
+    """Mean step under one policy relative to that under another, both paired with no pacing, by the same rounds.
+
+    Args:
+        log_ratio_P: of the policy, round by round.
+        other_P: of the other one; what it has more or fewer of is left out.
+    """
+    rounds = min(len(log_ratio_P), len(other_P))
+    return effect(log_ratio_P[:rounds] - other_P[:rounds])
+
+
+def gain_share(log_ratio_P: Array, other_P: Array) -> Interval:
+    """The gain of one policy as a share of another's, with Fieller's 95 % interval, by the same rounds.
+
+    A gain is the relative fall of mean step time. The interval is not-a-number where the other policy does not surely
+    gain, as then any share fits.
+
+    Args:
+        log_ratio_P: of the policy, round by round.
+        other_P: of the other one; what it has more or fewer of is left out.
+    """
+    n = min(len(log_ratio_P), len(other_P))
+    if n < 2:
+        return Interval(math.nan)
+    gains = -np.expm1(np.stack([log_ratio_P[:n], other_P[:n]]))
+    (mine, other), cov = gains.mean(axis=1), np.cov(gains) / n
+    t2 = student_t_quantile(0.5 * (1.0 - LEVEL), n - 1) ** 2
+    square, middle, rest = other**2 - t2 * cov[1, 1], mine * other - t2 * cov[0, 1], mine**2 - t2 * cov[0, 0]
+    if square <= 0.0 or other <= 0.0:
+        return Interval(float(mine / other) if other else math.nan)
+    root = math.sqrt(max(middle**2 - square * rest, 0.0))
+    return Interval(*(float(x) for x in (mine / other, (middle - root) / square, (middle + root) / square)))
 
 
 def job_steps(steps_s_TR: Array) -> tuple[Array, Array]:

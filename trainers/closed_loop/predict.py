@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from paceenv.core import pacing, standing, timing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
-from paceenv.live.decide.canary import BLOCK_ITERATIONS, Schedule
+from paceenv.live.decide.canary import BLOCK_ITERATIONS
+from paceenv.live.decide.contest import Contest
 from paceenv.live.testbed.testbed_scenario import LoopPlan
 from paceenv.policies.base import Policy
 from paceenv.policies.rollout import start
@@ -46,6 +48,7 @@ class Prediction:
         blocks: effect in the canary's paired blocks.
         cv: coefficient of variation of step time while it is on.
         mean_delay_s: mean delay of a rank while it is on, in seconds.
+        always_N: the logarithms of ratios of mean step times that ``always`` is made from.
     """
 
     policy: str
@@ -53,6 +56,7 @@ class Prediction:
     blocks: Effect
     cv: float
     mean_delay_s: float
+    always_N: Array
 
     def as_dict(self) -> dict[str, Any]:
         effects = {"always": self.always.as_dict(), "blocks": self.blocks.as_dict()}
@@ -60,14 +64,14 @@ class Prediction:
 
 
 class Predictor:
-    """Simulates drawn clusters under policies, all on the same noise, in the time of one canary.
+    """Simulates drawn clusters under policies, all on the same noise, in the time of one policy's blocks.
 
     Args:
         clusters: drawn from a calibration (``drawn_clusters``).
         plan: of the loop: blocks, limits, the mechanism.
         seeds: episodes a cluster.
         first_seed: of the noise; cluster ``d`` takes the ``d``-th ``seeds`` from there.
-        iterations: of every simulated run; a schedule's that end later are cut.
+        iterations: of every simulated run; a contest that ends later is cut.
     """
 
     def __init__(
@@ -86,9 +90,9 @@ class Predictor:
         mean_s_N = step_s_NT.mean(axis=1)
         return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
-    def predict(self, policy: str, schedule: Schedule) -> Prediction:
-        """One policy, by name or file, always on and in a canary with the given ``schedule``."""
-        in_blocks = PairedBlocks.of(schedule, len(self._always_T))
+    def predict(self, policy: str, contest: Contest) -> Prediction:
+        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
+        in_blocks = PairedBlocks.of(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):
             step_s_ET, delay_s = self._run(policy, d, self._always_T)
@@ -97,8 +101,9 @@ class Predictor:
             cv_D.append((paced.std(axis=1) / paced.mean(axis=1)).mean())
             delay_D.append(delay_s)
             blocks_D.append(log_ratios(self._run(policy, d, in_blocks.on_T)[0], in_blocks).mean(axis=1))
-        always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (np.ravel(always_D), np.ravel(blocks_D)))
-        return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)))
+        always_N = np.ravel(always_D)
+        always, blocks = (Effect.of_logs(one_more(x_N), len(x_N)) for x_N in (always_N, np.ravel(blocks_D)))
+        return Prediction(policy, always, blocks, float(np.mean(cv_D)), float(np.mean(delay_D)), always_N)
 
     def _run(self, policy: str, d: int, on_T: NDArray[np.bool_]) -> tuple[Array, float]:
         """Step times ``(E, T)`` of a policy that may act where ``on_T``, and the mean delay of a rank in the end."""
@@ -108,6 +113,18 @@ class Predictor:
         if not isinstance(chosen, Policy):
             raise InputError(f"policy {policy}: looks ahead; allowed: one that can be deployed")
         return run_in_blocks(chosen, simulator, on_T, self._plan.quiet_first)
+
+
+def predicted_differences(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    """Mean step under each policy relative to that under each other one, always on, on the same drawn clusters."""
+    return [
+        {
+            "policy": one.policy,
+            "than": other.policy,
+            "always": Effect.of_logs(one_more(one.always_N - other.always_N), len(one.always_N)).as_dict(),
+        }
+        for one, other in permutations(predictions, 2)
+    ]
 
 
 def run_in_blocks(

@@ -9,7 +9,7 @@ from typing import Any
 
 import paceenv
 from paceenv.core.intervals import Interval
-from paceenv.live.decide.canary import Schedule
+from paceenv.live.decide.contest import Contest
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.trainers.closed_loop import loop_plots
 from paceenv.trainers.closed_loop.loop_plots import label
@@ -17,31 +17,24 @@ from paceenv.trainers.closed_loop.paired_blocks import Array, Effect
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
 
-SCHEMA = "paceenv.loop/1"
+SCHEMA = "paceenv.loop/2"
 FILES = ("report.md", "report.json", "effects.png", "steps.png", "calibration.png")
 MEAN_LIMIT, CV_LIMIT = 0.05, 0.03
 """How near a simulated mean step, relative, and a simulated CV must come to the measured ones."""
 MANY = 0.2
 """Share of the delays that the guard may cut before it is worth a note."""
-CANARIES = {"canary-ours": "ours", "canary-paper": "the paper's rule"}
+CONSTANTS = ("constant", "default")
+"""Roles of candidates that are constant settings; the better one as measured is what the others are held to."""
 Found = dict[str, Any]
 
 
 def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
     """The report as plain data, from the results of the stages."""
     plan = scenario.loop
-    observed, passive = found["observe"]["jobs"][plan.job], found["predict"]["passive"]
-    policies = {row["policy"]: row for row in found["predict"]["policies"]}
-    canaries = {}
-    for stage in CANARIES:
-        canary = found[stage]
-        predicted = policies[canary["policy"]]
-        verdict = compare(Effect.of(predicted["blocks"]), Effect.of(canary["measured"]))
-        verdict["against_observed"] = {
-            kind: against(steps, observed).as_dict() for kind, steps in canary["steps"].items()
-        }
-        canaries[stage] = {**canary, "predicted": predicted["blocks"], "always": predicted["always"], **verdict}
-    ours = canaries["canary-ours"]
+    observed, predicted = found["observe"]["jobs"][plan.job], found["predict"]
+    passive = predicted["passive"]
+    contest = judged(found["contest"], predicted, "blocks", observed)
+    active = found["active"]
     report = {
         "schema": SCHEMA,
         "paceenv": paceenv.__version__,
@@ -54,15 +47,60 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "probe": found["probe"].get("response"),
         "simulated": passive,
         "fit": fit(observed, passive),
-        "held_out": {stage: fit(found[stage]["steps"]["unpaced"], passive) for stage in CANARIES},
+        "held_out": fit(found["contest"]["unpaced"], passive),
         "calibration": found["calibrate"]["parameters"],
         "limits": vars(plan.limits),
-        "policies": found["predict"]["policies"],
+        "policies": predicted["policies"],
         "chosen": found["choose"],
-        "canaries": canaries,
-        "notes": [note for stage in CANARIES for note in notes(CANARIES[stage], canaries[stage], scenario)],
+        "contest": contest,
+        "active": None if "skipped" in active else judged(active, predicted, "always", observed),
+        "notes": notes(contest, scenario),
     }
-    return {**report, "verdict": f"{label(ours['policy'])}: {ours['verdict']}"}
+    return {**report, "verdict": verdict(report)}
+
+
+def judged(run: Found, predicted: Found, which: str, observed: Found) -> Found:
+    """A real run with every candidate beside its prediction and beside the best constant.
+
+    Args:
+        run: of the stage contest or active.
+        predicted: of the stage predict.
+        which: the prediction to hold it to: ``blocks`` or ``always``.
+        observed: the job as it was observed.
+    """
+    policies = {row["policy"]: row for row in predicted["policies"]}
+    differences = {(one["policy"], one["than"]): one for one in predicted["differences"]}
+    constant = reference(run["candidates"])
+    rows = []
+    for row in run["candidates"]:
+        known = policies[row["policy"]]
+        said = compare(Effect.of(known[which]), Effect.of(row["measured"]))
+        said["against_observed"] = {kind: against(steps, observed).as_dict() for kind, steps in row["steps"].items()}
+        rows.append({**row, "predicted": known[which], "always": known["always"], **said})
+    both = [{**one, "always": differences[one["policy"], one["than"]]["always"]} for one in run["differences"]]
+    return {**run, "candidates": rows, "differences": both, "reference": constant}
+
+
+def reference(rows: Sequence[Found]) -> str | None:
+    """The constant setting with the best measured effect; None where no candidate is one."""
+    constants = [row for row in rows if set(row["roles"]) & set(CONSTANTS)]
+    known = [(Effect.of(row["measured"]).change, row["policy"]) for row in constants]
+    return min((one for one in known if math.isfinite(one[0])), default=(0.0, None))[1]
+
+
+def than(run: Found, policy: str, other: str | None) -> Found | None:
+    """The difference between two candidates of a run; None where there is none."""
+    return next((one for one in run["differences"] if (one["policy"], one["than"]) == (policy, other)), None)
+
+
+def verdict(report: Found) -> str:
+    """The loop in one sentence: the chosen policy if it took part, else the best one as measured."""
+    rows = report["contest"]["candidates"]
+    mine = next((row for row in rows if row["policy"] == report["chosen"]["policy"]), None)
+    if mine is not None:
+        return f"{label(mine['policy'])}: {mine['verdict']}"
+    row = min(rows, key=lambda row: Effect.of(row["predicted"]).change)
+    return f"no candidate is predicted to help; {label(row['policy'])}: {row['verdict']}"
 
 
 def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> Found:
@@ -76,7 +114,7 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
-    """Change from the observed run to a canary's blocks of one kind; two runs, so the interval is wide."""
+    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide."""
     if steps["mean_s"] is None:
         return Effect.of_logs(Interval(math.nan), 1)
     change = math.log(steps["mean_s"] / observed["mean_s"])
@@ -115,56 +153,49 @@ def _does(change: float) -> str:
     return "shorter steps" if change < -NULL_LIMIT else "longer steps" if change > NULL_LIMIT else "no difference"
 
 
-def notes(name: str, canary: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing a canary's numbers.
-
-    Args:
-        name: name of the canary, for the text.
-        canary: its part of the report.
-        scenario: with the plan of its loop.
-    """
-    agents, found = canary["agents"], []
-    if agents["paced_pairs"] is not None:
-        why, more = (agents["stopped"] or ["no reason given"])[0], len(agents["stopped"]) - 1
-        why += f"; {more} similar reasons" if more > 0 else ""
-        pairs = f"only the first {agents['paced_pairs']} pairs count"
-        found.append(f"{name}: not all agents paced to the end ({why}); {pairs}")
-    unpaced, paced = (Effect.of(canary["against_observed"][kind]) for kind in ("unpaced", "paced"))
-    if unpaced.low > 0.0 or unpaced.high < 0.0:
-        why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
-        found.append(
-            f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
-        )
-    held = agents["cut"].get("slack", 0)
-    if held > MANY * max(agents.get("delays", 0), 1):
-        found.append(f"{name}: the guard cut {held} delays to the rank's own slack, which predictions do not include")
-    steps, budget = canary["steps"], scenario.loop.budget_s_per_minute / 60.0
-    if agents["cut"].get("budget") and steps["paced"]["mean_s"]:
-        share = agents["mean_delay_s"] / steps["paced"]["mean_s"]
-        times = f"cut {agents['cut']['budget']} delays"
-        found.append(f"{name}: the budget of {budget:.0%} of the time {times} (mean delay {share:.1%} of the step)")
+def notes(contest: Found, scenario: Scenario) -> list[str]:
+    """What a reader must know before believing the numbers of a contest."""
+    found = []
+    for row in contest["candidates"]:
+        name, agents = label(row["policy"]), row["agents"]
+        if agents["paced_pairs"] is not None:
+            why, more = (agents["stopped"] or ["no reason given"])[0] or "no reason given", len(agents["stopped"]) - 1
+            why += f"; {more} similar reasons" if more > 0 else ""
+            pairs = f"only the first {agents['paced_pairs']} pairs count"
+            found.append(f"{name}: did not pace to the end on every rank ({why}); {pairs}")
+        unpaced, paced = (Effect.of(row["against_observed"][kind]) for kind in ("unpaced", "paced"))
+        if unpaced.low > 0.0 or unpaced.high < 0.0:
+            why = "the effect of pacing outlasts its blocks, or the job has changed; the paired effect is only a part"
+            found.append(
+                f"{name}: against the job as observed, blocks without pacing {unpaced}, with pacing {paced}: {why}"
+            )
+    delays, budget = contest["delays"], scenario.loop.budget_s_per_minute / 60.0
+    if (held := delays["cut"].get("slack", 0)) > MANY * max(delays["taken"], 1):
+        found.append(f"the guard cut {held} of {delays['taken']} delays to the rank's own slack")
+    if cut := delays["cut"].get("budget"):
+        found.append(f"the budget of {budget:.0%} of the time cut {cut} delays (mean {1e3 * delays['mean_s']:.1f} ms)")
     return found
 
 
-def write(report: Found, runs: Mapping[str, tuple[Array, Schedule]], out: Path) -> None:
+def write(report: Found, steps_s_TR: Array, contest: Contest, out: Path) -> None:
     """Write the report and its pictures.
 
     Args:
         report: from :func:`build`.
-        runs: for each canary the ends of its steps ``(T, R)`` and its schedule.
+        steps_s_TR: ends of the steps of the contest's run ``(T, R)``, seconds.
+        contest: whose turn it was.
         out: the run directory.
     """
     loop_plots.effects(report, out / "effects.png")
     loop_plots.calibration(report, out / "calibration.png")
-    titles = {stage: f"{name}: {label(report['canaries'][stage]['policy'])}" for stage, name in CANARIES.items()}
-    loop_plots.steps({titles[stage]: run for stage, run in runs.items()}, out / "steps.png")
+    names = [label(row["policy"]) for row in report["contest"]["candidates"]]
+    loop_plots.steps(steps_s_TR, contest, names, out / "steps.png")
     output.write_json(report, str(out / "report.json"))
     config_files.write_text(out / "report.md", markdown(report))
 
 
 def markdown(report: Found) -> str:
     """The report for people."""
-    canaries = report["canaries"]
     lines = [
         f"# Closed loop: {report['scenario']}",
         "",
@@ -172,8 +203,7 @@ def markdown(report: Found) -> str:
         "",
         f"**{report['verdict']}**",
         "",
-        f"- the paper's rule: {canaries['canary-paper']['verdict']}",
-        f"- chosen: {report['chosen']['policy']} ({report['chosen']['why']})",
+        f"- chosen by its prediction: {label(report['chosen']['policy'])} ({report['chosen']['why']})",
         f"- expected of pacing beforehand: {report['expect']}",
         *[f"- {note}" for note in report["notes"]],
         "",
@@ -183,7 +213,7 @@ def markdown(report: Found) -> str:
     for title, columns, rows, note in tables(report):
         lines += ["", f"## {title}", "", *output.markdown_table(columns, rows)]
         lines += ["", note] if note else []
-    lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the canaries](steps.png)", ""]
+    lines += ["", "![predicted and measured effects](effects.png)", "", "![steps of the contest](steps.png)", ""]
     lines += ["![calibrated parameters](calibration.png)", ""]
     return "\n".join(lines)
 
@@ -196,6 +226,8 @@ def show(report: Found) -> None:
 
 
 Table = tuple[str, Sequence[str], list[tuple[str, ...]], str]
+MEASURED = ("policy", "roles", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents")
+COMPARED = ("policy", "predicted, always on", "measured", "share of its gain", "rounds")
 
 
 def tables(report: Found) -> list[Table]:
@@ -205,21 +237,20 @@ def tables(report: Found) -> list[Table]:
         ("mean step, ms", interval_ms(observed), interval_ms(simulated), f"{close['mean_error']:+.1%}"),
         ("CV", f"{observed['cv']:.3f}", f"{simulated['cv']:.3f}", f"{close['cv_error']:+.3f}"),
     ]
-    for stage, name in CANARIES.items():
-        if (other := report["held_out"][stage])["mean_error"] is not None:
-            steps, blocks = report["canaries"][stage]["steps"]["unpaced"], f"blocks without {name}"
-            job += [
-                (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+.1%}"),
-                (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+.3f}"),
-            ]
+    if (other := report["held_out"])["mean_error"] is not None:
+        steps, blocks = report["contest"]["unpaced"], "the contest's blocks without pacing"
+        job += [
+            (f"mean step, {blocks}, ms", interval_ms(steps), "", f"{other['mean_error']:+.1%}"),
+            (f"CV, {blocks}", f"{steps['cv']:.3f}", "", f"{other['cv_error']:+.3f}"),
+        ]
     job += [(f"mean step of {name}, ms", interval_ms(other), "", "") for name, other in report["others"].items()]
     probe = "with a probe" if report["probe"] else "without a probe"
-    return [
+    found: list[Table] = [
         (
             "The job without pacing",
             ("", "measured", "simulated", "difference"),
             job,
-            "calibrated to the run in the first two rows; the canaries' blocks without pacing are other runs",
+            "calibrated to the run in the first two rows; the contest's blocks without pacing are another run",
         ),
         (
             f"Calibrated {probe}",
@@ -229,17 +260,40 @@ def tables(report: Found) -> list[Table]:
         ),
         (
             "Predicted",
-            ("policy", "always on", "in the canary's blocks", "CV", "mean delay, ms"),
+            ("policy", "always on", "in paired blocks", "CV", "mean delay, ms"),
             [_predicted(row) for row in report["policies"]],
             "with the limits of delays that the agent's guard will have",
         ),
-        (
-            "Predicted and measured",
-            ("policy", "predicted", "measured", "pairs", "inside", "sign", "on other jobs", "the agents"),
-            [_measured(canary) for canary in report["canaries"].values()],
-            "measured on the job's own stamps, without the agent; inside: the prediction lies in the measured interval",
-        ),
     ]
+    for title, run in (("Predicted and measured", report["contest"]), ("Always on", report["active"])):
+        if run is not None:
+            note = "measured on the job's own stamps, without the agent; inside: the prediction lies in the interval"
+            found.append((title, MEASURED, [_measured(row) for row in run["candidates"]], note))
+            found += compared(run, "" if run is report["contest"] else ", always on")
+    return found
+
+
+def compared(run: Found, more: str = "") -> list[Table]:
+    """The candidates of a run against its best constant, with that one named in the title; nothing without one."""
+    if run["reference"] is None:
+        return []
+    rows = [_compared(one) for one in run["differences"] if one["than"] == run["reference"]]
+    note = "change of mean step time from the constant to the policy in the same rounds; below 0 the policy is better"
+    return [(f"Against the best constant, {label(run['reference'])}{more}", COMPARED, rows, note)] if rows else []
+
+
+def _compared(one: Mapping[str, Any]) -> tuple[str, ...]:
+    measured = Effect.of(one["measured"])
+    predicted = str(Effect.of(one["always"]))
+    return (label(one["policy"]), predicted, str(measured), share_text(one["share"]), str(measured.units))
+
+
+def share_text(share: Mapping[str, float | None]) -> str:
+    """A share of a gain with its interval, where there is one."""
+    value, low, high = (share[key] for key in ("value", "low", "high"))
+    if value is None or low is None or high is None or not math.isfinite(low):
+        return "–"
+    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _parameter(parameter: Mapping[str, Any]) -> tuple[str, ...]:
@@ -252,13 +306,13 @@ def _predicted(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (label(row["policy"]), *effects, f"{row['cv']:.3f}", f"{1e3 * row['mean_delay_s']:.1f}")
 
 
-def _measured(canary: Mapping[str, Any]) -> tuple[str, ...]:
-    measured = Effect.of(canary["measured"])
-    others = "; ".join(f"{name} {Effect.of(other)}" for name, other in canary["others"].items())
-    agents = "; ".join(f"{count} x {verdict}" for verdict, count in canary["agents"]["verdicts"].items())
-    ok = ({True: "yes", False: "NO", None: "–"}[canary[key]] for key in ("inside", "sign"))
-    predicted = str(Effect.of(canary["predicted"]))
-    return (label(canary["policy"]), predicted, str(measured), str(measured.units), *ok, others or "–", agents)
+def _measured(row: Mapping[str, Any]) -> tuple[str, ...]:
+    measured = Effect.of(row["measured"])
+    others = "; ".join(f"{name} {Effect.of(other)}" for name, other in row["others"].items())
+    agents = "; ".join(f"{count} x {verdict}" for verdict, count in row["agents"]["verdicts"].items())
+    ok = ({True: "yes", False: "NO", None: "–"}[row[key]] for key in ("inside", "sign"))
+    effects = (str(Effect.of(row["predicted"])), str(measured), str(measured.units))
+    return (label(row["policy"]), ", ".join(row["roles"]), *effects, *ok, others or "–", agents)
 
 
 def interval_ms(steps: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from paceenv.core.errors import InputError
 from paceenv.live.testbed.testbed_network_commands import application
 from paceenv.ui import output
 
-STAGES_HELP = "observe, probe, calibrate, predict, choose, canary-ours, canary-paper, report"
+STAGES_HELP = "observe, probe, calibrate, tailor, predict, choose, contest, active, report"
 
 
 @application.command()
@@ -25,12 +25,24 @@ def loop(
         int | None, typer.Option(min=20, help="Iterations to observe, instead of the scenario's.")
     ] = None,
     pairs: Annotated[
-        int | None, typer.Option(min=2, help="Pairs of blocks of each canary, instead of the scenario's.")
+        int | None, typer.Option(min=2, help="Pairs of blocks of each candidate, instead of the scenario's.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Simulated episodes for each of 16 drawn clusters.")] = 8,
-    train: Annotated[
-        int, typer.Option(min=0, help="Also train a policy on the calibrated cluster, with so many decisions.")
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            help="Who competes, separated by semicolons: constant (the best static setting of a search), default (the "
+            "mechanism's rule), tailored (trained for this job), or any policy. Default: those three, adaptive, paper "
+            "and learned."
+        ),
+    ] = None,
+    tailor: Annotated[
+        float, typer.Option(min=0, help="Seconds to train the tailored policy on the calibrated cluster; 0: none.")
+    ] = 60.0,
+    active: Annotated[
+        int,
+        typer.Option(min=0, help="Then run constant, learned and tailored always on, with so many held-out pairs."),
     ] = 0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard the results of a loop in this folder and start anew.")
@@ -39,18 +51,21 @@ def loop(
 ) -> None:
     """Close the loop on real sockets: predict the effect of pacing on a job, measure it, and compare both.
 
-    observe: the real job, watched by the agent.
+    observe: the real job, watched by the agent. Then the loop says how long its other runs take.
 
     probe: the same with tiny random delays, where the scenario asks for it.
 
     calibrate: a cluster config from those traces, with errors, and the parameters they do not identify.
 
-    predict: the effect of each policy, simulated on clusters drawn from those errors.
+    tailor: the best static setting, and a policy trained for this job, on clusters drawn from those errors.
 
-    choose: the best policy whose interval excludes 0, else no pacing.
+    predict: the effect of each candidate, simulated on those clusters.
 
-    canary-ours, canary-paper: the real job in paired blocks with and without pacing, by that policy and by the paper's
-    rule. Where no policy is predicted to help, the default rule checks that prediction.
+    choose: the candidate whose predicted effect is best and excludes 0, else no pacing.
+
+    contest: the real job, on which all candidates take turns in paired blocks with and without pacing.
+
+    active: the same with nine of ten blocks paced, with --active.
 
     report: report.md, report.json and pictures in the folder.
 
@@ -59,10 +74,11 @@ def loop(
     Examples: paceenv testbed loop unequal-slack -- paceenv testbed loop two-jobs --pairs 16 -o runs/mine --json -
     """
     from paceenv.calibration.job_fit import calibrate_job
+    from paceenv.live.decide.live_policy import SEPARATOR
     from paceenv.live.testbed.testbed_run import run_scenario
     from paceenv.live.testbed.testbed_scenario import load_scenario
     from paceenv.trainers.closed_loop import sim_to_real_report
-    from paceenv.trainers.closed_loop.closed_loop import STAGES, ClosedLoop, LoopOptions
+    from paceenv.trainers.closed_loop.closed_loop import CANDIDATES, STAGES, ClosedLoop, LoopOptions
 
     if stop_after not in STAGES:
         raise InputError(f"--stop-after {stop_after}: no such stage; allowed: {', '.join(STAGES)}")
@@ -70,7 +86,8 @@ def loop(
     changes = {k: v for k, v in (("observe_iterations", iterations), ("pairs", pairs)) if v is not None}
     chosen = chosen.model_copy(update={"loop": chosen.loop.model_copy(update=changes)})
     folder = out or Path("runs/loop") / chosen.name
-    options = LoopOptions(seed=seed, seeds=seeds, train=train)
+    names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
+    options = LoopOptions(seed=seed, seeds=seeds, tailor_s=tailor, active=active, candidates=tuple(names))
     closed = ClosedLoop(chosen, folder, options, run=run_scenario, calibrate=calibrate_job)
     found = closed.go(stop_after, fresh=fresh)
     if json_ is not None:
