@@ -18,10 +18,22 @@ import numba
 from numba.extending import register_jitable
 
 from paceenv.core import pacing, signals, timing
-from paceenv.sim.engine import coupling, draws, fluid, incast, kernel, layout, noise
+from paceenv.sim.engine import coupling, draws, fluid, imperfections, incast, kernel, layout, noise
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
-_MODULES: tuple[ModuleType, ...] = (pacing, timing, signals, draws, noise, fluid, incast, coupling, kernel, layout)
+_MODULES: tuple[ModuleType, ...] = (
+    pacing,
+    timing,
+    signals,
+    draws,
+    noise,
+    fluid,
+    incast,
+    coupling,
+    imperfections,
+    kernel,
+    layout,
+)
 _REGISTERED = (
     (pacing.bounded, pacing.slack_delay_s, pacing.phase_shift_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
@@ -44,6 +56,8 @@ _REGISTERED = (
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),
+    (imperfections.is_missing, imperfections.real_delay_s, imperfections.delay_imperfectly, imperfections.blur),
+    (imperfections.keep_missing,),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.exit_s, kernel.observe_and_decide),
     (kernel.observer_rank, kernel.keep_stamps, kernel.advance_job, kernel.advance_jobs, layout.new_scratch),
