@@ -69,7 +69,7 @@ def _steps(cluster: Cluster, policy: str) -> NDArray[np.float64]:
 def test_a_suite_of_them_is_like_any_other() -> None:
     suite = load_suite("random")
     names = [case.name for case in suite.cases]
-    assert len(set(names)) == len(names) == 144
+    assert len(set(names)) == len(names) == 192
     assert all(case.suite == "random" and case.load().name == case.name for case in suite.cases[::20])
     assert {case.load().ranks for case in suite.only(["train"]).cases} <= set(range(65))
 
@@ -83,7 +83,7 @@ def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path)
     assert case.name == cluster.name
     assert case.load() == cluster
     (tmp_path / "none.yaml").write_text("name: none\n")
-    with pytest.raises(InputError, match="cases, or random ones"):
+    with pytest.raises(InputError, match="cases, random ones, or relatives"):
         load_suite(tmp_path / "none.yaml")
     (tmp_path / "wrong.yaml").write_text("name: wrong\nrandom: [{seed: -1}]\n")
     with pytest.raises(InputError, match=r"random\.0\.seed = -1"):

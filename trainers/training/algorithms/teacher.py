@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.rollout import start
+from paceenv.policies.rollout import quiet_start, start
 from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
@@ -186,8 +186,8 @@ def ask(
     explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
     inputs, found = [], []
     student.reset(E * R)
-    for _ in range(environment.limits.unpaced_intervals(interval)):
-        simulator.run(simulator.off(), interval)
+    quiet_start(simulator)
+    simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
         at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
