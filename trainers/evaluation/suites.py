@@ -160,8 +160,9 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    drawn = [*suite.random, *(some.beside(path) for some in suite.posterior)]
-    cases = [*suite.cases, *(case for some in drawn for case in some.cases())]
+    drawn = [case for some in suite.random for case in some.cases()]
+    drawn += [case for some in suite.posterior for case in some.beside(path).cases()]
+    cases = [*suite.cases, *drawn]
     named = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
     return suite.model_copy(update={"cases": named, "random": [], "posterior": []})
 
