@@ -77,10 +77,11 @@ class RandomCases(RandomClusters):
     """Random clusters as the cases of one split."""
 
     split: Split = "held-out"
+    weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
         return [
-            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null)
+            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null, weight=self.weight)
             for cluster, is_null in self.draw()
         ]
 
