@@ -121,7 +121,7 @@ def test_noise_reaches_the_engine_under_its_own_name() -> None:
         "jitter_cv": 0.01, "common_cv": 0.02, "persistent_cv": 0.03, "slow_ranks": 2, "slow_factor": 1.5,
         "imbalance_cv": 0.04, "fail_slow_share": 0.05, "fail_slow_mean_iterations": 60.0, "fail_slow_factor": 1.7,
         "drift_cv": 0.08, "drift_iterations": 90.0, "stall_rate": 0.1, "stall_mean_s": 0.11,
-        "transfer_cv": 0.12,
+        "transfer_cv": 0.12, "late_wake_s": 0.002, "stamp_noise_s": 2e-5, "missing_share": 0.01,
     }  # fmt: skip
     batch = derive(cluster(noise=noise | {"imbalance_skew": 1.3}), episode_keys([0]))
     assert {name: batch.jobs[name][0] for name in noise} == noise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceenv.core.errors import InputError
+from paceenv.policies import saved
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
@@ -37,9 +39,19 @@ def test_no_cluster_is_in_two_splits() -> None:
         assert not any(cluster in by_split[other] for cluster in by_split[one])
     for split in SPLITS:
         assert {c.null_case for c in CASES if c.split == split} == {True, False}
-    ranks = {c.load().ranks for c in CASES if c.split == "held-out"}
+    ranks = {c.load().ranks for c in CASES}
     assert min(ranks) == 4
     assert max(ranks) == 512
+
+
+@pytest.mark.parametrize("name", ["held-out", "random"])
+def test_nobody_chose_the_held_out_clusters(name: str) -> None:
+    """They come from the released policy's own bytes; after another release they are others."""
+    seed = int(hashlib.sha256(saved.released().read_bytes()).hexdigest()[:7], 16)
+    config = config_files.load(Suite, "suites", name)
+    drawn = [*config.relatives, *config.random]
+    assert [one.seed for one in drawn if one.split == "held-out"] == [seed]
+    assert len(load_suite(name).only(["held-out"]).cases) >= 40
 
 
 def test_a_case_may_change_its_cluster_and_says_where_it_cannot(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Outcome:
     delay_share_E: NDArray[np.float64]
     step_ratio: NDArray[np.float32]
     """Every 32nd step over the ideal step, for pictures of the distribution."""
+    tenant_rate_EK: NDArray[np.float64]
+    """Iterations a second of each co-tenant, ``(E, K)``; not-a-number where it is absent."""
     outside: Outside | None = None
     """Whether the policy was passive because it was outside its calibrated range."""
 
@@ -58,6 +60,7 @@ class Score:
         null_case: whether pacing cannot help there.
         gap_closed: gain as a share of the bound, the best gain of any policy in the table, with its interval over seeds
             and clusters; None where the bound is unknown or gains nothing.
+        tenants_gain: mean relative gain of the co-tenants' throughput over passive; None where there is none.
     """
 
     policy: str
@@ -68,6 +71,7 @@ class Score:
     mean_delay_share: float
     null_case: bool = False
     gap_closed: Interval | None = None
+    tenants_gain: float | None = None
 
 
 @dataclass
@@ -100,6 +104,12 @@ class SuiteResult:
         """
         return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
 
+    def tenants_gain(self, policy: str, case: Case) -> float | None:
+        """Mean relative gain of the co-tenants' throughput over passive; None where there is none."""
+        rate_EK, before_EK = (self.outcomes[name, case.name].tenant_rate_EK for name in (policy, "passive"))
+        known_EK = before_EK > 0.0  # not-a-number is not
+        return float((rate_EK[known_EK] / before_EK[known_EK]).mean() - 1.0) if known_EK.any() else None
+
     def bound(self, case: Case) -> float | None:
         """The best mean gain of any policy on a cluster; None for a null or where no policy has looked ahead."""
         if case.null_case or (AHEAD, case.name) not in self.outcomes:
@@ -121,7 +131,8 @@ class SuiteResult:
         share = self._share_of_best(policy, case)
         closed = None if share is None else gaps.interval(*share)
         cv, delay = float(found.cv_E.mean()), float(found.delay_share_E.mean())
-        return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed)
+        tenants = self.tenants_gain(policy, case)
+        return Score(policy, case.name, gain, (interval[0], interval[1]), cv, delay, case.null_case, closed, tenants)
 
     def total(self, policy: str, against: str = "passive", cases: Sequence[Case] | None = None) -> Score:
         """One policy on the whole suite: the weighted mean of its gains.
@@ -196,6 +207,6 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     found = run(select_policy(policy, cluster), simulator, suite.iterations)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
-    return Outcome(
-        mean_E, sd_E / found.step_ET.mean(axis=1), found.mean_delay_E / found.ideal_step_E, ratio, found.outside
-    )
+    rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]
+    delay_E = found.mean_delay_E / found.ideal_step_E
+    return Outcome(mean_E, sd_E / found.step_ET.mean(axis=1), delay_E, ratio, rate_EK, found.outside)

@@ -10,7 +10,16 @@ from typing import Any
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Score, SuiteResult
 from paceenv.ui.output import markdown_table
 
-HEADER = ("policy", "cluster", "throughput against passive", "95 % interval", "gap closed", "CV", "delay / ideal step")
+HEADER = (
+    "policy",
+    "cluster",
+    "throughput against passive",
+    "95 % interval",
+    "gap closed",
+    "tenants' throughput",
+    "CV",
+    "delay / ideal step",
+)
 
 
 def scores(result: SuiteResult) -> list[Score]:
@@ -37,6 +46,7 @@ def cells(score: Score) -> tuple[str, ...]:
         f"{score.gain:+.2%}",
         interval,
         gap(score),
+        "" if score.tenants_gain is None else f"{score.tenants_gain:+.2%}",
         f"{score.cv:.3f}",
         f"{score.mean_delay_share:.3f}",
     )
@@ -61,6 +71,7 @@ def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[di
                     "ci95": list(score.gain_ci95),
                     "cv": score.cv,
                     "cv_passive": passive.cv,
+                    "tenants_gain": score.tenants_gain,
                     "gap_closed": score.gap_closed.value if score.gap_closed else None,
                     "gap_ci95": list(score.gap_closed[1:]) if score.gap_closed else None,
                     "limits": asdict(result.suite.limits),

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
@@ -15,6 +16,7 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
 from paceenv.trainers.evaluation.random_clusters import RandomClusters
+from paceenv.trainers.evaluation.relatives import relative
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -54,7 +56,7 @@ class Case(ClusterShare):
     """One cluster of a suite, by a name of its own."""
 
     name: str = Field("", description="empty: as the cluster")
-    split: Split = Field("held-out", description="for training, for selection, or for the score table only")
+    split: Split = Field("held-out", description="for training, for selection, or for scores only")
     suite: str = Field("", description="which suite it comes from; filled in")
 
     @model_validator(mode="before")
@@ -82,6 +84,30 @@ class RandomCases(RandomClusters):
         ]
 
 
+class RelativeCases(Config):
+    """Relatives of clusters of other suites (``relatives.py``), as the cases of one split."""
+
+    seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
+    clusters: int = Field(ge=1, le=1000)
+    suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
+    null_share: float = Field(0.3, ge=0, le=1, description="share of the relatives that are nulls")
+    split: Split = "held-out"
+
+    def cases(self) -> list[Case]:
+        suites = [load_suite(name) for name in self.suites]
+        by_suite = [found for suite in suites if (found := suite.of_kind(False))]
+        nulls = [case for suite in suites for case in suite.of_kind(True)]
+        generator, drawn = np.random.default_rng([self.seed, self.clusters]), list[Case]()
+        for n in range(self.clusters):
+            is_null = nulls and generator.random() < self.null_share
+            cases = nulls if is_null else by_suite[generator.integers(len(by_suite))]
+            case = cases[generator.integers(len(cases))]
+            name = f"{case.name}-r{n}"
+            cluster = relative(case.load(), self.seed, n, name, resize=not case.null_case)
+            drawn.append(Case(name=name, cluster=cluster, split=self.split, null_case=case.null_case))
+        return drawn
+
+
 class Suite(Config):
     """Clusters on which policies are compared."""
 
@@ -89,6 +115,7 @@ class Suite(Config):
     description: str = ""
     cases: list[Case] = []
     random: list[RandomCases] = Field([], description="further cases, which a seed draws")
+    relatives: list[RelativeCases] = Field([], description="further cases: relatives of other suites' clusters")
     mechanisms: list[Mechanism] = Field(
         ["slack", "phase_shift", "stagger"],
         min_length=1,
@@ -101,13 +128,17 @@ class Suite(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:
-        if not self.cases and not self.random:
-            raise ValueError("cases, or random ones")
+        if not self.cases and not self.random and not self.relatives:
+            raise ValueError("cases, random ones, or relatives")
         names = [case.name for case in self.cases]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"cases with different names (twice: {', '.join(twice)})")
         return self
+
+    def of_kind(self, null_case: bool) -> list[Case]:
+        """Its nulls, or its other cases."""
+        return [case for case in self.cases if case.null_case == null_case]
 
     def only(self, splits: Iterable[Split]) -> Suite:
         """This suite with the cases of some splits; InputError where there are none."""
@@ -128,14 +159,14 @@ def load_suite(name: str | os.PathLike[str]) -> Suite:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    cases = [*suite.cases, *(case for drawn in suite.random for case in drawn.cases())]
-    return suite.model_copy(
-        update={"cases": [c.beside(path).model_copy(update={"suite": suite.name}) for c in cases], "random": []}
-    )
+    drawn: list[RandomCases | RelativeCases] = [*suite.random, *suite.relatives]
+    cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
+    cases = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
+    return suite.model_copy(update={"cases": cases, "random": [], "relatives": []})
 
 
 ALL = "all"
-REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls")
+REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls", "held-out")
 """The suites of the score table, in its order; together they are the suite ``all``."""
 
 

@@ -84,6 +84,8 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
         value = getattr(cluster.noise, name)
         jobs[name] = value if isinstance(value, int) else draw(value)
     jobs["transfer_cv"] = draw.named("noise.transfer_cv", cluster.noise.transfer_cv)
+    for name in ("late_wake_s", "stamp_noise_s", "missing_share"):
+        jobs[name] = draw.named(f"noise.{name}", getattr(cluster.noise, name))
     skewness = draw(cluster.noise.imbalance_skew)
     work = cluster.post_collective_work
     jobs["post_work_groups"], jobs["post_work_s"] = work.groups, draw(work.work_s)

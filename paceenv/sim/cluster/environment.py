@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from paceenv.core.pacing import CLUSTER_DEFAULT
-from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Share
+from paceenv.sim.cluster.quantity import AtLeastOne, Cv, Fraction, NonNegative, Positive, Rare, Share
 from paceenv.sim.engine.layout import MAX_STALENESS
 from paceenv.ui.config_files import Config, Mechanism
 
@@ -31,6 +31,11 @@ class Noise(Config):
     stall_rate: Share = Field(0.0, description="runtime or control-plane stalls per rank and iteration")
     stall_mean_s: NonNegative = Field(0.0, description="their mean length (exponential), s")
     transfer_cv: Cv = Field(0.0, description="of the time of a group's collective, drawn for each group and step")
+    late_wake_s: NonNegative = Field(0.0, description="how much longer than decided a delay lasts (exponential), s")
+    stamp_noise_s: NonNegative = Field(0.0, description="error of what a rank measures of its collectives, s")
+    missing_share: Rare = Field(
+        0.0, description="share of steps that a rank cannot measure: it learns nothing and does not delay the next"
+    )
 
 
 class PostCollectiveWork(Config):

@@ -99,6 +99,7 @@ HIGHEST = 1e15
 Positive = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST, open_low=True))]
 NonNegative = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST))]
 Share = Annotated[Quantity, AfterValidator(_within(0.0, 0.99))]
+Rare = Annotated[Quantity, AfterValidator(_within(0.0, 0.1))]
 AtLeastOne = Annotated[Quantity, AfterValidator(_within(1.0, HIGHEST))]
 Cv = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]
 Fraction = Annotated[Quantity, AfterValidator(_within(0.0, 1.0, open_low=True))]

@@ -18,7 +18,7 @@ import numba
 from numba.extending import register_jitable
 
 from paceenv.core import limits, pacing, signals, timing
-from paceenv.sim.engine import coupling, draws, fluid, incast, kernel, layout, noise
+from paceenv.sim.engine import coupling, draws, fluid, imperfections, incast, kernel, layout, noise
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -31,6 +31,7 @@ _MODULES: tuple[ModuleType, ...] = (
     fluid,
     incast,
     coupling,
+    imperfections,
     kernel,
     layout,
 )
@@ -57,6 +58,8 @@ _REGISTERED = (
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),
+    (imperfections.is_missing, imperfections.real_delay_s, imperfections.delay_imperfectly, imperfections.blur),
+    (imperfections.keep_missing,),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.exit_s, kernel.observe_and_decide),
     (kernel.observer_rank, kernel.keep_stamps, kernel.advance_job, kernel.advance_jobs, layout.new_scratch),

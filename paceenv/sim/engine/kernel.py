@@ -19,6 +19,7 @@ from paceenv.core import limits, signals, timing
 from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
+from paceenv.sim.engine.imperfections import blur, delay_imperfectly, keep_missing
 from paceenv.sim.engine.incast import receive_all
 from paceenv.sim.engine.layout import (
     FIXED_POST_WORK_S,
@@ -182,6 +183,8 @@ def observe_and_decide(
                 wait_R[r] -= early_s
     if job["staleness"] > 0:
         run_ahead(view, scratch, step_s)
+    if job["stamp_noise_s"] > 0.0:
+        blur(job, view.clock["key"], view.clock["iteration"], view.normal, comm_R, wait_R)
     timing.observe_step(tick, step_s + extra_s)
     timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
     cap_s = limits.capped_s(limits_4[limits.CAP_S], limits_4[limits.CAP_SHARE], tick[timing.STEP_BASELINE_S])
@@ -294,6 +297,7 @@ def advance_job(
     arrival_G, finish_G = scratch.arrival_G, scratch.finish_G
     ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
+    is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
     can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
     signals.start_interval(tick)
     clock["delay_s"] = 0.0
@@ -307,6 +311,9 @@ def advance_job(
         if job["staleness"] > 0:
             for r in range(ranks):
                 compute_R[r] += start_R[r]
+        if is_imperfect:
+            delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
+            keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
         arrive(view, scratch)
         if job["incast_kind"] != NO_INCAST:
@@ -330,6 +337,8 @@ def advance_job(
         if recording.ready_ETG.shape[1] > 0:
             keep_stamps(recording, e, t, view, scratch)
         observe_and_decide(view, scratch, settings_SM2, limits_4, step_s, extra_s)
+        if is_imperfect:
+            keep_missing(job, clock["key"], clock["iteration"], scratch.aside_FR, view.rank)
         rewind(clock, tenant, step_s + extra_s)
         clock["iteration"] += 1
 

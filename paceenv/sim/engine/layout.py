@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import timing
+
 JOB = np.dtype(
     [
         ("compute_s", "f8"),
@@ -30,6 +32,9 @@ JOB = np.dtype(
         ("drift_iterations", "f8"),
         ("stall_rate", "f8"),
         ("stall_mean_s", "f8"),
+        ("late_wake_s", "f8"),
+        ("stamp_noise_s", "f8"),
+        ("missing_share", "f8"),
         ("transfer_alone_s", "f8"),
         ("uplink_work_s", "f8"),
         ("latency_s", "f8"),
@@ -72,6 +77,9 @@ is the part of it that occupies the shared uplink, in seconds of the whole uplin
 variation ``transfer_cv``, drawn for each group and iteration, stretches the time of the fluid. ``imbalance_table``
 indexes the quantile tables. ``ideal_step_s`` is the closed-form step without noise and contention: the reference of
 reward and reports.
+
+A delay lasts longer than decided by an exponential time of mean ``late_wake_s``. What a rank measures has a normal
+error of ``stamp_noise_s``. A rank cannot measure a step with probability ``missing_share``.
 
 ``overlap_share`` is the share of a rank's compute that is still to come when its first gradients are ready and the
 collective may start. ``tail_s`` is the time of the last gradients alone, latency included, always after the compute.
@@ -241,6 +249,8 @@ class Scratch(NamedTuple):
     """Time of each rank in the barrier."""
     sent_R: NDArray[np.float64]
     """When each sender of a gather leaves it, from the end of the step before; latency not included."""
+    aside_FR: NDArray[np.float32]
+    """``(timing.RANK_FIELDS, R)``: estimators of ranks that cannot measure this iteration, as they were before it."""
     order_G: NDArray[np.int64]
     """Group numbers in the order of arrival; kept between iterations, because the next order is much like it."""
     arrival_G: NDArray[np.float64]
@@ -285,6 +295,7 @@ def new_scratch(ranks: int, groups: int) -> Scratch:
         np.empty(ranks, np.float32),
         np.empty(ranks, np.float32),
         np.empty(ranks),
+        np.empty((timing.RANK_FIELDS, ranks), np.float32),
         np.arange(groups),
         np.empty(groups),
         np.empty(groups),

@@ -60,7 +60,8 @@ class Outcome:
     """Totals of episodes since their start, each ``(E,)``.
 
     Re-run iterations are those that failures undid, useful ones those that count. Energy is in joules; 0 for a job
-    without power figures.
+    without power figures. Of K co-tenants ``tenant_cycles_EK`` counts their own iterations, ``(E, K)``; not-a-number
+    where a tenant is absent, K = 0 where an engine does not count them.
     """
 
     time_s: NDArray[np.float64]
@@ -68,6 +69,7 @@ class Outcome:
     failures: NDArray[np.int64]
     rerun_iterations: NDArray[np.float64]
     useful_iterations: NDArray[np.float64]
+    tenant_cycles_EK: NDArray[np.float64]
 
 
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
@@ -225,7 +227,10 @@ class Simulator:
         iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
         can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_per_s"] > 0.0)
         useful = np.where(can_stop, kept, iterations)
-        return Outcome(c["time_s"].copy(), c["energy_j"].copy(), c["failures"].copy(), iterations - useful, useful)
+        present_EK = self.batch.tenants_EK["weight"] > 0.0
+        cycles_EK = np.where(present_EK, self.state.tenant_ENK[:, layout.CYCLES], np.nan)
+        time_s, failures = c["time_s"].copy(), c["failures"].copy()
+        return Outcome(time_s, c["energy_j"].copy(), failures, iterations - useful, useful, cycles_EK)
 
     def fork(self, which: NDArray[np.int64]) -> Simulator:
         """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment."""

@@ -2,7 +2,8 @@
 seeds.
 
 It reads the cluster config itself: ranks, links and messages are built here, not derived from closed forms. On purpose
-it shares with the fast engine the draws of noise, so that both see the same, and the estimator and pacing rules.
+it shares with the fast engine the draws of noise and of what ranks measure, so that both see the same, and the
+estimator and pacing rules.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import derive, drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import draws, layout, noise
+from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
 from paceenv.sim.engine.kernel import observer_rank
 from paceenv.sim.engine.layout import Recording, View
 from paceenv.sim.engine.simulator import JobBatch, Outcome, episode_keys
@@ -129,7 +131,7 @@ class Reference:
         """What the episode came to so far; nothing fails here."""
         iterations, none = np.array([float(len(self._end_T))]), np.zeros(1)
         time_s = np.array([self._end_T[-1] if self._end_T else 0.0])
-        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations)
+        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations, np.zeros((1, 0)))
 
     # a step
 
@@ -153,6 +155,9 @@ class Reference:
             return
         self._next_R[r], self._is_busy_R[r] = t + 1, True
         step = self._step(t)
+        with np.errstate(over="ignore"):
+            asked_s = float(self._rank[timing.DELAY_S, r])
+            self._rank[timing.DELAY_S, r] = real_delay_s(self._view.job, self._view.clock["key"], t, r, asked_s)
         step.delay_R[r] = self._rank[timing.DELAY_S, r]
         compute_s = float(step.compute_R[r])
         released_s = self.network.now_s + float(step.delay_R[r])
@@ -204,6 +209,12 @@ class Reference:
         comm_R = (step.exit_R - step.entry_R).astype(np.float32)
         ready_R = step.exit_R + np.repeat(step.ready_G - step.finish_G, members)
         wait_R = (end_s - setup.barrier_s - ready_R).astype(np.float32)
+        job, key = self._view.job, self._view.clock["key"]
+        with np.errstate(over="ignore"):
+            if job["stamp_noise_s"] > 0.0:
+                blur(job, key, t, self._view.normal, comm_R, wait_R)
+            missing = [r for r in range(setup.ranks) if is_missing(job, key, t, r)]
+        aside = self._rank[:, missing]
         timing.observe_step(self._tick, end_s - begin_s)
         timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, setup.has_barrier)
         settings, allowed = self._settings_SM2, self.limits
@@ -215,6 +226,7 @@ class Reference:
                 timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
         budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
         delay_limits.spend(budget_R, delay_R, setup.ranks, end_s - begin_s, allowed.burst_s, allowed.fill)
+        self._rank[:, missing] = aside
         for r in range(setup.ranks):
             self._start(r)
 

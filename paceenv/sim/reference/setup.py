@@ -40,7 +40,8 @@ def number(quantity: Quantity | None, nodes: int) -> float:
 
 def _refuse_what_is_unknown(cluster: Cluster) -> None:
     """The first feature of the config that the fast engine supports and this one does not, in one line."""
-    fabric, power, reliability = cluster.fabric, cluster.power, cluster.reliability
+    fabric, power, reliability, noise = cluster.fabric, cluster.power, cluster.reliability, cluster.noise
+    imperfect = any(quantity != 0.0 for quantity in (noise.late_wake_s, noise.missing_share))
     unknown = {
         "workload": cluster.workload is not None,
         "fabric.torus": fabric.torus is not None,
@@ -49,7 +50,8 @@ def _refuse_what_is_unknown(cluster: Cluster) -> None:
         "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
-        "noise.transfer_cv": cluster.noise.transfer_cv != 0.0,
+        "noise.transfer_cv": noise.transfer_cv != 0.0,
+        "synchronization.staleness with late or missing ranks": cluster.synchronization.staleness > 0 and imperfect,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,
         "reliability.mtbf": reliability.mtbf_iterations is not None or reliability.mtbf_hours is not None,
