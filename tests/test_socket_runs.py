@@ -11,9 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from traced_jobs import STRAGGLER_DIR
 
+from paceenv.calibration.job_fit import calibrate_job
 from paceenv.core import pacing, timing
 from paceenv.core.trace import PACE_OP, read_trace
 from paceenv.live.decide.pacer import RankPacer
+from paceenv.policies import rollout
+from paceenv.policies.base import Policy
+from paceenv.policies.rules import passive
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import load_cluster
 
@@ -82,6 +86,39 @@ def test_a_policy_wants_the_same_whoever_paced_the_job(policy_of_run: str) -> No
     assert np.mean(beside_other) == pytest.approx(np.mean(beside_static), rel=0.2)
     assert np.mean(beside_static) > 0.15, "what slack needs there; the default constant has 0.25"
     assert np.quantile(beside_other, 0.05) > 0.4 * np.mean(beside_other), "it never closes"
+
+
+class Windows(Policy):
+    """A policy, and the slack windows that it decided on, ``(intervals, rows)``."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self.name, self.interval_iterations = policy, policy.name, policy.interval_iterations
+        self.windows: list[NDArray[np.float64]] = []
+
+    def reset(self, rows: int) -> None:
+        self._policy.reset(rows)
+
+    def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        settings = self._policy.act(signals_BO)
+        self.windows.append(settings[:, pacing.SLACK, pacing.WINDOW].copy())
+        return settings
+
+
+def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording() -> None:
+    """Fitted to the recording and simulated with the policy's own delays, which it may not take for something else."""
+    job = recorded("my-slack-static")  # skips without recordings
+    cluster = calibrate_job(read_trace(FOLDER / "my-slack-static.parquet"), name="recorded").cluster
+    policy = select_policy("learned", cluster)
+    assert isinstance(policy, Policy)
+    watched, episodes = Windows(policy), 8
+    paced = rollout.run(watched, rollout.start(cluster, np.arange(episodes)), 800)
+    plain = rollout.run(passive(), rollout.start(cluster, np.arange(episodes)), 800)
+    closed = np.array(watched.windows)[5:].reshape(-1, episodes, cluster.ranks)
+    # the pair with work after its collective is another one in each episode: means over all ranks are compared
+    beside_static = np.mean([slack_windows("learned", job, rank) for rank in range(job.comm_TR.shape[1])])
+    assert closed.mean() == pytest.approx(beside_static, rel=0.2)
+    assert (closed.mean(axis=(0, 2)) > 0.6 * closed.mean()).all(), "it closes in no episode"
+    assert paced.step_ET.mean() < 0.9 * plain.step_ET.mean()
 
 
 @pytest.mark.parametrize("run", ["my-slack-static", "my-slack-learned", "two-jobs-learned"])
