@@ -94,6 +94,7 @@ class RelativeCases(Config):
     suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
     null_share: float = Field(0.3, ge=0, le=1, description="share of the relatives that are nulls")
     split: Split = "held-out"
+    weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
         suites = [load_suite(name) for name in self.suites]
@@ -106,7 +107,8 @@ class RelativeCases(Config):
             case = cases[generator.integers(len(cases))]
             name = f"{case.name}-r{n}"
             cluster = relative(case.load(), self.seed, n, name, resize=not case.null_case)
-            drawn.append(Case(name=name, cluster=cluster, split=self.split, null_case=case.null_case))
+            kind = {"split": self.split, "null_case": case.null_case, "weight": self.weight}
+            drawn.append(Case(name=name, cluster=cluster, **kind))
         return drawn
 
 
@@ -118,6 +120,7 @@ class PosteriorCases(Config):
     seed: int = Field(0, ge=0, description="of the draws")
     split: Split = "train"
     null_case: bool = Field(False, description="whether pacing must not matter there")
+    weight: float = Field(1.0, gt=0, description="of each draw")
 
     def cases(self) -> list[Case]:
         """The drawn clusters; InputError for a cluster without a record."""
@@ -131,7 +134,8 @@ class PosteriorCases(Config):
         for d, cluster in enumerate(drawn_clusters(fitted, seed=self.seed, draws=self.draws)):
             name = f"{fitted.name}-{self.seed}-{d}"
             own = cluster.model_copy(update={"name": name, "calibration": {}})
-            found.append(Case(name=name, cluster=own, split=self.split, null_case=self.null_case))
+            kind = {"split": self.split, "null_case": self.null_case, "weight": self.weight}
+            found.append(Case(name=name, cluster=own, **kind))
         return found
 
     def beside(self, path: Path) -> Self:
