@@ -98,7 +98,7 @@ class Guard:
         if math.isfinite(now_s):
             elapsed_s = now_s - self._now_s
             if elapsed_s > 0.0:
-                self._left_s = refilled(self._left_s, elapsed_s, self.limits.burst_s, self.limits.fill)
+                self._left_s = refilled(self._left_s, self.limits.fill * elapsed_s, self.limits.burst_s)
             self._now_s = now_s
 
     def _said(self, limit: str, allowed_s: float) -> float:

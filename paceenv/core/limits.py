@@ -99,16 +99,14 @@ def capped_s(cap_s: float, cap_share: float, step_s: float) -> float:
     return min(cap_s, cap_share * step_s)
 
 
-def refilled(left_s: float, elapsed_s: float, burst_s: float, fill: float) -> float:
+def refilled(left_s: float, gain_s: float, burst_s: float) -> float:
     """What is left of a rank's budget after some time, seconds.
 
-    The budget is a bucket of ``burst_s`` that fills by ``fill`` a second. So no minute exceeds the budget, wherever it
-    starts.
+    The budget is a bucket of ``burst_s`` that fills steadily. So no minute exceeds the budget, wherever it starts.
 
     Args:
         left_s: what was left, seconds; negative is a debt.
-        elapsed_s: the time since then, seconds.
+        gain_s: what has come in since then, seconds.
         burst_s: size of the bucket, seconds.
-        fill: seconds of delay that a second adds.
     """
-    return min(left_s + fill * elapsed_s, burst_s)
+    return left_s + gain_s if left_s + gain_s < burst_s else burst_s

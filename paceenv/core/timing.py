@@ -385,8 +385,9 @@ def spend(
         burst_s: size of the bucket, seconds.
         fill: seconds of delay that a second adds.
     """
+    gain_s, full_s, none_s = np.float32(fill * elapsed_s), np.float32(burst_s), np.float32(0.0)
     for r in range(ranks):
-        left_s = refilled(np.float64(left_R[r]), elapsed_s, burst_s, fill)
-        delay_s = min(np.float64(delay_R[r]), max(left_s, 0.0))
-        delay_R[r] = delay_s
-        left_R[r] = left_s - delay_s
+        left_s = refilled(left_R[r], gain_s, full_s)
+        allowed_s = left_s if left_s > none_s else none_s
+        delay_R[r] = delay_R[r] if delay_R[r] < allowed_s else allowed_s
+        left_R[r] = left_s - delay_R[r]
