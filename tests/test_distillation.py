@@ -67,7 +67,7 @@ def test_gain_and_less_variation_are_the_reward() -> None:
     for setting in settings:
         step_s_ET = simulator.fork(np.arange(6)).run(np.broadcast_to(setting, (6, 1, *setting.shape)), 60)
         sd_s_E = np.mean([part.std(axis=1) for part in np.split(step_s_ET, 3, axis=1)], axis=0)
-        reward.append(metrics.reward(step_s_ET.mean(axis=1), sd_s_E, ideal_s_E, weight))
+        reward.append(metrics.reward(step_s_ET.mean(axis=1), sd_s_E, ideal_s_E, weight))  # type: ignore[arg-type]
         mean_s.append(step_s_ET.mean(axis=1))
     expected_E = 100.0 * (reward[1] - reward[0]) * mean_s[0] / ideal_s_E
     np.testing.assert_allclose(found[:, 0] + weight * found[:, 1], expected_E, rtol=1e-4, atol=1e-4)

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.evidence import learners
 from paceenv.core.errors import InputError
+from paceenv.trainers.training import training_run
 from paceenv.trainers.training.algorithm_configs import SECTIONS
 from paceenv.trainers.training.checkpoint import save_checkpoint
 from paceenv.trainers.training.train_config import TrainConfig
@@ -73,9 +74,9 @@ def test_a_budget_in_minutes_is_the_measured_pace_and_kept(tmp_path: Path, monke
             self.cpu_s += 2.0 if self.timesteps else 50.0  # the first one also compiles
             self.timesteps += 1000
 
-    monkeypatch.setattr(learners.training_run, "Run", Run)
+    monkeypatch.setattr(training_run, "Run", Run)
     assert learners.decisions_in("cma_es", 2.0, tmp_path / "cma_es") == 2 * 60 * 500
-    monkeypatch.delattr(learners.training_run, "Run")
+    monkeypatch.delattr(training_run, "Run")
     assert learners.decisions_in("cma_es", 1.0, tmp_path / "cma_es") == 60 * 500, "not measured again"
 
 

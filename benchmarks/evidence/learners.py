@@ -35,8 +35,9 @@ HEADER = """# Learners
 Here you find which algorithm learns pacing best for its time.
 `python -m benchmarks.evidence.learners --out FOLDER --write` makes this page.
 
-All train on the same clusters, with the same inputs (a view, its means over {memory} control intervals and its mean
-change), and are scored on the same validation clusters (`paceenv.trainers.training.selection`), which no training uses.
+All train on the same clusters (those of the config `released`), with the same inputs (a view, its means over {memory}
+control intervals and its mean change), and are scored on the same validation clusters
+(`paceenv.trainers.training.selection`), which no training uses.
 The policy of a run is that of its best score.
 CPU-minutes are of one core and include the evaluations.
 `distill` is ours: a student of a teacher that knows the future of the training clusters.
@@ -86,6 +87,8 @@ def config_of(algorithm: str, seed: int, timesteps: int | None) -> TrainConfig:
     released = load_train_config(RELEASED).model_dump(mode="json")
     data: dict[str, Any] = with_algorithm(load_train_config(BASE).model_dump(mode="json"), algorithm)
     data |= {"name": f"learners-{algorithm}", "seed": seed}
+    # not the random ones: every shape of cluster is a batch of its own, and some eighty batches are what PPO would time
+    data["environment"] = {**data["environment"], "suites": released["environment"]["suites"]}
     if algorithm != "distill":
         data["constraint"] = released["constraint"]
         data["selection"] = {**data["selection"], "every": 20 if algorithm != "cma_es" else 2, "patience": 20}

@@ -42,6 +42,8 @@ BASE = "distilled"
 TAILORED, CONSTANT = "tailored", "constant"
 MIN_GAIN = 0.002
 """A mean gain below which pacing is not worth having."""
+TIE = 0.001
+"""Gains that differ by less are equal."""
 CANDIDATES = 12
 ROUND_EPISODES = 6
 """Episodes of every cluster in a round of the student's training."""
@@ -131,7 +133,7 @@ def tailor(
     seeds = int(np.clip(MAX_EVALUATED_RANKS // (clusters[0].ranks * len(compared)), MIN_SEEDS, MAX_SEEDS))
     chosen_on = _gains(policies, compared, CHOICE_SEED, seeds)
     on_progress(time.process_time() - begun)
-    best = max(chosen_on, key=lambda name: chosen_on[name].value)
+    best = _best(chosen_on)
     helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
     gains = _gains(policies, compared, FINAL_SEED, seeds)
     found = Tailored(best if helps else None, None, student, constant, gains, time.process_time() - begun)
@@ -230,6 +232,14 @@ def _best_constant(candidates: Sequence[Candidate], clusters: Sequence[Cluster])
         found = simulator.run(np.tile(settings, (2, 1, 1))[:, None], ITERATIONS).mean(axis=1).reshape(2, -1)
         step_s.append((found / found[:, :1]).mean(axis=0))
     return candidates[max(int(np.mean(step_s, axis=0)[1:].argmin()), 0)]
+
+
+def _best(gains: dict[str, Interval]) -> str:
+    """The policy with the highest gain; the constant, which is simpler, where nothing else gains :data:`TIE` more."""
+    most = max(gains, key=lambda name: gains[name].value)
+    if CONSTANT in gains and gains[most].value - gains[CONSTANT].value < TIE:
+        return CONSTANT
+    return most
 
 
 def _gains(policies: dict[str, Policy], clusters: Sequence[Cluster], first: int, seeds: int) -> dict[str, Interval]:

@@ -37,6 +37,8 @@ FINER = (0.7, 1.4)
 """Factors of threshold and window by which a second pilot looks around what the first one chose."""
 PILOT_SEED = 3 << 30
 PILOT_EPISODES, PILOT_INTERVALS = 24, 10
+WORTH_IT = 0.5
+"""Gain, % of the step, from which on a cluster counts as one that pacing helps."""
 MAX_GAIN = 200.0
 """Gains beyond, in % of the step, count as this: one collapsed step more or less decides there."""
 
@@ -161,8 +163,9 @@ def choose_candidates(
         weight_K = 1.0 / np.maximum(scale_K, 1.0)
         # the mean over a cluster's episodes for a half of them: what is chosen is not only the luck of single futures
         shrunk = [w * 0.5 * (part + part.mean(axis=0)) / len(part) for w, part in zip(weight_K, parts, strict=True)]
+        helped = max(int((scale_K >= WORTH_IT).sum()), 1)  # a candidate must pay where any does, however many nulls
         gain_SC = np.concatenate([np.zeros((sum(map(len, parts)), 1)), np.concatenate(shrunk)], axis=1)
-        chosen = [c - 1 for c in select_candidates(gain_SC * len(gain_SC) / len(clusters), section.candidates)[1:]]
+        chosen = [c - 1 for c in select_candidates(gain_SC * len(gain_SC) / helped, section.candidates)[1:]]
         candidates = [candidates[c] for c in chosen] or candidates[:1]
         candidates = finer_grid(candidates) if pilot == 0 else candidates
     return candidates, scale_K
