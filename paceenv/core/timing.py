@@ -387,7 +387,7 @@ def spend(
     """
     gain_s, full_s, none_s = np.float32(fill * elapsed_s), np.float32(burst_s), np.float32(0.0)
     for r in range(ranks):
-        left_s = refilled(left_R[r], gain_s, full_s)
+        left_s = refilled(left_R[r], gain_s, full_s)  # type: ignore[arg-type]  # all float32, to be vectors
         allowed_s = left_s if left_s > none_s else none_s
         delay_R[r] = delay_R[r] if delay_R[r] < allowed_s else allowed_s
         left_R[r] = left_s - delay_R[r]
