@@ -371,12 +371,14 @@ def test_the_page_says_what_the_reports_say_and_what_was_not_measured(tmp_path: 
     options = LoopOptions(seeds=1, tailor_s=0, candidates=("default", "paper", "learned"))
     report = _loop(tmp_path / "loops" / "double", SimulatedTestbed(), options=options).go()
     report["policies"][0]["policy"] = report["contest"]["candidates"][0]["policy"] = "/here/mine.safetensors"
+    report["policies"][1]["policy"] = report["contest"]["candidates"][1]["policy"] = "static:slack=0/0.3"
     report["scenario"] = "unequal-slack"
     (tmp_path / "loops" / "double" / "report.json").write_text(json.dumps(report))
     reports = benchmark.collect(tmp_path / "loops")
     assert "/here" not in json.dumps(reports)
     rows = {role: row for row in reports["unequal-slack"]["contest"]["candidates"] for role in row["roles"]}
     assert rows["default"]["policy"] == "mine.safetensors"
+    assert rows["paper"]["policy"] == "static:slack=0/0.3"  # a setting is no path
     found = {target.what: target for target in benchmark.targets(reports)}
     assert found["simulated mean step"].met
     share = found["unequal-slack: learned (learned), share of the best constant's gain"]
