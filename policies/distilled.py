@@ -28,12 +28,20 @@ class Distilled(Learned):
     ``hysteresis`` more, so that a rank does not flap between settings that are about as good. Legend: B rows,
     C candidates, M mechanisms.
 
+    With a preference the network says of each candidate two things: what it gains in throughput, and how much less it
+    makes step times vary. The gain is then the first plus preference times the second, so that one network serves all
+    preferences.
+
     Args:
-        layers: as in :class:`Learned`; the last layer gives the gain of each candidate, in % of the step.
+        layers: as in :class:`Learned`; the last layer gives the gain of each candidate, in % of the step, and with a
+            preference after them the less of variation of each.
         candidates: the settings; no pacing is always one more.
         margin: gain below which pacing is left alone, % of the step.
         hysteresis: gain by which another setting must be better than the present one, % of the step.
         name: for messages.
+        preference: weight of variation against throughput, as in ``paceenv.core.metrics.reward``; None: only
+            throughput counts, and the network gives nothing else.
+        preference_range: lowest and highest weight that it may follow; None: this one only.
         calibrated_range: as in :class:`Learned`, as are the next two.
         memory_intervals: time scales of its memory.
         change_intervals: time scale of the mean change.
@@ -51,6 +59,8 @@ class Distilled(Learned):
         margin: float,
         hysteresis: float,
         name: str = "distilled",
+        preference: float | None = None,
+        preference_range: tuple[float, float] | None = None,
         calibrated_range: Mapping[str, tuple[float, float]] | None = None,
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
@@ -61,24 +71,45 @@ class Distilled(Learned):
         settings = [pacing.off(), *(_settings(one, where) for one in self.candidates)]
         if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
             raise out_of_range("candidates", len(self.candidates), f"1 to {MAX_CANDIDATES} settings", where)
-        if len(layers[-1][1]) != len(self.candidates):
-            raise out_of_range("outputs", len(layers[-1][1]), f"{len(self.candidates)}, one a candidate", where)
+        each = 1 if preference is None else 2
+        if len(layers[-1][1]) != each * len(self.candidates):
+            allowed = f"{each * len(self.candidates)}, {each} a candidate"
+            raise out_of_range("outputs", len(layers[-1][1]), allowed, where)
         for key, value in (("margin", margin), ("hysteresis", hysteresis)):
             if not 0.0 <= value < math.inf:
                 raise out_of_range(key, value, "at least 0 (% of the step)", where)
         self._settings_CM2 = np.stack(settings)
         self.margin, self.hysteresis = float(margin), float(hysteresis)
-        used = {mechanism for one in self.candidates for mechanism in one}
+        used = [m for m in pacing.MECHANISMS if any(m in one for one in self.candidates)]
         super().__init__(
             layers,
-            [m for m in pacing.MECHANISMS if m in used],
+            used,
             name,
+            preference,
+            preference_range=preference_range,
             calibrated_range=calibrated_range,
             memory_intervals=memory_intervals,
             change_intervals=change_intervals,
             interval_iterations=interval_iterations,
         )
         self._choice_B = np.zeros(0, np.int64)
+
+    PREFERENCE_IS_INPUT = False
+
+    def with_preference(self, preference: float) -> Distilled:
+        return Distilled(
+            self.layers,
+            self.candidates,
+            margin=self.margin,
+            hysteresis=self.hysteresis,
+            name=self._name_with(preference),
+            preference=preference,
+            preference_range=self.preference_range,
+            calibrated_range=self.calibrated_range,
+            memory_intervals=self.memory_intervals,
+            change_intervals=self.change_intervals,
+            interval_iterations=self.interval_iterations,
+        )
 
     def reset(self, rows: int) -> None:
         super().reset(rows)
@@ -87,12 +118,16 @@ class Distilled(Learned):
     def rest(self, rows_B: NDArray[np.bool_]) -> None:
         self._choice_B[rows_B] = 0
 
-    def choose(self, gain_BC: NDArray[np.float32]) -> NDArray[np.int64]:
+    def choose(self, output_BX: NDArray[np.float32]) -> NDArray[np.int64]:
         """Which setting each row takes from now on, ``(B,)``: 0 is no pacing, then the candidates.
 
         Args:
-            gain_BC: estimated gains of the candidates, % of the step.
+            output_BX: what the network says of the candidates.
         """
+        gain_BC = output_BX
+        if self.preference is not None:
+            C = len(self.candidates)
+            gain_BC = output_BX[:, :C] + np.float32(self.preference) * output_BX[:, C:]
         if len(gain_BC) != len(self._choice_B):
             self._choice_B = np.zeros(len(gain_BC), np.int64)
         worth_BC = np.zeros((len(gain_BC), 1 + len(self.candidates)), np.float32)

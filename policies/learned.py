@@ -73,26 +73,24 @@ class Learned(Policy):
         self.squashes = squashes
         inputs = self.layers[0][0].shape[-1]
         views = signals.SIGNALS + (self._memory.entries if self._memory is not None else 0)
-        if inputs != views + (preference is not None):
+        if inputs != views + (preference is not None and self.PREFERENCE_IS_INPUT):
             allowed = f"a number with {views + 1} inputs, None with {views}"
             raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
         self._preference = np.float32(0.0 if preference is None else signals.squashed_preference(preference))
         self._hold = RangeHold(self.calibrated_range, where)
+
+    PREFERENCE_IS_INPUT = True
+    """Whether the network reads the preference; otherwise it acts on what the network says."""
 
     def with_preference(self, preference: float) -> Learned:
         """The same policy following another preference, with nothing seen yet.
 
         Raises InputError for a preference outside the range of its training, or for a policy without that input.
         """
-        if self.preference_range is None:
-            raise InputError(
-                f"policy {self.name}: preference = {preference:g}; allowed: no preference, as it was trained for one"
-            )
-        name = f"{self.name.partition(':')[0]}:preference={preference:g}"
         return Learned(
             self.layers,
             self.mechanisms,
-            name,
+            self._name_with(preference),
             preference,
             preference_range=self.preference_range,
             calibrated_range=self.calibrated_range,
@@ -101,6 +99,14 @@ class Learned(Policy):
             change_intervals=self.change_intervals,
             squashes=self.squashes,
         )
+
+    def _name_with(self, preference: float) -> str:
+        """The name of the same policy with a preference; InputError where it takes none."""
+        if self.preference_range is None:
+            raise InputError(
+                f"policy {self.name}: preference = {preference:g}; allowed: no preference, as it was trained for one"
+            )
+        return f"{self.name.partition(':')[0]}:preference={preference:g}"
 
     def memory_iterations(self) -> int:
         return max(*self.memory_intervals, self.change_intervals, 0) * self.interval_iterations
@@ -117,7 +123,7 @@ class Learned(Policy):
         """
         x_BO = np.asarray(signals_BO, np.float32)
         parts = [x_BO] if self._memory is None else [x_BO, self._memory.update(x_BO)]
-        if self.preference is not None:
+        if self.preference is not None and self.PREFERENCE_IS_INPUT:
             parts.append(np.full((len(x_BO), 1), self._preference, np.float32))
         return np.concatenate(parts, axis=1) if len(parts) > 1 else x_BO
 

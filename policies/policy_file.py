@@ -100,9 +100,13 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
     views = signals.SIGNALS * (1 + len(memory) + (change > 0))
     candidates = _candidates(target, header)
     outputs, why = 2 * len(header["mechanisms"]), f"{len(header['mechanisms'])} mechanisms"
-    if candidates is not None:
-        outputs, why = len(candidates), "as many candidates"
-    layers = _layers(target, tensors, views + (default is not None))
+    if candidates is None:
+        inputs = views + (default is not None)
+    elif default is None:
+        inputs, outputs, why = views, len(candidates), "as many candidates"
+    else:
+        inputs, outputs, why = views, 2 * len(candidates), f"{len(candidates)} candidates and a preference"
+    layers = _layers(target, tensors, inputs)
     if len(layers[-1][1]) != outputs:
         raise InputError(f"{target}: {len(layers[-1][1])} outputs; allowed: {outputs} for {why}")
     ranges = _ranges(target, header.get("calibrated_range", {}))
@@ -130,6 +134,8 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             margin=_percent(target, header, "margin"),
             hysteresis=_percent(target, header, "hysteresis"),
             name=target.stem,
+            preference=default,
+            preference_range=preference_range,
             calibrated_range=ranges,
             memory_intervals=memory,
             change_intervals=change,
@@ -188,7 +194,12 @@ def _kind_header(policy: Learned) -> dict[str, Any]:
     if not isinstance(policy, Distilled):
         return {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
     candidates = [{m: list(pair) for m, pair in one.items()} for one in policy.candidates]
-    return {"kind": "distilled", "candidates": candidates, "margin": policy.margin, "hysteresis": policy.hysteresis}
+    return {
+        "kind": "distilled",
+        "candidates": candidates,
+        "margin": policy.margin,
+        "hysteresis": policy.hysteresis,
+    }
 
 
 def _candidates(path: Path, header: Mapping[str, Any]) -> list[dict[str, tuple[float, float]]] | None:
@@ -199,8 +210,6 @@ def _candidates(path: Path, header: Mapping[str, Any]) -> list[dict[str, tuple[f
             raise out_of_range(key, value, f"one of {', '.join(allowed)}", str(path))
     if kind == "network":
         return None
-    if header.get("preference") is not None:
-        raise InputError(f"{path}: preference of a distilled policy; allowed: null")
     try:
         return [
             {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in dict(one).items()}

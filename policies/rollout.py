@@ -113,6 +113,12 @@ def start_engine(
     return References(cluster, seeds.tolist(), limits)
 
 
+def quiet_start(simulator: Runner) -> None:
+    """Run the first iterations of a job, in which its limits allow no delay."""
+    if simulator.limits.quiet_first:
+        simulator.run(simulator.off(), simulator.limits.quiet_first)
+
+
 def run(
     policy: Policy | Clairvoyant,
     simulator: Runner,
@@ -125,7 +131,8 @@ def run(
 ) -> Rollout:
     """Run a policy that decides anew every control interval.
 
-    As in a live job, the quiet start and the first interval after it are without pacing (``Limits.unpaced_intervals``).
+    As in a live job the quiet start comes first, and the first interval after it is without pacing, too. Step times and
+    delays are those after the quiet start.
 
     Args:
         policy: it is reset before the run.
@@ -149,10 +156,10 @@ def run(
         policy.reset(E * R)
         fixed = policy.constant()
     settings = simulator.off()
-    quiet = interval_iterations * simulator.limits.unpaced_intervals(interval_iterations)
+    quiet_start(simulator)
     for t in range(0, iterations, interval_iterations):
         n = min(interval_iterations, iterations - t)
-        if t >= quiet:
+        if t:
             if isinstance(policy, Clairvoyant):
                 assert isinstance(simulator, Simulator)  # checked above
                 settings = policy.plan(simulator, interval_iterations)

@@ -105,12 +105,19 @@ def roll_ahead(
         settings_CM2: the settings.
         iterations: that they are held for.
     """
+    return np.asarray(roll_ahead_steps(simulator, at, settings_CM2, iterations).mean(axis=2))
+
+
+def roll_ahead_steps(
+    simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], iterations: int
+) -> NDArray[np.float64]:
+    """As :func:`roll_ahead`, every step ``(len(at), C, T)``, in seconds."""
     C, parts = len(settings_CM2), 1 + len(at) * len(settings_CM2) * simulator.batch.ranks // MAX_FORKED_RANKS
     step_s = []
     for part in np.array_split(at, parts):
         future = simulator.fork(np.repeat(part, C))
         settings = np.tile(settings_CM2, (len(part), 1, 1))[:, None]
-        step_s.append(future.run(settings, iterations).mean(axis=1).reshape(len(part), C))
+        step_s.append(future.run(settings, iterations).reshape(len(part), C, iterations))
     return np.concatenate(step_s)
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS
 from paceenv.core.trace import read_trace
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.evaluation.suites import load_suite
@@ -232,8 +234,9 @@ def test_evaluate_pairs_policies_on_a_suite(capsys: pytest.CaptureFixture[str]) 
     for row in rows:
         assert set(row) == {
             *("suite", "cluster", "ranks", "split", "null", "policy"),
-            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed", "gap_ci95"),
+            *("throughput_gain", "ci95", "cv", "cv_passive", "gap_closed", "gap_ci95", "tenants_gain", "limits"),
         }
+        assert row["limits"] == asdict(LIMITS)
         assert (row["suite"], row["split"], row["null"], row["gap_closed"]) == ("nulls", "validation", True, None)
         low, high = row["ci95"]
         assert low <= row["throughput_gain"] <= high

@@ -11,12 +11,13 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 from paceenv.cli import application
-from paceenv.core import pacing
+from paceenv.core import metrics, pacing
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.training.algorithm_configs import Distill
+from paceenv.trainers.training.algorithms import distill
 from paceenv.trainers.training.algorithms.distill import DistillLearner
 from paceenv.trainers.training.algorithms.learner import Curve
 from paceenv.trainers.training.algorithms.student import Student
@@ -53,6 +54,33 @@ def test_the_teacher_s_answer_is_what_would_have_happened() -> None:
     assert np.abs(found).max() > 0.1
     again = gains(simulator, np.array([2, 0]), settings, 60)
     np.testing.assert_array_equal(found, again)
+
+
+def test_gain_and_less_variation_are_the_reward() -> None:
+    """Their weighted sum against the reward of the same futures, computed interval by interval from their steps."""
+    cluster, weight, settings = load_cluster("two-jobs"), 0.7, settings_of([{"phase_shift": (0.1, 0.2)}])
+    simulator = start(cluster, np.arange(6))
+    simulator.run(simulator.off(), 40)
+    found = gains(simulator, np.arange(6), settings, 60, 20)
+    assert found.shape == (6, 2)
+    ideal_s_E, reward, mean_s = simulator.batch.jobs["ideal_step_s"], [], []
+    for setting in settings:
+        step_s_ET = simulator.fork(np.arange(6)).run(np.broadcast_to(setting, (6, 1, *setting.shape)), 60)
+        sd_s_E = np.mean([part.std(axis=1) for part in np.split(step_s_ET, 3, axis=1)], axis=0)
+        reward.append(metrics.reward(step_s_ET.mean(axis=1), sd_s_E, ideal_s_E, weight))
+        mean_s.append(step_s_ET.mean(axis=1))
+    expected_E = 100.0 * (reward[1] - reward[0]) * mean_s[0] / ideal_s_E
+    np.testing.assert_allclose(found[:, 0] + weight * found[:, 1], expected_E, rtol=1e-4, atol=1e-4)
+
+
+def test_clusters_of_little_weight_take_turns(tmp_path: Path) -> None:
+    learner = _learner(tmp_path)
+    learner.weight_K = np.array([1.0, 1e-4])
+    learner.rollout_timesteps = 100 * learner.section.episode_intervals
+    rounds = np.array([learner._episodes(np.random.default_rng(n)) for n in range(4000)])
+    assert set(rounds[:, 0]) == {100}
+    assert set(rounds[:, 1]) == {0, distill.MIN_EPISODES}
+    assert rounds[:, 1].mean() == pytest.approx(0.01, rel=0.5)
 
 
 def test_grids_stay_within_what_a_setting_may_be() -> None:
@@ -124,11 +152,11 @@ def test_the_margin_is_the_smallest_that_training_nulls_allow(
     last: Any = learner.student.network[-1]  # type: ignore[union-attr]
     with torch.no_grad():
         last.bias.fill_(estimate)
-    found = learner._choose_margin()
+    found = learner._choose_margin(np.random.default_rng(0))
     assert (learner.margin, found["pressure"]) == (margin, pressure)
     assert (found["null_cost_worst"] > learner.section.null_limit) == (estimate > 5.0)
-    learner._choose_margin()
-    assert learner.pressure_K.tolist() == [pressure**2, 1.0], "it grows while the null is not held"
+    learner._choose_margin(np.random.default_rng(0))
+    assert learner.pressure_K.tolist() == [pressure**2] * 2, "it grows while a cluster loses more than a null may"
 
 
 def test_another_algorithm_by_an_option(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
         ("hysteresis", None, "hysteresis = None; allowed: a number of at least 0"),
         ("change_intervals", -1, "change_intervals = -1; allowed: an integer from 0 to 10000"),
         ("memory_intervals", [2, "x"], "memory_intervals = [2, 'x']; allowed: an integer from 0 to 10000"),
-        ("preference", {"range": [0, 1], "default": 0.5}, "preference of a distilled policy; allowed: null"),
+        ("preference", {"range": [0, 1], "default": 0.5}, "2 outputs; allowed: 4 for 2 candidates and a preference"),
     ],
 )
 def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: str) -> None:
@@ -138,6 +138,29 @@ def test_files_that_are_not_one(tmp_path: Path, key: str, value: Any, expected: 
     assert str(path) in message or message.startswith("policy a:")
     assert expected in message
     assert "\n" not in message
+
+
+def test_the_preference_weighs_what_the_network_says(tmp_path: Path) -> None:
+    """Outputs are the first four signals: gain and less of variation of two candidates."""
+    weight = np.zeros((4, signals.SIGNALS), np.float32)
+    weight[range(4), range(4)] = 1.0
+    layers = [(weight, np.zeros(4, np.float32))]
+    one = Distilled(layers, CANDIDATES, margin=0.0, hysteresis=0.0, preference=0.5, preference_range=(0.0, 1.0))
+    view = np.zeros((1, signals.SIGNALS), np.float32)
+    view[0, :4] = 1.0, 0.8, 0.0, 0.6
+    assert one.choose(one.outputs(view)).tolist() == [2], "0.8 + 0.5 x 0.6 is more than 1.0"
+    assert (one.outputs(view) == view[:, :4]).all(), "the preference is no input"
+    save_policy(tmp_path / "a.safetensors", PolicyFile(one))
+    same = load_policy(tmp_path / "a.safetensors").policy
+    assert (same.preference, same.preference_range) == (0.5, (0.0, 1.0))
+    for preference, choice in ((0.0, 1), (0.3, 1), (0.5, 2), (1.0, 2)):
+        other = same.with_preference(preference)
+        assert isinstance(other, Distilled)
+        assert other.choose(other.outputs(view)).tolist() == [choice]
+    with pytest.raises(InputError, match=r"preference = 1\.5; allowed: 0 to 1"):
+        same.with_preference(1.5)
+    with pytest.raises(InputError, match="outputs = 4; allowed: 2, 1 a candidate"):
+        Distilled(layers, CANDIDATES, margin=0.0, hysteresis=0.0)
 
 
 @pytest.mark.parametrize("changed", [{"margin": -0.1}, {"hysteresis": np.inf}, {"candidates": CANDIDATES[:1]}])

@@ -11,6 +11,7 @@ from benchmarks.evidence import learners
 from paceenv.core.errors import InputError
 from paceenv.trainers.training.algorithm_configs import SECTIONS
 from paceenv.trainers.training.checkpoint import save_checkpoint
+from paceenv.trainers.training.train_config import TrainConfig
 
 
 def _run(out: Path, algorithm: str, seed: int, scores: list[tuple[float, float]]) -> None:
@@ -59,3 +60,25 @@ def test_all_train_on_the_same_clusters_and_inputs(algorithm: str) -> None:
 def test_an_unknown_algorithm_is_one_line() -> None:
     with pytest.raises(InputError, match="algorithm = 'dqn'; allowed: input should be 'ppo', 'distill'"):
         learners.config_of("dqn", 0, None)
+
+
+def test_a_budget_in_minutes_is_the_measured_pace_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Run:
+        timesteps, cpu_s = 0, 0.0
+
+        def __init__(self, config: TrainConfig) -> None:
+            assert config.algorithm == "cma_es"
+
+        def advance(self) -> None:
+            self.cpu_s += 2.0 if self.timesteps else 50.0  # the first one also compiles
+            self.timesteps += 1000
+
+    monkeypatch.setattr(learners.training_run, "Run", Run)
+    assert learners.decisions_in("cma_es", 2.0, tmp_path / "cma_es") == 2 * 60 * 500
+    monkeypatch.delattr(learners.training_run, "Run")
+    assert learners.decisions_in("cma_es", 1.0, tmp_path / "cma_es") == 60 * 500, "not measured again"
+
+
+def test_minutes_or_decisions(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--timesteps and --minutes; allowed: one of them"):
+        learners.main(tmp_path, timesteps=1, minutes=1.0)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from live_jobs import results, run_ranks
 
 from paceenv.core import signals, timing
+from paceenv.core.limits import LIMITS
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.segments import read_segment
@@ -20,7 +21,7 @@ from paceenv.policies.names import rule
 from paceenv.sim.engine.compiled import _OPTIONS
 
 POLICY, ITERATIONS, INTERVAL = "static:mechanism=slack,threshold=0.01,window=0.3", 90, 20
-CAP_S, CAP_SHARE = 0.1, 0.1
+CAP_S, CAP_SHARE = LIMITS.cap_s, LIMITS.cap_share
 SKEW_S = 0.03
 """Well above what a loaded machine adds here and there: a rule on slack acts on none that changes by half at a time."""
 

@@ -39,10 +39,32 @@ def test_every_form_size_and_kind_of_trouble_occurs() -> None:
         share = np.mean([getattr(cluster.noise, trouble) > 0 for cluster, _ in DRAWN])
         assert 0.05 < share < 0.6, trouble
     assert any(cluster.reliability.mtbf_iterations for cluster, _ in DRAWN)
+    assert all(
+        max(getattr(c.noise, k) for c, _ in DRAWN) > 0 for k in ("late_wake_s", "stamp_noise_s", "missing_share")
+    )
+    jitter = [float(cluster.noise.jitter_cv) for cluster, _ in DRAWN]  # type: ignore[arg-type]
+    assert min(jitter) < 0.0015
+    assert max(jitter) > 0.25
     assert 0.2 < np.mean([null for _, null in DRAWN]) < 0.5
     step_s = [float(start(cluster, np.array([0])).batch.jobs["ideal_step_s"][0]) for cluster, _ in DRAWN[:100]]
     assert min(step_s) < 0.05
     assert max(step_s) > 20.0
+
+
+def test_nulls_look_like_the_others() -> None:
+    nulls = [cluster for cluster, null in DRAWN if null]
+    assert any(cluster.tenants for cluster in nulls)
+    assert any(cluster.post_collective_work.groups for cluster in nulls)
+    assert any(cluster.fabric.buffer_kb is not None for cluster in nulls)
+    assert {cluster.ranks for cluster in nulls} >= {4, 64, 512}
+
+
+def test_large_ones_have_no_incast_and_sizes_must_exist() -> None:
+    large = RandomClusters(seed=11, clusters=40, min_ranks=96).draw()
+    assert {cluster.ranks for cluster, _ in large} <= {96, 128, 192, 256, 384, 512}
+    assert {cluster.job.collective for cluster, _ in large} == {"all_reduce"}
+    with pytest.raises(ValueError, match="one of these sizes between them: 4, 6, 8"):
+        RandomClusters(seed=1, min_ranks=9, max_ranks=11)
 
 
 @pytest.mark.slow
@@ -69,7 +91,7 @@ def _steps(cluster: Cluster, policy: str) -> NDArray[np.float64]:
 def test_a_suite_of_them_is_like_any_other() -> None:
     suite = load_suite("random")
     names = [case.name for case in suite.cases]
-    assert len(set(names)) == len(names) == 144
+    assert len(set(names)) == len(names) == 192
     assert all(case.suite == "random" and case.load().name == case.name for case in suite.cases[::20])
     assert {case.load().ranks for case in suite.only(["train"]).cases} <= set(range(65))
 
@@ -83,7 +105,7 @@ def test_a_suite_may_hold_clusters_themselves_and_must_have_some(tmp_path: Path)
     assert case.name == cluster.name
     assert case.load() == cluster
     (tmp_path / "none.yaml").write_text("name: none\n")
-    with pytest.raises(InputError, match="cases, or random ones"):
+    with pytest.raises(InputError, match="cases, random ones, relatives or draws of a posterior"):
         load_suite(tmp_path / "none.yaml")
     (tmp_path / "wrong.yaml").write_text("name: wrong\nrandom: [{seed: -1}]\n")
     with pytest.raises(InputError, match=r"random\.0\.seed = -1"):

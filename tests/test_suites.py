@@ -142,3 +142,45 @@ def test_scores_do_not_count_what_failures_undid() -> None:
     outcome = simulator.outcome()
     assert outcome.rerun_iterations.sum() > 0
     np.testing.assert_allclose(found, outcome.time_s / outcome.useful_iterations)
+
+
+# Clusters of calibrations
+
+
+def test_a_suite_draws_clusters_from_the_errors_of_calibrations() -> None:
+    suite = load_suite("measured")
+    train, validation = suite.only(["train"]).cases, suite.only(["validation"]).cases
+    assert len({case.name for case in suite.cases}) == len(suite.cases) == 50
+    assert {case.load().name.rpartition("-fit-")[0] for case in train if not case.null_case} == {
+        "sockets-unequal-slack",
+        "sockets-incast",
+        "sockets-two-jobs",
+    }
+    of_slack = [case.load() for case in train if case.name.startswith("sockets-unequal-slack")]
+    fitted = load_cluster("sockets-unequal-slack-fit")
+    rates = np.array([cluster.fabric.uplink_gbps for cluster in of_slack], float)
+    assert len(set(rates)) == 12
+    assert 0.2 < rates.std() / fitted.calibration["fitted"]["fabric.uplink_gbps"]["se"] < 3.0
+    steps = [case.load().model_dump(exclude={"name"}) for case in train]
+    assert not any(case.load().model_dump(exclude={"name"}) in steps for case in validation)
+
+
+def test_draws_of_a_calibration_need_its_errors_and_may_lie_beside_the_suite(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: bad\nposterior: [{cluster: two-jobs}]\n")
+    with pytest.raises(InputError, match="two-jobs: no errors of a calibration on record"):
+        load_suite(tmp_path / "bad.yaml")
+    mine = load_cluster("sockets-unequal-slack-fit").model_dump(exclude_defaults=True) | {"name": "mine"}
+    config_files.write_yaml(tmp_path / "mine.yaml", mine)
+    (tmp_path / "own.yaml").write_text("name: own\nposterior: [{cluster: mine.yaml, draws: 3, seed: 4}]\n")
+    cases = load_suite(tmp_path / "own.yaml").cases
+    assert [case.name for case in cases] == ["mine-4-0", "mine-4-1", "mine-4-2"]
+    assert {case.split for case in cases} == {"train"}
+    assert load_suite(tmp_path / "own.yaml").cases == cases
+
+
+@pytest.mark.parametrize("name", ["sockets-unequal-slack-fit", "sockets-incast-fit", "sockets-two-jobs-fit"])
+def test_a_fit_to_real_sockets_has_the_measured_mean_step(name: str) -> None:
+    cluster = load_cluster(name)
+    simulator = start(cluster, np.arange(16))
+    step_s = simulator.run(simulator.off(), 400).mean()
+    assert step_s == pytest.approx(cluster.calibration["measured"]["step_mean_s"], rel=0.08)

@@ -1,8 +1,9 @@
 """Algorithm by seeds: what share of the gap each closes on the validation clusters, against CPU-minutes.
 
 `python -m benchmarks.evidence.learners --out FOLDER` trains every algorithm with every seed on the clusters, inputs and
-selection of the config `distilled`, one after the other, and goes on where it was stopped. `--write` makes
-docs/learners.md and its picture from what the folder holds.
+selection of the config `distilled`, one after the other, and goes on where it was stopped. With `--minutes` every run
+gets as many CPU-minutes: two segments tell an algorithm's pace, once for all seeds. `--write` makes docs/learners.md
+and its picture from what the folder holds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from paceenv.ui import config_files, figures, output
 from paceenv.ui.output import markdown_table
 
 BASE, RELEASED = "distilled", "released"
+PACE, PACE_SEED = "pace.json", 999
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """CPU-minutes at which the best score so far is compared."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "learners.md"
@@ -89,8 +91,30 @@ def config_of(algorithm: str, seed: int, timesteps: int | None) -> TrainConfig:
         data["selection"] = {**data["selection"], "every": 20 if algorithm != "cma_es" else 2, "patience": 20}
     if algorithm == "ppo":
         data["ppo"] = released["ppo"]
+    if timesteps is not None:  # all of it: nobody gets less time for having a plateau
+        data["selection"]["patience"] = 10_000
     config = config_files.parse(TrainConfig, data, f"algorithm {algorithm}")
     return config if timesteps is None else config.with_timesteps(timesteps)
+
+
+def decisions_in(algorithm: str, minutes: float, folder: Path) -> int:
+    """How many decisions an algorithm takes in some CPU-minutes, its evaluations included; the pace is measured once.
+
+    Args:
+        algorithm: one of the sections.
+        minutes: of one core.
+        folder: of the algorithm; keeps the pace, so that all seeds and a resumed benchmark have the same schedules.
+    """
+    kept = folder / PACE
+    if not kept.exists():
+        run = training_run.Run(config_of(algorithm, PACE_SEED, None))
+        run.advance()  # which also compiles, and chooses a teacher's candidates
+        decisions, cpu_s = run.timesteps, run.cpu_s
+        run.advance()
+        folder.mkdir(parents=True, exist_ok=True)
+        pace = {"decisions_per_s": (run.timesteps - decisions) / (run.cpu_s - cpu_s), "start_s": cpu_s}
+        config_files.write_text(kept, json.dumps(pace))
+    return max(int(60.0 * minutes * json.loads(kept.read_text())["decisions_per_s"]), 1)
 
 
 def read_runs(out: Path) -> list[Run]:
@@ -171,15 +195,21 @@ def main(
     algorithm: Annotated[list[str] | None, typer.Option(help="Only these; default: all.")] = None,
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of each algorithm, from 0 on; 0: train nothing.")] = 3,
     timesteps: Annotated[int | None, typer.Option(min=1, help="Decisions, instead of each section's.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="CPU-minutes of every run, about, instead of decisions.")
+    ] = None,
     note: Annotated[str, typer.Option(help="A sentence for the page, such as on a reduced budget.")] = "",
     write: Annotated[bool, typer.Option(help="Write docs/learners.md.")] = False,
 ) -> None:
     """Train what is missing, and print or write the tables."""
+    if timesteps is not None and minutes is not None:
+        raise InputError("--timesteps and --minutes; allowed: one of them")
     for name in algorithm or SECTIONS:
         for seed in range(seeds):
             folder = out / name / f"seed-{seed}"
             if not (folder / multi_seed.POLICY).exists():
-                multi_seed.train_seeds(config_of(name, seed, timesteps), 1, folder, resume=True)
+                decisions = timesteps if minutes is None else decisions_in(name, minutes, out / name)
+                multi_seed.train_seeds(config_of(name, seed, decisions), 1, folder, resume=True)
     runs = read_runs(out)
     if not runs:
         raise InputError(f"{out}: no training; allowed: a folder with some")

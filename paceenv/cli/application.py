@@ -25,6 +25,7 @@ SUMMARIES = {
     "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
     "validate": "Hold the simulator against published numbers, line by line.",
     "train": "Train a pacing policy on the simulator (PPO of Stable-Baselines3).",
+    "tailor": "Train a policy for one job, from its trace or cluster; say whether pacing helps it.",
     "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",

@@ -1,7 +1,8 @@
 """The limits of every delay, one set for the simulator, training, evaluation and a live job.
 
 A policy is worth what it gains within the limits that it will meet, so all of them start from the same defaults
-(:class:`Limits`). The engine compiles :func:`refilled` and :func:`capped_s`; a live job's guard calls them as Python.
+(:class:`Limits`). The engine compiles :func:`refilled` and :func:`capped_s`; a live job calls them as Python. No
+numpy: the agent reads this file before the script imports anything.
 """
 
 from __future__ import annotations
@@ -11,16 +12,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceenv.core.errors import out_of_range
 
 MAX_CAP_S, MAX_BUDGET_S = 10.0, 60.0
 BURST_SHARE = 1 / 6
 """Share of a minute's budget that may be spent at once; the rest trickles in, so that no minute exceeds the budget."""
 CAP_S, CAP_SHARE, BURST_S, FILL = 0, 1, 2, 3
-"""Index into :meth:`Limits.array`: the two caps, and the bucket of the budget: its seconds, and what a second adds."""
+"""Index into :meth:`Limits.numbers`: the two caps, and the budget's bucket: its seconds, and what a second adds."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,6 @@ class Limits:
         """Seconds of delay that a second adds to the budget."""
         return (1.0 - BURST_SHARE) * self.budget_s_per_minute / 60.0
 
-    def unpaced_intervals(self, interval_iterations: int) -> int:
-        """How many control intervals of an episode pass before a decision acts: the quiet start, at least one."""
-        return max(-(-self.quiet_first // interval_iterations), 1)
-
     def __str__(self) -> str:
         budget = f", {self.budget_s_per_minute:g} s in any minute" if self.budget_s_per_minute < MAX_BUDGET_S else ""
         return (
@@ -83,9 +77,9 @@ class Limits:
                 raise out_of_range(name, value, f"a number ({type(values[name]).__name__})", "limits") from None
         return Limits(**values)
 
-    def array(self) -> NDArray[np.float64]:
-        """The limits as the engine reads them, ``(4,)``."""
-        return np.array([self.cap_s, self.cap_share, self.burst_s, self.fill])
+    def numbers(self) -> tuple[float, ...]:
+        """The limits as the engine reads them."""
+        return self.cap_s, self.cap_share, self.burst_s, self.fill
 
 
 LIMITS = Limits()
@@ -118,23 +112,3 @@ def refilled(left_s: float, elapsed_s: float, burst_s: float, fill: float) -> fl
         fill: seconds of delay that a second adds.
     """
     return min(left_s + fill * elapsed_s, burst_s)
-
-
-def spend(
-    left_R: NDArray[np.float32], delay_R: NDArray[np.float32], ranks: int, elapsed_s: float, burst_s: float, fill: float
-) -> None:
-    """Cut the delays of ranks to what is left of their budgets, and take them from it.
-
-    Args:
-        left_R: what was left of each rank's budget, seconds; updated.
-        delay_R: the delays that they ask for, seconds; updated.
-        ranks: how many of the first columns count.
-        elapsed_s: time since the last call, seconds.
-        burst_s: size of the bucket, seconds.
-        fill: seconds of delay that a second adds.
-    """
-    for r in range(ranks):
-        left_s = refilled(np.float64(left_R[r]), elapsed_s, burst_s, fill)
-        delay_s = min(np.float64(delay_R[r]), max(left_s, 0.0))
-        delay_R[r] = delay_s
-        left_R[r] = left_s - delay_s

@@ -34,6 +34,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     PAPER,
     PHASE_SHIFT,
@@ -369,3 +370,23 @@ def decide(
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+
+
+def spend(
+    left_R: NDArray[np.float32], delay_R: NDArray[np.float32], ranks: int, elapsed_s: float, burst_s: float, fill: float
+) -> None:
+    """Cut the delays of ranks to what is left of their budgets, and take them from it.
+
+    Args:
+        left_R: what was left of each rank's budget, seconds; updated.
+        delay_R: the delays that they ask for, seconds; updated.
+        ranks: how many of the first columns count.
+        elapsed_s: time since the last call, seconds.
+        burst_s: size of the bucket, seconds.
+        fill: seconds of delay that a second adds.
+    """
+    for r in range(ranks):
+        left_s = refilled(np.float64(left_R[r]), elapsed_s, burst_s, fill)
+        delay_s = min(np.float64(delay_R[r]), max(left_s, 0.0))
+        delay_R[r] = delay_s
+        left_R[r] = left_s - delay_s

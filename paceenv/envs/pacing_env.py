@@ -102,8 +102,8 @@ class _Batch:
     def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
         """Start the next episode (the first one of ``seeds``, if given) in ``which``; observations of the whole batch.
 
-        An episode begins as a live job does, without pacing for the quiet start and at least one interval, so that the
-        first observation has something to show.
+        An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
+        observation shows.
         """
         if seeds is not None:
             self.seeds_E[which], self.episode_E[which] = seeds, -1
@@ -117,8 +117,8 @@ class _Batch:
             self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads, self.limits)
         else:
             self.simulator.reset(which, keys, self.mix.derive(keys))
-        for _ in range(self.limits.unpaced_intervals(self.interval_iterations)):
-            self.simulator.run(self.simulator.off(), self.interval_iterations, which)
+        for iterations in (self.limits.quiet_first, self.interval_iterations):
+            self.simulator.run(self.simulator.off(), iterations, which)
         return self.preference.beside(self.simulator.observe())
 
     def step(
@@ -196,7 +196,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     ## Starting State
 
     The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; the quiet start, at least one interval, has run without pacing.
+    episode number; the quiet start and one interval have run without pacing.
 
     ## Episode End
 

@@ -5,16 +5,20 @@ Whatever else a cluster can have (other jobs, work after the collective, slow ra
 beside that, mostly regardless of the form, so that most combinations are ones that no config of ours has. The ranges
 are those for which policies are made: 4 to 512 ranks, steps of 20 ms to 60 s, variation of 0.1 to 30 %.
 
-A cluster is a null where none of the mechanisms has anything to take from the critical path: no other job that keeps a
-period, no buffer that can overflow, and not several groups of which some have work after their collective.
+A cluster is a null where none of the mechanisms has anything to take from the critical path: no buffer that can
+overflow, and on the uplink never more demand than it carries, or neither another job that keeps a period nor several
+groups of which some have work after their collective. So there are nulls that look like the others: with bursty
+tenants, with late groups, with incast into a deep buffer.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
+from scipy.special import ndtri
 
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
@@ -25,8 +29,11 @@ _DOMAIN = 0x7061636565
 """In the seed of every draw, so that no other use of the same number draws the same."""
 _NIC_GBPS = 100.0
 _PROBE_BYTES, _PROBE_GBPS = 1e9, 1e3
-_FORMS = {"groups": 0.5, "one group": 0.26, "gather": 0.14, "all-to-all": 0.1}
+_FORMS = {"groups": 0.5, "one group": 0.27, "gather": 0.18, "all-to-all": 0.05}
+_INCAST = ("gather", "all-to-all")
 _RANKS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_CROWDED = 0.85
+"""Share of the uplinks that some of the traffic has to share."""
 _MAX_INCAST_RANKS = 64
 """Of a gather or an all-to-all: a port of one switch and a buffer is all that is simulated."""
 
@@ -36,11 +43,19 @@ class RandomClusters(Config):
 
     seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
     clusters: int = Field(48, ge=1, le=10_000)
+    min_ranks: int = Field(4, ge=4, le=512, description="of the smallest job; where it is over 64, none has an incast")
     max_ranks: int = Field(512, ge=8, le=512, description="of the largest job")
+
+    @model_validator(mode="after")
+    def _some_size(self) -> Self:
+        if not any(self.min_ranks <= ranks <= self.max_ranks for ranks in _RANKS):
+            sizes = ", ".join(map(str, _RANKS))
+            raise ValueError(f"min_ranks and max_ranks with one of these sizes between them: {sizes}")
+        return self
 
     def draw(self) -> list[tuple[Cluster, bool]]:
         """The clusters, each with whether it is a null."""
-        return [_cluster(self.seed, n, self.max_ranks) for n in range(self.clusters)]
+        return [_cluster(self.seed, n, self.min_ranks, self.max_ranks) for n in range(self.clusters)]
 
 
 class _Ranges:
@@ -67,52 +82,56 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _cluster(seed: int, n: int, max_ranks: int) -> tuple[Cluster, bool]:
+def _cluster(seed: int, n: int, min_ranks: int, max_ranks: int) -> tuple[Cluster, bool]:
     draw = _Ranges(seed, n)
-    form = draw.choice(list(_FORMS), list(_FORMS.values()))
-    most = min(max_ranks, _MAX_INCAST_RANKS) if form in ("gather", "all-to-all") else max_ranks
-    sizes = [ranks for ranks in _RANKS if ranks <= most]
-    ranks = draw.choice(sizes, [1.0 / (1 + i) ** 0.5 for i in range(len(sizes))])
-    compute_s = draw.log(0.015, 40.0)
+    forms = {form: share for form, share in _FORMS.items() if min_ranks <= _largest(form, max_ranks)}
+    form = draw.choice(list(forms), list(forms.values()))
+    sizes = [ranks for ranks in _RANKS if min_ranks <= ranks <= _largest(form, max_ranks)]
+    ranks = draw.choice(sizes, [1.0 / (1 + i) ** 0.7 for i in range(len(sizes))])
+    compute_s = draw.log(0.02, 1.0) if form in _INCAST else draw.log(0.015, 40.0)
     data: dict[str, Any] = {
         "name": f"random-{seed}-{n}",
         "description": f"{form}, {ranks} ranks",
         "noise": _noise(draw, ranks, compute_s),
         "reliability": _reliability(draw, ranks),
     }
-    helped = False
-    if form in ("gather", "all-to-all"):
-        compute_s = min(compute_s, 2.0)
-        data |= _incast(draw, form, ranks, compute_s)
-        helped = "buffer_kb" in data["fabric"]
+    if form in _INCAST:
+        parts, helped = _incast(draw, form, ranks, compute_s)
     else:
-        data |= _uplink(draw, form, ranks, compute_s)
-        data["tenants"] = _tenants(draw)
-        helped = any(not tenant["bursty"] for tenant in data["tenants"])
-        groups = ranks // data["job"]["nodes_per_group"]
-        if groups > 1 and draw.happens(0.7):
-            data["post_collective_work"] = _late_groups(draw, groups, compute_s)
-            helped = True
-    return Cluster.model_validate(data), not helped
+        parts, helped = _uplink(draw, form, ranks, compute_s, data["noise"])
+    return Cluster.model_validate(data | parts), not helped
+
+
+def _largest(form: str, max_ranks: int) -> int:
+    return min(max_ranks, _MAX_INCAST_RANKS) if form in _INCAST else max_ranks
+
+
+def _variation(draw: _Ranges) -> float:
+    """Of compute: most tuned clusters vary by less than 2 %, shared and virtual ones by up to 30 %."""
+    return draw.log(0.001, 0.02) if draw.happens(0.75) else draw.log(0.02, 0.3)
 
 
 def _noise(draw: _Ranges, ranks: int, compute_s: float) -> dict[str, Any]:
-    found: dict[str, Any] = {"jitter_cv": draw.log(0.001, 0.3), "transfer_cv": draw.log(0.001, 0.1)}
+    found: dict[str, Any] = {"jitter_cv": _variation(draw), "transfer_cv": draw.log(0.001, 0.1)}
     if draw.happens(0.4):
         found["common_cv"] = draw.log(0.002, 0.05)
     if draw.happens(0.3):
-        found["persistent_cv"] = draw.log(0.002, 0.03)
-    if draw.happens(0.2):
+        found["persistent_cv"] = draw.log(0.002, 0.06)
+    if draw.happens(0.1):
         found |= {"slow_ranks": int(draw.choice([1, 1, 2])), "slow_factor": draw.uniform(1.05, 1.5)}
-    if draw.happens(0.25):
+    if draw.happens(0.2):
         found |= {"imbalance_cv": draw.log(0.01, 0.2), "imbalance_skew": draw.uniform(0.3, 2.0)}
     if draw.happens(0.15):
         found |= {"fail_slow_share": draw.log(0.001, 0.05) / ranks**0.5, "fail_slow_factor": draw.uniform(1.1, 2.0)}
         found["fail_slow_mean_iterations"] = draw.log(20.0, 500.0)
     if draw.happens(0.25):
         found |= {"drift_cv": draw.log(0.002, 0.02), "drift_iterations": draw.log(50.0, 2000.0)}
-    if draw.happens(0.25):
+    if draw.happens(0.2):
         found |= {"stall_rate": draw.log(0.05, 1.0) * 0.02 / ranks, "stall_mean_s": draw.log(0.1, 2.0) * compute_s}
+    if draw.happens(0.5):  # how exactly a live rank acts and measures, on quiet and on loaded hosts
+        found |= {"late_wake_s": draw.log(3e-5, 3e-3), "stamp_noise_s": draw.log(5e-6, 5e-5)}
+    if draw.happens(0.3):
+        found["missing_share"] = draw.log(0.0005, 0.01)
     return found
 
 
@@ -125,11 +144,29 @@ def _reliability(draw: _Ranges, ranks: int) -> dict[str, Any]:
     return found
 
 
-def _uplink(draw: _Ranges, form: str, ranks: int, compute_s: float) -> dict[str, Any]:
-    """Groups that all-reduce across leaves, over an uplink that may be too narrow for all of them at once."""
+def _uplink(
+    draw: _Ranges, form: str, ranks: int, compute_s: float, noise: dict[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """Job and fabric of groups that share an uplink, its tenants, work after collectives; whether pacing can matter."""
     members = ranks
     if form == "groups":
         members = draw.choice([size for size in range(2, ranks // 2 + 1) if ranks % size == 0])
+    groups = ranks // members
+    chances = [0.2, 0.6, 0.13, 0.07] if groups == 1 else [0.65, 0.22, 0.08, 0.05]
+    tenants = _tenants(draw, chances, ranks, noise)
+    # how much of the uplink all groups could take together, and with the tenants
+    demand = draw.log(1.2, 8.0) if draw.happens(_CROWDED) else draw.log(0.3, 1.2)
+    crowded = demand + sum(tenant["rate_share"] for tenant in tenants) > 1.0
+    data = _collective(draw, form, ranks, members, compute_s, demand) | {"tenants": tenants}
+    helped = crowded and any(not tenant["bursty"] for tenant in tenants)
+    if groups > 1 and draw.happens(0.85):
+        data["post_collective_work"] = _late_groups(draw, groups, compute_s)
+        helped = helped or crowded
+    return data, helped
+
+
+def _collective(draw: _Ranges, form: str, ranks: int, members: int, compute_s: float, demand: float) -> dict[str, Any]:
+    """Groups that all-reduce across leaves, over an uplink of which all of them at once want ``demand``."""
     job: dict[str, Any] = {
         "nodes": ranks,
         "nodes_per_group": members,
@@ -146,29 +183,46 @@ def _uplink(draw: _Ranges, form: str, ranks: int, compute_s: float) -> dict[str,
     }
     probe = Cluster.model_validate({"name": "probe", "job": job, "fabric": fabric})
     record = derive(probe, episode_keys([0])).jobs[0]
-    # how long the uplink is busy with all groups, over how long one group takes where it is alone
-    busy = draw.log(0.3, 8.0)
     alone_s, work_s = float(record["transfer_alone_s"]), float(record["uplink_work_s"]) * (ranks // members)
-    fabric["uplink_gbps"] = _rounded(_PROBE_GBPS * work_s / (busy * alone_s))
+    fabric["uplink_gbps"] = _rounded(_PROBE_GBPS * work_s / (demand * alone_s))
     fabric["latency_us"] = draw.log(2.0, 200.0)
-    longest_s = max(alone_s, busy * alone_s / (ranks // members))
-    job["gradient_bytes"] = _rounded(_PROBE_BYTES * draw.log(0.05, 0.8) * compute_s / longest_s)
-    if form == "one group" and draw.happens(0.4):
-        job["overlap"] = draw.uniform(0.1, 0.9)
+    longest_s = max(alone_s, demand * alone_s / (ranks // members))
+    job["gradient_bytes"] = _rounded(_PROBE_BYTES * draw.log(0.2, 1.2) * compute_s / longest_s)
+    if form == "one group" and draw.happens(0.3):
+        job["overlap"] = draw.uniform(0.1, 0.8)
     return {"job": job, "fabric": fabric}
 
 
-def _tenants(draw: _Ranges) -> list[dict[str, Any]]:
-    """Up to three other jobs; most have our period, or a multiple or a part of it."""
-    found = []
-    for _ in range(draw.choice([0, 1, 2, 3], [0.5, 0.3, 0.14, 0.06])):
-        period = draw.choice([1.0, 2.0, 0.5, 3.0, draw.uniform(0.8, 1.25)], [0.4, 0.12, 0.12, 0.06, 0.3])
+def _stretch(noise: dict[str, Any], ranks: int) -> float:
+    """About how many times longer than ideal the slowest of ``ranks`` computes, by Blom's normal scores."""
+    spread = math.hypot(*(noise.get(f"{kind}_cv", 0.0) for kind in ("jitter", "persistent", "imbalance", "drift")))
+    slowest = max(float(ndtri((ranks - 0.375) / (ranks + 0.25))), 0.0)
+    return max(1.0 + spread * slowest, float(noise.get("slow_factor", 1.0)))
+
+
+def _tenants(draw: _Ranges, chances: list[float], ranks: int, noise: dict[str, Any]) -> list[dict[str, Any]]:
+    """Up to three other jobs; most have our period or nearly, or a multiple or a part of it.
+
+    Args:
+        draw: of the cluster.
+        chances: of none to three tenants.
+        ranks: of our job; half of the others have as many.
+        noise: of our job, which makes its steps longer. A tenant only shares the jitter, and its period is relative to
+            our ideal one.
+    """
+    ours = _stretch(noise, ranks)
+    found: list[dict[str, Any]] = []
+    count = draw.choice([0, 1, 2, 3], chances)
+    for _ in range(count):
+        multiple = draw.choice([1.0, 2.0, 0.5, 3.0], [0.7, 0.12, 0.12, 0.06])
+        off = draw.choice([1.0, draw.uniform(0.98, 1.02), draw.uniform(0.8, 1.25)], [0.65, 0.25, 0.1])
+        period, tenant_ranks = multiple * off, int(draw.choice([ranks, 1, 4, 8, 16, 32], [5, 1, 1, 1, 1, 1]))
         tenant = {
-            "period_ratio": period,
-            "comm_share": draw.uniform(0.1, 0.5),
-            "rate_share": draw.choice([1.0, draw.uniform(0.3, 1.0)]),
-            "ranks": int(draw.choice([1, 4, 8, 16, 32])),
-            "bursty": draw.happens(0.25),
+            "period_ratio": _rounded(period * ours / _stretch({"jitter_cv": noise["jitter_cv"]}, tenant_ranks)),
+            "comm_share": _rounded(draw.uniform(0.15, 0.55) / count**0.7),
+            "rate_share": draw.choice([1.0, draw.uniform(0.3, 1.0)], [0.8, 0.2]),
+            "ranks": tenant_ranks,
+            "bursty": draw.happens(0.2),
         }
         if not tenant["bursty"] and draw.happens(0.4):
             tenant |= {"pause_rate": draw.log(0.001, 0.02), "pause_periods": draw.log(1.0, 500.0)}
@@ -178,21 +232,21 @@ def _tenants(draw: _Ranges) -> list[dict[str, Any]]:
 
 def _late_groups(draw: _Ranges, groups: int, compute_s: float) -> dict[str, Any]:
     """Work after the collective that some groups always have, or all of them in episodes."""
-    if draw.happens(0.5):
+    if draw.happens(0.6):
         return {
             "groups": int(draw.choice(range(1, max(groups // 2, 1) + 1))),
-            "work_s": draw.log(0.05, 2.0) * compute_s,
+            "work_s": draw.log(0.12, 2.0) * compute_s,
         }
     return {
-        "share": draw.log(0.1, 1.0) * 0.6 / groups,
+        "share": draw.log(0.3, 1.0) * 0.8 / groups,
         "mean_iterations": draw.log(20.0, 600.0),
-        "episode_s": draw.log(0.05, 2.0) * compute_s,
+        "episode_s": draw.log(0.12, 2.0) * compute_s,
         "episode_spread": draw.uniform(0.0, 0.8),
     }
 
 
-def _incast(draw: _Ranges, form: str, ranks: int, compute_s: float) -> dict[str, Any]:
-    """Everybody sends at once, to one member or to all; half of the switches drop what their buffer cannot hold."""
+def _incast(draw: _Ranges, form: str, ranks: int, compute_s: float) -> tuple[dict[str, Any], bool]:
+    """Everybody sends at once, to one member or to all; into a buffer for a part of them, for all, or without loss."""
     message_s = draw.log(0.1, 1.0) * 0.6 * compute_s / (ranks - 1)
     nic_gbps = draw.log(0.2, 25.0)
     fabric: dict[str, Any] = {
@@ -201,15 +255,16 @@ def _incast(draw: _Ranges, form: str, ranks: int, compute_s: float) -> dict[str,
         "oversubscription": 1.0,
         "latency_us": draw.log(5.0, 500.0),
     }
-    if draw.happens(0.6):
+    fit = draw.choice([draw.log(0.15, 0.8), draw.log(1.1, 3.0), None], [0.6, 0.15, 0.25])
+    if fit is not None:
         fabric |= {
-            "buffer_kb": draw.log(0.3, 2.0) * 14.48 * (ranks - 1),
-            "timeout_ms": draw.choice([200.0, 200.0, 5.0]),
+            "buffer_kb": _rounded(fit * 14.48 * (ranks - 1)),
+            "timeout_ms": draw.choice([200.0, 5.0], [0.8, 0.2]),
         }
     job = {
         "nodes": ranks,
         "compute_s": compute_s,
         "collective": "gather" if form == "gather" else "all_to_all",
-        "gradient_bytes": _rounded(message_s * nic_gbps * 1e9 / 8),
+        "gradient_bytes": _rounded(message_s * nic_gbps * 1e9 / 8 * (1 if form == "gather" else ranks)),
     }
-    return {"job": job, "fabric": fabric}
+    return {"job": job, "fabric": fabric}, fit is not None and fit < 1.0

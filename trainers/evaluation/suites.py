@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from paceenv.calibration.posterior import drawn_clusters, parameters_of
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -76,10 +77,11 @@ class RandomCases(RandomClusters):
     """Random clusters as the cases of one split."""
 
     split: Split = "held-out"
+    weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
         return [
-            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null)
+            Case(name=cluster.name, cluster=cluster, split=self.split, null_case=is_null, weight=self.weight)
             for cluster, is_null in self.draw()
         ]
 
@@ -108,6 +110,37 @@ class RelativeCases(Config):
         return drawn
 
 
+class PosteriorCases(Config):
+    """Clusters that a calibrated one may be, drawn from the errors on its record, as the cases of one split."""
+
+    cluster: str | Cluster = Field(description="with a record of its calibration, by file or by name")
+    draws: int = Field(12, ge=1, le=256)
+    seed: int = Field(0, ge=0, description="of the draws")
+    split: Split = "train"
+    null_case: bool = Field(False, description="whether pacing must not matter there")
+
+    def cases(self) -> list[Case]:
+        """The drawn clusters; InputError for a cluster without a record."""
+        fitted = self.cluster if isinstance(self.cluster, Cluster) else load_cluster(self.cluster)
+        if not any(parameter.se for parameter in parameters_of(fitted)):
+            raise InputError(
+                f"{fitted.name}: no errors of a calibration on record; allowed in posterior: a cluster with "
+                "calibration.fitted, as paceenv calibrate writes it"
+            )
+        found = []
+        for d, cluster in enumerate(drawn_clusters(fitted, seed=self.seed, draws=self.draws)):
+            name = f"{fitted.name}-{self.seed}-{d}"
+            own = cluster.model_copy(update={"name": name, "calibration": {}})
+            found.append(Case(name=name, cluster=own, split=self.split, null_case=self.null_case))
+        return found
+
+    def beside(self, path: Path) -> Self:
+        """The same, read from ``path``: the cluster's file may lie beside that."""
+        if isinstance(self.cluster, Cluster):
+            return self
+        return self.model_copy(update={"cluster": config_files.resolve_sibling(path, self.cluster)})
+
+
 class Suite(Config):
     """Clusters on which policies are compared."""
 
@@ -116,6 +149,7 @@ class Suite(Config):
     cases: list[Case] = []
     random: list[RandomCases] = Field([], description="further cases, which a seed draws")
     relatives: list[RelativeCases] = Field([], description="further cases: relatives of other suites' clusters")
+    posterior: list[PosteriorCases] = Field([], description="further cases, drawn from the errors of calibrations")
     mechanisms: list[Mechanism] = Field(
         ["slack", "phase_shift", "stagger"],
         min_length=1,
@@ -128,8 +162,8 @@ class Suite(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:
-        if not self.cases and not self.random and not self.relatives:
-            raise ValueError("cases, random ones, or relatives")
+        if not (self.cases or self.random or self.relatives or self.posterior):
+            raise ValueError("cases, random ones, relatives or draws of a posterior")
         names = [case.name for case in self.cases]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -153,16 +187,18 @@ class Suite(Config):
 def load_suite(name: str | os.PathLike[str]) -> Suite:
     """A suite by file or by name in ``configs/suites``; ``all`` is all of :data:`REPORTED`.
 
-    Every case knows the suite it comes from, and random cases are drawn. Files of clusters may lie beside the suite's.
+    Every case knows the suite it comes from, and what a seed draws is drawn. Files of clusters may lie beside the
+    suite's.
     """
     if str(name) == ALL:
         return load_suites(REPORTED, ALL)
     path = config_files.find("suites", name)
     suite = config_files.load(Suite, "suites", path)
-    drawn: list[RandomCases | RelativeCases] = [*suite.random, *suite.relatives]
+    posterior = [one.beside(path) for one in suite.posterior]
+    drawn: list[RandomCases | RelativeCases | PosteriorCases] = [*suite.random, *suite.relatives, *posterior]
     cases = [*suite.cases, *(case for source in drawn for case in source.cases())]
     cases = [case.beside(path).model_copy(update={"suite": suite.name}) for case in cases]
-    return suite.model_copy(update={"cases": cases, "random": [], "relatives": []})
+    return suite.model_copy(update={"cases": cases, "random": [], "relatives": [], "posterior": []})
 
 
 ALL = "all"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.rollout import start, useful_step_s
+from paceenv.policies.rollout import quiet_start, start, useful_step_s
 from paceenv.sim.cluster import Cluster
 
 Array = NDArray[np.float64]
@@ -114,14 +114,14 @@ class Problem:
 def _run(
     settings: Sequence[Setting], cluster: Cluster, seeds_E: NDArray[np.int64], iterations: int, threads: int
 ) -> Array:
-    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; a quiet start, as in a rollout."""
+    """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
     simulator = start(cluster, np.tile(seeds_E, len(settings)), threads)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
-    quiet = min(INTERVAL_ITERATIONS * simulator.limits.unpaced_intervals(INTERVAL_ITERATIONS), iterations)
+    quiet_start(simulator)
     step_ET = np.concatenate(
         [
-            simulator.run(simulator.off(), quiet),
-            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - quiet),
+            simulator.run(simulator.off(), INTERVAL_ITERATIONS),
+            simulator.run(np.repeat(given, len(seeds_E), axis=0)[:, None], iterations - INTERVAL_ITERATIONS),
         ],
         axis=1,
     )

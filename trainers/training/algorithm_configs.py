@@ -105,6 +105,7 @@ class Distill(Config):
     watched_ranks: int = Field(8, ge=1, description="ranks of a job whose views are kept at each question")
     explore_share: float = Field(0.25, ge=0, le=1, description="episodes after the first round that drive at random")
     n_epochs: int = Field(4, ge=1, description="in each round, over the views of all rounds so far")
+    min_updates: int = Field(600, ge=1, description="in each round, by more epochs while there are few views")
     batch_size: int = Field(1024, ge=2)
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
     weight_decay: float = Field(1e-4, ge=0)

@@ -42,7 +42,7 @@ class Validation:
 
     def _step_s_E(self, policy: Policy | Clairvoyant, name: str) -> NDArray[np.float64]:
         simulator = start(self._clusters[name], self._seeds, threads=os.cpu_count() or 1)
-        return np.asarray(run(policy, simulator, self._config.iterations).step_ET.mean(axis=1))
+        return run(policy, simulator, self._config.iterations).useful_step_E
 
     def evaluate(self, policy: Policy) -> dict[str, float]:
         """``gap_closed`` on the positives, ``null_loss`` (share of mean step, worst null) and the ``score`` they make.

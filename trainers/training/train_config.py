@@ -153,12 +153,6 @@ class TrainConfig(Config):
             raise ValueError(f"section {others[0]} with algorithm: {algorithm}; allowed: {allowed}")
         return data if data.get(algorithm) is not None else {**data, algorithm: {}}
 
-    @model_validator(mode="after")
-    def _fits_algorithm(self) -> TrainConfig:
-        if self.algorithm == "distill" and self.environment.preference_range is not None:
-            raise ValueError("cv_weight = a range with algorithm: distill; allowed: a number, which it does not use")
-        return self
-
     @property
     def total_timesteps(self) -> int:
         """Decisions that the training may take."""

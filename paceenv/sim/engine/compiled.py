@@ -40,7 +40,7 @@ _REGISTERED = (
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (timing.window_s, timing.decide, timing.smallest, timing.follow_comm),
-    (limits.capped_s, limits.refilled, limits.spend),
+    (limits.capped_s, limits.refilled, timing.spend),
     (signals.squash, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
     (draws.position, draws.look_up, draws.quantile, draws.uniform_bits, draws.bits_of_ranks, draws.quantiles),

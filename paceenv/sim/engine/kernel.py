@@ -160,7 +160,7 @@ def observe_and_decide(
         view: the job; its estimator and its delays are updated.
         scratch: its iteration as far as the end of the step.
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
-        limits_4: of every delay, as ``paceenv.core.limits.Limits.array``.
+        limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
         step_s: how long the step took, seconds.
         extra_s: what a checkpoint or a restart adds to that, seconds.
     """
@@ -194,7 +194,7 @@ def observe_and_decide(
         for r in range(ranks):
             timing.decide(rank, tick, r, r + 1, settings_SM2[r], cap_s, 0, per_group)
     elapsed_s, burst_s, fill = step_s + extra_s, limits_4[limits.BURST_S], limits_4[limits.FILL]
-    limits.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
+    timing.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
 
 
 def total(value_R: Any, ranks: int) -> float:
@@ -289,7 +289,7 @@ def advance_job(
         view: the job and where it stands; updated.
         scratch: room to work in.
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
-        limits_4: of every delay, as ``paceenv.core.limits.Limits.array``.
+        limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
         recording: written to: step times always, stamps where it has room for them.
     """
     job, clock, tick, group, heat, tenant = view.job, view.clock, view.tick, view.group, view.heat, view.tenant

@@ -181,7 +181,7 @@ class Tables(NamedTuple):
     imbalance: NDArray[np.float64]
     """``(skewnesses, TABLE_SIZE)``: quantile tables of data imbalance; a job's ``imbalance_table`` is its row."""
     limits: NDArray[np.float64]
-    """``(4,)``: the limits of every delay, as ``paceenv.core.limits.Limits.array``."""
+    """``(4,)``: the limits of every delay, as ``paceenv.core.limits.Limits.numbers``."""
 
 
 class State(NamedTuple):

@@ -245,7 +245,9 @@ class Simulator:
         return pacing.off(len(self.batch), 1)
 
     def _tables(self) -> Tables:
-        return Tables(self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance, self.limits.array())
+        return Tables(
+            self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance, np.array(self.limits.numbers())
+        )
 
     def _advance(
         self, settings: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None, *, stamps: bool

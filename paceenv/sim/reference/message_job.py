@@ -225,7 +225,7 @@ class Reference:
             for r in range(setup.ranks):
                 timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
         budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
-        delay_limits.spend(budget_R, delay_R, setup.ranks, end_s - begin_s, allowed.burst_s, allowed.fill)
+        timing.spend(budget_R, delay_R, setup.ranks, end_s - begin_s, allowed.burst_s, allowed.fill)
         self._rank[:, missing] = aside
         for r in range(setup.ranks):
             self._start(r)

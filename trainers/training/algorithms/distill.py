@@ -33,12 +33,14 @@ from paceenv.trainers.training.train_config import TrainConfig
 FIRST_SEED, CHECK_SEED = 1 << 31, 7 << 29
 """Within the episodes of a run: far above those of evaluation, so that no number of rounds reaches them."""
 CHECK_SEEDS, CHECK_INTERVALS = 8, 60
-"""Episodes on every training cluster on which a margin is tried."""
+"""Episodes on a training cluster on which a margin is tried."""
+CHECK_CLUSTERS = 48
+"""Most training clusters on which it is tried in a round; where there are more, others in each round."""
 RANGE_ROWS = 4096
 """Views of a cluster that count for the calibrated range, so that large jobs do not count more."""
 MIN_EPISODES = 4
 PRESSURE, MAX_PRESSURE = 2.0, 8.0
-"""By how much more the episodes and errors of a null count while it loses more than its limit: the constraint."""
+"""By how much more the episodes and errors of a cluster count while it loses more than a null may: the constraint."""
 MIN_WEIGHT_SCALE = 1.0
 """Gains of a cluster, % of the step, below which its errors count no more: nulls, and what is hardly worth it."""
 
@@ -70,7 +72,7 @@ class DistillLearner(Learner):
         self.scale_K, self.pressure_K = np.zeros(len(shares)), np.ones(len(shares))
         self.student: Student | None = None
         self.answers: list[Answers] = []
-        self._passive_s: list[NDArray[np.float64]] = []
+        self._passive_s: dict[int, NDArray[np.float64]] = {}
 
     @property
     def timesteps(self) -> int:  # type: ignore[override]
@@ -84,11 +86,13 @@ class DistillLearner(Learner):
         """One round: ask, fit, choose the margin."""
         section, environment = self.section, self.config.environment
         if self.student is None:
-            self.candidates, self.scale_K = choose_candidates(self.clusters, environment, section, self.config.seed)
+            self.choose_candidates()
             self.student = self._new_student(len(self.candidates))
         rng, driver = np.random.default_rng([self.config.seed, self.round]), self.policy()
         explore_share = section.explore_share if self.round else 1.0
-        for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(), strict=True)):
+        for k, (cluster, episodes) in enumerate(zip(self.clusters, self._episodes(rng), strict=True)):
+            if not episodes:
+                continue
             first = FIRST_SEED + ((self.round * len(self.clusters) + k) << 16)
             seeds = training_seeds(self.config.seed, first, episodes)
             x, gain = ask(cluster, seeds, driver, environment, section, rng, explore_share)
@@ -99,51 +103,70 @@ class DistillLearner(Learner):
         weight_K = (self.pressure_K / np.maximum(self.scale_K, MIN_WEIGHT_SCALE)).astype(np.float32)
         loss = self.student.fit(self.answers[0], weight_K)
         self.round += 1
-        found = self._choose_margin()
+        found = self._choose_margin(rng)
         views = len(self.answers[0].inputs_NI)
         self.curve.add(self.timesteps, **found, margin=self.margin, loss=loss, views=views)
         self.curve.logger.dump(self.timesteps)
 
-    def _episodes(self) -> list[int]:
-        """Episodes of a round by cluster, in proportion to weight and pressure, fewer of large jobs by a root."""
+    def choose_candidates(self) -> list[Candidate]:
+        """The settings that the student will choose from; found once."""
+        if not self.candidates:
+            found = choose_candidates(self.clusters, self.config.environment, self.section, self.config.seed)
+            self.candidates, self.scale_K = found
+        return self.candidates
+
+    def _episodes(self, rng: np.random.Generator) -> list[int]:
+        """Episodes of a round by cluster, in proportion to weight and pressure, fewer of large jobs by a root.
+
+        Clusters whose part is less than :data:`MIN_EPISODES` take turns, with chances in proportion to it.
+        """
         size_K = np.array([max(cluster.ranks, 16) / 16 for cluster in self.clusters]) ** 0.5
         part_K = self.weight_K * self.pressure_K / size_K
         wanted_K = self.rollout_timesteps / self.section.episode_intervals * part_K / part_K.sum()
-        return [max(round(float(wanted)), MIN_EPISODES) for wanted in wanted_K]
+        takes_turn_K = rng.random(len(wanted_K)) < wanted_K / MIN_EPISODES
+        return [
+            round(float(wanted)) if wanted >= MIN_EPISODES else MIN_EPISODES * int(turn)
+            for wanted, turn in zip(wanted_K, takes_turn_K, strict=True)
+        ]
 
     def _new_student(self, candidates: int) -> Student:
-        inputs = signals.SIGNALS + ObservationEMA(*self._memory).entries
-        return Student(inputs, candidates, self.section)
+        environment, section = self.config.environment, self.section
+        outputs = candidates * (1 if environment.preference_range is None else 2)
+        return Student(signals.SIGNALS + ObservationEMA(*self._memory).entries, outputs, section)
 
-    def _choose_margin(self) -> dict[str, float]:
+    def _choose_margin(self, rng: np.random.Generator) -> dict[str, float]:
         """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
-        if not self._passive_s:
-            self._passive_s = [self._drive(passive(), cluster).step_ET.mean(axis=1) for cluster in self.clusters]
-        rewards_K, loss_K = np.zeros((2, len(self.clusters)))
+        K = len(self.clusters)
+        checked_K = np.zeros(K, np.bool_)
+        checked_K[rng.permutation(K)[:CHECK_CLUSTERS]] = True
+        for k in np.flatnonzero(checked_K).tolist():
+            if k not in self._passive_s:
+                self._passive_s[k] = self._drive(passive(), self.clusters[k]).useful_step_E
+        rewards_K, loss_K = np.zeros((2, K))
 
-        def check(margin: float, which: NDArray[np.bool_]) -> None:
+        def check(margin: float, which_K: NDArray[np.bool_]) -> None:
             policy = self.policy(margin)
-            for k in np.flatnonzero(which).tolist():
+            for k in np.flatnonzero(which_K).tolist():
                 done = self._drive(policy, self.clusters[k])
-                step_s_E = done.step_ET.mean(axis=1)
+                step_s_E = done.useful_step_E
                 rewards_K[k] = (done.ideal_step_E / step_s_E - done.ideal_step_E / self._passive_s[k]).mean()
                 loss_K[k] = 1.0 - (self._passive_s[k] / step_s_E).mean()
 
-        nulls_K = self.is_null_K
+        nulls_K = checked_K & self.is_null_K
         for place, margin in enumerate(sorted(self.section.margins)):
             self.margin = margin
-            check(self.margin, nulls_K)
-            costly_K = nulls_K & (loss_K > self.section.null_limit)
+            check(self.margin, nulls_K if place else checked_K)
             if place == 0:  # whatever the margin will be: it should not have to be large
-                factor_K = np.where(costly_K, PRESSURE, 1.0 / PRESSURE)
-                self.pressure_K = np.clip(self.pressure_K * factor_K, 1.0, MAX_PRESSURE)
-            if not costly_K.any():
+                factor_K = np.where(loss_K > self.section.null_limit, PRESSURE, 1.0 / PRESSURE)
+                self.pressure_K = np.clip(self.pressure_K * np.where(checked_K, factor_K, 1.0), 1.0, MAX_PRESSURE)
+            if not (nulls_K & (loss_K > self.section.null_limit)).any():
                 break
-        check(self.margin, ~nulls_K)
-        found = {"reward": float(np.average(rewards_K, weights=self.weight_K)), "pressure": self.pressure_K.max()}
+        check(self.margin, checked_K & ~nulls_K if self.margin > min(self.section.margins) else np.zeros(K, np.bool_))
+        found = {"reward": float(np.average(rewards_K[checked_K], weights=self.weight_K[checked_K]))}
+        found["pressure"] = float(self.pressure_K.max())
         if nulls_K.any():
             found |= {"null_cost": float(loss_K[nulls_K].mean()), "null_cost_worst": float(loss_K[nulls_K].max())}
-        return {name: float(value) for name, value in found.items()}
+        return found
 
     def _drive(
         self,
@@ -174,6 +197,8 @@ class DistillLearner(Learner):
             self.candidates,
             margin=float(options["margin"]),
             hysteresis=self.section.hysteresis,
+            preference=self.config.environment.default_preference,
+            preference_range=self.config.environment.preference_range,
             memory_intervals=memory,
             change_intervals=change,
             interval_iterations=self.config.environment.interval_iterations,
@@ -205,7 +230,7 @@ class DistillLearner(Learner):
         answers = self.answers[0]
         arrays: dict[str, NDArray[Any]] = {
             "inputs": answers.inputs_NI,
-            "gain": answers.gain_NC,
+            "gain": answers.gain_NX,
             "cluster": answers.cluster_N,
         }
         return Saved({**arrays, **self.student.state()}, plain)

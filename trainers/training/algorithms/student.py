@@ -28,7 +28,7 @@ class Student:
 
     Args:
         inputs: of the network.
-        outputs: candidates.
+        outputs: what the teacher says of a situation: one number a candidate, or two.
         section: hyperparameters.
     """
 
@@ -60,20 +60,22 @@ class Student:
             self.spread_I, self._is_new = np.maximum(answers.inputs_NI.std(axis=0), np.float32(MIN_SCALE)), False
         section, N = self.section, len(answers.inputs_NI)
         x_NI = torch.from_numpy((answers.inputs_NI - self.mean_I) / self.spread_I)
-        y_NC, w_N = torch.from_numpy(answers.gain_NC), torch.from_numpy(weight_K[answers.cluster_N])
+        y_NX, w_N = torch.from_numpy(answers.gain_NX), torch.from_numpy(weight_K[answers.cluster_N])
         optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=section.learning_rate, weight_decay=section.weight_decay
         )
-        steps = section.n_epochs * -(-N // section.batch_size)
+        batches = -(-N // section.batch_size)
+        epochs = max(section.n_epochs, -(-section.min_updates // batches))
+        steps = epochs * batches
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1.0 - step / steps, 0.0))
         loss_sum = 0.0
-        for epoch in range(section.n_epochs):
+        for epoch in range(epochs):
             loss_sum = 0.0
             order = torch.randperm(N)
             for at in range(0, N, section.batch_size):
                 picked = order[at : at + section.batch_size]
                 error = torch.nn.functional.smooth_l1_loss(
-                    self.network(x_NI[picked]), y_NC[picked], beta=ROBUST, reduction="none"
+                    self.network(x_NI[picked]), y_NX[picked], beta=ROBUST, reduction="none"
                 )
                 loss = (error.mean(dim=1) * w_N[picked]).mean()
                 optimizer.zero_grad()

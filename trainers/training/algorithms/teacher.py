@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.rollout import start
-from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, select_candidates
+from paceenv.policies.rollout import quiet_start, start
+from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, roll_ahead_steps, select_candidates
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
 from paceenv.trainers.training.algorithm_configs import Distill
@@ -42,15 +42,15 @@ MAX_GAIN = 200.0
 
 
 Gains = NDArray[np.float32]
-"""What settings gain over no pacing, % of the step."""
+"""What settings gain over no pacing, % of the step, and after that by how much less step times vary with them."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the teacher said: inputs of the student ``(N, I)``, gains in % of the step ``(N, C)``, cluster ``(N,)``."""
+    """What the teacher said: inputs of the student ``(N, I)``, gains ``(N, X)``, cluster ``(N,)``; X: outputs."""
 
     inputs_NI: NDArray[np.float32]
-    gain_NC: NDArray[np.float32]
+    gain_NX: NDArray[np.float32]
     cluster_N: NDArray[np.int64]
 
     @classmethod
@@ -58,7 +58,7 @@ class Answers:
         """Several as one."""
         return cls(
             np.concatenate([part.inputs_NI for part in parts]),
-            np.concatenate([part.gain_NC for part in parts]),
+            np.concatenate([part.gain_NX for part in parts]),
             np.concatenate([part.cluster_N for part in parts]),
         )
 
@@ -71,18 +71,36 @@ def settings_of(candidates: Iterable[Candidate]) -> NDArray[np.float64]:
     return np.stack(rows)
 
 
-def gains(simulator: Simulator, at: NDArray[np.int64], settings: NDArray[np.float64], iterations: int) -> Gains:
-    """What each setting but the first gains over the first, ``(len(at), C)``, in % of the step.
+def gains(
+    simulator: Simulator,
+    at: NDArray[np.int64],
+    settings: NDArray[np.float64],
+    iterations: int,
+    interval_iterations: int | None = None,
+) -> Gains:
+    """What each setting but the first gains over the first, ``(len(at), C)`` or ``(len(at), 2 C)``.
+
+    First come gains in throughput, in % of the step. With ``interval_iterations`` there follows by how much less step
+    times vary within an interval, in units such that gain plus ``cv_weight`` times this is the difference of the reward
+    (``paceenv.core.metrics.reward``), in % of the throughput without pacing.
 
     Args:
         simulator: its state is forked, not changed.
         at: environments to start from.
         settings: off and the candidates.
         iterations: that a setting is held for.
+        interval_iterations: of a control interval, a part of ``iterations``; None: only throughput.
     """
-    step_s_SC = roll_ahead(simulator, at, settings, iterations)
-    gain_SC = 100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0)
-    return np.clip(gain_SC, -MAX_GAIN, MAX_GAIN).astype(np.float32)
+    if interval_iterations is None:
+        step_s_SC = roll_ahead(simulator, at, settings, iterations)
+        less_SX = np.zeros((len(at), 0))
+    else:
+        step_s_SCT = roll_ahead_steps(simulator, at, settings, iterations)
+        step_s_SC, ideal_s_S = step_s_SCT.mean(axis=2), simulator.batch.jobs["ideal_step_s"][at]
+        sd_s_SC = step_s_SCT.reshape(*step_s_SC.shape, -1, interval_iterations).std(axis=3).mean(axis=2)
+        less_SX = 100.0 * (sd_s_SC[:, :1] - sd_s_SC[:, 1:]) * (step_s_SC[:, :1] / ideal_s_S[:, None] ** 2)
+    gain_SX = np.concatenate([100.0 * (step_s_SC[:, :1] / step_s_SC[:, 1:] - 1.0), less_SX], axis=1)
+    return np.asarray(np.clip(gain_SX, -MAX_GAIN, MAX_GAIN), np.float32)
 
 
 def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
@@ -131,7 +149,7 @@ def choose_candidates(
     for pilot in range(2):
         parts = []
         for k, cluster in enumerate(clusters):
-            episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16), 6)
+            episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16) * 32 // max(len(clusters), 32), 6)
             first = PILOT_SEED + (pilot * len(clusters) + k) * PILOT_EPISODES
             seeds = training_seeds(run_seed, first, episodes)
             simulator = start(cluster, seeds, environment.threads, environment.limits)
@@ -174,7 +192,7 @@ def ask(
         explore_share: share of the episodes that are driven at random.
 
     Returns:
-        Inputs ``(N, I)`` and gains ``(N, C)``.
+        Inputs ``(N, I)`` and gains ``(N, X)``.
     """
     simulator = start(cluster, seeds, environment.threads, environment.limits)
     settings = settings_of(student.candidates)
@@ -184,23 +202,32 @@ def ask(
     watched_EJ = rng.permuted(np.tile(np.arange(R), (E, 1)), axis=1)[:, :J]
     phase_E, rate_E = rng.integers(0, section.every_intervals, E), rng.choice(CHANGE_RATES, E)
     explores_E, drawn_E = rng.random(E) < explore_share, np.zeros(E, np.int64)
+    variation = interval if environment.preference_range is not None else None
     inputs, found = [], []
     student.reset(E * R)
-    for _ in range(environment.limits.unpaced_intervals(interval)):
-        simulator.run(simulator.off(), interval)
+    quiet_start(simulator)
+    simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
         at = np.flatnonzero((t + phase_E) % section.every_intervals == 0)
         if len(at):
             kept_SJ = at[:, None] * R + watched_EJ[at]
             inputs.append(x_BI[kept_SJ.ravel()])
-            found.append(np.repeat(gains(simulator, at, settings, horizon), J, axis=0))
+            found.append(np.repeat(gains(simulator, at, settings, horizon, variation), J, axis=0))
         changes_E = rng.random(E) < (rate_E if t else 1.0)
         new_E = np.where(rng.random(E) < OFF_SHARE, 0, rng.integers(0, C, E))
         drawn_E = np.where(changes_E, new_E, drawn_E)
         choice_ER = np.repeat(drawn_E[:, None], R, axis=1)
         if not explores_E.all():
-            own_ER = student.choose(student.outputs(x_BI)).reshape(E, R)
+            own_ER = student.choose(_outputs(student, x_BI)).reshape(E, R)
             choice_ER = np.where(explores_E[:, None], choice_ER, own_ER)
         simulator.run(settings[choice_ER], interval)
     return np.concatenate(inputs), np.concatenate(found)
+
+
+def _outputs(student: Distilled, x_BI: NDArray[np.float32]) -> NDArray[np.float32]:
+    """As ``student.outputs``, some times faster: nothing is compared here with a batch of another size."""
+    for weight, bias in student.layers[:-1]:
+        x_BI = np.tanh(x_BI @ weight.T + bias)
+    weight, bias = student.layers[-1]
+    return np.asarray(x_BI @ weight.T + bias)

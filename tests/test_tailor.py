@@ -1,0 +1,107 @@
+"""A policy for one job: better than what it was compared with where pacing helps, and none where it does not."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv.cli import application
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.sim.cluster import load_cluster
+from paceenv.trainers.training import tailor as tailoring
+from paceenv.trainers.training.tailor import constant_policy, tailor
+from paceenv.trainers.training.train_config import load_train_config
+
+ENTRY = EntryPoint("tailor", "paceenv.trainers.training.tailor_command:tailor", application.GROUP)
+
+
+def test_incast_gets_a_policy_that_gains_what_it_says(tmp_path: Path) -> None:
+    cluster = load_cluster("incast-shallow")
+    found = tailor([cluster] * 4, [], seconds=8.0, mechanisms=["stagger"])
+    assert found.best in {"tailored", "constant"}
+    assert set(found.gains) == {"tailored", "constant"}
+    assert found.file is not None
+    save_policy(tmp_path / "mine.safetensors", found.file)
+    policy, seeds = load_policy(tmp_path / "mine.safetensors").policy, np.arange(40, 48)
+    plain_s, paced_s = (run(p, start(cluster, seeds), 800).useful_step_E for p in (passive(), policy))
+    gain = float((plain_s / paced_s - 1.0).mean())
+    assert gain > 0.3, "retransmission timeouts are most of the step"
+    assert gain == pytest.approx(found.gains[found.best].value, abs=0.15)
+    assert found.file.provenance["tailored"]["best"] == found.best
+
+
+def test_a_job_that_pacing_cannot_help_gets_none() -> None:
+    found = tailor([load_cluster("null-jitter")] * 4, ["static"], seconds=5.0)
+    assert (found.best, found.file, found.student, found.constant) == (None, None, None, None)
+    assert found.gains["static"].value < tailoring.MIN_GAIN
+    assert found.to_json()["pacing_helps"] is False
+
+
+def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:
+    config, setting = load_train_config("distilled"), {"slack": (0.02, 0.4), "phase_shift": (0.1, 0.2)}
+    save_policy(tmp_path / "c.safetensors", PolicyFile(constant_policy(setting, config)))
+    policy = load_policy(tmp_path / "c.safetensors").policy
+    policy.reset(3)
+    views = np.random.default_rng(0).uniform(-1, 1, (20, 3, policy.layers[0][0].shape[1])).astype(np.float32)
+    expected = sum(pacing.one_mechanism(m, *pair) for m, pair in setting.items())
+    for view in views:
+        np.testing.assert_array_equal(policy.act(view), np.broadcast_to(expected, (3, *np.shape(expected))))
+
+
+def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def gains(policies: dict[str, Any], clusters: Any, first: int, seeds: int) -> dict[str, Interval]:
+        asked.append(first)
+        value = 0.05 if first == tailoring.CHOICE_SEED else -0.01
+        return {name: Interval(value, value - 0.01, value + 0.01) for name in policies}
+
+    monkeypatch.setattr(tailoring, "_gains", gains)
+    found = tailor([load_cluster("null-jitter")] * 2, ["learned"], seconds=5.0)
+    assert asked == [tailoring.CHOICE_SEED, tailoring.FINAL_SEED]
+    assert found.best == "learned"
+    assert found.gains["learned"].value == -0.01
+    assert found.file is not None
+
+
+def test_the_command_says_that_pacing_will_not_help(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, summary = tmp_path / "mine.safetensors", tmp_path / "a.json"
+    arguments = ["null-jitter", "-o", str(out), "--seconds", "10", "--json", str(summary)]
+    assert application._run_command(ENTRY, arguments) == 0
+    assert "pacing will not help this job" in capsys.readouterr().err
+    found = json.loads(summary.read_text())
+    assert (found["best"], found["policy"], out.exists()) == (None, None, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["null-jitter", "-o", "mine.yaml"], "--out mine.yaml: allowed: the name of a file that ends in .safetensors"),
+        (["nowhere", "-o", "mine.safetensors"], "nowhere"),
+        (["null-jitter", "-o", "mine.safetensors", "--seconds", "1"], "--seconds"),
+        (["null-jitter", "-o", "m.safetensors", "--against", "clairvoyant"], "clairvoyant: looks ahead"),
+    ],
+)
+def test_bad_requests_are_one_line(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        application._run_command(ENTRY, arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_clusters_must_be_of_one_size() -> None:
+    clusters = [load_cluster("null-jitter"), load_cluster("null-jitter-64")]
+    with pytest.raises(InputError, match=r"clusters = .*; allowed: at least 2, of one number of ranks"):
+        tailor(clusters, [])
+    with pytest.raises(InputError, match=r"seconds = 1.0; allowed: at least 5"):
+        tailor(clusters[:1] * 2, [], seconds=1.0)

@@ -1,0 +1,244 @@
+"""A policy for one job within a minute: distilled on clusters that may be the job's, and compared before it is kept.
+
+Half of the clusters, drawn from a calibration's errors (``paceenv.calibration.posterior``), is trained on, the other
+half is for comparisons only. The student (``algorithms.distill``), the best constant setting and policies by name run
+there against no pacing, every rank deciding for itself. On one set of episodes the best of them is chosen, on another
+one it is measured. Where none is better than no pacing, none is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.utils import set_random_seed
+
+import paceenv
+from paceenv.core import metrics, signals
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.intervals import Interval
+from paceenv.policies.base import Policy
+from paceenv.policies.distilled import Candidate, Distilled
+from paceenv.policies.learned import Learned
+from paceenv.policies.policy_file import PolicyFile
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import Cluster
+from paceenv.trainers.evaluation.suites import ClusterShare
+from paceenv.trainers.training.algorithms.distill import DistillLearner
+from paceenv.trainers.training.algorithms.learner import Curve
+from paceenv.trainers.training.algorithms.teacher import settings_of
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.training_run import git_commit
+
+BASE = "distilled"
+"""The training config whose student this is."""
+TAILORED, CONSTANT = "tailored", "constant"
+MIN_GAIN = 0.002
+"""A mean gain below which pacing is not worth having."""
+CANDIDATES = 12
+ROUND_EPISODES = 6
+"""Episodes of every cluster in a round of the student's training."""
+MAX_RANKS = 16 * 64
+"""Ranks of all training clusters together, so that a large job has fewer of them."""
+EVALUATION_SHARE = 0.25
+"""Of the time, kept for comparisons; a round that would not fit before is not begun."""
+ITERATIONS = 1200
+CHOICE_SEED, FINAL_SEED = 6_000_000, 6_500_000
+"""Episodes on which a policy is chosen, and on which it is measured."""
+MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANKS = 16, 4, 2048
+SURE_GAIN = 1e6
+"""What a constant's file says that it gains, % of the step: more than any hysteresis or margin."""
+
+
+@dataclass(frozen=True)
+class Tailored:
+    """What was found for one job.
+
+    Attributes:
+        best: ``tailored``, ``constant``, one of the policies by name, or None where nothing is better than no pacing.
+        file: the best one as a policy file, with this record; None where there is none.
+        student: the tailored policy, whether it is the best or not; None where no candidate setting gained anything.
+        constant: the best constant setting; None likewise.
+        gains: mean gain of throughput over no pacing by policy, with intervals, on episodes that nothing was chosen on.
+        cpu_s: CPU-seconds that it took.
+    """
+
+    best: str | None
+    file: PolicyFile | None
+    student: PolicyFile | None
+    constant: Candidate | None
+    gains: dict[str, Interval]
+    cpu_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the weights, as plain data."""
+        return {
+            "best": self.best,
+            "pacing_helps": self.best is not None,
+            "constant": None if self.constant is None else {m: list(pair) for m, pair in self.constant.items()},
+            "gains": {name: {"gain": x.value, "low": x.low, "high": x.high} for name, x in self.gains.items()},
+            "cpu_s": round(self.cpu_s, 1),
+        }
+
+
+def tailor(
+    clusters: Sequence[Cluster],
+    against: Sequence[str] = ("learned",),
+    *,
+    seconds: float = 60.0,
+    seed: int = 0,
+    mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger"),
+    on_progress: Callable[[float], None] = lambda cpu_s: None,
+) -> Tailored:
+    """Find the best policy for a job that may have any of ``clusters``.
+
+    Args:
+        clusters: that may be the job's, such as draws from a calibration; at least 2, of one number of ranks.
+        against: other policies, by name or file, that take part.
+        seconds: CPU-seconds of one core that may be spent, about; more than 5.
+        seed: of the training.
+        mechanisms: that the tailored policy and the constant may use.
+        on_progress: called with the CPU-seconds spent so far.
+
+    Raises:
+        InputError: for clusters, seconds or policies that do not fit.
+    """
+    if len(clusters) < 2 or len({cluster.ranks for cluster in clusters}) > 1:
+        sizes = sorted({cluster.ranks for cluster in clusters})
+        raise out_of_range(
+            "clusters", f"{len(clusters)} of {sizes} ranks", "at least 2, of one number of ranks", "tailor"
+        )
+    if not seconds >= 5.0:
+        raise out_of_range("seconds", seconds, "at least 5", "tailor")
+    begun = time.process_time()
+    others = {name: _deployable(name, clusters[0]) for name in against}
+    trained, compared = clusters[::2][: max(MAX_RANKS // clusters[0].ranks, 2)], clusters[1::2]
+    learner, learned = _train(trained, mechanisms, begun + (1.0 - EVALUATION_SHARE) * seconds, seed, on_progress)
+    student = constant = None
+    if learned:
+        student = PolicyFile(policy := learner.policy(), learner.calibrated_range(policy))
+        constant = _best_constant(learner.candidates, trained)
+    policies: dict[str, Policy] = dict(others)
+    if student is not None and constant is not None:
+        policies |= {TAILORED: student.policy, CONSTANT: constant_policy(constant, learner.config)}
+    seeds = int(np.clip(MAX_EVALUATED_RANKS // (clusters[0].ranks * len(compared)), MIN_SEEDS, MAX_SEEDS))
+    chosen_on = _gains(policies, compared, CHOICE_SEED, seeds)
+    on_progress(time.process_time() - begun)
+    best = max(chosen_on, key=lambda name: chosen_on[name].value)
+    helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
+    gains = _gains(policies, compared, FINAL_SEED, seeds)
+    found = Tailored(best if helps else None, None, student, constant, gains, time.process_time() - begun)
+    on_progress(found.cpu_s)
+    record = {
+        "paceenv": paceenv.__version__,
+        "git_commit": git_commit(),
+        "config": learner.config.model_dump(mode="json", exclude={"environment": {"clusters"}}),
+        "algorithm": learner.label,
+        "timesteps": learner.timesteps,
+        "tailored": {"cluster": clusters[0].name, "seed": seed, **found.to_json()},
+    }
+    files = {TAILORED: student} | {name: _content(policy) for name, policy in policies.items() if name != TAILORED}
+    kept = files.get(found.best or "")
+    return Tailored(
+        found.best,
+        None if kept is None else PolicyFile(kept.policy, kept.calibrated_range, {**kept.provenance, **record}),
+        None if student is None else PolicyFile(student.policy, student.calibrated_range, record),
+        constant,
+        gains,
+        found.cpu_s,
+    )
+
+
+def constant_policy(candidate: Candidate, config: TrainConfig) -> Distilled:
+    """A constant setting as a policy that a file can hold: a network that says the same of every view."""
+    layers = [(np.zeros((1, signals.SIGNALS), np.float32), np.full(1, SURE_GAIN, np.float32))]
+    interval = config.environment.interval_iterations
+    return Distilled(layers, [candidate], margin=0.0, hysteresis=0.0, name=CONSTANT, interval_iterations=interval)
+
+
+def _deployable(name: str, cluster: Cluster) -> Policy:
+    policy = select_policy(name, cluster)
+    if not isinstance(policy, Policy):
+        raise InputError(f"policy {name}: looks ahead; allowed: one that can be deployed")
+    return policy
+
+
+def _content(policy: Policy) -> PolicyFile | None:
+    """A policy as the content of a file; None where a file cannot hold it, as with rules."""
+    if isinstance(policy, Distilled) and policy.name == CONSTANT:
+        return PolicyFile(policy)
+    calibrated: Any = getattr(policy, "calibrated_range", None)
+    return PolicyFile(policy, calibrated) if isinstance(policy, Learned) and calibrated is not None else None
+
+
+def _train(
+    clusters: Sequence[Cluster],
+    mechanisms: Sequence[str],
+    until: float,
+    seed: int,
+    on_progress: Callable[[float], None],
+) -> tuple[DistillLearner, bool]:
+    """The learner after as many rounds as fit; False where no setting gains anything on its clusters.
+
+    Args:
+        clusters: to train on.
+        mechanisms: that settings may use.
+        until: reading of the process's CPU clock at which training ends.
+        seed: of the training.
+        on_progress: called with the CPU-seconds of training so far.
+    """
+    base, begun = load_train_config(BASE), time.process_time()
+    assert base.distill is not None
+    shares = [ClusterShare(cluster=cluster) for cluster in clusters]
+    changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "threads": 1}
+    rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
+    size = {"total_timesteps": rounds * decisions, "rounds": rounds, "candidates": CANDIDATES}
+    config = base.model_copy(
+        update={
+            "name": TAILORED,
+            "description": "",
+            "seed": seed,
+            "environment": base.environment.model_copy(update=changed),
+            "distill": base.distill.model_copy(update=size),
+            "selection": None,
+        }
+    )
+    learner, round_s = DistillLearner(config, None, Curve(Logger(None, []))), 0.0
+    if not learner.choose_candidates() or learner.scale_K.mean() < 100.0 * MIN_GAIN:
+        return learner, False
+    while not learner.round or time.process_time() + 1.2 * round_s < until:
+        before = time.process_time()
+        set_random_seed((seed + 1_000_003 * learner.round) % 2**32)
+        learner.advance(learner.round, 1)
+        round_s = time.process_time() - before
+        on_progress(time.process_time() - begun)
+    return learner, True
+
+
+def _best_constant(candidates: Sequence[Candidate], clusters: Sequence[Cluster]) -> Candidate:
+    """The setting with the highest mean gain while it stays on, on clusters and noise of the training."""
+    settings, step_s = settings_of(candidates), []
+    for k, cluster in enumerate(clusters):
+        simulator = start(cluster, np.repeat(np.arange(2) + CHOICE_SEED - 2 * (k + 1), len(settings)))
+        found = simulator.run(np.tile(settings, (2, 1, 1))[:, None], ITERATIONS).mean(axis=1).reshape(2, -1)
+        step_s.append((found / found[:, :1]).mean(axis=0))
+    return candidates[max(int(np.mean(step_s, axis=0)[1:].argmin()), 0)]
+
+
+def _gains(policies: dict[str, Policy], clusters: Sequence[Cluster], first: int, seeds: int) -> dict[str, Interval]:
+    """Mean gain of each policy over no pacing with its interval, over clusters and seeds; paired on the same noise."""
+    gain: dict[str, list[NDArray[np.float64]]] = {name: [] for name in policies}
+    for d, cluster in enumerate(clusters):
+        own = np.arange(first + d * seeds, first + (d + 1) * seeds)
+        plain_s_E = run(passive(), start(cluster, own), ITERATIONS).useful_step_E
+        for name, policy in policies.items():
+            gain[name].append(plain_s_E / run(policy, start(cluster, own), ITERATIONS).useful_step_E - 1.0)
+    # a cluster is a unit of the bootstrap: its episodes have its parameters in common
+    return {name: metrics.bootstrap_interval(np.array([x.mean() for x in found])) for name, found in gain.items()}
