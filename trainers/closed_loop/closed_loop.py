@@ -310,9 +310,7 @@ class ClosedLoop:
 
         seconds, mechanism = self.options.tailor_s, self.scenario.loop.mechanism
         with output.progress("tailor", seconds) as done:
-            found = tailor(
-                clusters, (), seconds=seconds, seed=self.options.seed, mechanisms=[mechanism], on_progress=done
-            )
+            found = tailor(clusters, seconds=seconds, seed=self.options.seed, mechanisms=[mechanism], on_progress=done)
         return found.student
 
 
