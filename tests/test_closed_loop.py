@@ -371,12 +371,14 @@ def test_the_page_says_what_the_reports_say_and_what_was_not_measured(tmp_path: 
     options = LoopOptions(seeds=1, tailor_s=0, candidates=("default", "paper", "learned"))
     report = _loop(tmp_path / "loops" / "double", SimulatedTestbed(), options=options).go()
     report["policies"][0]["policy"] = report["contest"]["candidates"][0]["policy"] = "/here/mine.safetensors"
+    report["policies"][1]["policy"] = report["contest"]["candidates"][1]["policy"] = "static:slack=0/0.3"
     report["scenario"] = "unequal-slack"
     (tmp_path / "loops" / "double" / "report.json").write_text(json.dumps(report))
     reports = benchmark.collect(tmp_path / "loops")
     assert "/here" not in json.dumps(reports)
     rows = {role: row for row in reports["unequal-slack"]["contest"]["candidates"] for role in row["roles"]}
     assert rows["default"]["policy"] == "mine.safetensors"
+    assert rows["paper"]["policy"] == "static:slack=0/0.3"  # a setting is no path
     found = {target.what: target for target in benchmark.targets(reports)}
     assert found["simulated mean step"].met
     share = found["unequal-slack: learned (learned), share of the best constant's gain"]
@@ -401,7 +403,7 @@ def test_the_page_in_the_docs_is_made_from_the_kept_results() -> None:
 
 @pytest.mark.slow
 def test_a_policy_is_tailored_to_the_job_and_competes(tmp_path: Path) -> None:
-    options = LoopOptions(seeds=1, tailor_s=2.0, candidates=("default", "tailored"))
+    options = LoopOptions(seeds=1, tailor_s=6.0, candidates=("default", "tailored"))
     testbed = SimulatedTestbed()
     report = _loop(tmp_path, testbed, options=options).go()
     default, mine = report["contest"]["candidates"]
@@ -471,6 +473,8 @@ def test_what_the_agent_would_refuse_is_refused_before_anything_runs(tmp_path: P
         _loop(tmp_path / "loop", testbed, block_iterations=25).go()
     with pytest.raises(InputError, match=r"unknown key fabric\.bufer_kb"):
         _loop(tmp_path / "loop", testbed, known={"fabric.bufer_kb": 32}).go()
+    with pytest.raises(InputError, match=r"tailor = 2\.0; allowed: 0, or at least 5 seconds"):
+        _loop(tmp_path / "loop", testbed, options=LoopOptions(tailor_s=2.0)).go()
     with pytest.raises(InputError, match=r"candidate nobody: .*allowed: constant, default, adaptive"):
         _loop(tmp_path / "loop", testbed, options=LoopOptions(candidates=("constant", "nobody"))).go()
     assert not testbed.runs

@@ -36,9 +36,8 @@ from paceenv.trainers.closed_loop.contest_results import contest_results
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
-from paceenv.trainers.evaluation.suites import Case, ClusterShare, Suite
+from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.static_search import search_static
-from paceenv.trainers.training.train_config import load_train_config
 from paceenv.ui import config_files, output
 from paceenv.ui.config_files import Config
 
@@ -48,12 +47,11 @@ CANDIDATES = (CONSTANT, DEFAULT, "adaptive", "paper", "learned", TAILORED)
 """In the contest by default: the best static setting of a search on the calibrated cluster, the mechanism's default
 rule, two hand-written rules, the released policy, and one trained on clusters drawn from this job's calibration."""
 ACTIVE_ROLES = (CONSTANT, "learned", TAILORED)
-TAILOR_DECISIONS_PER_S = 5_000
-"""Decisions that training takes in a second of one core, about."""
 RUN = "run"
 """The folder of a real run inside its stage's."""
 SEARCH_SEED, DRAWS_SEED = 2_000_000, 3_000_000
 """Far from each other and from the seeds of the predictions: a setting meets other noise than in its search."""
+MIN_TAILOR_S = 5.0
 WARM_SHARE = 0.1
 """Of an observed run the first tenth is warm-up: connections, buffers, caches."""
 
@@ -124,6 +122,8 @@ class ClosedLoop:
             allowed = f"a multiple of the policies' control interval, {INTERVAL_ITERATIONS}"
             raise out_of_range("block_iterations", block, allowed, f"scenario {self.scenario.name}: loop")
         known_cluster(self.scenario)
+        if 0.0 < self.options.tailor_s < MIN_TAILOR_S:
+            raise out_of_range("tailor", self.options.tailor_s, f"0, or at least {MIN_TAILOR_S:g} seconds", "loop")
         for role in self.options.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
@@ -176,13 +176,16 @@ class ClosedLoop:
 
     def _tailor(self, place: Path) -> Found:
         """What is fitted to this very job: the best constant, and a policy trained on the drawn clusters."""
-        clusters, found = self._drawn(), Found(constant=None, policy=None)
+        clusters, found = self._drawn(), Found(constant=None, policy=None, note="")
         if CONSTANT in self.options.candidates:
             found["constant"] = self._search(clusters)
         if TAILORED in self.options.candidates and self.options.tailor_s:
             path = place / "tailored.safetensors"
-            save_policy(path, self._train(clusters))
-            found["policy"] = str(path.absolute())
+            if (trained := self._train(clusters)) is not None:
+                save_policy(path, trained)
+                found["policy"] = str(path.absolute())
+            else:
+                found["note"] = "no policy was tailored: no setting gains anything on the calibrated cluster"
         return found
 
     def _predict(self, place: Path) -> Found:
@@ -301,25 +304,14 @@ class ClosedLoop:
         with output.progress("best static setting", 1) as done:
             return search_static(suite, drawn, on_done=done).best()
 
-    def _train(self, clusters: Sequence[Cluster]) -> PolicyFile:
-        """A policy trained on the drawn clusters for ``tailor_s``."""
-        from paceenv.trainers.training import training_run  # PyTorch, which nothing else of a prediction needs
+    def _train(self, clusters: Sequence[Cluster]) -> PolicyFile | None:
+        """A policy trained on the drawn clusters for ``tailor_s``; None where no setting gains anything on them."""
+        from paceenv.trainers.training.tailor import tailor  # PyTorch, which nothing else of a prediction needs
 
-        plan, base, drawn = self.scenario.loop, load_train_config("demo"), _numbered(clusters)
-        changes: dict[str, Any] = {
-            "clusters": [ClusterShare(cluster=name) for name in drawn],
-            "mechanisms": [plan.mechanism],
-        }
-        decisions = max(int(TAILOR_DECISIONS_PER_S * self.options.tailor_s), 1)
-        config = base.model_copy(
-            update={
-                "name": self.scenario.name,
-                "seed": self.options.seed,
-                "environment": base.environment.model_copy(update=changes),
-            }
-        ).with_timesteps(decisions)
-        with output.progress("tailor", decisions) as done:
-            return training_run.train(config, drawn, on_progress=done).file
+        seconds, mechanism = self.options.tailor_s, self.scenario.loop.mechanism
+        with output.progress("tailor", seconds) as done:
+            found = tailor(clusters, seconds=seconds, seed=self.options.seed, mechanisms=[mechanism], on_progress=done)
+        return found.student
 
 
 def known_cluster(scenario: Scenario) -> Cluster | None:

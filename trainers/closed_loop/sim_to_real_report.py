@@ -54,7 +54,7 @@ def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
         "chosen": found["choose"],
         "contest": contest,
         "active": None if "skipped" in active else judged(active, predicted, "always", observed),
-        "notes": notes(contest, scenario),
+        "notes": [*filter(None, [found["tailor"]["note"]]), *notes(contest, scenario)],
     }
     return {**report, "verdict": verdict(report)}
 

@@ -38,7 +38,10 @@ def loop(
         ),
     ] = None,
     tailor: Annotated[
-        float, typer.Option(min=0, help="Seconds to train the tailored policy on the calibrated cluster; 0: none.")
+        float,
+        typer.Option(
+            min=0, help="Seconds to train the tailored policy on the calibrated cluster, at least 5; 0: none."
+        ),
     ] = 60.0,
     active: Annotated[
         int,
