@@ -45,6 +45,8 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
     assert (found.best, found.file, found.student, found.constant) == (None, None, None, None)
     assert found.gains["static"].value < tailoring.MIN_GAIN
     assert found.to_json()["pacing_helps"] is False
+    alone = tailor([load_cluster("null-jitter")] * 4, [], seconds=5.0)
+    assert (alone.best, alone.gains) == (None, {})
 
 
 def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ def tailor(
     policies: dict[str, Policy] = dict(others)
     if student is not None and constant is not None:
         policies |= {TAILORED: student.policy, CONSTANT: constant_policy(constant, learner.config)}
+    if not policies:  # no setting gains anything, and nothing else was asked for
+        return Tailored(None, None, None, None, {}, time.process_time() - begun)
     seeds = int(np.clip(MAX_EVALUATED_RANKS // (clusters[0].ranks * len(compared)), MIN_SEEDS, MAX_SEEDS))
     chosen_on = _gains(policies, compared, CHOICE_SEED, seeds)
     on_progress(time.process_time() - begun)
