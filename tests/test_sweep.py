@@ -399,7 +399,7 @@ def test_what_a_sweep_cannot_do_is_one_line_and_no_folder(
 
 
 def test_hyperparameters_that_cannot_change_meanwhile_are_refused() -> None:
-    ppo = {"train": "released", "hyperparameters": {"ppo.net_arch": {"choice": [[32], [64]]}}, "pbt": {}}
+    ppo = {"train": "ppo", "hyperparameters": {"ppo.net_arch": {"choice": [[32], [64]]}}, "pbt": {}}
     with pytest.raises(ValueError, match=r"hyperparameter ppo\.net_arch with PBT; allowed: ppo\.learning_rate"):
         SweepConfig.model_validate({"name": "wrong", "ppo": ppo})
     with pytest.raises(ValueError, match="hyperparameter seed; allowed: ppo"):

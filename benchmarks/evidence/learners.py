@@ -25,7 +25,7 @@ from paceenv.trainers.training.train_config import TrainConfig, load_train_confi
 from paceenv.ui import config_files, figures, output
 from paceenv.ui.output import markdown_table
 
-BASE, RELEASED = "distilled", "released"
+BASE, RELEASED = "distilled", "ppo"
 PACE, PACE_SEED = "pace.json", 999
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """CPU-minutes at which the best score so far is compared."""

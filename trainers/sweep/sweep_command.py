@@ -64,7 +64,7 @@ def run(
     command with --resume finishes the sweep, with the same result; no trial is lost or runs twice. In the end the
     folder holds the winner (policy.safetensors, winner.yaml for paceenv evaluate), pictures, and sweep.html.
 
-    Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep released-asha -o runs/asha --resume --address auto
+    Examples: paceenv sweep demo -o runs/sweep -- paceenv sweep ppo-asha -o runs/asha --resume --address auto
     """
     path = config_files.find("sweeps", config)
     data = config_files.read_yaml(path)

@@ -43,7 +43,7 @@ def train(
     also after an interruption with --resume. A config with a selection is scored on validation clusters while it runs,
     keeps its best policy and stops when the score no longer improves. Several seeds report median and spread.
 
-    Examples: paceenv train demo -o runs/mine -- paceenv train released -o runs/released --seeds 5 --resume --
+    Examples: paceenv train demo -o runs/mine -- paceenv train distilled -o runs/released --seeds 5 --resume --
     paceenv train distilled -o runs/distilled -- paceenv train demo -o runs/sac --algorithm sac
     """
     from paceenv.trainers.training import multi_seed
