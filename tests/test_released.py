@@ -44,12 +44,12 @@ def test_the_table_has_every_policy_on_every_cluster() -> None:
     assert len(found) == len(rows)
 
 
-@pytest.mark.parametrize("cluster", ["twin-weak", "unequal-slack-weak", "null-jitter"])
+@pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("policy", ["learned", "adaptive"])
-def test_the_table_is_what_policies_score(cluster: str, policy: str) -> None:
-    case = next(case for case in SUITE.cases if case.name == cluster)
+def test_the_table_is_what_policies_score(place: int, policy: str) -> None:
+    case = [case for case in SUITE.only(SCORED).cases if case.load().ranks <= 32][place]
     rows = json.loads((ROOT / "SCORES.json").read_text())
-    row = next(row for row in rows if row["cluster"] == cluster and row["policy"] == policy)
+    row = next(row for row in rows if row["cluster"] == case.name and row["policy"] == policy)
     passive, paced = (outcome(name, case.load(), SUITE) for name in ("passive", policy))
     gain, low, high = metrics.bootstrap_interval(passive.step_s_E / paced.step_s_E - 1.0)
     assert [row["throughput_gain"], *row["ci95"]] == pytest.approx([gain, low, high], abs=2e-4)

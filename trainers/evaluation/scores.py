@@ -42,8 +42,8 @@ On {worth} of them something in the table gains more than {least:.1%}; gap close
 """
 
 
-SCORED: tuple[Split, ...] = ("held-out", "validation")
-"""The splits of the table, the most important first; scores on clusters of a training say little."""
+SCORED: tuple[Split, ...] = ("held-out",)
+"""The splits of the table; scores on clusters that a policy was trained or selected on say little."""
 
 
 def rebuild(out: Path, splits: tuple[Split, ...] = SCORED) -> None:
