@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceenv.cli import application
 from paceenv.core import pacing, timing
+from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, OPEN, Limits
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.live.decide.control import SLACK_MEMORY
@@ -103,3 +107,21 @@ def test_a_share_of_the_own_slack_limits_nothing_that_the_slack_rule_asks_for(na
                 beyond_s += max(float(rank[timing.DELAY_S, r]) - pacing.SLACK_GAIN * max(known), 0.0)
     assert asked_s > 0.1
     assert beyond_s < 0.02 * asked_s
+
+
+def test_a_suite_and_a_command_may_have_other_limits(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def gain(*options: str) -> float:
+        arguments = ["evaluate", "static", "--suite", str(tmp_path / "s.yaml"), *options, "--json", "-"]
+        assert application.run(arguments) == 0
+        [row] = [row for row in json.loads(capsys.readouterr().out) if row["policy"] == "static"]
+        return float(row["throughput_gain"])
+
+    suite = "name: s\ncases: [{cluster: incast-shallow}]\nseeds: 2\niterations: 400\n"
+    (tmp_path / "s.yaml").write_text(suite)
+    wide, narrow = gain(), gain("--limit", "cap_share=0.1")
+    assert narrow < 0.1 < wide
+    (tmp_path / "s.yaml").write_text(suite + "limits: {cap_share: 0.1}\n")
+    assert gain() == narrow
+    for wrong in ("cap=0.1", "cap_s=x", "cap_share=2"):
+        with pytest.raises(InputError, match="allowed"):
+            application.run(["evaluate", "static", "--limit", wrong])

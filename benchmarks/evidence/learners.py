@@ -35,7 +35,7 @@ HEADER = """# Learners
 Here you find which algorithm learns pacing best for its time.
 `python -m benchmarks.evidence.learners --out FOLDER --write` makes this page.
 
-All train on the same clusters (those of the config `released`), with the same inputs (a view, its means over {memory}
+All train on the same clusters (those of the config `ppo`), with the same inputs (a view, its means over {memory}
 control intervals and its mean change), and are scored on the same validation clusters
 (`paceenv.trainers.training.selection`), which no training uses.
 The policy of a run is that of its best score.
