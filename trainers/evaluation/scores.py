@@ -20,7 +20,8 @@ HEADER = """# Scores
 
 Rebuilt by `make scores` from the committed configs, which also writes SCORES.json. Throughput against passive, mean
 over {seeds} seeds of {iterations} iterations with 95 % bootstrap intervals, paired on common random numbers; every rank
-runs its own copy of a policy on its own view, within the limits that a live job has by default: {limits}.
+runs its own copy of a policy on its own view, within the limits that a live job has by default:
+{limits}.
 A CV is never a result by itself.
 
 `static` is the single setting that is best for a whole split, found by the sweep `static-SPLIT` on the clusters of that
