@@ -19,7 +19,8 @@ from paceenv.core.intervals import Interval
 
 RESAMPLES = 1000
 _LEVEL_PERCENT = (2.5, 97.5)
-_TINY = 1e-9
+_LEAST = 0.005
+"""A bound in a resample counts as at least this, as where it is less there is nothing to win."""
 
 Array = NDArray[np.float64]
 
@@ -35,7 +36,7 @@ def share_of_best(gain_PE: Array, policy: int, *, seed: int = 0) -> tuple[float,
     seeds = gain_PE.shape[1]
     picks_BE = np.random.default_rng(seed).integers(0, seeds, (RESAMPLES, seeds))
     mean_PB = gain_PE[:, picks_BE].mean(axis=2)
-    best_B = np.maximum(mean_PB.max(axis=0), _TINY)
+    best_B = np.maximum(mean_PB.max(axis=0), _LEAST)
     mean_P = gain_PE.mean(axis=1)
     return float(mean_P[policy] / mean_P.max()), np.asarray(mean_PB[policy] / best_B)
 

@@ -45,7 +45,7 @@ class Validation:
         return run(policy, simulator, self._config.iterations).useful_step_E
 
     def evaluate(self, policy: Policy) -> dict[str, float]:
-        """``gap_closed`` on the positives, ``null_loss`` (share of mean step, worst null) and the ``score`` they make.
+        """``gap_closed`` where there is a gap, ``null_loss`` (of the worst other) and the ``score`` they make.
 
         The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average
         beyond half of what they may.
@@ -54,7 +54,8 @@ class Validation:
             name: float((self._passive[name] / self._step_s_E(policy, name) - 1.0).mean()) for name in self._clusters
         }
         closed = float(np.mean([gain[name] / bound for name, bound in self._bound.items() if bound > NULL_LIMIT]))
-        losses = [max(-gain[name], 0.0) for name in self._clusters if name not in self._bound]
+        nothing_to_win = [name for name in self._clusters if self._bound.get(name, 0.0) <= NULL_LIMIT]
+        losses = [max(-gain[name], 0.0) for name in nothing_to_win]
         beyond = [max(loss - 0.5 * NULL_LIMIT, 0.0) for loss in losses]
         price = NULL_PRICE * float(np.mean(beyond)) if beyond else 0.0
         return {"gap_closed": closed, "null_loss": max(losses, default=0.0), "score": closed - price}

@@ -27,7 +27,7 @@ from paceenv.trainers.training.train_config import Environment
 GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
     "phase_shift": ((0.0, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
-    "stagger": ((0.0, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),
+    "stagger": ((0.25, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),  # not 0: places that are held without a judgement
     "paper": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
 }
 """Thresholds and windows of a mechanism that a first pilot tries."""
