@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.rollout import start
 from paceenv.policies.situations import roll_ahead
 from paceenv.sim.cluster import Cluster
@@ -65,21 +66,18 @@ class Worth:
         return f"{form}: {', '.join(reasons)}"
 
 
-def worth(cluster: Cluster, null: bool, cap_share: float = 1.0, cap_s: float = np.inf) -> Worth:
+def worth(cluster: Cluster, null: bool, limits: Limits = LIMITS) -> Worth:
     """Choose the best constant on some episodes of a cluster and measure it on others.
 
     Args:
         cluster: the job.
         null: whether it was drawn as one on which pacing must not matter.
-        cap_share: longest delay as a share of the ideal step.
-        cap_s: longest delay, seconds.
+        limits: of every delay.
     """
     settings = settings_of(coarse_grid(MECHANISMS))
 
     def steps(first_seed: int, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        simulator = start(cluster, np.arange(first_seed, first_seed + EPISODES))
-        jobs = simulator.batch.jobs
-        jobs["cap_s"] = np.minimum(cap_share * jobs["ideal_step_s"], cap_s)
+        simulator = start(cluster, np.arange(first_seed, first_seed + EPISODES), limits=limits)
         simulator.run(simulator.off(), WARM_UP_ITERATIONS)
         return roll_ahead(simulator, np.arange(EPISODES), rows, ITERATIONS)
 
@@ -123,8 +121,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds of the clusters, with commas.")] = "1,2",
     clusters: Annotated[int, typer.Option(min=1, help="Clusters of each seed.")] = 96,
     max_ranks: Annotated[int, typer.Option(help="Of the largest job.")] = 512,
-    cap_share: Annotated[float, typer.Option(min=0, help="Longest delay as a share of the ideal step.")] = 1.0,
-    cap_s: Annotated[float, typer.Option(min=0, help="Longest delay in seconds.")] = np.inf,
+    limit: Annotated[list[str] | None, typer.Option(help="Another limit of delays, such as cap_share=0.1.")] = None,
     write: Annotated[bool, typer.Option(help="Write the table into docs/suites.md.")] = False,
 ) -> None:
     """What share of the random clusters has anything to gain from pacing, by form."""
@@ -133,7 +130,7 @@ def main(
         for seed in seeds.split(",")
         for one in RandomClusters(seed=int(seed), clusters=clusters, max_ranks=max_ranks).draw()
     )
-    columns, rows = table([worth(cluster, null, cap_share, cap_s) for cluster, null in drawn])
+    columns, rows = table([worth(cluster, null, LIMITS.changed(limit or [])) for cluster, null in drawn])
     output.print_table("What there is to gain on random clusters", columns, rows)
     if write:
         before, _, rest = DOCUMENT.read_text().partition(BEGIN)
