@@ -23,6 +23,7 @@ from safetensors.numpy import save
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range, short_repr
 from paceenv.core.files import atomic_write
+from paceenv.core.limits import Limits
 from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Distilled
@@ -50,6 +51,17 @@ class PolicyFile:
     policy: Learned
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> Limits | None:
+        """The limits of delays that it was trained with, from its training config; None where it has none."""
+        found: Any = self.provenance
+        for key in ("config", "environment", "limits"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        try:
+            return Limits(**found) if isinstance(found, Mapping) else None
+        except (TypeError, InputError):
+            return None
 
 
 def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:

@@ -142,6 +142,8 @@ class Control:
             ranks: ranks of the job.
         """
         cap_s, self._place = self._options.cap_s, (rank, ranks)
+        if rank == 0 and self.mode in (*PACED, "shadow"):
+            self._say_what_is_narrower()
         if self.tune_plan is not None and rank == 0:
             self.tuner = Tuner(
                 [one.source for one in self._policies],
@@ -154,6 +156,13 @@ class Control:
             self._actuator = DeviceActuator(stamps, cap_s=cap_s, device=device)
         else:
             self._actuator = HostActuator(stamps, cap_s=cap_s, clock=self._clock, problem=self._log_once)
+
+    def _say_what_is_narrower(self) -> None:
+        for one in self._policies:
+            narrower = self.guard.limits.narrower(one.limits) if one.limits is not None else []
+            if narrower:
+                listed = ", ".join(narrower)
+                self._inform(f"policy {one.source} was trained with wider limits and may gain less here: {listed}")
 
     def downgrade(self, reason: str) -> None:
         """Only observe from now on, and log the reason."""

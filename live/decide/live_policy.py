@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from paceenv.core.errors import InputError
+from paceenv.core.limits import Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.learned import Learned
 from paceenv.policies.names import NAMES, NEED_SIMULATOR, STATIC_DEFAULTS, rule
@@ -33,6 +34,8 @@ class NamedPolicy:
     sha256: str | None = None
     calibrated_range: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     fault: str = ""
+    limits: Limits | None = None
+    """Those of its training."""
     candidates: tuple[NamedPolicy, ...] = ()
     """What competes or takes turns, in modes tune, canary and active."""
 
@@ -95,4 +98,4 @@ def _from_file(text: str) -> NamedPolicy:
 
     path, content = saved.find(text)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return NamedPolicy(content.policy, text, digest, content.calibrated_range)
+    return NamedPolicy(content.policy, text, digest, content.calibrated_range, limits=content.limits)
