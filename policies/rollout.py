@@ -51,7 +51,7 @@ class Rollout:
         step_ET: step times in seconds.
         mean_delay_E: mean delay of all ranks in seconds.
         ideal_step_E: ideal step in seconds.
-        outcome: totals of the episodes: energy, failures, re-runs.
+        outcome: totals of the episodes after the quiet start: energy, failures, re-runs.
         outside: how often the policy was passive because it was outside its calibrated range; None: never.
     """
 
@@ -131,8 +131,8 @@ def run(
 ) -> Rollout:
     """Run a policy that decides anew every control interval.
 
-    As in a live job the quiet start comes first, and the first interval after it is without pacing, too. Step times and
-    delays are those after the quiet start.
+    As in a live job the quiet start comes first, and the first interval after it is without pacing, too. Step times,
+    delays and totals are those after the quiet start.
 
     Args:
         policy: it is reset before the run.
@@ -157,6 +157,7 @@ def run(
         fixed = policy.constant()
     settings = simulator.off()
     quiet_start(simulator)
+    before = simulator.outcome()
     for t in range(0, iterations, interval_iterations):
         n = min(interval_iterations, iterations - t)
         if t:
@@ -179,4 +180,4 @@ def run(
         on_interval(t + n)
     ideal_step_E = simulator.batch.jobs["ideal_step_s"].copy()
     outside = policy.outside() if isinstance(policy, Policy) else None
-    return Rollout(step_ET, delay_E / iterations, ideal_step_E, simulator.outcome(), outside)
+    return Rollout(step_ET, delay_E / iterations, ideal_step_E, simulator.outcome().since(before), outside)

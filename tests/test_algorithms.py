@@ -118,13 +118,6 @@ def test_a_squashed_action_is_kept_by_the_file(tmp_path: Path) -> None:
         ({"algorithm": "sac", "sac": {"ent_coef": "some"}}, "ent_coef = some; allowed: a number of at least 0, auto"),
         ({"algorithm": "distill", "distill": {"rounds": 0}}, "distill.rounds = 0; allowed: "),
         (
-            {
-                "algorithm": "distill",
-                "environment": {"mechanisms": ["slack"], "suites": ["slack"], "cv_weight": [0, 1]},
-            },
-            "cv_weight = a range with algorithm: distill; allowed: a number",
-        ),
-        (
             {"environment": {"mechanisms": ["slack"], "suites": ["slack"], "memory_intervals": [3, 3]}},
             "memory_intervals = [3, 3]; allowed: an integer from 0 to 10000, or at most 16 different ones",
         ),

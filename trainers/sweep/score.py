@@ -118,6 +118,7 @@ def _run(
     simulator = start(cluster, np.tile(seeds_E, len(settings)), threads)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
     quiet_start(simulator)
+    before = simulator.outcome()
     step_ET = np.concatenate(
         [
             simulator.run(simulator.off(), INTERVAL_ITERATIONS),
@@ -125,6 +126,6 @@ def _run(
         ],
         axis=1,
     )
-    mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome()
+    mean_E, sd_E, outcome = step_ET.mean(axis=1), step_ET.std(axis=1), simulator.outcome().since(before)
     energy_E = np.where(outcome.energy_j > 0.0, outcome.energy_j, np.nan) / outcome.useful_iterations
     return np.stack([useful_step_s(step_ET, outcome), sd_E / mean_E, energy_E]).reshape(3, len(settings), -1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,10 @@ class Outcome:
     rerun_iterations: NDArray[np.float64]
     useful_iterations: NDArray[np.float64]
     tenant_cycles_EK: NDArray[np.float64]
+
+    def since(self, before: Outcome) -> Outcome:
+        """What has come to these totals since others of the same episodes."""
+        return Outcome(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
