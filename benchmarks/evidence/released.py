@@ -1,8 +1,7 @@
-"""Evidence on the released policy beyond the score table: Pareto front, far-off clusters, its seeds, ablations.
+"""Evidence on the released policy beyond the score table: its training, Pareto front, far-off clusters.
 
-`python -m benchmarks.evidence.released --write` makes docs/released-policy.md from the folder of a training with
-(`paceenv train distilled -o FOLDER`, or with `--seeds`); `--ablations` also trains what is compared there, one
-after the other.
+`python -m benchmarks.evidence.released --write` makes docs/released-policy.md from the folder of a training
+(`paceenv train distilled -o FOLDER`, with or without `--seeds`).
 """
 
 from __future__ import annotations
@@ -19,25 +18,14 @@ from numpy.typing import NDArray
 
 from benchmarks._common import machine
 from paceenv.core import metrics
-from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.evaluate import SuiteResult, evaluate
 from paceenv.trainers.evaluation.suites import ALL, Case, Suite, load_suite
 from paceenv.trainers.sweep.score import spelled
 from paceenv.trainers.sweep.static_search import StaticSearch, search_static
-from paceenv.trainers.training import multi_seed
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.ui import config_files, figures, output
 from paceenv.ui.output import markdown_table
 
 PREFERENCES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-ABLATIONS: dict[str, list[str]] = {
-    "as released": [],
-    "rewards not paired on common noise": ["environment.paired=false"],
-    "no domain randomisation": ["environment.randomize=false"],
-    "no constraint on nulls": ["constraint=null"],
-    "episodes of 64 intervals": ["environment.episode_intervals=64"],
-}
-ABLATION_TIMESTEPS = 500_000
 SCENARIO = "when-scaling-fails"
 WANTED: dict[str, tuple[float, float | None]] = {
     "4": (-0.006, None),
@@ -245,40 +233,6 @@ def of_seeds(folder: Path) -> list[str]:
     ]
 
 
-def ablations(folder: Path) -> list[str]:
-    """The same training, shorter and with one seed each, without one of its parts; validation clusters, fresh seeds."""
-    suite = load_suite(ALL).only(["validation"]).model_copy(update={"first_seed": 3_000_000, "seeds": 32})
-    files = {name: folder / name.replace(" ", "-") / multi_seed.POLICY for name in ABLATIONS}
-    for name, changes in ABLATIONS.items():
-        if not files[name].exists():
-            multi_seed.train_seeds(_changed(changes), 1, files[name].parent, resume=True)
-    names = [str(path) for path in files.values()]
-    with output.progress("ablations", len(suite.cases) * (len(names) + 2)) as done:
-        found = evaluate([*names, "clairvoyant"], suite, on_done=done)
-    positive = [case for case in suite.cases if not case.null_case]
-    rows = []
-    for name, path in zip(ABLATIONS, names, strict=True):
-        total = found.total(path, cases=positive)
-        worst = min((found.score(path, c) for c in suite.cases if c.null_case), key=lambda s: s.gain)
-        rows.append((name, score_table.gap(total), f"{total.gain:+.2%}", f"{worst.gain:+.2%} ({worst.cluster})"))
-    return [
-        "## Ablations of PPO's training",
-        "",
-        f"The policy that was released before: one seed of {ABLATION_TIMESTEPS:,} decisions each, on the validation "
-        "clusters with fresh seeds.\nSeeds alone "
-        "differ by a few points (see above), so small differences mean nothing.",
-        "",
-        *markdown_table(("training", "gap closed", "gain on positives", "worst null"), rows),
-    ]
-
-
-def _changed(changes: list[str]) -> TrainConfig:
-    data = load_train_config("ppo").model_dump(mode="json")
-    for change in [*changes, f"ppo.total_timesteps={ABLATION_TIMESTEPS}"]:
-        config_files.set_value(data, change)
-    return config_files.parse(TrainConfig, data, "configs/train/ppo")
-
-
 def slack_quantile() -> list[str]:
     """The slack rule on the low quantile of slack against the same on its mean, each compiled in its own process."""
     found: dict[str, dict[str, list[float]]] = {}
@@ -315,7 +269,6 @@ Its properties and limitations are in the [model card](policy-card.md).
 
 def main(
     folder: Annotated[Path, typer.Option(help="What `paceenv train distilled -o` left.")] = Path("runs/released"),
-    ablate: Annotated[Path, typer.Option(help="Where the ablations' trainings go, or lie.")] = Path("runs/ablations"),
     write: Annotated[bool, typer.Option(help="Write docs/released-policy.md and its pictures.")] = False,
 ) -> None:
     """Hold the released policy to what it promises beyond the score table."""
@@ -325,7 +278,6 @@ def main(
         pareto(docs / "released-policy-pareto.png"),
         published(),
         far(),
-        ablations(ablate),
         slack_quantile(),
     ]
     text = "\n".join([HEAD, *("\n".join([*section, ""]) for section in sections)])
