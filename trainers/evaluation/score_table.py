@@ -10,15 +10,15 @@ from typing import Any
 from paceenv.trainers.evaluation.evaluate import NULL_LIMIT, Score, SuiteResult
 from paceenv.ui.output import markdown_table
 
-HEADER = (
+HEADER = (  # gains of throughput over passive, ours and the tenants'
     "policy",
     "cluster",
-    "throughput against passive",
+    "gain",
     "95 % interval",
     "gap closed",
-    "tenants' throughput",
+    "tenants",
     "CV",
-    "delay / ideal step",
+    "delay / ideal",
 )
 
 
