@@ -72,7 +72,7 @@ def test_a_policy_decides_in_blocks_as_without_whatever_their_length(policy: str
 
 def fed(block: int | None, *, odd: bool = False) -> tuple[list[float], list[list[float]]]:
     """Delays and views of one rank's pacer in paced iterations; the job is the same without pacing, but slower."""
-    random, pacer = np.random.default_rng(1), RankPacer(named("learned"), cap_s=0.1, has_barrier=True)
+    random, pacer = np.random.default_rng(1), RankPacer(named("adaptive"), cap_s=0.1, has_barrier=True)
     stamps = zip(random.normal(0.02, 1e-4, PACED), random.normal(0.03, 1e-3, PACED), strict=True)
     for _ in range(QUIET):
         pacer.iteration(0.02, 0.03, 0.3, acting=None)

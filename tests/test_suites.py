@@ -40,7 +40,7 @@ def test_no_cluster_is_in_two_splits() -> None:
     for split in SPLITS:
         assert {c.null_case for c in CASES if c.split == split} == {True, False}
     ranks = {c.load().ranks for c in CASES}
-    assert min(ranks) == 2
+    assert min(ranks) <= 4
     assert max(ranks) == 512
 
 
