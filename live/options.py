@@ -81,7 +81,10 @@ class Options:
         float, Meaning("Most delay in any minute, seconds; 60 is no limit", low=0, high=MAX_BUDGET_S)
     ] = LIMITS.budget_s_per_minute
     probe_s: Annotated[
-        float, Meaning("Longest delay in mode probe, seconds; the two caps limit it too", low=0, high=1)
+        float,
+        Meaning(
+            "Longest delay in mode probe, seconds; the two caps and a tenth of the step limit it too", low=0, high=1
+        ),
     ] = 0.01
     quiet_first: Annotated[int, Meaning("Iterations at the start without any delay", low=0, high=10**9)] = (
         LIMITS.quiet_first

@@ -16,6 +16,8 @@ from paceenv.live.decide.canary import CLIP_MEDIANS
 
 EVALUATION_HOLDS, KEPT_HOLDS = 60, 600
 """The cost of probing is evaluated after every EVALUATION_HOLDS holds, over the last KEPT_HOLDS."""
+MOST_SHARE: Final = 0.1
+"""Of the step: the longest probe. A delay that helps may be longer, one that only shows something may not."""
 MAX_COST_SHARE: Final = 0.02
 """Probing ends when it makes the mean step longer by more than this ..."""
 SURE_ERRORS: Final = 3.0
@@ -28,12 +30,12 @@ class Probe:
     Args:
         plan: the drawn delays, the same on every rank.
         cap_s: the longest delay, seconds.
-        cap_share: the longest delay as a share of the step.
+        cap_share: the longest delay as a share of the step, at most :data:`MOST_SHARE`.
     """
 
     def __init__(self, plan: Plan, *, cap_s: float, cap_share: float) -> None:
         self.plan = plan
-        self._most_s, self._most_share = min(plan.probe_s, cap_s), cap_share
+        self._most_s, self._most_share = min(plan.probe_s, cap_s), min(cap_share, MOST_SHARE)
         self._unit, self._units = "", 1
         self._bound_s = 0.0
         self._hold, self._steps_s = -1, list[float]()
