@@ -146,20 +146,22 @@ def test_one_candidate_is_the_policy_and_a_fault_in_one_is_a_fault() -> None:
 
 
 def contested(*, iterations: int, **options: Any) -> dict[str, Any]:
-    """Whose delays were taken in which iteration, and the snapshot."""
+    """Whose turn it is in which iteration, who may pace this rank there, and the snapshot."""
     import torch
     import torch.distributed as dist
 
     from paceenv import live
 
     agent = live.attach(None, **options)
-    tensor, turns = torch.ones(1 << 12), []
+    tensor, turns, acting = torch.ones(1 << 12), [], []
     for iteration in range(iterations):
         time.sleep(0.004)
         dist.all_reduce(tensor)
         agent.tick()
-        turns.append(agent._loop.control._acting(iteration))
-    found = {"turns": turns, "state": agent.state}
+        place = agent._loop.control._contest.place(iteration)
+        turns.append(place.candidate if place.slot.on else None)
+        acting.append(agent._loop.control._acting(iteration))
+    found = {"turns": turns, "acting": acting, "state": agent.state}
     agent.detach()
     return found | {"summary": agent.summary(), "reason": agent.reason}
 
@@ -169,6 +171,9 @@ def test_ranks_of_a_job_take_the_same_turns_without_a_word(tmp_path: Path) -> No
     ranks = results(run_ranks(contested, 2, tmp_path, iterations=20 + 2 * 80 + 5 * 80, **options))
     assert ranks[0]["turns"] == ranks[1]["turns"]
     assert set(ranks[0]["turns"]) == {None, 0, 1}
+    for rank in ranks:  # one that has seen the bad candidate hurt follows it no more, perhaps a block before the other
+        refused = {turn for turn, acting in zip(rank["turns"], rank["acting"], strict=True) if acting != turn}
+        assert refused <= {1}
     canary = ranks[0]["summary"]["canary"]
     assert [one["name"] for one in canary["candidates"]] == [GOOD, BAD]
     assert canary["candidates"][0]["pairs"] >= 3
