@@ -18,6 +18,8 @@ from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_PO
 MIN_STEPS: Final = 2
 USUAL: Final = 0.5
 """Share of steps from which on an operation belongs to the usual step."""
+MOMENT: Final = 0.1
+"""Share of the compute after a delay; less, right before it, is what the agent needs to begin it."""
 MAX_CELLS: Final = 1 << 27
 """Of the matrix, which memory must hold."""
 
@@ -120,6 +122,8 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     columns["op"] = np.asarray(codes.indices)[rows]
     kept, dropped = _complete(columns)
     columns = {key: column[kept] for key, column in columns.items()}
+    kept = _absorbed(columns, ops)
+    columns = {key: column[kept] for key, column in columns.items()}
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
     if len(iterations) < MIN_STEPS:
@@ -177,6 +181,25 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]
     present_TR[step, rank] = True
     whole_T = np.asarray(present_TR.all(axis=1))
     return np.asarray(whole_T[step]), int((~whole_T).sum())
+
+
+def _absorbed(columns: dict[str, NDArray[Any]], ops: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which rows are left when a moment of compute right before a delay counts as part of the delay, in place.
+
+    Otherwise a rank's compute would be its second in steps with a delay and its first in those without.
+    """
+    kept = np.ones(len(columns["op"]), np.bool_)
+    if PACE_OP not in ops:
+        return kept
+    order = np.lexsort((columns["seq"], columns["iteration"], columns["rank"]))
+    op, start_s, end_s = (columns[key][order] for key in ("op", "start_s", "end_s"))
+    compute = np.isin(op, [i for i, name in enumerate(ops) if name in COMPUTE_OPS])
+    together = (np.diff(columns["rank"][order]) == 0) & (np.diff(columns["iteration"][order]) == 0)
+    at = np.flatnonzero(compute[:-2] & (op[1:-1] == ops.index(PACE_OP)) & compute[2:] & together[:-1] & together[1:])
+    at = at[(end_s - start_s)[at] <= MOMENT * (end_s - start_s)[at + 2]]
+    columns["start_s"][order[at + 1]] = start_s[at]
+    kept[order[at]] = False
+    return kept
 
 
 def _operations(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
