@@ -33,6 +33,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from paceenv.core.wording import duration, name_ranks
 from paceenv.live.record import findings_text as words
 from paceenv.live.record.compare_blocks import (
     CHRONIC,
@@ -63,7 +64,6 @@ from paceenv.live.record.group_waits import (
     waited_for,
 )
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
-from paceenv.live.record.wording import duration, name_ranks
 
 SCHEMA: Final = "paceenv.findings/1"
 IN_TURNS, VARIATION, NONE = "in turns", "variation", "none"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.compare_blocks import CHRONIC, ONCE, SINCE, SOMETIMES, Pattern
 from paceenv.live.record.group_waits import Group, Wait
 from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
-from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 if TYPE_CHECKING:
     from paceenv.live.record.findings import Job, RankSet
