@@ -12,7 +12,7 @@ from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose
+from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
 from paceenv.diagnosis.observed.arrivals import measure_arrivals
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_sources
@@ -143,24 +143,15 @@ def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
 @needs_traces
 @pytest.mark.parametrize("name", ["AR", "SE"])
 def test_production_traces_are_replayed_within_a_percent(name: str) -> None:
-    found = diagnose(read_trace_of(STRAGGLER_DIR / f"trace-{name}.parquet"))
+    found = diagnose_matrix(read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])[0])
     assert abs(found.replay_error) < 0.01
     assert found.causes
-
-
-def read_trace_of(path: Path) -> Trace:
-    """A trace of any format in Parquet."""
-    from paceenv.importers import load_trace
-
-    return load_trace(path)
 
 
 @pytest.mark.skipif(not RUNS.exists(), reason=f"no recorded socket runs in {RUNS.parent}")
 def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
     for path in sorted(RUNS.glob("*.parquet")):
         matrix, _ = read_sources([path])
-        from paceenv.diagnosis.diagnose import diagnose_matrix
-
         found = diagnose_matrix(matrix)
         assert abs(found.replay_error) < 0.02, path.name
         assert (found.slowdown or 0.0) > 1.05, path.name

@@ -17,18 +17,21 @@ _MAX_ROWS = 8
 def diagnose(
     traces: Annotated[
         list[Path],
-        typer.Argument(help="A trace (Parquet), or one file per rank of another format."),
+        typer.Argument(help="Files, folders and patterns, of any supported format."),
     ],
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Find what a job loses against its ideal step, where, and why.
 
+    Reads traces in Parquet, profiles of PyTorch and dumps of its Flight Recorder (one file per rank). A file's content
+    decides its format; other files are named and skipped.
+
     The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
-    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json -
+    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/
     """
     matrix, notes = read_sources(traces, job)
     for note in notes:

@@ -13,7 +13,8 @@ from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.sources import read_capped
+from paceenv.diagnosis.sources import MAX_ROWS
+from paceenv.importers.inputs import read_inputs
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.report.arrivals import arrivals, heat_map
@@ -30,7 +31,9 @@ POLICIES = ("paper", "learned")
 
 
 def report(
-    traces: Annotated[list[Path], typer.Argument(help="A trace (Parquet), or one file per rank of another format.")],
+    traces: Annotated[
+        list[Path], typer.Argument(help="A trace as paceenv diagnose reads it: files, folders, patterns.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write (HTML).")] = Path("report.html"),
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help=f"Compare this one, too: {POLICY_HELP}.")
@@ -52,7 +55,8 @@ def report(
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     _check(out, chrome_trace, names)
-    trace, notes = read_capped(traces)
+    inputs = read_inputs(traces, max_rows=MAX_ROWS)
+    trace, notes = inputs.require_trace(), inputs.notes
     matrix, note = on_one_clock(read_matrix(trace, job=job))
     if not matrix.step_s_T.max() > 0.0:
         raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
