@@ -39,7 +39,6 @@ from paceenv.core.lateness.patterns import (
     IN_TURNS,
     NONE,
     ONCE,
-    PATTERNS,
     SINCE,
     SOMETIMES,
     VARIATION,

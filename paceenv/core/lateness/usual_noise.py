@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from paceenv.core.lateness.peers import Times, row_medians
