@@ -163,14 +163,16 @@ def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
             assert found.causes[0].cause in (names.SLOW_RANK, names.TENANT), path.name
 
 
+def _of_rank(columns: dict[str, Any], rank: int) -> Any:
+    return (columns["op"] == "compute") & (columns["rank"] == rank)
+
+
 @pytest.mark.parametrize(
     ("damage", "why"),
     [
-        (lambda c: c | {"group": np.full_like(c["group"], -1)}, "whose other members are not known"),
-        (
-            lambda c: c | {"op": np.where(c["op"] == "compute", "unknown", c["op"])},
-            "operations of unknown kind (unknown)",
-        ),
+        (lambda c: c | {"group": np.full_like(c["group"], -1)}, "is seen on two ranks"),
+        (lambda c: c | {"group": np.where(c["rank"] == 3, -1, c["group"])}, "whose other members are not known"),
+        (lambda c: c | {"op": np.where(_of_rank(c, 3), "strange", c["op"])}, "operations of unknown kind (strange)"),
         (lambda c: {k: v[(c["op"] != "all_reduce") | (c["iteration"] % 9 > 0)] for k, v in c.items()}, "not recorded"),
         (lambda c: c | {"op": np.where(c["op"] == "compute", c["op"], "barrier")}, "somebody who is not in the trace"),
     ],
