@@ -12,11 +12,11 @@ from paceenv.core.trace import METADATA_KEY, Trace, open_parquet, read_trace
 from paceenv.importers import flight_recorder, kineto
 from paceenv.importers.flight_recorder import import_flight_recorder
 from paceenv.importers.kineto import import_kineto
+from paceenv.importers.merge_ranks import merge_timelines
 from paceenv.importers.packed import head_of
 from paceenv.importers.plain_pickle import is_pickle
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 from paceenv.importers.straggler import import_straggler
-from paceenv.importers.timelines import merge_timelines
 
 __all__ = ["Format", "detect_format", "import_straggler", "load_trace", "load_traces", "sniff"]
 
