@@ -15,10 +15,12 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
+from paceenv.importers.profiler.activity import device_activity
 from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
 from paceenv.importers.profiler.collective_names import ITEM_BYTES, is_number, op_name
 from paceenv.importers.profiler.device_steps import STEP, Device, find_device, step_marks
 from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
+from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union
 
 __all__ = ["ITEM_BYTES", "SOURCE", "import_kineto", "is_number", "op_name"]
@@ -40,7 +42,13 @@ def import_kineto(path: str | Path) -> tuple[Timeline, str]:
 
 def _timeline(file: EventFile, table: EventTable) -> Timeline:
     device = find_device(table)
-    steps = _device_steps(table, device, _only_group(file)) if device is not None else _host_steps(table)
+    activity: tuple[RankActivity, ...] = ()
+    if device is None:
+        steps = _host_steps(table)
+    else:
+        collectives = device_collectives(table, device, _only_group(file))
+        steps = _device_steps(table, device, collectives)
+        activity = device_activity(table, device, collectives)
     if not steps:
         raise InputError(
             f"{file.path}: no ProfilerStep# in {file.events} events; allowed: a profile of a job that calls "
@@ -49,11 +57,24 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
     base_ns = file.value("baseTimeNanoseconds")
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
     about = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
-    return Timeline(_rank(file), file.path, tuple(step.shifted(base_s) for step in steps), about)
+    rank = _rank(file)
+    return Timeline(
+        rank,
+        file.path,
+        tuple(step.shifted(base_s) for step in steps),
+        about,
+        _notes(file.path, device),
+        tuple(one.moved(rank, one.iteration, base_s) for one in activity),
+    )
 
 
-def _device_steps(table: EventTable, device: Device, only_group: str) -> list[Step]:
-    collectives = device_collectives(table, device, only_group)
+def _notes(path: Path, device: Device | None) -> tuple[str, ...]:
+    if device is None or not device.left_out:
+        return ()
+    return (f"{path}: {device.left_out} operations of other devices left out",)
+
+
+def _device_steps(table: EventTable, device: Device, collectives: dict[int, Collective]) -> list[Step]:
     work = device.event_D[~device.is_collective_D]
     busy = union(table.start_us_E[work] * 1e-6, table.end_us_E[work] * 1e-6)
     inside: list[list[Collective]] = [[] for _ in device.number_T]

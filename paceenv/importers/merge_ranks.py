@@ -17,6 +17,7 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.importers.clock_alignment import Clocks, align_clocks
+from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union, without
 
 _MIN_WAIT: Final = 0.002
@@ -30,11 +31,12 @@ Signature = tuple[tuple[str, str, int], ...]
 
 @dataclass(frozen=True)
 class Merged:
-    """A trace, the clocks that were aligned for it, and lines on what was left out."""
+    """A trace, the clocks that were aligned for it, lines on what was left out, and what the ranks did in its steps."""
 
     trace: Trace
     clocks: Clocks
     notes: tuple[str, ...]
+    activity: tuple[RankActivity, ...]
 
 
 def merge_timelines(timelines: list[Timeline], name: str, source: str) -> Trace:
@@ -101,7 +103,13 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     trace = Trace.from_columns(
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
-    return Merged(trace, clocks, tuple(notes))
+    activity = tuple(
+        one.moved(t.rank, one.iteration + clocks.renumber[t.rank], clocks.shift_s[t.rank] - origin_s)
+        for t in ordered
+        for one in t.activity
+        if one.iteration + clocks.renumber[t.rank] in set(kept)
+    )
+    return Merged(trace, clocks, tuple(notes), activity)
 
 
 def signature(step: Step) -> Signature:

@@ -12,6 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.importers.profiler.rank_activity import RankActivity
+
 UNNAMED_GROUP: Final = "?"
 """What the name of a process group begins with that the files do not name."""
 
@@ -61,6 +63,7 @@ class Timeline:
     steps: tuple[Step, ...]
     about: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
 
 
 def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
