@@ -1,6 +1,6 @@
 """What one rank did, step by step on its own clock, from formats with a file per rank.
 
-:mod:`paceenv.importers.merge_ranks` makes one trace of all ranks.
+:mod:`paceenv.importers.merging.merge_ranks` makes one trace of all ranks.
 """
 
 from __future__ import annotations

@@ -64,13 +64,14 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
                 first, last = divmod(pair, len(texts))
                 text = texts[last] if first == last else f"{texts[first]} > {texts[last]}"
                 found[at][text] = found[at].get(text, 0.0) + took_us * 1e-6
-    busy_us = (
-        covered_until(union(*(np.concatenate(x) for x in zip(*covered, strict=True))), windows_us) if covered else 0
+    inside_any = union(
+        np.concatenate([np.empty(0), *(begin_us for begin_us, _ in covered)]),
+        np.concatenate([np.empty(0), *(end_us for _, end_us in covered)]),
     )
-    outside_us = np.diff(windows_us) - np.diff(busy_us * np.ones(len(windows_us)))
-    for window, took_us in enumerate(outside_us.tolist()):
+    outside_us = np.diff(windows_us) - np.diff(covered_until(inside_any, windows_us))
+    for at, took_us in enumerate(outside_us.tolist()):
         if took_us * 1e-6 >= _MIN_S:
-            found[window][OUTSIDE] = took_us * 1e-6
+            found[at][OUTSIDE] = took_us * 1e-6
     return found
 
 
@@ -89,7 +90,7 @@ def covered_until(spans: tuple[Array, Array], moments: Array) -> Array:
         return np.zeros(len(moments))
     edges = np.stack([begins, ends], axis=1).ravel()
     total = np.concatenate([[0.0], np.cumsum(ends - begins)])
-    return np.interp(moments, edges, np.stack([total[:-1], total[1:]], axis=1).ravel())
+    return np.asarray(np.interp(moments, edges, np.stack([total[:-1], total[1:]], axis=1).ravel()))
 
 
 def _innermost(table: EventTable, events: Integers, windows_us: Array) -> tuple[Integers, Integers, Array, Array]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
-from paceenv.importers.clock_alignment import Clocks, align_clocks
+from paceenv.importers.merging.clock_alignment import Clocks, align_clocks
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union, without
 
@@ -24,6 +24,10 @@ _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
 _EMPTY: Final = 1e-4
 """Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
+_SAME_CLOCK_S: Final = 1e-3
+"""Clocks that differ by less need no line."""
+_MAX_ERROR: Final = 0.01
+"""Share of a step: ends of collectives that lie further apart are worth a line."""
 
 Signature = tuple[tuple[str, str, int], ...]
 """Operation, group and bytes of each collective of a step."""
@@ -37,11 +41,6 @@ class Merged:
     clocks: Clocks
     notes: tuple[str, ...]
     activity: tuple[RankActivity, ...]
-
-
-def merge_timelines(timelines: list[Timeline], name: str, source: str) -> Trace:
-    """As :func:`merge_ranks`, only the trace."""
-    return merge_ranks(timelines, name, source).trace
 
 
 def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
@@ -93,11 +92,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = min(columns["start_s"])
     for key in ("start_s", "end_s"):
         columns[key] = (np.array(columns[key]) - origin_s).tolist()
-    if len(ordered) > 1 and clocks.shared:
-        notes.append(
-            f"clocks aligned on the ends of {clocks.shared} collectives, which agree within "
-            f"{clocks.error_s * 1e6:.0f} us (nine in ten)"
-        )
+    notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
     job = {"name": name, "ranks": len(ordered), "clock_error_s": clocks.error_s}
     trace = Trace.from_columns(
@@ -110,6 +105,18 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         if one.iteration + clocks.renumber[t.rank] in set(kept)
     )
     return Merged(trace, clocks, tuple(notes), activity)
+
+
+def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
+    """What was done to clocks that differ, and a doubt about them."""
+    shift_s = list(clocks.shift_s.values())
+    apart_s = max(shift_s) - min(shift_s)
+    if apart_s < _SAME_CLOCK_S and clocks.error_s < _MAX_ERROR * float(np.median(step_s)):
+        return []
+    return [
+        f"clocks differ by up to {apart_s:.6f} s, removed by the ends of {clocks.shared} collectives, which agree "
+        f"within {clocks.error_s * 1e6:.0f} us (nine in ten)"
+    ]
 
 
 def signature(step: Step) -> Signature:
