@@ -65,12 +65,19 @@ def _print(found: Diagnosis, name: str) -> None:
     rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice) for c in found.causes]
     known = found.bare_step_s is not None and found.causes
     bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
-    title = (
-        f"{name}: mean step {found.step_time_s:.4g} s{bare}, with all workers equal {found.ideal_step_time_s:.4g} s "
-        f"(slowdown {found.slowdown:.3f})"
-    )
+    ideal = ""
+    if found.ideal_step_time_s is not None:
+        ideal = (
+            f"{bare}, with all workers equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; the "
+            f"replay is off by {found.replay_error:+.1%})"
+        )
+    for note in found.notes:
+        output.say(note)
+    title = f"{name}: mean step {found.step_time_s:.4g} s{ideal}"
     output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, found.verdict)
     a = found.attribution
+    if a is None:
+        return
     for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)):
         worst = sorted(values.items(), key=lambda item: -item[1])[:_MAX_ROWS]
         if len(values) > 1:

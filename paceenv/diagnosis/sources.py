@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.importers.inputs import read_inputs
 
@@ -27,4 +28,5 @@ def read_sources(
         InputError: no trace is there, or it holds no such job.
     """
     found = read_inputs(paths, max_rows=max_rows)
-    return read_matrix(found.require_trace(), job=job), found.notes
+    matrix, note = on_one_clock(read_matrix(found.require_trace(), job=job))
+    return matrix, (*found.notes, note) if note else found.notes
