@@ -12,12 +12,12 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
+from paceenv.core.wording import count, duration, percent
 from paceenv.live import control_file
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder, status_period_s
 from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.record.summary import summarise, tuned
-from paceenv.live.record.wording import count, duration, percent
 from paceenv.ui import output
 
 WATCH_S = 2.0

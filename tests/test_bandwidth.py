@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import yaml
 
-from paceenv.calibration.fits.bandwidth import fit_bandwidth, is_table, read_table
+from paceenv.calibration.fits.bandwidth import fit_bandwidth
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.importers.nccl_tests import is_table, read_table
 from paceenv.sim.cluster.collectives import Law, Op, volume
 
 HEADER = """\
@@ -178,7 +179,7 @@ def test_only_a_table_of_links_needs_no_file_to_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", "no table of nccl-tests"), (b"\xff\xfe", "cannot be read as text")]
+    ("content", "said"), [(b"", "all_reduce_perf.txt: empty"), (b"\xff\xfe", "all_reduce_perf.txt: unknown format")]
 )
 def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "all_reduce_perf.txt"

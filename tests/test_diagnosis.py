@@ -22,13 +22,13 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.components.transfer_attribution import predictability
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import HEALTHY, INSUFFICIENT, diagnose, diagnose_matrix
 from paceenv.diagnosis.graph_replay import own_durations, replay
 from paceenv.diagnosis.ideal_replay import ideal_durations
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_sources
-from paceenv.diagnosis.transfer_attribution import predictability
 from paceenv.sim.cluster.pipeline import pipeline_s
 
 STRAGGLER = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
@@ -241,7 +241,8 @@ def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.Capt
     write_trace(PipelineJob(1, stages=2, causes={"jitter": 0.01, "stage": 1.5}).trace(), path)
     assert application.run(["diagnose", str(path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result) == {"slowdown", "ideal_step_time_s", "step_time_s", "attribution", "causes", "verdict"}
+    times = {"slowdown", "ideal_step_time_s", "step_time_s", "replay_error"}
+    assert set(result) == times | {"attribution", "causes", "verdict", "arrivals", "notes"}
     assert {"rank", "stage", "operation"} <= set(result["attribution"])
     assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE

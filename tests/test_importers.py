@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -21,18 +21,25 @@ from live_jobs import run_ranks
 from live_samples import run_python
 from profiled_bodies import profiled
 
-from paceenv.calibration.fits.bandwidth import read_table
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
-from paceenv.importers import load_traces, sniff
+from paceenv.importers.formats import find_format
+from paceenv.importers.inputs import read_inputs
 from paceenv.importers.json_events import MAX_EVENT, EventFile
 from paceenv.importers.kineto import Event, import_kineto, op_name
+from paceenv.importers.nccl_tests import read_table
 from paceenv.importers.plain_pickle import read_plain_pickle
 
 Found = TypeVar("Found")
+
+
+def load_traces(paths: Sequence[Path]) -> tuple[Trace, tuple[str, ...]]:
+    """The trace in these files, and the notes."""
+    found = read_inputs(paths)
+    return found.require_trace(), found.notes
 
 
 def rows(trace: Trace, rank: int, iteration: int) -> list[tuple[Any, ...]]:
@@ -166,10 +173,11 @@ def test_no_pickle_breaks_the_reader(content: bytes, at: int, protocol: int) -> 
         (json.dumps(dump_of(0, 0.0, steps=1)).encode(), "no sequence recurs 3 times"),
         (b'{"traceEvents": []}', "no ProfilerStep# in 0 events"),
         (b'{"traceEvents": 5}', "not a JSON trace: no list"),
-        (b"\x1f\x8b\x08\x00 torn", "unknown format"),
+        (b"\x1f\x8b\x08\x00 torn", "rank_0: empty"),
         (b"\x1f\x8bno gzip", "damaged gzip file"),
-        (b"", "unknown format"),
-        (b"#       size         count      type   redop    time\n", "nccl-tests, no trace; .* paceenv calibrate"),
+        (b"", "rank_0: empty; allowed: "),
+        (b"some text\n", "rank_0: unknown format; allowed: "),
+        (b"some\0bytes\n", "rank_0: unknown format; allowed: "),
     ],
 )
 def test_what_cannot_be_read_gets_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -186,8 +194,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match="rank 0 again"):
         load_traces([one, two])
-    with pytest.raises(InputError, match="different formats"):
-        load_traces([one, dump])
+    assert [found.rank for found in read_inputs([one, dump]).dumps] == [2], "beside the trace of the profile"
     elsewhere = profile_of(1)
     for event in elsewhere["traceEvents"]:
         event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#9")
@@ -385,5 +392,5 @@ def test_any_text_as_a_table_of_nccl_tests(tmp_path: Path, lines: list[str]) -> 
 def test_sniffing_does_not_read_far(tmp_path: Path) -> None:
     path = tmp_path / "late.json"
     path.write_bytes(b" " * (1 << 20) + b'{"traceEvents": []}')
-    with pytest.raises(InputError, match="unknown format"):
-        sniff(path)
+    with pytest.raises(InputError, match="empty"):
+        find_format(path)

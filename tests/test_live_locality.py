@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceenv.core.wording import format_list
 from paceenv.live.observe import gpu_identity, locality
 
 GPU_PATH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0/0000:3c:00.0"
@@ -131,7 +132,7 @@ def test_this_machine_is_described() -> None:
 
 @given(st.sets(st.integers(0, 300)))
 def test_lists_of_numbers_come_back(numbers: set[int]) -> None:
-    assert locality.parse_list(locality.format_list(sorted(numbers))) == sorted(numbers)
+    assert locality.parse_list(format_list(sorted(numbers))) == sorted(numbers)
 
 
 class Library(types.ModuleType):

@@ -12,9 +12,9 @@ from live_samples import snapshot
 from toy_jobs import SHAPES, constant, run
 
 from paceenv.core.errors import InputError
+from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.run_folder import SUMMARY, write_status
 from paceenv.live.record.summary import WIDTH, summarise, write_summary
-from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=True) | st.integers() | st.text(max_size=5),

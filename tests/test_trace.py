@@ -28,7 +28,15 @@ from paceenv.core.trace import (
     read_trace,
     write_trace,
 )
-from paceenv.importers import detect_format, import_straggler, load_trace
+from paceenv.importers.formats import detect_format
+from paceenv.importers.inputs import read_inputs
+from paceenv.importers.straggler import import_straggler
+
+
+def load_trace(path: Path) -> Trace:
+    """The trace in a file of either Parquet format."""
+    return read_inputs([path]).require_trace()
+
 
 METADATA = TraceMetadata(
     job={"name": "tiny", "nodes": 2},

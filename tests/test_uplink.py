@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from paceenv.calibration.link_replay import share_uplink
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.components.transfer_attribution import attribute_transfers
+from paceenv.diagnosis.components.uplink_contention import fit_uplink
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import diagnose_matrix
 from paceenv.diagnosis.graph_replay import own_durations
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.transfer_attribution import attribute_transfers
-from paceenv.diagnosis.uplink_contention import fit_uplink
 
 GROUPS, STEPS, COMPUTE_S, SPREAD_S = 4, 200, 1.0, 0.04
 WORK_S = 0.05

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from paceenv.core.wording import format_list
 from paceenv.live.observe import gpu_identity
 
 T = TypeVar("T")
@@ -171,17 +172,6 @@ def parse_list(text: str) -> list[int]:
         if first.isdecimal():
             numbers += range(int(first), (int(last) if last.isdecimal() else int(first)) + 1)
     return numbers
-
-
-def format_list(numbers: list[int]) -> str:
-    """The reverse of :func:`parse_list` for ascending numbers."""
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _world(rank: int, world_size: int, environ: Mapping[str, str]) -> dict[str, int]:

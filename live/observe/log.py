@@ -13,8 +13,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from paceenv.core.wording import format_list
 from paceenv.live.observe.batch import Kind
-from paceenv.live.observe.locality import format_list
 from paceenv.live.observe.stamps import Stamps
 
 MAX_ROWS = 20_000

@@ -33,25 +33,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from paceenv.live.record import findings_text as words
-from paceenv.live.record.compare_blocks import (
+from paceenv.core.lateness.block_comparison import FLOOR_S, MIN_BLOCKS, compare, find_pattern
+from paceenv.core.lateness.patterns import (
     CHRONIC,
-    FLOOR_S,
-    MIN_BLOCKS,
+    IN_TURNS,
+    NONE,
     ONCE,
     SINCE,
     SOMETIMES,
-    Blocks,
-    Grid,
+    VARIATION,
     Pattern,
-    Times,
-    compare,
-    find_grid,
-    find_pattern,
-    others_median,
-    row_medians,
-    side_by_side,
+    pattern_of_all,
 )
+from paceenv.core.lateness.peers import Times, others_median, row_medians
+from paceenv.core.wording import duration, name_ranks
+from paceenv.live.record import findings_text as words
+from paceenv.live.record.compare_blocks import Blocks, Grid, find_grid, side_by_side
 from paceenv.live.record.group_waits import (
     POINT_TO_POINT,
     Traffic,
@@ -63,11 +60,8 @@ from paceenv.live.record.group_waits import (
     waited_for,
 )
 from paceenv.live.record.snapshot import EARLY, LATE, ON_TIME, UNKNOWN, Snapshot, entry, number, text
-from paceenv.live.record.wording import duration, name_ranks
 
 SCHEMA: Final = "paceenv.findings/1"
-IN_TURNS, VARIATION, NONE = "in turns", "variation", "none"
-PATTERNS: Final = (CHRONIC, SINCE, IN_TURNS, VARIATION, NONE)
 CONFIRMED_SHARE = 0.5
 """A rank is named only if the members of its groups wait for at least this share of its longer work."""
 SECOND_SHARE = 0.5
@@ -83,8 +77,6 @@ RARE = 0.25
 """Unseen collectives in fewer blocks than this share cannot move a median over the blocks."""
 LEFT_OUT_SHARE = 0.1
 """Above this share, iterations that were left out are mentioned."""
-VARIATION_SHARE = 0.05
-"""Waits of all ranks below this share of the step are not worth a line."""
 MAX_WAITS = 64
 
 Findings = dict[str, Any]
@@ -412,24 +404,23 @@ def _waits(job: Job, found: RankSet, chosen: list[int]) -> list[Wait]:
 
 
 def _set_pattern(job: Job, found: RankSet, patterns: dict[int, Pattern], late_s_RK: Times) -> None:
-    if found.named:
-        kinds = {found.late[place].kind for place in found.named}
-        found.pattern = SINCE if kinds == {SINCE} else CHRONIC
-        return
-    turns = [place for place, p in patterns.items() if p.kind in (SOMETIMES, ONCE)]
-    covered = {block for place in turns for block in patterns[place].blocks}
-    known = int((~np.isnan(late_s_RK).all(axis=0)).sum())
-    if len(turns) > 1 and len(covered) >= 0.5 * known:
-        found.pattern = IN_TURNS
-        found.late = {place: patterns[place] for place in turns}
-        columns = late_s_RK[:, ~np.isnan(late_s_RK).all(axis=0)]
-        found.lost_s = float(np.maximum(np.nanmax(columns, axis=0), 0.0).mean())
-        return
-    found.late |= {place: p for place, p in patterns.items() if p.kind in (SOMETIMES, ONCE)}
-    wait_s = job.numbers(found.compared, "wait", "mean_s")
-    least_s = max(_floor_s(found), VARIATION_SHARE * found.step_s)
-    if found.complete and not found.refused and float(wait_s.min()) > least_s:
-        found.pattern, found.lost_s = VARIATION, float(wait_s.min())
+    turns = {place: p for place, p in patterns.items() if p.kind in (SOMETIMES, ONCE)}
+    known_K = ~np.isnan(late_s_RK).all(axis=0)
+    covered = {block for pattern in turns.values() for block in pattern.blocks}
+    wait_s = float(job.numbers(found.compared, "wait", "mean_s").min())
+    certain = found.complete and not found.refused and wait_s > _floor_s(found) and found.step_s > 0.0
+    found.pattern = pattern_of_all(
+        [found.late[place].kind for place in found.named],
+        len(turns),
+        len(covered) / max(int(known_K.sum()), 1),
+        wait_s / found.step_s if certain else 0.0,
+    )
+    if found.pattern == IN_TURNS:
+        found.late = turns
+        found.lost_s = float(np.maximum(np.nanmax(late_s_RK[:, known_K], axis=0), 0.0).mean())
+    elif not found.named:
+        found.late |= turns
+        found.lost_s = wait_s if found.pattern == VARIATION else 0.0
 
 
 def _verdict(job: Job, found: RankSet, place: int) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceenv.live.record.compare_blocks import CHRONIC, ONCE, SINCE, SOMETIMES, Pattern
+from paceenv.core.lateness import common_place
+from paceenv.core.lateness.patterns import CHRONIC, IN_TURNS, ONCE, SINCE, SOMETIMES, VARIATION, Pattern
+from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.group_waits import Group, Wait
 from paceenv.live.record.snapshot import EARLY, ON_TIME, UNKNOWN, text
-from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 if TYPE_CHECKING:
     from paceenv.live.record.findings import Job, RankSet
@@ -55,9 +56,7 @@ def describe(
         lines += _refused(job, found)[:LISTED]
         lines += _set_pattern(job, found)
     lines += _unnamed_waits(job, sets) if not late else []
-    lines += _counted(
-        verdicts, late=bool(late), uneven=any(found.pattern in ("in turns", "variation") for found in sets)
-    )
+    lines += _counted(verdicts, late=bool(late), uneven=any(found.pattern in (IN_TURNS, VARIATION) for found in sets))
     shown = [str(item["text"]) for item in unattributed]
     lines += [f"not attributable: {line}" for line in shown[:LISTED]]
     if len(shown) > LISTED:
@@ -204,14 +203,14 @@ def _set_pattern(job: Job, found: RankSet) -> list[str]:
     """Lateness that comes and goes, and time that is lost although nobody is late on average."""
     lines = []
     step = f", {percent(found.lost_s / found.step_s)} of the step" if found.step_s else ""
-    if found.pattern == "in turns":
+    if found.pattern == IN_TURNS:
         turns = sorted(found.late)
         lines.append(
             f"the ranks take turns: in different iterations another of {name_ranks(job.names(turns))} comes last, "
             f"{duration(found.lost_s)} lost per step{step}"
         )
         return lines
-    if found.pattern == "variation":
+    if found.pattern == VARIATION:
         lines.append(
             f"each of {name_ranks(job.names(found.compared))} waits at least {duration(found.lost_s)} per step{step}, "
             "and none comes last on average: lost to variation of the ranks' work or of the network"
@@ -273,25 +272,11 @@ def _counted(verdicts: Mapping[str, Mapping[str, Any]], *, late: bool, uneven: b
 
 
 def describe_places(late: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
-    """What two or more late ranks have in common: their host, or their place on it.
+    """What two or more late ranks have in common, if that is shorter than their list.
 
     Args:
         late: the late ranks.
         hosts: the host of every rank that has a snapshot.
     """
-    if len(late) < 2:
-        return []
-    of_host: dict[str, list[int]] = {}
-    for rank in sorted(hosts):
-        of_host.setdefault(hosts[rank], []).append(rank)
-    if len(of_host) < 2 or "" in of_host:
-        return []
-    late_hosts = {hosts[rank] for rank in late}
-    if len(late_hosts) == 1:
-        [host] = late_hosts
-        return [f"all late ranks are on host {host}: {len(late)} of its {len(of_host[host])} ranks"]
-    local = {of_host[hosts[rank]].index(rank) for rank in late}
-    if len(local) == 1 and len(late_hosts) > 1:
-        [place] = local
-        return [f"all late ranks have local rank {place}, on {len(late_hosts)} of {len(of_host)} hosts"]
-    return []
+    found = common_place.find_common_place(late, hosts, {common_place.HOST: hosts})
+    return [common_place.describe(found)] if found else []

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.lateness.peers import Times, others_median
 from paceenv.live.observe.locality import parse_list
-from paceenv.live.record.compare_blocks import Grid, Times, on_grid, others_median
+from paceenv.live.record.compare_blocks import Grid, on_grid
 from paceenv.live.record.snapshot import Snapshot, entry, number, text
 
 COMMON_END = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")

@@ -16,10 +16,10 @@ from typing import Final
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
+from paceenv.core.wording import count, duration, name_ranks, percent
 from paceenv.live.record.findings import find
 from paceenv.live.record.run_folder import SUMMARY, RunFolder
 from paceenv.live.record.snapshot import PARTS, Snapshot, entry, number, text
-from paceenv.live.record.wording import count, duration, name_ranks, percent
 
 NAMES: Final = {
     "compute": "compute and everything else",

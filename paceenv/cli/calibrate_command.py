@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceenv.calibration.fits.bandwidth import BandwidthFit, fit_bandwidth, is_table, read_table
-from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise, trace_in
+from paceenv.calibration.fits.bandwidth import BandwidthFit, fit_bandwidth
+from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
 from paceenv.calibration.fits.throughput_fit import ThroughputTarget, fit_throughput
 from paceenv.calibration.heldout import HeldOutCheck, check_stage
@@ -16,6 +17,8 @@ from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, s
 from paceenv.calibration.posterior import TRAIN, write_posterior
 from paceenv.cli.calibrate_job import fit_job, is_job, print_check, with_check
 from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
@@ -24,10 +27,10 @@ BASE = "null-jitter"
 
 def calibrate(
     source: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="A trace (Parquet), a measurements file, a scaling table such as configs/targets/*.yaml, "
-            "or the text output of a program of nccl-tests."
+            help="A trace of any format that paceenv diagnose reads (files, folders, patterns), a measurements file, a "
+            "scaling table such as configs/targets/*.yaml, or the text output of nccl-tests."
         ),
     ],
     out: Annotated[
@@ -63,12 +66,12 @@ def calibrate(
 ) -> None:
     """Fit a cluster config to a trace or to published numbers, with error bars.
 
-    From the trace of a job, live or simulated: the whole cluster. Process groups, collective and payload,
+    From the trace of a job: the whole cluster. Process groups, collective and payload,
     post-collective work, noise of compute, links, incast, a tenant; each with its evidence, or why it cannot be
     identified. A second fit to the first two thirds of the steps is compared with the rest: step time, its variation
     and tail, the slowest of n ranks, arrival skew.
 
-    From a trace of pipeline stages or of another format: the noise of compute (mean, persistent, common-mode and
+    From a trace of pipeline stages, or with --stage: the noise of compute (mean, persistent, common-mode and
     idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
     gives it another fabric or other tenants.
 
@@ -78,35 +81,46 @@ def calibrate(
 
     From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
     a cluster's fabric.
+
+    Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
+    paceenv calibrate all_reduce_perf.log --across
     """
-    path = _find(source)
     if posterior is not None and posterior.exists() and not posterior.is_dir():
         raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
-    if is_table(path) or path.suffix in {".txt", ".log", ".out"}:  # which read_table refuses where it is none
-        if posterior is not None:
-            raise InputError(f"--posterior: {path} tells links, not a cluster; allowed: with a trace or a table")
-        _calibrate_links(fit_bandwidth(read_table(path)), out, json_, inside=inside)
-        return
+    path = _find_config(source)
+    trace: Trace | None = None
+    if path is None:
+        inputs = read_inputs(source)
+        for note in inputs.notes:
+            output.say(note)
+        if inputs.trace is None and inputs.tables:
+            if posterior is not None:
+                raise InputError(
+                    f"--posterior: {source[0]} tells links, not a cluster; allowed: with a trace or a table"
+                )
+            _calibrate_links(fit_bandwidth(inputs.tables[0]), out, json_, inside=inside)
+            return
+        trace = inputs.require_trace()
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
-    if stage is None and is_job(path):
-        _draw(fit_job(path, out, base=base, probe=probe, json_=json_), posterior)
+    if trace is not None and stage is None and is_job(trace):
+        _draw(fit_job(trace, out, base=base, probe=probe, json_=json_), posterior)
         return
     if probe is not None:
-        raise InputError(f"--probe: {path} is no trace of a job without stages; allowed: only with one")
+        raise InputError(f"--probe: {source[0]} is no trace of a job without stages; allowed: only with one")
     check: HeldOutCheck | str | None = None
-    if path.suffix in {".yaml", ".yml"} and config_files.read_yaml(path).get("kind") == "throughput":
+    if path is not None and config_files.read_yaml(path).get("kind") == "throughput":
         throughputs = config_files.load(ThroughputTarget, "targets", str(path))
         cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
-    elif path.suffix in {".yaml", ".yml"} and "rows" in config_files.read_yaml(path):
+    elif path is not None and "rows" in config_files.read_yaml(path):
         target = config_files.load(ScalingTarget, "targets", str(path))
         start = load_cluster(base or target.cluster)
         with output.progress(f"fit {target.name}", generations) as done:
             cluster = fit_scaling(target, start, generations=generations, on_generation=lambda n, cost: done(n))
         fit = None
     else:
-        trace, start = trace_in(path), load_cluster(base or BASE)
-        measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace)
+        start = load_cluster(base or BASE)
+        measurements = measure_noise(trace) if trace is not None else NoiseMeasurements.load(path or source[0])
         fit = fit_noise(measurements, stage=stage or 0)
         cluster = noise_cluster(fit, start, out.stem)
         if trace is not None:
@@ -184,17 +198,16 @@ def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:
     return config_files.parse(Cluster, data, f"calibration of {fit.source}")
 
 
-def _find(source: str) -> Path:
-    path = Path(source)
-    if path.suffix and not path.exists():
-        raise InputError(f"{path}: no such file")
-    if path.suffix or path.exists():
-        return path
+def _find_config(sources: list[str]) -> Path | None:
+    """The YAML file that is named, by itself or as a packaged source; None for anything that was recorded."""
+    path = Path(sources[0])
+    if len(sources) > 1 or path.exists() or path.suffix or glob.has_magic(sources[0]):
+        return path if len(sources) == 1 and path.suffix in {".yaml", ".yml"} else None
     for kind in ("measurements", "targets"):
-        if source in config_files.names(kind):
-            return config_files.packaged(kind) / f"{source}.yaml"
+        if sources[0] in config_files.names(kind):
+            return config_files.packaged(kind) / f"{sources[0]}.yaml"
     known = [*config_files.names("measurements"), *config_files.names("targets")]
-    raise InputError(f"{source}: neither a file nor one of the packaged sources {', '.join(known)}")
+    raise InputError(f"{sources[0]}: neither a file nor one of the packaged sources {', '.join(known)}")
 
 
 def _print(cluster: Cluster, fit: NoiseFit | None) -> None:

@@ -9,34 +9,32 @@ from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.structure import read_job
-from paceenv.core.trace import read_metadata, read_trace
-from paceenv.importers import detect_format
+from paceenv.core.trace import Trace
+from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
 
-def is_job(path: Path) -> bool:
-    """Whether a file is a trace in the project's own schema, of a job without pipeline stages."""
-    with path.open("rb") as stream:
-        if stream.read(4) != b"PAR1":
-            return False
-    return detect_format(path) == "paceenv" and len(set(read_metadata(path).of_ranks("stage", 0).values())) <= 1
+def is_job(trace: Trace) -> bool:
+    """Whether a trace is one of a job without pipeline stages."""
+    return len(set(trace.metadata.of_ranks("stage", 0).values())) <= 1
 
 
-def fit_job(path: Path, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
+def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
     """Fit a cluster to a trace, write it and print the result; the cluster.
 
     A second fit, to the first steps only, is compared with the others.
 
     Args:
-        path: the trace.
+        trace: the trace.
         out: the cluster config to write.
         base: name or file of the known cluster, if any.
         probe: a second trace of the same job with random delays, if any.
         json_: file for the result as JSON, or ``-`` for standard output.
     """
     known = None if base is None else load_cluster(base)
-    stamps, probed = read_job(read_trace(path)), None if probe is None else read_job(read_trace(probe))
+    stamps = read_job(trace)
+    probed = None if probe is None else read_job(read_inputs([probe]).require_trace())
     fit = calibrate_stamps(stamps, probed, known, out.stem)
     check = check_job(stamps, probed, known)
     fit = replace(fit, cluster=with_check(fit.cluster, check))

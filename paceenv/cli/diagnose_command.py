@@ -17,18 +17,21 @@ _MAX_ROWS = 8
 def diagnose(
     traces: Annotated[
         list[Path],
-        typer.Argument(help="A trace (Parquet), or one file per rank of another format."),
+        typer.Argument(help="Files, folders and patterns, of any supported format."),
     ],
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Find what a job loses against its ideal step, where, and why.
 
+    Reads traces in Parquet, profiles of PyTorch and dumps of its Flight Recorder (one file per rank). A file's content
+    decides its format; other files are named and skipped.
+
     The ideal step: every worker and operation of a kind equal. Slowdown and its attribution to ranks, stages and
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
-    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json -
+    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/
     """
     matrix, notes = read_sources(traces, job)
     for note in notes:
@@ -44,12 +47,19 @@ def _print(found: Diagnosis, name: str) -> None:
     rows = [(c.cause, f"{c.share:.0%}", f"{c.lost_s:.4g}", c.evidence, c.advice) for c in found.causes]
     known = found.bare_step_s is not None and found.causes
     bare = f" ({found.bare_step_s:.4g} s without any cause)" if known else ""
-    title = (
-        f"{name}: mean step {found.step_time_s:.4g} s{bare}, with all workers equal {found.ideal_step_time_s:.4g} s "
-        f"(slowdown {found.slowdown:.3f})"
-    )
+    ideal = ""
+    if found.ideal_step_time_s is not None:
+        ideal = (
+            f"{bare}, with all workers equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; the "
+            f"replay is off by {found.replay_error:+.1%})"
+        )
+    for note in found.notes:
+        output.say(note)
+    title = f"{name}: mean step {found.step_time_s:.4g} s{ideal}"
     output.print_table(title, ("cause", "of lost time", "s a step", "evidence", "advice"), rows, found.verdict)
     a = found.attribution
+    if a is None:
+        return
     for what, values in (("rank", a.rank), ("stage", a.stage), ("operation", a.operation)):
         worst = sorted(values.items(), key=lambda item: -item[1])[:_MAX_ROWS]
         if len(values) > 1:

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.trace import PACE_OP
-from paceenv.diagnosis.compute_attribution import ComputeAttribution, attribute_compute
+from paceenv.diagnosis.components.compute_attribution import ComputeAttribution, attribute_compute
+from paceenv.diagnosis.components.transfer_attribution import TransferAttribution, attribute_transfers
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.graph_replay import begins, replay
 from paceenv.diagnosis.ideal_replay import MAX_WORK, ideal_durations
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
-from paceenv.diagnosis.transfer_attribution import TransferAttribution, attribute_transfers
 
 MIN_COMPONENT: Final = 0.002
 """Share of a step; a component that costs less always stays in, so that it gets no cost of its own."""
@@ -152,7 +152,7 @@ class _Stack:
         d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
         if "contention" in on:  # which groups meet on the uplink depends on the other components
             for shared in t.uplinks:
-                from paceenv.diagnosis.uplink_contention import (
+                from paceenv.diagnosis.components.uplink_contention import (
                     contention,  # as in transfer_attribution, only where it is needed
                 )
 

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from paceenv.diagnosis.attribution import TimeAttribution
+from paceenv.diagnosis.components.transfer_attribution import TransferClass
 from paceenv.diagnosis.operation_matrix import OperationMatrix
-from paceenv.diagnosis.transfer_attribution import TransferClass
 
 AMPLIFICATION: Final = "synchronisation amplification"
 SLOW_RANK: Final = "persistent slow rank"

@@ -2,8 +2,9 @@
 
 On a rank:
 - compute is one chain in its usual order, and collectives that do not overlap it are links of that chain;
-- collectives that overlap compute form one chain per process group. Each waits for the last compute that ended before
-  it began, and the first operation that begins after it waits for it;
+- collectives that overlap compute, or each other, form one chain per process group, in which those that begin together
+  do not wait for each other. Each waits for the last compute that ended before it began, and the first operation that
+  begins after it waits for it;
 - sends and receives of a pipeline form one chain per kind. A send waits for the compute whose result it carries, a
   compute for what it receives. A receive waits for the compute before it, unless it was posted ahead.
 
@@ -66,11 +67,14 @@ def build_graph(matrix: OperationMatrix) -> Graph:
     bounds = np.flatnonzero(np.diff(matrix.rank_N)) + 1
     for operations in np.split(np.arange(len(matrix.op_N)), bounds):
         computes = operations[is_compute[operations]]
+        collectives = operations[is_collective[operations]]
         beside = {
             int(n)
-            for n in operations[is_collective[operations]]
+            for n in collectives
             if np.any((start_N[n] < end_N[computes] - tolerance_s) & (start_N[computes] < end_N[n] - tolerance_s))
         }
+        in_turn = [n for n in collectives[np.argsort(start_N[collectives], kind="stable")].tolist() if n not in beside]
+        beside |= {b for a, b in pairwise(in_turn) if start_N[b] < end_N[a] - tolerance_s}
         main = [n for n in operations.tolist() if not is_transfer[n] and n not in beside]
         _chain(before, main)
         _beside(before, matrix, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
@@ -103,7 +107,9 @@ def _beside(
         if len(later) and not (len(earlier) and later[0] <= earlier[-1]):
             before[int(later[0])].append(n)
     for stream in streams.values():
-        _chain(before, stream)
+        for a, b in pairwise(stream):
+            if start_N[b] >= end_N[a] - tolerance_s or start_N[b] >= start_N[a] + tolerance_s:
+                before[b].append(a)
 
 
 def _transfers(

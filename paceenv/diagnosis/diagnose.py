@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from paceenv.core.trace import Trace
+from paceenv.core.wording import duration
+from paceenv.diagnosis import self_check
 from paceenv.diagnosis.attribution import TimeAttribution, split
 from paceenv.diagnosis.causes import PACING_MAY_HELP, Cause, name_causes
+from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.graph_replay import own_durations, replay
-from paceenv.diagnosis.ideal_replay import SlowdownAttribution, attribute, ideal_durations
+from paceenv.diagnosis.ideal_replay import SlowdownAttribution, add_attributions, attribute, ideal_durations
+from paceenv.diagnosis.kinds_of_steps import kinds_of_steps
+from paceenv.diagnosis.observed.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 
 MIN_STEPS: Final = 3
@@ -20,6 +26,7 @@ MIN_STEPS: Final = 3
 MIN_OPERATIONS: Final = 8
 """Compute operations of a rank in all steps together; fewer do not show what is usual."""
 INSUFFICIENT: Final = "insufficient evidence"
+UNDETERMINED: Final = "cannot be determined"
 HEALTHY: Final = "healthy"
 
 
@@ -27,62 +34,142 @@ HEALTHY: Final = "healthy"
 class Diagnosis:
     """What the trace shows; times are seconds of a mean step.
 
-    ``slowdown`` is that of the replay (``paceenv.diagnosis.ideal_replay``), ``step_time_s`` the measured mean step.
-    ``bare_step_s`` is the mean step without any cause (``paceenv.diagnosis.attribution``); the difference to the
-    measured one is the cost of all causes, including those too small to be named. None without sufficient evidence.
+    Attributes:
+        slowdown: of the replay (``paceenv.diagnosis.ideal_replay``), at least 1; None where the replay is not the job
+            (``paceenv.diagnosis.self_check``), as are the next two.
+        ideal_step_time_s: of the replay with all workers equal.
+        attribution: the slowdown by rank, stage and operation.
+        step_time_s: the measured mean step.
+        replay_error: by how much the replayed mean step exceeds the measured one, as a share of it.
+        causes: the largest first; none where they cannot be determined.
+        verdict: in one sentence.
+        bare_step_s: the mean step without any cause (``paceenv.diagnosis.attribution``); the difference to the measured
+            one is the cost of all causes, including those too small to be named. None where causes are not determined.
+        arrivals: who arrived last where, seen without any model.
+        doubt: what the trace leaves open, "" if nothing.
+        notes: what else is to be known of it, a line each.
     """
 
-    slowdown: float
-    ideal_step_time_s: float
+    slowdown: float | None
+    ideal_step_time_s: float | None
+    attribution: SlowdownAttribution | None
     step_time_s: float
-    attribution: SlowdownAttribution
+    replay_error: float
     causes: tuple[Cause, ...]
     verdict: str
     bare_step_s: float | None
+    arrivals: Arrivals
+    doubt: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
+        attribution = vars(self.attribution) if self.attribution else {}
         return {
             "slowdown": self.slowdown,
             "ideal_step_time_s": self.ideal_step_time_s,
             "step_time_s": self.step_time_s,
-            "attribution": {
-                key: {str(k): v for k, v in values.items()} for key, values in vars(self.attribution).items()
-            },
+            "replay_error": self.replay_error,
+            "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
             "causes": [{k: v for k, v in vars(c).items() if k != "lost_s"} for c in self.causes],
             "verdict": self.verdict,
+            "arrivals": self.arrivals.to_json(),
+            "notes": list(self.notes),
         }
 
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
     """Diagnose one job of a trace; ``job`` must be named where it holds several. Raises InputError."""
-    return diagnose_matrix(read_matrix(trace, job=job))
+    matrix, note = on_one_clock(read_matrix(trace, job=job))
+    found = diagnose_matrix(matrix)
+    return replace(found, notes=(note, *found.notes)) if note else found
 
 
 def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
-    """As :func:`diagnose`, for a trace that was read before."""
+    """As :func:`diagnose`, for a trace that was read before. Steps of several kinds are diagnosed kind by kind."""
+    arrivals = measure_arrivals(matrix, build_graph(matrix))
+    kinds = kinds_of_steps(matrix)
+    if len(kinds) == 1:
+        return _diagnose_kind(matrix, arrivals)
+    return _together([(_diagnose_kind(matrix.of_steps(at), arrivals), len(at)) for at in kinds], matrix, arrivals)
+
+
+def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals) -> Diagnosis:
     graph = build_graph(matrix)
     own_NT = own_durations(matrix, graph)
     ideal_NT = ideal_durations(matrix, own_NT)
-    ideal_s, replayed_s = (float(replay(graph, d).mean()) for d in (ideal_NT, own_NT))
-    why_not = _insufficient(matrix)
+    replayed_T, ideal_s = replay(graph, own_NT), float(replay(graph, ideal_NT).mean())
+    replayed_s, measured_s = float(replayed_T.mean()), float(matrix.step_s_T.mean())
+    few, refused = _insufficient(matrix), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
     causes: tuple[Cause, ...] = ()
-    bare_s = None
-    if why_not:
-        verdict = f"{INSUFFICIENT}: {why_not}"
+    bare_s, doubt = None, ""
+    if not (few or refused):
+        parts = split(matrix, graph, own_NT)
+        refused = self_check.why_no_sum(parts)
+    if few:
+        verdict = f"{INSUFFICIENT}: {few}; {arrivals.text}"
+    elif refused:
+        verdict = f"{UNDETERMINED}: {refused}; {arrivals.text}"
     else:
-        attribution = split(matrix, graph, own_NT)
-        causes = name_causes(matrix, attribution)
-        verdict, bare_s = _verdict(attribution, causes), attribution.base_s
+        causes, doubt, bare_s = name_causes(matrix, parts), _doubt(parts), parts.base_s
+        verdict = _verdict(causes, measured_s, doubt)
     return Diagnosis(
-        slowdown=replayed_s / ideal_s if ideal_s > 0.0 else 1.0,
-        ideal_step_time_s=ideal_s,
-        step_time_s=float(matrix.step_s_T.mean()),
-        attribution=attribute(matrix, graph, own_NT, ideal_NT),
+        slowdown=None if refused else max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0,
+        ideal_step_time_s=None if refused else min(ideal_s, replayed_s),
+        attribution=None if refused else attribute(matrix, graph, own_NT, ideal_NT),
+        step_time_s=measured_s,
+        replay_error=replayed_s / measured_s - 1.0 if measured_s > 0.0 else 0.0,
         causes=causes,
         verdict=verdict,
         bare_step_s=bare_s,
+        arrivals=arrivals,
+        doubt=doubt,
     )
+
+
+def _together(parts: list[tuple[Diagnosis, int]], matrix: OperationMatrix, arrivals: Arrivals) -> Diagnosis:
+    """One diagnosis from those of several kinds of steps, each with its number of steps."""
+    listed = ", ".join(f"{steps} of {duration(one.step_time_s)}" for one, steps in parts)
+    notes = (f"{len(parts)} kinds of steps take turns: {listed}",)
+    measured_s = float(matrix.step_s_T.mean())
+    weighed = [(steps / matrix.steps, one) for one, steps in parts]
+    error = sum(w * one.replay_error * one.step_time_s for w, one in weighed) / measured_s
+    for _, one in weighed:
+        if one.bare_step_s is None:
+            return replace(
+                one, slowdown=None, ideal_step_time_s=None, attribution=None, step_time_s=measured_s,
+                replay_error=error, notes=notes,
+            )  # fmt: skip
+    whole = [(w, one, one.slowdown or 1.0, one.ideal_step_time_s or 0.0, one.attribution) for w, one in weighed]
+    ideal_s = sum(w * ideal for w, _, _, ideal, _ in whole)
+    causes = _add_causes(weighed)
+    return Diagnosis(
+        slowdown=sum(w * slowdown * ideal for w, _, slowdown, ideal, _ in whole) / ideal_s if ideal_s > 0.0 else 1.0,
+        ideal_step_time_s=ideal_s,
+        attribution=add_attributions([(a, w * ideal / ideal_s) for w, _, _, ideal, a in whole if a and ideal_s > 0.0]),
+        step_time_s=measured_s,
+        replay_error=error,
+        causes=causes,
+        verdict=_verdict(causes, measured_s, doubt := next((one.doubt for _, one in weighed if one.doubt), "")),
+        bare_step_s=sum(w * (one.bare_step_s or 0.0) for w, one in weighed),
+        arrivals=arrivals,
+        doubt=doubt,
+        notes=notes,
+    )
+
+
+def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
+    """Causes of several kinds of steps: costs add up, weighted; the words are those of the kind with the largest."""
+    by_name: dict[str, list[tuple[float, Cause]]] = defaultdict(list)
+    for weight, one in parts:
+        for cause in one.causes:
+            by_name[cause.cause].append((weight * cause.lost_s, cause))
+    lost_s = sum(cost for of in by_name.values() for cost, _ in of)
+    found = []
+    for of in by_name.values():
+        cost = sum(each for each, _ in of)
+        found.append(replace(max(of, key=lambda each: each[0])[1], share=cost / lost_s, lost_s=cost))
+    return tuple(sorted(found, key=lambda cause: -cause.lost_s))
 
 
 def _insufficient(matrix: OperationMatrix) -> str:
@@ -102,22 +189,24 @@ def _insufficient(matrix: OperationMatrix) -> str:
     return ""
 
 
-def _verdict(attribution: TimeAttribution, causes: tuple[Cause, ...]) -> str:
+def _doubt(attribution: TimeAttribution) -> str:
+    """What the trace leaves open although its replay is right."""
     open_ = [k for k in attribution.transfers.classes if k.contended is None and k.groups > 1]
-    doubt = ""
-    if open_:
-        doubt = (
-            f"; the trace does not identify whether the {open_[0].groups} groups of {open_[0].op} contend with each "
-            "other (a probe does)"
-        )
+    if not open_:
+        return ""
+    return (
+        f"; the trace does not identify whether the {open_[0].groups} groups of {open_[0].op} contend with each other "
+        "(a probe does)"
+    )
+
+
+def _verdict(causes: tuple[Cause, ...], measured_s: float, doubt: str) -> str:
     if not causes:
         return f"{HEALTHY}: no cause costs as much as 2 % of a step{doubt}"
     first = causes[0]
-    text = f"{first.cause} costs {first.lost_s / attribution.measured_s:.0%} of the step"
+    text = f"{first.cause} costs {first.lost_s / measured_s:.0%} of the step"
     if len(causes) > 1:
-        text += (
-            " (" + ", ".join(f"{c.cause} {c.lost_s / attribution.measured_s:.0%}" for c in causes[1:3]) + " besides)"
-        )
+        text += " (" + ", ".join(f"{c.cause} {c.lost_s / measured_s:.0%}" for c in causes[1:3]) + " besides)"
     may = [c for c in causes if c.cause in PACING_MAY_HELP]
     pacing = "pacing may help against " + " and ".join(c.cause for c in may) if may else "pacing has nothing to exploit"
     return f"{text}: {first.advice.removeprefix('pacing will not help: ')}; {pacing}{doubt}"

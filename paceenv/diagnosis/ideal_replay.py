@@ -15,10 +15,10 @@ Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using W
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -86,6 +86,21 @@ def attribute(matrix: OperationMatrix, graph: Graph, own_NT: Array, ideal_NT: Ar
         worker=by(ranks) if np.ptp(matrix.stage_N) else rank,  # type: ignore[arg-type]
         step={int(i): float(s) for i, s in zip(matrix.iteration_T, step_T, strict=True)},
     )
+
+
+def add_attributions(parts: Sequence[tuple[SlowdownAttribution, float]]) -> SlowdownAttribution:
+    """That of steps of several kinds, from each kind's and its share of the ideal time.
+
+    What a kind lacks is ideal in it.
+    """
+    found: dict[str, dict[Any, float]] = {}
+    for name in ("rank", "stage", "operation", "worker"):
+        labels = dict.fromkeys(label for one, _ in parts for label in getattr(one, name))
+        found[name] = {
+            label: sum(share * getattr(one, name).get(label, 1.0) for one, share in parts) for label in labels
+        }
+    steps = dict(sorted((i, s) for one, _ in parts for i, s in one.step.items()))
+    return SlowdownAttribution(**found, step=steps)
 
 
 def _ratio(time_s: ArrayLike, ideal_s: ArrayLike) -> Array:

@@ -6,7 +6,7 @@ chunk and position among those agree. An operation that a step lacks takes no ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,8 @@ from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_PO
 MIN_STEPS: Final = 2
 USUAL: Final = 0.5
 """Share of steps from which on an operation belongs to the usual step."""
+MOMENT: Final = 0.1
+"""Share of the compute after a delay; less, right before it, is what the agent needs to begin it."""
 MAX_CELLS: Final = 1 << 27
 """Of the matrix, which memory must hold."""
 
@@ -29,13 +31,15 @@ Integers = NDArray[np.int64]
 class OperationMatrix:
     """Operations in the order of rank and usual place in the step; times are seconds from the begin of a step.
 
-    ``op_N`` counts in the names ``ops``, ``rank_N`` in the trace's ``ranks``; ``dp_rank_N`` and ``stage_N`` come from
-    the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT`` are not a number where a step lacks the
-    operation. ``step_s_T`` are step times. ``dropped`` counts steps left out because a rank is missing in them.
+    ``world_size`` is how many ranks the job had at least, as far as the trace says. ``op_N`` counts in the names
+    ``ops``, ``rank_N`` in the trace's ``ranks``; ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0
+    where unknown. ``start_NT`` and ``end_NT`` are not a number where a step lacks the operation. ``step_s_T`` are step
+    times. ``dropped`` counts steps left out because a rank is missing in them.
     """
 
     name: str
     source: str
+    world_size: int
     ops: tuple[str, ...]
     ranks: tuple[int, ...]
     op_N: Integers
@@ -52,6 +56,23 @@ class OperationMatrix:
     iteration_T: Integers
     step_s_T: Array
     dropped: int
+
+    def of_steps(self, chosen: Integers) -> OperationMatrix:
+        """The matrix of some of its steps, by place, without operations that none of them has."""
+        here_N = np.isfinite(self.start_NT[:, chosen]).any(axis=1)
+        of_operations = {k: v[here_N] for k, v in vars(self).items() if k.endswith("_N")}
+        of_steps = {k: v[chosen] for k, v in vars(self).items() if k.endswith("_T")}
+        both = {k: v[np.ix_(here_N, chosen)] for k, v in vars(self).items() if k.endswith("_NT")}
+        return replace(self, **of_operations, **of_steps, **both)
+
+    def shifted(self, offset_R: Array) -> OperationMatrix:
+        """The matrix on one clock, from seconds by which each rank's is ahead."""
+        start_NT, end_NT = (x - offset_R[self.rank_N, None] for x in (self.start_NT, self.end_NT))
+        whole_T = self.step_s_T  # a step still begins where the one before it ended
+        follows_T = np.concatenate([[False], np.diff(self.iteration_T) == 1])
+        last_T = np.nanmax(end_NT, axis=0)
+        begin_T = np.where(follows_T, np.concatenate([[0.0], (last_T - whole_T)[:-1]]), np.nanmin(start_NT, axis=0))
+        return replace(self, start_NT=start_NT - begin_T, end_NT=end_NT - begin_T, step_s_T=last_T - begin_T)
 
     @property
     def steps(self) -> int:
@@ -120,6 +141,8 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     columns["op"] = np.asarray(codes.indices)[rows]
     kept, dropped = _complete(columns)
     columns = {key: column[kept] for key, column in columns.items()}
+    kept = _absorbed(columns, ops)
+    columns = {key: column[kept] for key, column in columns.items()}
     ranks, columns["rank"] = np.unique(columns["rank"], return_inverse=True)
     iterations, at_T = np.unique(columns["iteration"], return_inverse=True)
     if len(iterations) < MIN_STEPS:
@@ -143,6 +166,7 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     return OperationMatrix(
         name=name,
         source=trace.metadata.source,
+        world_size=_world_size(trace, ranks),
         ops=ops,
         ranks=tuple(ranks.tolist()),
         op_N=taken["op"],
@@ -177,6 +201,25 @@ def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]
     present_TR[step, rank] = True
     whole_T = np.asarray(present_TR.all(axis=1))
     return np.asarray(whole_T[step]), int((~whole_T).sum())
+
+
+def _absorbed(columns: dict[str, NDArray[Any]], ops: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Which rows are left when a moment of compute right before a delay counts as part of the delay, in place.
+
+    Otherwise a rank's compute would be its second in steps with a delay and its first in those without.
+    """
+    kept = np.ones(len(columns["op"]), np.bool_)
+    if PACE_OP not in ops:
+        return kept
+    order = np.lexsort((columns["seq"], columns["iteration"], columns["rank"]))
+    op, start_s, end_s = (columns[key][order] for key in ("op", "start_s", "end_s"))
+    compute = np.isin(op, [i for i, name in enumerate(ops) if name in COMPUTE_OPS])
+    together = (np.diff(columns["rank"][order]) == 0) & (np.diff(columns["iteration"][order]) == 0)
+    at = np.flatnonzero(compute[:-2] & (op[1:-1] == ops.index(PACE_OP)) & compute[2:] & together[:-1] & together[1:])
+    at = at[(end_s - start_s)[at] <= MOMENT * (end_s - start_s)[at + 2]]
+    columns["start_s"][order[at + 1]] = start_s[at]
+    kept[order[at]] = False
+    return kept
 
 
 def _operations(columns: dict[str, NDArray[Any]], at_T: Integers) -> tuple[Integers, Integers]:
@@ -232,6 +275,13 @@ def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Int
     follows = (np.diff(iterations) == 1) & (end_s[:-1] < end_s[1:])
     begin_s[1:] = np.where(follows, end_s[:-1], begin_s[1:])
     return begin_s, end_s - begin_s
+
+
+def _world_size(trace: Trace, ranks: Integers) -> int:
+    """How many ranks the job had at least, as the metadata say."""
+    said = trace.metadata.job.get("world_size", trace.metadata.job.get("ranks"))
+    told = [int(entry["rank"]) + 1 for entry in trace.metadata.ranks]
+    return max([int(ranks.max()) + 1, *told, said if type(said) is int and said < 1 << 24 else 0])
 
 
 def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:

@@ -1,4 +1,4 @@
-"""Reads traces for diagnosis in bounded memory: of a long trace only blocks of consecutive steps."""
+"""The matrix of a job from whatever files hold its trace, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,77 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
-from paceenv.core.trace import Trace, iter_batches, open_parquet, read_metadata
+from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
-from paceenv.importers import detect_format, load_traces, sniff
+from paceenv.importers.inputs import read_inputs
 
 MAX_ROWS: Final = 2_000_000
 """Rows of a trace in memory; with everything computed from them less than a gigabyte."""
-BLOCKS: Final = 4
-"""Blocks of consecutive steps kept of a longer trace, so that correlation between steps stays visible."""
 
 
 def read_sources(
     paths: Sequence[Path], job: str | None = None, *, max_rows: int = MAX_ROWS
 ) -> tuple[OperationMatrix, tuple[str, ...]]:
-    """The matrix of a job, and notes on what was left out or is damaged.
+    """The matrix of a job, and notes on what was left out, skipped or is damaged.
 
     Args:
-        paths: one trace (Parquet), or one file per rank of another format.
+        paths: files, folders and patterns.
         job: the job's name; needed where the trace holds several.
         max_rows: rows to read at most.
 
     Raises:
-        InputError: the files are not a trace, or hold no such job.
+        InputError: no trace is there, or it holds no such job.
     """
-    trace, notes = read_capped(paths, max_rows=max_rows)
-    return read_matrix(trace, job=job), notes
-
-
-def read_capped(paths: Sequence[Path], *, max_rows: int = MAX_ROWS) -> tuple[Trace, tuple[str, ...]]:
-    """As :func:`read_sources`, but the rows themselves."""
-    if len(paths) == 1 and sniff(paths[0]) == "parquet" and detect_format(paths[0]) == "paceenv":
-        with open_parquet(paths[0]) as file:
-            rows = file.metadata.num_rows
-        if rows > max_rows:
-            trace, note = _sample(paths[0], rows, max_rows)
-            return trace, (note,)
-    return load_traces(paths)
-
-
-def _sample(path: Path, rows: int, max_rows: int) -> tuple[Trace, str]:
-    """Blocks of steps at even distances, together at most ``max_rows`` rows."""
-    low_K, high_K = _ranges(path)
-    low, high = int(low_K.min()), int(high_K.max())
-    kept = max(int((high - low + 1) * max_rows / rows / BLOCKS), 2)  # steps a block
-    starts = np.linspace(low, max(high + 1 - kept, low), BLOCKS).astype(np.int64)
-    needed_K = ((low_K[:, None] < starts + kept) & (high_K[:, None] >= starts)).any(axis=1)
-    batches = []
-    for batch in iter_batches(path, row_groups=np.flatnonzero(needed_K).tolist()):
-        iteration = np.asarray(batch.column("iteration"))
-        at = np.searchsorted(starts, iteration, side="right") - 1
-        keep = (at >= 0) & (iteration < starts[np.maximum(at, 0)] + kept)
-        if keep.any():
-            batches.append(batch.filter(pa.array(keep)))
-    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    note = f"{path}: {rows} rows; looked at {BLOCKS} blocks of {kept} steps each, {table.num_rows} rows"
-    return Trace(table, read_metadata(path)), note
-
-
-def _ranges(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last iteration of each of the file's row groups, from its own statistics where it has them."""
-    with open_parquet(path) as file:
-        column, found = file.schema_arrow.names.index("iteration"), []
-        for group in range(file.metadata.num_row_groups):
-            statistics = file.metadata.row_group(group).column(column).statistics
-            if statistics is None or not statistics.has_min_max:
-                values = np.asarray(file.read_row_group(group, columns=["iteration"])["iteration"])
-                found.append((int(values.min()), int(values.max())))
-            else:
-                found.append((int(statistics.min), int(statistics.max)))
-    edges = np.array(found, np.int64)
-    return edges[:, 0], edges[:, 1]
+    found = read_inputs(paths, max_rows=max_rows)
+    matrix, note = on_one_clock(read_matrix(found.require_trace(), job=job))
+    return matrix, (*found.notes, note) if note else found.notes

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -38,24 +39,48 @@ _RANK: Final = re.compile(r"(\d{1,6})(?:\.json)?(?:\.gz)?\Z")
 _Entry = tuple[int, Collective, tuple[str, str, int]]
 
 
-def import_flight_recorder(path: str | Path) -> tuple[Timeline, str]:
-    """One rank's timeline, and a note on damage, or "". Raises InputError if it shows no steps."""
+@dataclass(frozen=True)
+class Dump:
+    """One rank's dump as it is.
+
+    Attributes:
+        rank: the rank.
+        path: the file.
+        entries: collectives and point-to-point operations, oldest first, as the file has them.
+        about: everything else at the top of the file, such as ``pg_config``.
+        damage: one line on where the file broke off, or "".
+    """
+
+    rank: int
+    path: Path
+    entries: tuple[dict[str, Any], ...]
+    about: dict[str, Any]
+    damage: str = ""
+
+
+def read_dump(path: str | Path) -> Dump:
+    """A rank's dump. Raises InputError if it is none, or does not say which rank it is of."""
     path = Path(path)
     named = _RANK.search(path.name)
     if named is None:
         raise InputError(f"{path}: its name does not end with the rank; allowed: nccl_trace_rank_3 or rank_3.json")
+    entries, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
+    return Dump(int(named[1]), path, tuple(entries), {}, damage)
+
+
+def timeline_of(dump: Dump) -> Timeline:
+    """A rank's timeline. Raises InputError if its dump shows no steps."""
     untimed, entries = 0, []
-    events, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
-    for event in events:
+    for event in dump.entries:
         entry = _entry(event)
         untimed += entry is None and event.get("state") == "completed"
         if entry is not None:
             entries.append(entry)
     if not entries:
         why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"
-        raise InputError(f"{path}: {why}; {HOW_TO}")
+        raise InputError(f"{dump.path}: {why}; {HOW_TO}")
     entries.sort(key=lambda entry: (entry[1].end_s, entry[1].start_s))
-    return Timeline(int(named[1]), path, tuple(_steps(path, entries))), damage
+    return Timeline(dump.rank, dump.path, tuple(_steps(dump.path, entries)))
 
 
 def _json(path: Path) -> tuple[list[dict[str, Any]], str]:

@@ -88,9 +88,17 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A progress bar on the error stream; the yielded function takes how much of ``total`` is done."""
+def progress(description: str, total: float, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
+    """A progress bar on the error stream; the yielded function takes how much of ``total`` is done.
+
+    Args:
+        description: what is being done.
+        total: all of it.
+        shown: False for what is done at once, so that no bar flickers.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())
+    ) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.update(task, completed=done)

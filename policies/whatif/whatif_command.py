@@ -13,7 +13,7 @@ from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.diagnosis.rank_scenario import RankScenario
 from paceenv.diagnosis.sources import read_sources
-from paceenv.importers import load_traces
+from paceenv.importers.inputs import read_inputs
 from paceenv.policies.select import POLICY_HELP
 from paceenv.policies.simulate_command import MAX_RANK_ITERATIONS
 from paceenv.policies.whatif import replayed, simulated
@@ -29,7 +29,8 @@ def whatif(
         list[str],
         typer.Argument(
             metavar="CONFIG_OR_TRACE...",
-            help="A cluster config (a file, or a name in configs/clusters), or a trace: Parquet, or one file per rank.",
+            help="A cluster config (a file, or a name in configs/clusters), or a trace as paceenv diagnose reads it: "
+            "files, folders, patterns.",
         ),
     ],
     nodes: Annotated[str | None, typer.Option(help="Nodes of the job in all, instead: 128, or 32,64,128.")] = None,
@@ -128,11 +129,11 @@ def _answer(
         for note in notes:
             output.say(note)
         return replayed.predict(RankScenario(matrix), str(paths[0]), changes, seed)
-    trace, notes = load_traces(paths)
-    for note in notes:
+    found = read_inputs(paths)
+    for note in found.notes:
         output.say(note)
     with output.progress(f"calibrate {paths[0].name}", 1):
-        baseline = of_trace(trace, str(paths[0]), base, job)
+        baseline = of_trace(found.require_trace(), str(paths[0]), base, job)
     return _simulate(baseline, changes, seeds, seed, iterations)
 
 

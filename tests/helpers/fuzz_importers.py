@@ -22,8 +22,9 @@ from importer_samples import dump_of, profile_of
 with atheris.instrument_imports(
     include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
 ):
-    from paceenv.calibration.fits.bandwidth import fit_bandwidth, read_table
-    from paceenv.importers import load_traces
+    from paceenv.calibration.fits.bandwidth import fit_bandwidth
+    from paceenv.importers.inputs import read_inputs
+    from paceenv.importers.nccl_tests import read_table
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
@@ -58,7 +59,7 @@ def take(content: bytes, paths: list[Path]) -> None:
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
-        diagnose(load_traces(paths)[0])
+        diagnose(read_inputs(paths).require_trace())
     with contextlib.suppress(InputError):
         fit_bandwidth(read_table(paths[0]))
 

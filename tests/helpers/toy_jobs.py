@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.live.observe.locality import format_list
+from paceenv.core.wording import format_list
 
 BLOCK = 16
 

@@ -72,18 +72,23 @@ class Report:
         said = [f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"]
         if matrix.dropped:
             said.append(f"{matrix.dropped} steps left out because a rank is missing in them")
-        return "; ".join([*said, *self.notes]) + "."
+        return "; ".join([*said, *self.notes, *self.diagnosis.notes]) + "."
 
     def _facts(self) -> str:
         statistics, d = metrics.step_statistics(self.matrix.step_s_T), self.diagnosis
         unit = Unit.of(statistics["mean"])
+        ideal = []
+        if d.ideal_step_time_s is not None:
+            ideal = [
+                ("ideal step, all ranks alike", unit.text(d.ideal_step_time_s)),
+                ("slowdown against it", f"{d.slowdown:.3f}"),
+            ]
         return html_page.facts(
             [
                 ("mean step", unit.text(statistics["mean"])),
                 ("99th percentile", unit.text(statistics["p99"])),
                 ("coefficient of variation", f"{statistics['cv']:.3f}"),
-                ("ideal step, all ranks alike", unit.text(d.ideal_step_time_s)),
-                ("slowdown against it", f"{d.slowdown:.3f}"),
+                *ideal,
                 ("ranks", str(len(self.matrix.ranks))),
                 ("steps", str(self.matrix.steps)),
             ]
@@ -96,7 +101,8 @@ class Report:
             for c in self.diagnosis.causes
         ]
         if not rows:
-            return html_page.paragraph("No cause costs enough to be named.")
+            why = "costs enough to be named" if self.diagnosis.bare_step_s is not None else "can be named, see above"
+            return html_page.paragraph(f"No cause {why}.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
 
     def _viewer_link(self, beside: Path) -> str:
@@ -146,7 +152,9 @@ def _number(value: float | None) -> str:
 def say(report: Report, out: Path) -> None:
     """Print a summary for people."""
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
-    rows = [("mean step", unit.text(d.step_time_s), ""), ("slowdown", f"{d.slowdown:.3f}", "")]
+    rows = [("mean step", unit.text(d.step_time_s), "")]
+    if d.slowdown is not None:
+        rows.append(("slowdown", f"{d.slowdown:.3f}", ""))
     rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
     rows += [
         (f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict)

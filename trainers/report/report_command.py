@@ -9,10 +9,12 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
+from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import diagnose_matrix
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.operation_matrix import read_matrix
-from paceenv.diagnosis.sources import read_capped
+from paceenv.diagnosis.sources import MAX_ROWS
+from paceenv.importers.inputs import read_inputs
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.report.arrivals import arrivals, heat_map
@@ -29,7 +31,9 @@ POLICIES = ("paper", "learned")
 
 
 def report(
-    traces: Annotated[list[Path], typer.Argument(help="A trace (Parquet), or one file per rank of another format.")],
+    traces: Annotated[
+        list[Path], typer.Argument(help="A trace as paceenv diagnose reads it: files, folders, patterns.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write (HTML).")] = Path("report.html"),
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help=f"Compare this one, too: {POLICY_HELP}.")
@@ -51,19 +55,20 @@ def report(
     """
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     _check(out, chrome_trace, names)
-    trace, notes = read_capped(traces)
-    matrix = read_matrix(trace, job=job)
+    inputs = read_inputs(traces, max_rows=MAX_ROWS)
+    trace, notes = inputs.require_trace(), inputs.notes
+    matrix, note = on_one_clock(read_matrix(trace, job=job))
     if not matrix.step_s_T.max() > 0.0:
         raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
     with output.progress("diagnose and draw", 3) as done:
         diagnosis, graph = diagnose_matrix(matrix), build_graph(matrix)
         done(1)
         kinds, met = spans(matrix, graph), arrivals(matrix, graph)
-        drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, dict(diagnosis.attribution.rank))]
+        drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, _by_rank(diagnosis))]
         drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
         fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
-        found = Report(traces, notes, matrix, diagnosis, fitted)
+        found = Report(traces, (*notes, note) if note else notes, matrix, diagnosis, fitted)
         found.pictures = [picture for picture in drawn if picture is not None]
     _predict(found, names)
     if chrome_trace is not None:
@@ -73,6 +78,13 @@ def report(
         output.write_json(found.as_json(), json_)
     if json_ != "-":
         say(found, out)
+
+
+def _by_rank(diagnosis: Diagnosis) -> dict[int, float]:
+    """How bad each rank is, for the choice of those to draw: its slowdown, else the sum of its lateness."""
+    if diagnosis.attribution is not None:
+        return dict(diagnosis.attribution.rank)
+    return {one.rank: sum(one.late_s) for one in diagnosis.arrivals.late}
 
 
 def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:

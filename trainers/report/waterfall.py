@@ -19,7 +19,7 @@ _MAX_BARS = 12
 def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
     """The parts of a mean step, seconds: the step without any cause, each cause, and the rest up to the measured step.
 
-    Empty without sufficient evidence.
+    Empty where causes are not determined.
     """
     if diagnosis.bare_step_s is None:
         return []
@@ -29,11 +29,11 @@ def parts(diagnosis: Diagnosis) -> list[tuple[str, float]]:
 
 
 def waterfall(diagnosis: Diagnosis) -> Picture | None:
-    """From the step without any cause to the measured one; None without sufficient evidence."""
+    """From the step without any cause to the measured one; None where causes are not determined."""
     found = parts(diagnosis)
     if not found:
         return None
-    unit = Unit.of(diagnosis.step_time_s)
+    unit, ideal_s = Unit.of(diagnosis.step_time_s), diagnosis.ideal_step_time_s or 0.0
     names = [*(name for name, _ in found), "measured mean step"]
     end = np.cumsum([unit.per_s * value for _, value in found])
     begin = np.concatenate([[0.0], end[:-1], [0.0]])
@@ -58,7 +58,7 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
         "all orders of taking causes out (Shapley shares, so they add up). Everything else: causes too small to be "
         "named, and time that no operation explains. The slowdown above is measured against another ideal, in which "
         "all ranks are as fast as their mean "
-        f"({unit.per_s * diagnosis.ideal_step_time_s:.4g} {unit.name}), as in the published study of stragglers."
+        f"({unit.per_s * ideal_s:.4g} {unit.name}), as in the published study of stragglers."
     )
     rows = [(name, f"{value:.6g}", f"{value / diagnosis.step_time_s:.4f}") for name, value in found]
     rows.append(("measured mean step", f"{diagnosis.step_time_s:.6g}", "1"))
@@ -67,8 +67,10 @@ def waterfall(diagnosis: Diagnosis) -> Picture | None:
 
 
 def slowdowns(diagnosis: Diagnosis) -> Picture | None:
-    """Slowdowns with only one rank's, one stage's, one kind of operation's own durations; None where none differ."""
+    """Slowdowns with only one rank's, one stage's, one kind of operation's own durations; None where none are known."""
     a = diagnosis.attribution
+    if a is None:
+        return None
     named: list[tuple[str, Mapping[Any, float]]] = [
         ("data-parallel rank", a.rank), ("stage", a.stage), ("operation", a.operation),
     ]  # fmt: skip

@@ -38,7 +38,8 @@ from paceenv.calibration.measurements import (
 from paceenv.calibration.structure import JobStamps
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
-from paceenv.importers import load_trace
+from paceenv.importers.formats import find_format
+from paceenv.importers.inputs import read_inputs
 
 TOLERANCE: Final = 0.02
 """Largest relative error of E[max]/mean on held-out steps for a fit that counts as good."""
@@ -286,12 +287,7 @@ def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFi
 
 def trace_in(path: str | Path) -> Trace | None:
     """The trace that one of these files holds; None where it has measurements."""
-    try:
-        with Path(path).open("rb") as stream:
-            is_parquet = stream.read(4) == b"PAR1"
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    return load_trace(path) if is_parquet else None
+    return None if find_format(path) == "text" else read_inputs([path]).require_trace()
 
 
 def _targets(moments: Moments) -> Array:

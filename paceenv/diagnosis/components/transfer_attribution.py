@@ -24,9 +24,9 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.intervals import Interval
+from paceenv.diagnosis.components.outliers import stall_threshold
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
-from paceenv.diagnosis.outliers import stall_threshold
 
 MIN_EXCESS: Final = 0.01
 """A class is split if it exceeds its best by this share of a step ..."""
@@ -37,6 +37,8 @@ MAX_PAUSE: Final = 0.1
 MIN_LINK: Final = 0.08
 MIN_TIMEOUT_S: Final = 0.1
 """Steps apart by less are no timeout: TCP's shortest is 200 ms in Linux."""
+MIN_COLLAPSED: Final = 3
+"""Steps that each of the two modes must have."""
 MIN_HICCUP: Final = 3.0
 """A transfer that takes at least so many times the usual is held up by something else than traffic."""
 MIN_TENANT: Final = 0.1
@@ -226,7 +228,7 @@ def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     left_KT = np.sum([found.left_KT for found in classes], axis=0)
     if len(left_KT) == 1:
         return _Contended(False, np.ones_like(left_KT))
-    from paceenv.diagnosis.uplink_contention import (
+    from paceenv.diagnosis.components.uplink_contention import (
         fit_uplink,  # brings SciPy's optimizer and the engine, which take a second
     )
 
@@ -298,16 +300,16 @@ class _Class:
     def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:
         """What collapsed steps take longer than the others, where durations have two modes that far apart."""
         lasts_T = own_KT.max(axis=0)
-        low, high = float(lasts_T.min()), float(lasts_T.max())
-        upper_T = np.zeros(len(lasts_T), np.bool_)
-        for _ in range(50):
-            upper_T = lasts_T > (low + high) / 2.0
-            if upper_T.all() or not upper_T.any():
-                break
-            low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
-        spread = float(lasts_T[~upper_T].std()) if not upper_T.all() else np.inf
+        ordered = np.sort(lasts_T)
+        if not self.queued or len(ordered) < 2 * MIN_COLLAPSED:
+            return np.zeros_like(own_KT), 0.0, 0.0
+        inner = ordered[MIN_COLLAPSED - 1 : len(ordered) - MIN_COLLAPSED + 1]
+        gap = int(np.argmax(np.diff(inner)))  # the widest one, whichever mode has more steps
+        upper_T = lasts_T > 0.5 * (inner[gap] + inner[gap + 1])
+        low, high = float(np.median(lasts_T[~upper_T])), float(np.median(lasts_T[upper_T]))
+        spread = float(lasts_T[~upper_T].std())
         apart = high - low >= max(MIN_TIMEOUT_S, 0.5 * low) and high - low > 3.0 * spread
-        if not self.queued or not apart or upper_T.sum() < 3:
+        if not apart:
             return np.zeros_like(own_KT), 0.0, 0.0
         usual_K = np.median(own_KT[:, ~upper_T], axis=1, keepdims=True)
         timeout_KT = np.where(own_KT > usual_K + 0.5 * (high - low), own_KT - usual_K, 0.0)

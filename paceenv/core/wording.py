@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from paceenv.live.observe.locality import format_list
-
 MAX_RUNS = 8
 """Most runs of ranks that are listed; of more, the ranks are counted."""
 
@@ -42,3 +40,14 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(shown) > MAX_RUNS:
         return f"{count(len(ranks))} ranks ({', '.join(shown[: MAX_RUNS // 2])}, ...)"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
+
+
+def format_list(numbers: list[int]) -> str:
+    """Ascending whole numbers with runs joined: ``0-3,7``."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

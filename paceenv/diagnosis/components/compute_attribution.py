@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.fits.two_state_fit import fit_two_states
+from paceenv.diagnosis.components.outliers import stall_threshold
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
-from paceenv.diagnosis.outliers import stall_threshold
 
 MAX_BETWEEN: Final = 0.1
 """Share of steps between the two levels up to which a rank counts as having episodes."""
@@ -231,27 +231,26 @@ def _stalls(matrix: OperationMatrix, operation: Integers, v_NT: Array) -> NDArra
 def _fixed_factors(
     matrix: OperationMatrix, operation: Integers, clean_NT: Array, stage_R: Integers, drift_se: float
 ) -> tuple[Array, Array, Array, NDArray[np.bool_], bool]:
-    """Mean of a kind, factor of a stage and kind, factor of a rank; which ranks are slow; whether stages have peers."""
+    """Usual time of each operation, factor of its stage and kind, of ranks; slow ranks; whether stages have peers."""
     kinds, kind = np.unique(matrix.kind_N[operation], return_inverse=True)
     stages, stage = np.unique(matrix.stage_N[operation], return_inverse=True)
     rank, ranks, steps = matrix.rank_N[operation], len(matrix.ranks), clean_NT.shape[1]
     mean_N = clean_NT.mean(axis=1)
     cell = kind * ranks + rank
-    mean_KR = np.bincount(cell, mean_N, len(kinds) * ranks) / np.maximum(
-        np.bincount(cell, minlength=len(kinds) * ranks), 1
-    )
-    mean_KR = mean_KR.reshape(len(kinds), ranks)
-    has_KR = np.bincount(cell, minlength=len(kinds) * ranks).reshape(mean_KR.shape) > 0
+    sum_KR = np.bincount(cell, mean_N, len(kinds) * ranks).reshape(len(kinds), ranks)
+    count_KR = np.bincount(cell, minlength=len(kinds) * ranks).reshape(len(kinds), ranks)
     of_stage = np.searchsorted(stages, stage_R)
-    typical_KS = np.ones((len(kinds), len(stages)))
+    typical_KS, usual_KS = np.ones((len(kinds), len(stages))), np.ones((len(kinds), len(stages)))
     for k in range(len(kinds)):
         for s in range(len(stages)):
-            peers = mean_KR[k, (of_stage == s) & has_KR[k]]
-            if len(peers):
-                typical_KS[k, s] = np.median(peers) if len(peers) > 2 else peers.min()
+            having = (of_stage == s) & (count_KR[k] > 0)
+            if having.any():
+                peers, usual_KS[k, s] = sum_KR[k, having], np.median(count_KR[k, having])
+                typical_KS[k, s] = (np.median(peers) if len(peers) > 2 else peers.min()) / usual_KS[k, s]
     base_K = np.array([typical_KS[k, np.unique(stage[kind == k])].mean() for k in range(len(kinds))])
     factor_KS = typical_KS / base_K[:, None]
-    weight_N = base_K[kind] * factor_KS[kind, stage]
+    base_N = base_K[kind] * usual_KS[kind, stage] / count_KR[kind, rank]  # who cuts a kind into more shares it out
+    weight_N = base_N * factor_KS[kind, stage]
     rank_R = np.bincount(rank, mean_N, ranks) / np.maximum(np.bincount(rank, weight_N, ranks), 1e-300)
     load_RT = _per_rank(clean_NT, rank, ranks)
     se_R = np.hypot(load_RT.std(axis=1) / load_RT.mean(axis=1) / math.sqrt(steps), drift_se)
@@ -259,7 +258,7 @@ def _fixed_factors(
     differs_R = np.abs(rank_R - 1.0) > np.maximum(SIGNIFICANT * np.maximum(se_R, np.median(se_R)), MIN_RANK)
     rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
     slow_R = rank_R > 1.0 + MIN_RANK
-    return base_K[kind], factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
+    return base_N, factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
 
 
 def _pairs(matrix: OperationMatrix, operation: Integers) -> tuple[Integers, Integers]:

@@ -1,0 +1,141 @@
+"""What late ranks have in common: a host, a rack, the same place on every host, a stage, neighbouring ranks.
+
+Every way of saying which ranks are late has a length in bits: which property, which of its values, and which of the
+ranks with those values, if not all (minimum description length, Rissanen 1978). The shortest one is taken, and only if
+it is shorter than the plain list of ranks. So two of eight ranks of one host in a large job are "on host x", and two
+ranks anywhere in a job of four are just two ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping
+from typing import Final, NamedTuple
+
+HOST, RACK, LOCAL_RANK, STAGE, NEIGHBOURS, REMAINDER = "host", "rack", "local rank", "stage", "neighbours", "remainder"
+STRIDES: Final = (2, 4, 8, 16, 32, 64)
+"""Distances of ranks that are tried where hosts are not known: every so-manieth rank."""
+WORTH_BITS: Final = 2.0
+"""A description must be shorter than the list of ranks by this much."""
+
+
+class CommonPlace(NamedTuple):
+    """The ranks that are late are ``late`` of the ``ranks`` with one of ``values`` of ``property``.
+
+    Values are names of hosts and racks, or numbers. Those of NEIGHBOURS are the first and the last rank, those of
+    REMAINDER the distance and the rank's remainder.
+    """
+
+    property: str
+    values: tuple[Hashable, ...]
+    late: int
+    ranks: int
+    late_hosts: int = 0
+    """Hosts with a late rank; 0 where hosts are not known."""
+    hosts: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks at that place are late."""
+        return self.late == self.ranks
+
+
+def local_ranks(hosts: Mapping[int, Hashable]) -> dict[int, int]:
+    """Each rank's place among the ranks of its host, from 0."""
+    seen: dict[Hashable, int] = {}
+    found = {}
+    for rank in sorted(hosts):
+        found[rank] = seen.get(hosts[rank], 0)
+        seen[hosts[rank]] = found[rank] + 1
+    return found
+
+
+def find_common_place(
+    late: Collection[int], ranks: Collection[int], places: Mapping[str, Mapping[int, Hashable]]
+) -> CommonPlace | None:
+    """The shortest description of which ranks are late; None where the list of ranks is as short.
+
+    Args:
+        late: the late ranks.
+        ranks: all ranks that are known.
+        places: properties of ranks by name, such as HOST, RACK or STAGE; a property that some rank lacks (or has as
+            None or "") is left out. With hosts, the place on a host is a property, too.
+    """
+    everyone, chosen = set(ranks) | set(late), set(late)
+    if len(chosen) < 2 or len(everyone) <= len(chosen):
+        return None
+    known = {
+        name: of for name, of in places.items() if all(of.get(rank) is not None and of[rank] != "" for rank in everyone)
+    }
+    if HOST in known and LOCAL_RANK not in known:
+        known[LOCAL_RANK] = local_ranks({rank: known[HOST][rank] for rank in everyone})
+    found = [
+        (_bits(of, chosen, everyone), _describe(name, of, chosen, everyone))
+        for name, of in known.items()
+        if len(set(_on(of, everyone))) > 1
+    ]
+    if HOST not in known:
+        found += _by_number(chosen, everyone)
+    kinds = math.log2(max(len(found), 1))
+    best = min(found, key=lambda row: row[0], default=None)
+    listed = math.log2(math.comb(len(everyone), len(chosen)))
+    if best is None or best[0] + kinds > listed - WORTH_BITS:
+        return None
+    if HOST not in known:
+        return best[1]
+    late_hosts, hosts = (len(set(_on(known[HOST], some))) for some in (chosen, everyone))
+    return best[1]._replace(late_hosts=late_hosts, hosts=hosts)
+
+
+def _on(of: Mapping[int, Hashable], ranks: Collection[int]) -> list[Hashable]:
+    return [of[rank] for rank in ranks]
+
+
+def _bits(of: Mapping[int, Hashable], late: set[int], everyone: set[int]) -> float:
+    """Length of a description by a property: which values, and where not all of their ranks are late, which ones."""
+    values, chosen = _on(of, everyone), _on(of, late)
+    used = set(chosen)
+    bits = math.log2(math.comb(len(set(values)), len(used)) or 1) + math.log2(len(set(values)))
+    for value in used:
+        total, part = values.count(value), chosen.count(value)
+        bits += 1.0 if total == part else 1.0 + math.log2(total) + math.log2(math.comb(total, part))
+    return bits
+
+
+def _describe(name: str, of: Mapping[int, Hashable], late: set[int], everyone: set[int]) -> CommonPlace:
+    used = sorted(set(_on(of, late)), key=lambda value: (str(type(value)), value))  # type: ignore[type-var]
+    values = _on(of, everyone)
+    return CommonPlace(name, tuple(used), len(late), sum(values.count(v) for v in used))
+
+
+def _by_number(late: set[int], everyone: set[int]) -> list[tuple[float, CommonPlace]]:
+    """Descriptions that need no more than the numbers of the ranks."""
+    low, high, count = min(late), max(late), len(everyone)
+    between = [rank for rank in everyone if low <= rank <= high]
+    found = []
+    if len(between) == len(late):
+        place = CommonPlace(NEIGHBOURS, (low, high), len(late), len(late))
+        found.append((math.log2(count * (count + 1) / 2), place))
+    for stride in STRIDES:
+        alike = [rank for rank in everyone if rank % stride == low % stride]
+        if len({rank % stride for rank in late}) == 1 and len(alike) == len(late):
+            place = CommonPlace(REMAINDER, (stride, low % stride), len(late), len(alike))
+            found.append((math.log2(len(STRIDES)) + math.log2(stride), place))
+    return found
+
+
+def describe(place: CommonPlace) -> str:
+    """A place in words."""
+    values = ", ".join(str(value) for value in place.values)
+    several = "s" if len(place.values) > 1 else ""
+    share = f"{place.late} of {'their' if several else 'its'} {place.ranks} ranks"
+    if place.property == LOCAL_RANK:
+        where = f", on {place.late_hosts} of {place.hosts} hosts" if place.hosts else ""
+        return f"all late ranks have local rank{several} {values}{where}"
+    if place.property == NEIGHBOURS:
+        return f"the late ranks are neighbours: {place.values[0]} to {place.values[1]}"
+    if place.property == REMAINDER:
+        return f"every rank with remainder {place.values[1]} modulo {place.values[0]} is late, and no other"
+    if place.property in (HOST, RACK):
+        return f"all late ranks are on {place.property}{several} {values}: {share}"
+    return f"all late ranks have {place.property}{several} {values}: {share}"

@@ -1,0 +1,139 @@
+"""The usual noise of ranks against each other, learned while they run: how wide, how heavy its tails, how long it lasts.
+
+From it comes the price of a step in the sequential test of :mod:`paceenv.core.lateness.watch`: the logarithm of the
+mean of ``exp(weight * noise)``. It is measured on the ranks themselves, so no distribution is assumed.
+Suffixes: R ranks, J weights, B steps. Noise is in units of a rank's own standard deviation, limited to ``CLIP``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.lateness.peers import Times, row_medians
+
+WEIGHTS: Final = np.array([2.4, 1.2, 0.6, 0.3])
+"""Of the test's scores. A large one finds large differences within a few steps, a small one small ones in hundreds."""
+STRETCHES: Final = (4, 16, 64, 256)
+"""Steps until a score of each weight decides. Noise that lasts is measured over as many."""
+CLIP: Final = 4.0
+"""Standard deviations to which noise is limited: a single step, however late, cannot decide anything."""
+MEMORY: Final = 1024
+"""Steps that an average remembers."""
+PRIOR_STEPS: Final = 8
+"""A rank's own spread counts as much as that of all ranks after so many steps."""
+_UNSEEN: Final = 3.0
+"""Rule of three: noise as large as CLIP that was not seen in N values has, with 95 %, a share below 3 / N."""
+_EFFICIENCY: Final = 0.64
+"""Of a median against a mean."""
+
+
+class UsualNoise:
+    """Running estimates from steps of R ranks; each step costs O(R)."""
+
+    def __init__(self, first_s_BR: Times) -> None:
+        """Learn from the first steps.
+
+        Args:
+            first_s_BR: how much later than the others each rank was, seconds; not-a-number where unknown.
+        """
+        known_BR = ~np.isnan(first_s_BR)
+        ranks = first_s_BR.shape[1]
+        self._centre_s_R = np.nan_to_num(row_medians(first_s_BR.T))
+        away_BR = np.where(known_BR, first_s_BR - self._centre_s_R, 0.0)
+        size = np.abs(away_BR[known_BR])
+        limit_s = CLIP * 1.4826 * float(np.median(size)) if size.size else 0.0
+        clipped = np.minimum(size, limit_s) if limit_s > 0.0 else size
+        freedom = len(first_s_BR) / max(len(first_s_BR) - 1, 1)
+        variance = float(np.mean(clipped**2)) * freedom if size.size else 0.0
+        self._variance_R = np.full(ranks, variance)
+        self._steps_R = np.zeros(ranks)
+        self._steps = 0
+        self._values = 0.0
+        self._moments_2J = np.ones((2, len(WEIGHTS)))
+        self._square = 1.0
+        self._sums_JR, self._counts_JR = np.zeros((len(WEIGHTS), ranks)), np.zeros((len(WEIGHTS), ranks))
+        self._block_variance_JR, self._blocks_J = np.zeros((len(WEIGHTS), ranks)), np.zeros(len(WEIGHTS))
+        self.scale_s_R = self._scale_s_R()
+        """Standard deviation of each rank's difference to the others, seconds; at first that of all ranks."""
+        self.persistence_J = np.ones(len(WEIGHTS))
+        """Variance of sums of STRETCHES steps over that of independent ones, at least 1; its upper 97.5 % end.
+
+        That of the middle rank: a rank that turns late must not hide behind its own lateness.
+        """
+        for away_R, known_R in zip(away_BR, known_BR, strict=True):
+            self._learn(away_R, known_R)
+
+    def _scale_s_R(self) -> Times:
+        weight_R = self._steps_R / (self._steps_R + PRIOR_STEPS)
+        return np.asarray(np.sqrt(weight_R * self._variance_R + (1.0 - weight_R) * self._variance_R.mean()))
+
+    def _persistence_J(self) -> Times:
+        found = np.ones(len(WEIGHTS))
+        blocks_J = np.maximum(self._blocks_J, 1.0)
+        middle_J = np.median(self._block_variance_JR, axis=1) / (1.0 - 2.0 / (9.0 * blocks_J)) ** 3
+        freedom_J = blocks_J * max(_EFFICIENCY * (len(self._steps_R) - 1), 1.0)
+        upper_J = middle_J / self._square * (1.0 + 2.0 * np.sqrt(2.0 / freedom_J))
+        for j in range(len(WEIGHTS)):
+            if self._blocks_J[j] >= 2:
+                found[j] = max(upper_J[j], 1.0)
+            elif j:
+                found[j] = found[j - 1]
+        return found
+
+    @property
+    def price_J(self) -> Times:
+        """What a step of usual noise adds to a score at most, on average; the score must earn more than that."""
+        seen = self._moments_2J.max(axis=0) * self._values
+        unseen = _UNSEEN * np.exp(WEIGHTS * CLIP)
+        return np.asarray(np.log((seen + unseen) / (self._values + _UNSEEN)) * self.persistence_J)
+
+    def add(self, late_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
+        """Learn from one more step.
+
+        Args:
+            late_s_R: how much later than the others each rank was, seconds.
+            usual_R: which ranks are known and as usual in this step; the others are left out.
+        """
+        self._learn(np.where(usual_R, late_s_R - self._centre_s_R, 0.0), usual_R)
+
+    def move(self, rank: int, centre_s: float) -> None:
+        """A rank's usual difference to the others is another one from now on.
+
+        Args:
+            rank: its place, 0 to R - 1.
+            centre_s: the new difference, seconds.
+        """
+        self._centre_s_R[rank] = centre_s
+
+    def _learn(self, away_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
+        ranks = int(np.count_nonzero(usual_R))
+        if not ranks:
+            return
+        scale_s_R = np.maximum(self.scale_s_R, np.finfo(np.float64).tiny)
+        noise_R = np.clip(away_s_R / scale_s_R, -CLIP, CLIP)
+        self._steps_R += usual_R
+        self._steps += 1
+        gain_R = usual_R / np.minimum(self._steps_R + 1.0, MEMORY)
+        self._centre_s_R += gain_R * noise_R * scale_s_R
+        self._variance_R += gain_R * ((noise_R * scale_s_R) ** 2 - self._variance_R)
+        self.scale_s_R = self._scale_s_R()
+        gain = 1.0 / min(self._steps, MEMORY)
+        self._values = min(self._values + ranks, float(MEMORY * len(self._steps_R)))
+        used = noise_R[usual_R]
+        powers = np.exp(WEIGHTS[:, None] * used)
+        moments_2J = np.stack([powers.mean(axis=1), (1.0 / powers).mean(axis=1)])
+        self._moments_2J += gain * (moments_2J - self._moments_2J)
+        self._square += gain * (float(np.mean(used**2)) - self._square)
+        self._sums_JR += noise_R
+        self._counts_JR += usual_R
+        for j, length in enumerate(STRETCHES):
+            if self._steps % length == 0:
+                self._blocks_J[j] = min(self._blocks_J[j] + 1, max(MEMORY // length, 8))
+                variance_R = self._sums_JR[j] ** 2 / np.maximum(self._counts_JR[j], 1.0)
+                self._block_variance_JR[j] += (variance_R - self._block_variance_JR[j]) / self._blocks_J[j]
+                self._sums_JR[j] = self._counts_JR[j] = 0.0
+        if self._steps % STRETCHES[0] == 0:
+            self.persistence_J = self._persistence_J()

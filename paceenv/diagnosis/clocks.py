@@ -1,0 +1,75 @@
+"""Ranks whose clocks are apart, found by the ends of collectives that nobody can leave before everybody has entered.
+
+Such a collective ends for all members together, up to what the network takes to let them go. A rank whose ends are
+always off by as much has another clock. Axes: N operations, R ranks, T steps.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.wording import duration, name_ranks
+from paceenv.diagnosis.dependency_graph import Graph, build_graph
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+
+MEETS: Final = ("all_reduce", "barrier", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that nobody can leave before everybody has entered; and those that end like these:"""
+MEETS_ENDINGS: Final = ("reduce-scatter", "all-reduce", "all-gather")
+LEAST_SHARE: Final = 0.05
+"""Share of a mean step; ranks may leave a collective apart by less without having other clocks."""
+STEADY: Final = 0.2
+"""Share of an offset by which it may vary; what varies by more is no clock."""
+_PASSES: Final = 32
+
+
+def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
+    """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``."""
+    closed = [op for op in matrix.ops if op in MEETS or op.endswith(MEETS_ENDINGS)]
+    return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
+
+
+def on_one_clock(matrix: OperationMatrix) -> tuple[OperationMatrix, str]:
+    """The matrix with clocks that differ set right, and a note on them, or ""."""
+    offset_R = clock_offsets(matrix, build_graph(matrix))
+    if not offset_R.any():
+        return matrix, ""
+    worst = int(np.argmax(np.abs(offset_R)))
+    ranks = [matrix.ranks[r] for r in np.flatnonzero(offset_R).tolist()]
+    by = f"{duration(abs(float(offset_R[worst])))} {'ahead' if offset_R[worst] > 0.0 else 'behind'}"
+    note = f"clocks differ and were set right by the ends of collectives: {name_ranks(ranks)}, at most {by}"
+    return matrix.shifted(offset_R), note
+
+
+def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
+    """By how much each rank's clock is ahead of the others' ``(R,)``, seconds; 0 where that is not seen clearly.
+
+    Where groups connect ranks only by way of others, offsets are found from group to group.
+    """
+    ranks, step_s = len(matrix.ranks), float(matrix.step_s_T.mean())
+    meets = np.flatnonzero(is_meeting(matrix, graph))
+    rank, task = matrix.rank_N[meets], np.unique(graph.task_of_N[meets], return_inverse=True)[1]
+    apart_N, varies_N = np.zeros(len(meets)), np.zeros(len(meets))
+    sets = np.split(np.argsort(task, kind="stable"), np.cumsum(np.bincount(task))[:-1]) if len(meets) else []
+    for members in sets:
+        end_MT = matrix.end_NT[meets[members]]
+        end_MT = end_MT[:, np.isfinite(end_MT).all(axis=0)]
+        if end_MT.size:
+            away_MT = end_MT - np.median(end_MT, axis=0)
+            apart_N[members] = np.median(away_MT, axis=1)
+            varies_N[members] = np.median(np.abs(away_MT - apart_N[members, None]), axis=1)
+    counts_R = np.maximum(np.bincount(rank, minlength=ranks), 1)
+    offset_R = np.zeros(ranks)
+    for _ in range(_PASSES):
+        left_N = apart_N - offset_R[rank]
+        for members in sets:
+            left_N[members] -= np.median(left_N[members])
+        more_R = np.bincount(rank, left_N, ranks) / counts_R
+        offset_R += more_R
+        if np.abs(more_R).max(initial=0.0) < 1e-3 * LEAST_SHARE * step_s:
+            break
+    offset_R -= np.median(offset_R)
+    varies_R = np.bincount(rank, varies_N, ranks) / counts_R
+    return np.where(np.abs(offset_R) > np.maximum(LEAST_SHARE * step_s, varies_R / STEADY), offset_R, 0.0)

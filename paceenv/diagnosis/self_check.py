@@ -1,0 +1,127 @@
+"""Whether a diagnosis may name causes: only if the replayed step is the measured one, and the trace is whole.
+
+Everything that follows from a replay, a slowdown, an ideal step, the share of a cause, is worth as much as the replay.
+Axes: N operations, K tasks, T steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from paceenv.core.wording import duration, name_ranks
+from paceenv.diagnosis.attribution import TimeAttribution
+from paceenv.diagnosis.clocks import is_meeting
+from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
+
+TOLERANCE: Final = 0.05
+"""Share of a mean step by which the replay may miss the measured one, on average and in a typical step.
+
+Lin et al. (OSDI 2025) leave out jobs beyond as well. Whole traces of real jobs are replayed within 0.02.
+"""
+IDEAL_TOLERANCE: Final = 0.02
+"""Share by which a step of equal workers may exceed the replayed one: medians of few values are no exact ideals."""
+EARLY_SHARE: Final = 0.02
+"""Share of a mean step by which a rank may seem to leave a collective before the last one has entered."""
+MAX_EARLY: Final = 0.05
+"""Share of such collectives that may; of more, clocks or the matching of collectives are wrong."""
+UNLIKE_SHARE: Final = 0.1
+"""Share of all compute and communication that may be in operations that only some steps have."""
+
+
+def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Array, ideal_s: float) -> str:
+    """Why no cause can be named, "" where nothing is wrong.
+
+    Args:
+        matrix: the traced operations, of steps of one kind.
+        graph: their dependency graph.
+        own_NT: durations without waiting, seconds.
+        replayed_T: step times of the replay with them, seconds.
+        ideal_s: mean step with ideal durations, seconds.
+    """
+    measured_s = float(matrix.step_s_T.mean())
+    if not measured_s > 0.0:
+        return "steps that take no time"
+    missing = _missing(matrix)
+    if missing:
+        return missing
+    early = _left_early(matrix, graph, EARLY_SHARE * measured_s)
+    if early:
+        return early
+    unlike = _unlike(matrix, own_NT)
+    if unlike > UNLIKE_SHARE:
+        return (
+            f"{unlike:.0%} of the work is in operations that only some steps have (allowed: {UNLIKE_SHARE:.0%}), so no "
+            "usual step can be compared with"
+        )
+    error = float(replayed_T.mean()) / measured_s - 1.0
+    typical = float(np.median(np.abs(replayed_T - matrix.step_s_T))) / measured_s
+    if max(abs(error), typical) > TOLERANCE:
+        return (
+            f"the replay of the traced operations does not reproduce the steps: {duration(float(replayed_T.mean()))} "
+            f"instead of {duration(measured_s)} ({error:+.0%}; a typical step is off by {typical:.0%}; allowed: "
+            f"{TOLERANCE:.0%})"
+        )
+    if ideal_s > (1.0 + IDEAL_TOLERANCE) * float(replayed_T.mean()):
+        return (
+            f"with all workers equal a step would be longer ({duration(ideal_s)}) than it is "
+            f"({duration(float(replayed_T.mean()))}), so operations of one name are not the same work"
+        )
+    return ""
+
+
+def why_no_sum(attribution: TimeAttribution) -> str:
+    """Why the causes that were found cannot be all, "" where nothing is wrong: without any, a step must be shorter."""
+    measured_s = attribution.measured_s
+    if attribution.base_s > (1.0 + TOLERANCE) * measured_s:
+        return (
+            f"without the variation that was found a step would be longer ({duration(attribution.base_s)}) than it is "
+            f"({duration(measured_s)}), so what is usual in this trace is not known"
+        )
+    return ""
+
+
+def _missing(matrix: OperationMatrix) -> str:
+    """Ranks that the trace lacks: whoever waits may wait for them."""
+    ranks = matrix.ranks
+    evenly = math.gcd(*(rank - ranks[0] for rank in ranks)) or 1  # a trace may have one rank of each tensor group
+    lost = sorted(set(range(ranks[0], max(matrix.world_size, ranks[-1] + 1), evenly)) - set(ranks))
+    if lost:
+        verb = "is" if len(lost) == 1 else "are"
+        return f"{name_ranks(lost)} {verb} missing, and the others may wait for them"
+    stages = int(matrix.stage_N.max()) + 1
+    places = set(zip(matrix.dp_rank_N.tolist(), matrix.stage_N.tolist(), strict=True))
+    whole = len({dp_rank for dp_rank, _ in places}) * stages
+    if stages > 1 and len(places) < whole:
+        return f"{whole - len(places)} of {whole} places of a pipeline are missing, and the others may wait for them"
+    return ""
+
+
+def _left_early(matrix: OperationMatrix, graph: Graph, least_s: float) -> str:
+    """Collectives that a rank left before another had entered: impossible on one clock."""
+    meets = np.flatnonzero(is_meeting(matrix, graph))
+    if not len(meets):
+        return ""
+    task = graph.task_of_N[meets]
+    last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
+    np.maximum.at(last_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=-np.inf))
+    early_NT = np.nan_to_num(last_KT[task] - matrix.end_NT[meets], nan=-np.inf)
+    seen = float(np.isfinite(matrix.end_NT[meets]).sum())
+    share = float((early_NT > least_s).sum()) / max(seen, 1.0)
+    if share <= MAX_EARLY:
+        return ""
+    rank = matrix.ranks[int(matrix.rank_N[meets][np.unravel_index(np.argmax(early_NT), early_NT.shape)[0]])]
+    return (
+        f"in {share:.0%} of collectives a rank leaves before the last one has entered (rank {rank} by up to "
+        f"{duration(float(early_NT.max()))}): clocks differ, or collectives are matched wrongly"
+    )
+
+
+def _unlike(matrix: OperationMatrix, own_NT: Array) -> float:
+    """Share of compute and communication that is in operations which are not part of the usual step."""
+    work_N = matrix.is_compute_N | matrix.is_collective_N | matrix.is_transfer_N
+    whole_s = float(own_NT[work_N].sum())
+    return float(own_NT[work_N & ~matrix.usual_N].sum()) / whole_s if whole_s > 0.0 else 0.0

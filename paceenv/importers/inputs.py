@@ -1,0 +1,269 @@
+"""The one way in: whatever files, folders and patterns a user names, read by their content, the rest named and skipped.
+
+Everything that others recorded comes through :func:`read_inputs`; one reader per format lies beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.importers import flight_recorder, kineto
+from paceenv.importers.file_list import list_files
+from paceenv.importers.flight_recorder import Dump, read_dump, timeline_of
+from paceenv.importers.formats import ALLOWED, Format, find_format
+from paceenv.importers.kineto import import_kineto
+from paceenv.importers.nccl_tests import Table, is_table, read_table
+from paceenv.importers.sampled import read_capped
+from paceenv.importers.straggler import import_straggler
+from paceenv.importers.timelines import Timeline, merge_timelines
+from paceenv.ui import output
+
+_NAMED: Final = 3
+"""Files named in a note; of more that share a reason only their number is given."""
+_BAR_BYTES: Final = 8 << 20
+"""What takes about a second to read: from there on a progress bar is shown."""
+
+Read = TypeVar("Read")
+RankActivity = Any
+"""Where one rank's time went, by step; of profiles."""
+StepLog = Any
+"""Step times alone, of a text log."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was found.
+
+    Attributes:
+        trace: operations of ranks; None where no file has any.
+        notes: what is damaged, skipped or left out, one line each.
+        activity: where each rank's time went by step, of profiles.
+        dumps: Flight Recorder dumps as they are, also of jobs that hang.
+        steps: step times alone, of a text log.
+        tables: bandwidth tables, one per program run.
+        why_no_trace: why files that could have held a trace do not; "" without any.
+    """
+
+    trace: Trace | None
+    notes: tuple[str, ...] = ()
+    activity: tuple[RankActivity, ...] = ()
+    dumps: tuple[Dump, ...] = ()
+    steps: StepLog | None = None
+    tables: tuple[Table, ...] = ()
+    why_no_trace: str = ""
+
+    def require_trace(self) -> Trace:
+        """The trace. Raises InputError that says what there is instead."""
+        if self.trace is not None:
+            return self.trace
+        if self.why_no_trace:
+            raise InputError(self.why_no_trace)
+        if self.tables:
+            source = self.tables[0].source
+            raise InputError(f"{source}: a bandwidth table, no trace; allowed: paceenv calibrate {source}")
+        raise InputError("step times without operations, no trace; allowed: paceenv diagnose")
+
+
+def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_rows: int | None = None) -> Inputs:
+    """Read all that is usable in files, folders and patterns.
+
+    Args:
+        paths: what the user names; folders are looked through.
+        pattern: a regular expression for step times in a text log, with a named group.
+        max_rows: rows to keep at most of a trace in the project's own format; None: all.
+
+    Raises:
+        InputError: nothing usable is there, with the reason.
+    """
+    files = list_files(paths)
+    found = _Found(max_rows)
+    sizes = {path: path.stat().st_size for path in files}
+    with output.progress("read", sum(sizes.values()) / 1e6, shown=sum(sizes.values()) > _BAR_BYTES) as done:
+        read_mb = 0.0
+        for path in files:
+            found.take(path)
+            read_mb += sizes[path] / 1e6
+            done(read_mb)
+    return found.inputs()
+
+
+class _Found:
+    """What has been read so far, and why the rest could not be."""
+
+    def __init__(self, max_rows: int | None) -> None:
+        self._max_rows = max_rows
+        self._wholes: list[Path] = []
+        self._timelines: dict[str, list[Timeline]] = {kineto.SOURCE: [], flight_recorder.SOURCE: []}
+        self._dumps: list[Dump] = []
+        self._tables: list[Table] = []
+        self._notes: list[str] = []
+        self._refused: dict[Path, str] = {}
+
+    def take(self, path: Path) -> None:
+        """Read a file, or remember why it cannot be."""
+        kind = self._try(path, find_format)
+        if kind is not None:
+            _TAKE[kind](self, path)
+
+    def _try(self, path: Path, read: Callable[[Path], Read]) -> Read | None:
+        try:
+            return read(path)
+        except InputError as error:
+            self._refused[path] = str(error)
+            return None
+
+    def whole(self, path: Path) -> None:
+        """A file with the trace of all ranks; read once it is known to be the only one."""
+        self._wholes.append(path)
+
+    def profile(self, path: Path) -> None:
+        """A rank's profile."""
+        found = self._try(path, import_kineto)
+        if found is not None:
+            self._timelines[kineto.SOURCE].append(found[0])
+            self._note(found[1])
+
+    def dump(self, path: Path) -> None:
+        """A rank's dump, which may show whole steps."""
+        found = self._try(path, read_dump)
+        if found is not None:
+            self._dumps.append(found)
+            self._note(found.damage)
+
+    def text(self, path: Path) -> None:
+        """A table, or a log."""
+        if is_table(path):
+            table = self._try(path, read_table)
+            self._tables += [] if table is None else [table]
+        else:
+            self._refused[path] = f"{path}: unknown format; {ALLOWED}"
+
+    def _note(self, text: str) -> None:
+        if text:
+            self._notes.append(text)
+
+    def inputs(self) -> Inputs:
+        """All of it. Raises InputError if nothing is usable."""
+        trace, why = self._trace()
+        if trace is None and not (self._dumps or self._tables):
+            reasons = [why] if why else list(self._refused.values())
+            more = 0 if why else len(self._refused) - 1
+            also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
+            raise InputError(reasons[0] + also)
+        notes = (*self._notes, *_skipped(self._refused))
+        return Inputs(
+            trace,
+            notes,
+            dumps=tuple(self._dumps),
+            tables=tuple(self._tables),
+            why_no_trace=why if trace is None else "",
+        )
+
+    def _trace(self) -> tuple[Trace | None, str]:
+        """The trace, or None and why there is none; of files of several kinds the first that gives one."""
+        why: list[str] = []
+        for read in (self._whole_trace, self._profiled_trace, self._dumped_trace):
+            try:
+                trace = read()
+            except InputError as error:
+                why.append(str(error))
+                continue
+            if trace is not None:
+                for reason in why:
+                    self._note(f"{_without_advice(reason)}; skipped")
+                return trace, ""
+        return None, why[0] if why else ""
+
+    def _whole_trace(self) -> Trace | None:
+        if not self._wholes:
+            return None
+        if len(self._wholes) > 1:
+            named = ", ".join(map(str, self._wholes[:_NAMED]))
+            raise InputError(f"{len(self._wholes)} traces of whole jobs ({named}, ...); allowed: one of them")
+        path = self._wholes[0]
+        if find_format(path) == "straggler trace":
+            return import_straggler(path)
+        trace, note = read_capped(path, self._max_rows)
+        self._note(note)
+        return trace
+
+    def _profiled_trace(self) -> Trace | None:
+        return self._merged(kineto.SOURCE)
+
+    def _dumped_trace(self) -> Trace | None:
+        reasons = []
+        for dump in self._dumps:
+            try:
+                self._timelines[flight_recorder.SOURCE].append(timeline_of(dump))
+            except InputError as error:
+                reasons.append(str(error))
+        if reasons:
+            raise InputError(reasons[0])
+        return self._merged(flight_recorder.SOURCE)
+
+    def _merged(self, source: str) -> Trace | None:
+        timelines = self._timelines[source]
+        if not timelines:
+            return None
+        recordings = split_recordings([(t.path, t.rank) for t in timelines])
+        chosen = max(recordings, key=len)
+        for other in recordings:
+            if other is not chosen:
+                self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
+        kept = [timelines[i] for i in chosen]
+        return merge_timelines(kept, kept[0].path.parent.resolve().name or "job", source)
+
+
+_TAKE: Final[dict[Format, Callable[[_Found, Path], None]]] = {
+    "paceenv trace": _Found.whole,
+    "straggler trace": _Found.whole,
+    "profile": _Found.profile,
+    "flight recorder": _Found.dump,
+    "text": _Found.text,
+}
+
+
+def split_recordings(files: Sequence[tuple[Path, int]]) -> list[list[int]]:
+    """Files of one recording each, as indices: a folder is split into those within while a rank stands in it twice.
+
+    Args:
+        files: path and rank of each file.
+    """
+    return list(_split(list(range(len(files))), [path.resolve().parent for path, _ in files], [r for _, r in files]))
+
+
+def _split(chosen: list[int], folders: list[Path], ranks: list[int]) -> Iterator[list[int]]:
+    within: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    if len({ranks[i] for i in chosen}) < len(chosen):
+        common = len(Path(os.path.commonpath([folders[i] for i in chosen])).parts)
+        for i in chosen:
+            within[folders[i].parts[common : common + 1]].append(i)
+    if len(within) < 2:  # all different, or twice in the same folder
+        yield chosen
+        return
+    for part in within.values():
+        yield from _split(part, folders, ranks)
+
+
+def _skipped(refused: dict[Path, str]) -> list[str]:
+    """A line for each reason, with the first files that it holds for."""
+    by_reason: dict[str, list[Path]] = defaultdict(list)
+    for path, text in refused.items():
+        by_reason[_without_advice(text).removeprefix(f"{path}: ")].append(path)
+    lines = []
+    for reason, paths in by_reason.items():
+        more = len(paths) - _NAMED
+        named = ", ".join(map(str, paths[:_NAMED])) + (f" and {more} more" if more > 0 else "")
+        lines.append(f"{named}: {reason}; skipped")
+    return lines
+
+
+def _without_advice(text: str) -> str:
+    return text.partition("; allowed:")[0]

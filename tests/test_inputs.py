@@ -1,0 +1,145 @@
+"""The one way in: files, folders and patterns of any format; the rest is named and skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from importer_samples import dump_of, profile_of, written
+
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.importers import file_list
+from paceenv.importers.file_list import list_files
+from paceenv.importers.inputs import read_inputs, split_recordings
+
+
+def profiles(folder: Path, ranks: int = 3) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return written(folder, {f"rank{rank}.json.gz": profile_of(rank, 0.7 + 0.1 * rank) for rank in range(ranks)})
+
+
+def test_files_folders_and_patterns_give_the_same_trace(tmp_path: Path) -> None:
+    files = profiles(tmp_path / "run" / "profiles")
+    expected = read_inputs(files).require_trace()
+    assert read_inputs([tmp_path]).require_trace() == expected
+    assert read_inputs([tmp_path / "run" / "*" / "rank?.json.gz"]).require_trace() == expected
+    assert read_inputs([f"{tmp_path}/**/*.gz", tmp_path, *files]).require_trace() == expected, "each file once"
+
+
+def test_the_name_of_a_file_says_nothing(tmp_path: Path) -> None:
+    expected = read_inputs(profiles(tmp_path / "named")).require_trace()
+    (tmp_path / "other").mkdir()
+    for rank in range(3):
+        (tmp_path / "named" / f"rank{rank}.json.gz").rename(tmp_path / "other" / f"{rank}.parquet")
+    found = read_inputs([tmp_path / "other"]).require_trace()
+    assert found.table.drop_columns("job") == expected.table.drop_columns("job")
+
+
+def test_foreign_files_are_named_in_one_line_a_reason(tmp_path: Path) -> None:
+    profiles(tmp_path)
+    for name in ("LICENSE", "a.py", "b.py", "c.py", "d.py"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "broken.json").write_text('{"traceEvents": 3}')
+    (tmp_path / ".hidden").write_text("text")
+    found = read_inputs([tmp_path])
+    assert found.trace is not None
+    assert [note.replace(f"{tmp_path}/", "") for note in found.notes] == [
+        "LICENSE, a.py, b.py and 2 more: unknown format; skipped",
+        'broken.json: not a JSON trace: no list "traceEvents" in its first 4 MB; skipped',
+        "empty: empty; skipped",
+    ]
+
+
+def test_nothing_usable_is_one_line_with_the_first_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").write_text("text")
+    with pytest.raises(InputError, match=r"a\.txt: unknown format; allowed: .* \(1 more file cannot be used either\)"):
+        application.run(["diagnose", str(tmp_path)])
+    assert not capsys.readouterr().out
+
+
+def test_dumps_beside_profiles_are_kept(tmp_path: Path) -> None:
+    profiles(tmp_path / "profiles")
+    (tmp_path / "dumps").mkdir()
+    written(tmp_path / "dumps", {f"_dump_{rank}": dump_of(rank, 0.0) for rank in range(2)})
+    found = read_inputs([tmp_path])
+    assert found.require_trace().metadata.source == "PyTorch profiler"
+    assert [dump.rank for dump in found.dumps] == [0, 1]
+
+
+def test_of_two_recordings_of_the_same_ranks_one_is_read(tmp_path: Path) -> None:
+    profiles(tmp_path / "iteration_10")
+    profiles(tmp_path / "iteration_20", ranks=2)
+    found = read_inputs([tmp_path])
+    assert len(found.require_trace().metadata.ranks) == 3
+    assert [note for note in found.notes if "iteration_20: another recording of the same ranks; skipped" in note]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ([("a/0", 0), ("b/1", 1)], [[0, 1]]),
+        ([("a/0", 0), ("b/0", 0)], [[0], [1]]),
+        ([("a/n0/0", 0), ("a/n1/1", 1), ("b/n0/0", 0), ("b/n1/1", 1)], [[0, 1], [2, 3]]),
+        ([("0", 0), ("1", 1), ("old/0", 0)], [[0, 1], [2]]),
+        ([("a/0", 0), ("a/00", 0)], [[0, 1]]),
+    ],
+)
+def test_folders_are_split_while_a_rank_stands_twice(
+    tmp_path: Path, files: list[tuple[str, int]], expected: list[list[int]]
+) -> None:
+    assert split_recordings([(tmp_path / path, rank) for path, rank in files]) == expected
+
+
+def test_numbers_in_names_have_their_order(tmp_path: Path) -> None:
+    for rank in (10, 9, 2):
+        (tmp_path / f"r{rank}").write_text("x")
+    assert [path.name for path in list_files([tmp_path])] == ["r2", "r9", "r10"]
+    assert [path.name for path in list_files([tmp_path / "r*"])] == ["r2", "r9", "r10"]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in (
+        ("nowhere", "nowhere: no such file or folder"),
+        ("no*where", r"no\*where: no file has such a name"),
+        ("pipe", "pipe: is no regular file"),
+        ("", ": no file; allowed"),
+    ):
+        with pytest.raises(InputError, match=message):
+            list_files([tmp_path / path])
+    with pytest.raises(InputError, match="none given"):
+        list_files([])
+    for name in "abc":
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr(file_list, "MAX_FILES", 2)
+    with pytest.raises(InputError, match="more than 2 files"):
+        list_files([tmp_path])
+
+
+def test_links_that_lead_in_circles_end(tmp_path: Path) -> None:
+    profiles(tmp_path / "run")
+    (tmp_path / "run" / "again").symlink_to(tmp_path)
+    assert len(list_files([tmp_path])) == 3
+
+
+def test_calibrate_takes_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiles(tmp_path / "run")
+    out = tmp_path / "mine.yaml"
+    assert application.run(["calibrate", str(tmp_path / "run" / "rank*.json.gz"), "-o", str(out), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["cluster"]["job"]["nodes"] == 3
+    assert out.exists()
+
+
+def test_a_table_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    header = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"
+    rows = "".join(f"{2**k} 1 float sum -1 {9 + k} 1 1.75 0 {9 + k} 1 1.75 0\n" for k in range(10, 16))
+    path.write_text(header + rows)
+    assert len(read_inputs([tmp_path]).tables) == 1
+    with pytest.raises(InputError, match=r"log\.txt: a bandwidth table, no trace; allowed: paceenv calibrate "):
+        read_inputs([tmp_path]).require_trace()

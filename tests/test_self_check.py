@@ -1,0 +1,161 @@
+"""A diagnosis names a cause only where its replay is the job; otherwise it says what was seen, and why no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
+
+from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
+from paceenv.diagnosis.observed.arrivals import measure_arrivals
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.sources import read_sources
+
+COLUMNS = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
+RUNS = Path(__file__).resolve().parents[2] / "shared" / "data" / "socket-runs"
+
+
+def _columns(trace: Trace) -> dict[str, Any]:
+    return {key: trace.column(key).copy() for key in COLUMNS}
+
+
+def _trace(columns: dict[str, Any], **job: Any) -> Trace:
+    return Trace.from_columns(columns, TraceMetadata({"name": "job", **job}, (), "test"))
+
+
+def _refused(found: Diagnosis, why: str) -> None:
+    assert found.verdict.startswith(UNDETERMINED)
+    assert why in found.verdict
+    assert not found.causes
+    assert found.slowdown is None
+    assert found.ideal_step_time_s is None
+    assert found.to_json()["attribution"] == {}
+
+
+def _late(late_rank: int = 2, steps: int = 40) -> Trace:
+    """Four ranks, of which one takes half as long again; 1 % of noise."""
+    compute_TR = 1.0 + 0.01 * np.random.default_rng(1).standard_normal((steps, 4))
+    compute_TR[:, late_rank] += 0.5
+    return job_of(compute_TR)
+
+
+def test_who_arrives_last_is_seen_without_a_model() -> None:
+    matrix = read_matrix(_late())
+    arrivals = measure_arrivals(matrix, build_graph(matrix))
+    (late,) = arrivals.late
+    assert (late.rank, len(late.iterations), late.op) == (2, 40, "all_reduce")
+    assert late.mean_s == pytest.approx(0.49, abs=0.02)
+    assert arrivals.waiting_s == pytest.approx(0.75 * 0.5, abs=0.02)
+    assert arrivals.transfer_s == pytest.approx(0.5)
+    assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
+
+
+def test_ranks_that_take_turns_are_no_culprit() -> None:
+    compute_TR = np.ones((40, 4))
+    compute_TR[np.arange(40), np.arange(40) % 4] = 1.5
+    found = diagnose(job_of(compute_TR))
+    assert "ranks take turns to arrive last (ranks 0-3)" in found.arrivals.text
+    assert names.SLOW_RANK not in {cause.cause for cause in found.causes}
+
+
+@pytest.mark.parametrize("skew_s", [0.7, -0.7])
+def test_clocks_that_differ_are_seen(skew_s: float) -> None:
+    columns = _columns(_late())
+    for key in ("start_s", "end_s"):
+        columns[key][columns["rank"] == 1] += skew_s
+    found = diagnose(_trace(columns))
+    ahead = "700 ms ahead" if skew_s > 0.0 else "700 ms behind"
+    assert found.notes == (f"clocks differ and were set right by the ends of collectives: rank 1, at most {ahead}",)
+    assert found.slowdown == pytest.approx(diagnose(_late()).slowdown, rel=1e-3)
+    assert found.causes[0].cause == names.SLOW_RANK
+    assert "rank 2 arrives last in 40 of 40 steps" in found.arrivals.text
+
+
+def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
+    columns = _columns(_late())
+    kept = columns["rank"] != 2
+    without = {key: column[kept] for key, column in columns.items()}
+    _refused(diagnose(_trace(without)), "rank 2 is missing")
+    kept = columns["rank"] != 3
+    without = {key: column[kept] for key, column in columns.items()}
+    assert diagnose(_trace(without)).causes
+    _refused(diagnose(_trace(without, world_size=4)), "rank 3 is missing")
+
+
+def test_time_that_no_operation_explains_has_no_cause() -> None:
+    columns = _columns(_late())
+    later_s = 0.4 * columns["iteration"]
+    _refused(diagnose(_trace(columns | {"start_s": columns["start_s"] + later_s, "end_s": columns["end_s"] + later_s})),
+             "does not reproduce")  # fmt: skip
+
+
+def test_steps_that_are_not_alike_have_no_usual_step() -> None:
+    columns = _columns(_late())
+    columns["op"] = columns["op"].astype(object)
+    kind = columns["iteration"] % 7
+    columns["op"] = np.where(columns["op"] == "compute", columns["op"], [f"all_reduce{k}" for k in kind]).astype(str)
+    columns["group"] = np.where(columns["group"] >= 0, kind, -1)
+    _refused(diagnose(_trace(columns)), "only some steps have")
+
+
+def _in_turn(steps: int = 40) -> Trace:
+    """A second collective in every other step; rank 1 is late to it alone, by 0.3 s."""
+    columns = _columns(job_of(np.tile([1.0, 1.0, 1.0], (steps, 1))))
+    end_T = np.array([columns["end_s"][columns["iteration"] == t].max() for t in range(steps)])
+    odd = columns["iteration"] % 2 == 1
+    second = {key: column[odd].copy() for key, column in columns.items()}
+    compute = second["op"] == "compute"
+    late_s = np.where(second["rank"] == 1, 0.5, 0.2)
+    begin_s = end_T[second["iteration"]]
+    second["start_s"] = np.where(compute, begin_s, begin_s + late_s)
+    second["end_s"] = np.where(compute, begin_s + late_s, begin_s + 0.6)
+    second["seq"] = second["seq"] + 2
+    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
+    before_s = 0.6 * (both["iteration"] // 2)
+    return _trace(both | {"start_s": both["start_s"] + before_s, "end_s": both["end_s"] + before_s})
+
+
+def test_kinds_of_steps_that_take_turns_are_diagnosed_kind_by_kind() -> None:
+    found = diagnose(_in_turn())
+    assert found.notes == ("2 kinds of steps take turns: 20 of 1.5 s, 20 of 2.1 s",)
+    assert found.step_time_s == pytest.approx(1.8)
+    assert found.replay_error == pytest.approx(0.0, abs=1e-9)
+    assert found.slowdown == pytest.approx(1.8 / (1.8 - 0.5 * 0.2))  # all equal: 0.3 s on each rank
+    assert found.causes[0].cause == names.SLOW_RANK
+    assert sum(cause.lost_s for cause in found.causes) == pytest.approx(0.15)
+    assert "replace worker 1" in found.verdict
+    assert "rank 1 arrives last in 20 of 40 steps, by 300 ms" in found.arrivals.text
+
+
+def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
+    found = diagnose(_in_turn(4))
+    assert "2 steps are too few" in found.verdict
+    assert "rank 1 arrives last in 2 of 4 steps, by 300 ms, 300 ms" in found.verdict
+    assert found.slowdown is None
+
+
+@needs_traces
+@pytest.mark.parametrize("name", ["AR", "SE"])
+def test_production_traces_are_replayed_within_a_percent(name: str) -> None:
+    found = diagnose_matrix(read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])[0])
+    assert abs(found.replay_error) < 0.01
+    assert found.causes
+
+
+@pytest.mark.skipif(not RUNS.exists(), reason=f"no recorded socket runs in {RUNS.parent}")
+def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
+    for path in sorted(RUNS.glob("*.parquet")):
+        matrix, _ = read_sources([path])
+        found = diagnose_matrix(matrix)
+        assert abs(found.replay_error) < 0.02, path.name
+        assert (found.slowdown or 0.0) > 1.05, path.name
+        if path.name.startswith("incast"):
+            assert found.causes[0].cause == names.INCAST
+        else:
+            assert found.causes[0].cause in (names.SLOW_RANK, names.TENANT), path.name
