@@ -191,11 +191,11 @@ def test_what_cannot_be_read_gets_one_line(tmp_path: Path, content: bytes, messa
 
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     one, two, dump = written(
-        tmp_path, {"r0.json": profile_of(0), "r1.json": profile_of(0), "rank_2.json": dump_of(0, 0.0)}
+        tmp_path, {"r0.json": profile_of(0), "r1.json": profile_of(0), "rank_1.json": dump_of(1, 0.0)}
     )
     with pytest.raises(InputError, match="rank 0 again"):
         load_traces([one, two])
-    assert [found.rank for found in read_inputs([one, dump]).dumps] == [2], "beside the trace of the profile"
+    assert [found.rank for found in read_inputs([one, dump]).dumps] == [1], "beside the trace of the profile"
     elsewhere = profile_of(1)
     for event in elsewhere["traceEvents"]:
         event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#9")

@@ -15,8 +15,9 @@ from typing import Any, Final, TypeVar
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.importers import flight_recorder, kineto
+from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.file_list import list_files
-from paceenv.importers.flight_recorder import Dump, read_dump, timeline_of
+from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import ALLOWED, Format, find_format
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import merge_ranks
@@ -136,7 +137,7 @@ class _Found:
         found = self._try(path, read_dump)
         if found is not None:
             self._dumps.append(found)
-            self._note(found.damage)
+            self._notes += found.notes
 
     def text(self, path: Path) -> None:
         """A table, or a log."""
