@@ -203,6 +203,13 @@ def test_a_slow_device_is_not_blamed_on_its_host(tmp_path: Path) -> None:
     assert not found.ranges
 
 
+def test_time_in_which_two_collectives_wait_counts_once(tmp_path: Path) -> None:
+    program: list[Kernel | Meeting] = [Kernel(4000.0), Meeting(beside=True), Meeting(stream=40, group="1")]
+    (found,) = find_late_hosts(read(tmp_path, Job(program=lambda _: program, took_us=slow_rank_1)).activity)
+    assert found.rank == 1
+    assert np.median(found.late_s) * 1e6 == pytest.approx(2000.0, abs=100.0)
+
+
 def test_nobody_is_late(tmp_path: Path) -> None:
     assert find_late_hosts(read(tmp_path, Job()).activity) == ()
 

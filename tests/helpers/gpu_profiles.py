@@ -65,7 +65,7 @@ class Job:
 class _Rank:
     host_us: float = 1e6
     compute_us: float = 1e6
-    network_us: float = 1e6
+    network_us: dict[int, float] = field(default_factory=dict)
     begun_us: float = 0.0
     events: list[dict[str, Any]] = field(default_factory=list)
     calls: int = 0
@@ -108,7 +108,7 @@ def _launch(job: Job, state: _Rank, rank: int, step: int, place: int, op: Kernel
         _add(state, "cuda_runtime", "cudaLaunchKernel", 1, launched_us, state.host_us - 2, **call)
     ready_us = launched_us + LATENCY_US
     if isinstance(op, Meeting):
-        return max(ready_us, state.compute_us, state.network_us)
+        return max(ready_us, state.compute_us, state.network_us.get(op.stream, 0.0))
     start_us = max(ready_us, state.compute_us)
     state.compute_us = start_us + job.took_us(rank, step, place, op.took_us)
     told = {"correlation": state.calls} if job.launches else {}
@@ -123,7 +123,7 @@ def _run_meeting(job: Job, state: _Rank, rank: int, op: Meeting, start_us: float
     if job.metadata:
         told |= _metadata(job, op)
     _add(state, "kernel", name, op.stream + rank, start_us, end_us, **told)
-    state.network_us = end_us
+    state.network_us[op.stream] = end_us
     if not op.beside:
         state.compute_us = max(state.compute_us, end_us)
 

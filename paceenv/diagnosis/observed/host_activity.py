@@ -15,6 +15,7 @@ import numpy as np
 
 from paceenv.core.wording import duration
 from paceenv.importers.profiler.rank_activity import OUTSIDE, CollectiveActivity, RankActivity
+from paceenv.importers.timelines import union
 
 LEAST_SHARE: Final = 0.01
 """Share of a mean step: a rank that is last by less, summed over a step, is not named."""
@@ -44,7 +45,7 @@ class LateHost:
         rank: its number.
         steps: steps looked at.
         iterations: those in which it arrived last by at least LEAST_SHARE of a step.
-        late_s: by how much in each of these, summed over their collectives.
+        late_s: by how much in each of these, summed over their collectives; time in which several waited counts once.
         worst: the collective to which it was late most: step, operation, place among its like there, and s.
         reason: what most of its lateness comes from.
         extra_s: time beyond its peers' before collectives that it was late to, in those steps, by reason.
@@ -130,9 +131,9 @@ def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 
             late[one.rank].append(one)
     found = []
     for rank, ones in late.items():
-        per_step: dict[int, float] = defaultdict(float)
-        for one in ones:
-            per_step[one.iteration] += one.late_s
+        per_step = {
+            i: _together_s([one for one in ones if one.iteration == i]) for i in {one.iteration for one in ones}
+        }
         named = {i: s for i, s in per_step.items() if s >= least_s}
         counted = [one for one in ones if one.iteration in named]
         if named:
@@ -150,6 +151,13 @@ class _Late:
     late_s: float
     mine: CollectiveActivity
     peers: tuple[CollectiveActivity, ...]
+
+
+def _together_s(late: list[_Late]) -> float:
+    """How long others waited for a rank, s; where several collectives waited at once, once."""
+    ends = np.array([one.mine.start_s for one in late])
+    begins, ends = union(ends - np.array([one.late_s for one in late]), ends)
+    return float((ends - begins).sum())
 
 
 def _late_arrivals(activity: Iterable[RankActivity]) -> list[_Late]:
