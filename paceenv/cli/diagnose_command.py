@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.activity_text import print_activity
 from paceenv.cli.hang_text import print_hang
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.observed.hang import find_hangs
+from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.importers.inputs import read_inputs
@@ -51,14 +53,19 @@ def diagnose(
             output.say(f"no steps in the dumps: {inputs.why_no_trace}")
     else:
         found = diagnose_matrix(read_matrix(inputs.require_trace(), job=job))
+    error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0) if inputs.trace is not None else 0.0
+    late = find_late_hosts(inputs.activity, clock_error_s=error_s)
     if json_ is not None:
         result = {} if found is None else found.to_json()
+        if inputs.activity:
+            result["late_hosts"] = [one.to_json() for one in late]
         output.write_json(result | ({"hang": [hang.to_json() for hang in hangs]} if hangs else {}), json_)
     if json_ != "-":
         for hang in hangs:
             print_hang(hang)
         if found is not None:
             _print(found, str(traces[0]))
+        print_activity(inputs.activity, late)
 
 
 def _print(found: Diagnosis, name: str) -> None:
