@@ -20,10 +20,12 @@ from paceenv.importers.file_list import list_files
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import ALLOWED, Format, find_format
 from paceenv.importers.kineto import import_kineto
+from paceenv.importers.merging.merge_ranks import merge_ranks
 from paceenv.importers.nccl_tests import Table, is_table, read_table
+from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
 from paceenv.importers.straggler import import_straggler
-from paceenv.importers.timelines import Timeline, merge_timelines
+from paceenv.importers.timelines import Timeline
 from paceenv.ui import output
 
 _NAMED: Final = 3
@@ -32,8 +34,6 @@ _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
 Read = TypeVar("Read")
-RankActivity = Any
-"""Where one rank's time went, by step; of profiles."""
 StepLog = Any
 """Step times alone, of a text log."""
 
@@ -105,6 +105,7 @@ class _Found:
         self._dumps: list[Dump] = []
         self._tables: list[Table] = []
         self._notes: list[str] = []
+        self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
 
     def take(self, path: Path) -> None:
@@ -158,10 +159,10 @@ class _Found:
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             raise InputError(reasons[0] + also)
-        notes = (*self._notes, *_skipped(self._refused))
         return Inputs(
             trace,
-            notes,
+            (*self._notes, *_skipped(self._refused)),
+            activity=self._activity,
             dumps=tuple(self._dumps),
             tables=tuple(self._tables),
             why_no_trace=why if trace is None else "",
@@ -219,7 +220,10 @@ class _Found:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         kept = [timelines[i] for i in chosen]
-        return merge_timelines(kept, kept[0].path.parent.resolve().name or "job", source)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
+        self._notes += merged.notes
+        self._activity = merged.activity
+        return merged.trace
 
 
 _TAKE: Final[dict[Format, Callable[[_Found, Path], None]]] = {

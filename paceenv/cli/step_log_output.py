@@ -1,0 +1,95 @@
+"""What ``paceenv diagnose`` prints about a text log."""
+
+from __future__ import annotations
+
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+from paceenv.ui import output
+
+
+def print_steps(found: StepDiagnosis) -> None:
+    """Print a diagnosis from step times alone: numbers, what recurs, the verdict, and what to do next.
+
+    Args:
+        found: the diagnosis.
+    """
+    log = found.log
+    for note in log.notes:
+        output.say(note)
+    restarts = f", {found.runs - 1} restarts" if found.runs > 1 else ""
+    title = (
+        f"{log.name} ({log.source}): {len(found.steady_s_V)} step times, steps {log.step_V.min()} to "
+        f"{log.step_V.max()}{restarts}; {int(found.ordinary.warm_up_V.sum())} values of warm-up left out"
+    )
+    output.print_table(title, ("what", "value", "meaning"), rows(found))
+    verdict = f"{found.verdict[:1].upper()}{found.verdict[1:]}."
+    output.print_table(verdict, (), (), f"Next: {found.next_step}")
+
+
+def rows(found: StepDiagnosis) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of every number."""
+    outliers = int(found.ordinary.outlier_V.sum())
+    period = found.outlier_period
+    top = found.ceiling
+    table = [
+        ("steps a value averages over", _count(found.averaged), _averaging(found.averaged)),
+        ("mean, median", f"{_time(found.mean_s)}, {_time(found.median_s)}", ""),
+        ("CV", f"{found.cv:.2%}", f"without outliers {found.plain_cv:.2%}"),
+        ("99th percentile / median", f"{found.p99_over_median:.3f}", ""),
+        (
+            "outliers",
+            str(outliers),
+            f"every {period.steps} steps: evaluation or a checkpoint, say"
+            if period
+            else "no period"
+            if outliers
+            else "",
+        ),
+    ]
+    if found.rounding_share > 0.01:
+        table.append(("of the variance, rounding", f"{found.rounding_share:.0%}", "the log has too few digits"))
+    if found.pattern is not None:
+        table.append(
+            ("steps take turns", f"every {found.pattern.steps}", f"explains {found.pattern.share:.0%} of the variance")
+        )
+    if found.autocorrelation:
+        band = 1.96 / len(found.steady_s_V) ** 0.5
+        first = found.autocorrelation[0]
+        told = "a long step tells of a long one after it" if first > band else "no more than chance"
+        table.append(
+            ("autocorrelation at lag 1", f"{first:.2f}", told if abs(first) <= band or first > 0 else "they take turns")
+        )
+    if found.predictable is not None:
+        share, low, high = found.predictable
+        table.append(("predictable from the past", f"{share:.0%}", f"of the variance [{low:.0%} to {high:.0%}]"))
+    if len(found.regimes) > 1:
+        at_v = found.log.step_V[found.ordinary.steady_V]
+        levels = ", ".join(f"{_time(r.level_s)} from step {at_v[r.start]}" for r in found.regimes[:6])
+        table.append(
+            ("changes of level", str(len(found.regimes) - 1), levels + (" ..." if len(found.regimes) > 6 else ""))
+        )
+    if found.drift is not None:
+        table.append(("drift", f"{found.drift.change:+.1%}", f"from beginning to end, +-{found.drift.half_width:.1%}"))
+    if top is not None:
+        meaning = f"95 %: {top.gain.low:.2%} to {top.gain.high:.2%}; of it from outliers {top.from_outliers:.2%}"
+        table.append(("ceiling: all that removing variation gains", f"{top.gain.value:.2%}", meaning))
+        if top.hidden > top.gain.value:
+            table.append(
+                ("the same, if averaging hides", f"up to {top.hidden:.1%}", "variation of single, independent steps")
+            )
+    return table
+
+
+def _count(averaged: float) -> str:
+    return f"{averaged:.0f}" if averaged else "unknown"
+
+
+def _averaging(averaged: float) -> str:
+    if averaged == 1.0:
+        return "single steps"
+    return (
+        "averaging hides how single steps vary" if averaged else "the log does not tell; averaging would hide variation"
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.4g} s" if seconds >= 1.0 else f"{1e3 * seconds:.4g} ms"

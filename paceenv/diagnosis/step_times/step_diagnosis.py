@@ -1,0 +1,243 @@
+"""Diagnosis of a job from its step times alone: how they vary, the ceiling, a verdict, and what to record next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.diagnosis.step_times.ceiling import MIN_VALUES, Ceiling, ceiling
+from paceenv.diagnosis.step_times.ordinary_steps import Ordinary, split
+from paceenv.diagnosis.step_times.recurrence import (
+    Period,
+    autocorrelation,
+    outlier_period,
+    pattern_period,
+    predictable,
+    tamed,
+)
+from paceenv.diagnosis.step_times.regimes import Drift, Regime, drift, regimes
+from paceenv.importers.step_log import StepLog
+
+WORTH: Final = 0.02
+"""A ceiling below it is not worth a second look: what a policy gets is a part of the ceiling, less what delays cost."""
+_ROUNDED: Final = 0.3
+"""Share of the variance that rounding may make before it is said."""
+RECORD: Final = "torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine train.py"
+"""The live agent, which only observes by default."""
+LOG_EVERY_STEP: Final = (
+    "Megatron-LM --log-interval 1, torchtitan --metrics.log_freq 1, Hugging Face logging_steps=1, "
+    "nanoGPT log_interval=1"
+)
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepDiagnosis:
+    """What a log's step times tell; times in seconds, shares and gains relative.
+
+    Attributes:
+        log: the log.
+        ordinary: which of its values are warm-up and outliers.
+        averaged: steps that a value averages over; 0 if the log does not tell.
+        mean_s: mean, ``cv``, ``median_s``, ``p99_over_median``: of all values after the warm-up.
+        plain_cv: CV without outliers.
+        rounding_share: share of the variance that comes from rounding in the log.
+        outlier_period: of outliers; ``pattern``: of ordinary steps.
+        autocorrelation: at lags from 1, of values without outliers.
+        predictable: share of the variance of ordinary steps that the past predicts; None with too few values.
+        regimes: levels, as positions in the values after the warm-up.
+        drift: within the longest regime.
+        ceiling: None with too few values.
+        verdict: one sentence.
+        next_step: what to record or do next, and the command.
+    """
+
+    log: StepLog
+    ordinary: Ordinary
+    averaged: float
+    mean_s: float
+    cv: float
+    median_s: float
+    p99_over_median: float
+    plain_cv: float
+    rounding_share: float
+    outlier_period: Period | None
+    pattern: Period | None
+    autocorrelation: tuple[float, ...]
+    predictable: Interval | None
+    regimes: tuple[Regime, ...]
+    drift: Drift | None
+    ceiling: Ceiling | None
+    verdict: str
+    next_step: str
+
+    @property
+    def runs(self) -> int:
+        """Runs in the log: one more than restarts."""
+        return int(self.log.run_V[-1]) + 1
+
+    @property
+    def steady_s_V(self) -> Array:
+        """Step times after the warm-up."""
+        return self.log.step_s_V[self.ordinary.steady_V]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data."""
+        log, steady_V = self.log, self.ordinary.steady_V
+        at_v, outlier_v = log.step_V[steady_V], self.ordinary.outlier_V[steady_V]
+        ceil = self.ceiling
+        return {
+            "kind": "step times",
+            "file": log.name,
+            "format": log.source,
+            "notes": list(log.notes),
+            "values": len(log.step_V),
+            "warm_up_values": int(self.ordinary.warm_up_V.sum()),
+            "runs": self.runs,
+            "steps": [int(log.step_V.min()), int(log.step_V.max())],
+            "steps_per_value": self.averaged or None,
+            "rank": log.rank,
+            "mean_s": self.mean_s,
+            "median_s": self.median_s,
+            "cv": self.cv,
+            "p99_over_median": self.p99_over_median,
+            "cv_without_outliers": self.plain_cv,
+            "rounding_share_of_variance": self.rounding_share,
+            "outliers": {"count": int(outlier_v.sum()), "steps": at_v[outlier_v][:100].tolist()}
+            | {"period_steps": self.outlier_period.steps if self.outlier_period else None},
+            "pattern_period_steps": self.pattern.steps if self.pattern else None,
+            "autocorrelation": list(self.autocorrelation),
+            "predictable_share": _interval(self.predictable),
+            "regimes": [
+                {"from_step": int(at_v[r.start]), "to_step": int(at_v[r.end - 1]), "level_s": r.level_s}
+                for r in self.regimes
+            ],
+            "drift": {"change": self.drift.change, "half_width": self.drift.half_width} if self.drift else None,
+            "ceiling": None
+            if ceil is None
+            else _interval(ceil.gain) | {"from_outliers": ceil.from_outliers, "hidden_by_averaging": ceil.hidden},  # type: ignore[operator]
+            "verdict": self.verdict,
+            "next": self.next_step,
+        }
+
+
+def diagnose_steps(log: StepLog) -> StepDiagnosis:
+    """Diagnose a job from its step times alone.
+
+    Raises InputError if the log has fewer than 4 values after its warm-up.
+    """
+    ordinary = split(log)
+    steady_V = ordinary.steady_V
+    x, outlier_v = log.step_s_V[steady_V], ordinary.outlier_V[steady_V]
+    run_v, step_v = log.run_V[steady_V], log.step_V[steady_V]
+    if len(x) < 4:
+        raise InputError(f"{log.name}: {len(x)} step times after the warm-up; allowed: at least 4")
+    calm = tamed(x, outlier_v)
+    averaged = _averaged(log)
+    mean_s, plain = float(x.mean()), x[~outlier_v]
+    variance = float(x.var())
+    levels = regimes(calm)
+    longest = max(levels, key=lambda r: r.end - r.start)
+    within = calm[longest.start : longest.end]
+    level_of_v = np.concatenate([np.full(r.end - r.start, r.level_s) for r in levels])
+    flat = calm - level_of_v + calm.mean()  # a change of level is no memory of steps
+    gap = max(int(np.median(np.diff(step_v))), 1)
+    found: dict[str, Any] = {
+        "log": log,
+        "ordinary": ordinary,
+        "averaged": averaged,
+        "mean_s": mean_s,
+        "cv": float(x.std(ddof=1)) / mean_s,
+        "median_s": float(np.median(x)),
+        "p99_over_median": float(np.quantile(x, 0.99) / np.median(x)),
+        "plain_cv": float(plain.std(ddof=1)) / float(plain.mean()) if len(plain) > 1 else 0.0,
+        # Rounding errors are uniform; those of a clock's differences, two of which make one value, count twice.
+        "rounding_share": min(log.rounding_s**2 / 12.0 / variance, 1.0) if variance > 0.0 else 0.0,
+        "outlier_period": outlier_period(step_v, outlier_v),
+        "pattern": pattern_period(flat, gap),
+        "autocorrelation": tuple(autocorrelation(flat, run_v).tolist()),
+        "predictable": predictable(calm),
+        "regimes": levels,
+        "drift": drift(within),
+        "ceiling": ceiling(x, ~outlier_v, averaged),
+    }
+    verdict, next_step = _verdict(found)
+    return StepDiagnosis(**found, verdict=verdict, next_step=next_step)
+
+
+def _averaged(log: StepLog) -> float:
+    return float(np.median(log.steps_V)) if (log.steps_V > 0).all() else 0.0
+
+
+def _verdict(found: dict[str, Any]) -> tuple[str, str]:
+    """The verdict in one sentence, and what to do next."""
+    top: Ceiling | None = found["ceiling"]
+    averaged, log = found["averaged"], found["log"]
+    if top is None:
+        return (
+            f"too few step times after the warm-up for a ceiling: {len(found['ordinary'].steady_V.nonzero()[0])}, "
+            f"needed {MIN_VALUES}",
+            f"log more steps ({LOG_EVERY_STEP}), then: paceenv diagnose {log.name}",
+        )
+    gain, rare = top.gain, top.from_outliers
+    shown = f"removing all variation would gain at most {_percent(gain.value)} [{_bounds(gain)}] of throughput"
+    if found["rounding_share"] > _ROUNDED:
+        why = f"{found['rounding_share']:.0%} of the variance that the log shows is rounding"
+        return (
+            f"{shown}, but {why}, so that the ceiling cannot be determined closer",
+            "log step times with more digits (milliseconds with a decimal), then: paceenv diagnose on that log",
+        )
+    if averaged > 1.0 and gain.high < WORTH <= top.hidden:
+        return (
+            f"{shown} as far as the log shows, but each value averages {averaged:.0f} steps: if single steps vary "
+            f"independently, up to {_percent(top.hidden)} is hidden, so whether pacing is worth a second look cannot "
+            "be determined",
+            f"log every step for some hundred steps ({LOG_EVERY_STEP}), then: paceenv diagnose on that log",
+        )
+    if gain.high < WORTH:
+        return (
+            f"{shown}: pacing is not worth a second look here",
+            "nothing for pacing; if the job moves to a shared or busier network, diagnose its log again",
+        )
+    if gain.value - rare < WORTH and rare > 0.5 * gain.value:
+        period: Period | None = found["outlier_period"]
+        when = f", every {period.steps} steps" if period is not None else ""
+        return (
+            f"{shown}, {_percent(rare)} of it in rare long steps{when}, which pacing does not remove: look at "
+            "evaluation, checkpoints, the data loader and garbage collection first",
+            f"to see what the long steps wait for: {RECORD}",
+        )
+    if gain.low < WORTH:
+        return (
+            f"{shown}: whether that is above the {WORTH:.0%} from which pacing is worth a second look cannot be "
+            f"determined from {len(found['ordinary'].steady_V.nonzero()[0])} values",
+            f"log more steps ({LOG_EVERY_STEP}), then: paceenv diagnose on that log",
+        )
+    past: Interval | None = found["predictable"]
+    foresight = (
+        f" ({past.value:.0%} of the variance of ordinary steps is predictable from the past)"
+        if past is not None
+        else ""
+    )
+    return (
+        f"{shown}{foresight}: a second look is worth it, at which ranks and operations it comes from",
+        f"record which ranks are late: {RECORD}; then: paceenv live trace runs/live/mine, and paceenv diagnose",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.2g} %" if share < 0.1 else f"{share:.0%}".replace("%", " %")
+
+
+def _bounds(interval: Interval) -> str:
+    return f"{100.0 * interval.low:.2g} to {100.0 * interval.high:.2g} %"
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else {"value": interval.value, "low": interval.low, "high": interval.high}

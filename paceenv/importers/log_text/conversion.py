@@ -1,0 +1,197 @@
+"""Numbers of a log's lines as step times: clocks are differenced, speeds get their unit, restarts are found.
+
+Axes: V logged values.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.importers.log_text.collected import MAX_VALUES, Column
+
+MIN_VALUES: Final = 4
+"""Step times that a log must hold at least."""
+COARSE: Final = 100.0
+"""Where times are rounded, a value spans at least so many units of rounding."""
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Steps(NamedTuple):
+    """The arrays of a :class:`~paceenv.importers.step_log.StepLog`, ``(V,)`` each, its rounding and its notes."""
+
+    step_V: Integers
+    step_s_V: Array
+    steps_V: Integers
+    clock_s_V: Array
+    run_V: Integers
+    rounding_s: float
+    notes: tuple[str, ...]
+
+
+def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
+    """One writer's numbers as step times.
+
+    Args:
+        column: the numbers.
+        where: file and format, for messages.
+        batch: samples of a step, where ``column`` counts samples per second; 0 if unknown.
+
+    Raises:
+        InputError: too few step times, or their unit cannot be determined.
+    """
+    step_V, value_V, clock_s_V = column.arrays()
+    notes: list[str] = []
+    if len(value_V) >= MAX_VALUES:
+        notes.append(f"only the first {MAX_VALUES} values are used")
+    numbered = bool(np.isfinite(step_V).all())
+    if not numbered:
+        known = np.isfinite(step_V)
+        if known.mean() > 0.5:
+            step_V, value_V, clock_s_V = step_V[known], value_V[known], clock_s_V[known]
+            numbered = True
+        else:
+            step_V = np.arange(len(value_V), dtype=np.float64)
+    order_V, run_V, mixed = _runs(step_V)
+    if mixed:
+        notes.append("lines of several writers are mixed; of each step the first one counts")
+    step_V, value_V, clock_s_V = step_V[order_V], value_V[order_V], clock_s_V[order_V]
+    rounding = column.digit
+    if column.kind in {"elapsed", "mean speed", "mean time", "stamp"}:
+        elapsed_V, rounding_V = _elapsed(column.kind, step_V, value_V, rounding)
+        step_V, value_V, gap_V, clock_s_V, run_V, rounding = _differences(
+            step_V, elapsed_V, clock_s_V, run_V, rounding_V, notes
+        )
+    else:
+        gap_V = _gaps(step_V, run_V, numbered)
+        if column.kind == "speed":
+            value_V, rounding = _seconds(where, value_V, batch, (step_V, clock_s_V, run_V, column), notes)
+    good = (value_V > 0.0) & np.isfinite(value_V)
+    if int((~good).sum()):
+        notes.append(f"{int((~good).sum())} values that are no time are left out")
+    if int(good.sum()) < MIN_VALUES:
+        raise InputError(f"{where}: {int(good.sum())} step times; allowed: at least {MIN_VALUES}")
+    steps_V = _averaged(column.averages, step_V, value_V, clock_s_V, run_V, gap_V, numbered)
+    run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
+    found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
+    return Steps(*found, float(rounding), tuple(notes))
+
+
+def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
+    """Which values to keep in which order, the run of each, and whether several writers' lines were mixed.
+
+    A step that is repeated at once is the same step (a redrawn bar, a second writer); a step back is a restart.
+    """
+    fresh = np.concatenate([[True], np.diff(step_V) != 0]) if len(step_V) else np.zeros(0, bool)
+    order_V = np.flatnonzero(fresh)
+    back_V = np.diff(step_V[order_V]) < 0
+    if back_V.sum() > 0.1 * len(order_V):
+        # No job restarts so often: ranks without tags write in turn.
+        _, first = np.unique(step_V, return_index=True)
+        return first.astype(np.int64), np.zeros(len(first), np.int64), True
+    run_V = np.concatenate([[0], np.cumsum(back_V)]).astype(np.int64) if len(order_V) else order_V
+    return order_V, run_V, False
+
+
+def _gaps(step_V: Array, run_V: Integers, numbered: bool) -> Array:
+    """Steps since the value before, ``(V,)``; at the beginning of a run the usual number."""
+    if not numbered or len(step_V) < 2:
+        return np.ones(len(step_V))
+    gap_V = np.concatenate([[0.0], np.diff(step_V)])
+    first_V = np.concatenate([[True], np.diff(run_V) != 0])
+    usual = float(np.median(gap_V[~first_V])) if (~first_V).any() else 1.0
+    return np.where(first_V, usual, gap_V)
+
+
+def _elapsed(kind: str, step_V: Array, value_V: Array, digit: float) -> tuple[Array, Array]:
+    """Time since the start of a run, and how coarse it is, seconds, ``(V,)`` each."""
+    if kind == "mean speed":
+        safe_V = np.maximum(value_V, 1e-9)
+        return step_V / safe_V, step_V * digit / safe_V**2
+    if kind == "mean time":
+        return step_V * value_V, step_V * digit
+    return value_V, np.full(len(value_V), digit)
+
+
+def _differences(
+    step_V: Array, elapsed_V: Array, clock_s_V: Array, run_V: Integers, rounding_V: Array, notes: list[str]
+) -> tuple[Array, Array, Array, Array, Integers, float]:
+    """Mean step times between values of a running clock; neighbours are merged where the clock is coarse."""
+    restart_V = np.concatenate([[False], np.diff(elapsed_V) < -np.maximum(rounding_V[1:], 1e-9)])
+    run_V = run_V + np.cumsum(restart_V)  # a clock that goes back begins anew
+    kept: list[int] = []
+    last = -1
+    for v in range(len(step_V)):
+        if last >= 0 and run_V[v] == run_V[last]:
+            span_s = elapsed_V[v] - elapsed_V[last]
+            if span_s < COARSE * max(rounding_V[v], rounding_V[last]) or step_V[v] <= step_V[last]:
+                continue
+        kept.append(v)
+        last = v
+    at = np.array(kept, np.int64)
+    same = np.diff(run_V[at]) == 0
+    at, before = at[1:][same], at[:-1][same]
+    gap_V = step_V[at] - step_V[before]
+    all_pairs = max(int((np.diff(run_V) == 0).sum()), 1)
+    if len(at) < 0.7 * all_pairs:
+        notes.append(
+            f"the clock of this log is coarse ({float(np.median(rounding_V)):.3g} s): each value is the mean over "
+            f"about {float(np.median(gap_V)) if len(gap_V) else 0:.0f} steps"
+        )
+    value_V = (elapsed_V[at] - elapsed_V[before]) / np.maximum(gap_V, 1.0)
+    rounding = float(np.median(rounding_V[at] / np.maximum(gap_V, 1.0))) if len(at) else 0.0
+    return step_V[at], value_V, gap_V, clock_s_V[at], run_V[at], rounding
+
+
+def _seconds(
+    where: str,
+    speed_V: Array,
+    batch: float,
+    about: tuple[Array, Array, Integers, Column],
+    notes: list[str],
+) -> tuple[Array, float]:
+    """Step times from speeds in an unknown unit: its size comes from the batch, or from the lines' time stamps."""
+    step_V, clock_s_V, run_V, column = about
+    positive = speed_V > 0.0
+    safe_V = np.where(positive, speed_V, np.nan)
+    if batch > 0.0:
+        per_step = batch
+    else:
+        between_V, gap_V = np.diff(clock_s_V), np.diff(step_V)
+        good = (np.diff(run_V) == 0) & (between_V > 0.0) & (gap_V > 0.0) & positive[1:]
+        if good.sum() < MIN_VALUES:
+            raise InputError(
+                f"{where} give a speed, and the lines have no time stamps, so that seconds cannot be "
+                "determined; allowed: a log with time stamps, or --pattern with (?P<s>..)"
+            )
+        per_step = float(np.median(between_V[good] / gap_V[good] * safe_V[1:][good]))
+        notes.append("seconds are speeds times a constant that comes from the lines' time stamps")
+    value_V = per_step / safe_V
+    return value_V, float(np.nanmedian(value_V)) * column.digit / float(np.nanmedian(safe_V))
+
+
+def _averaged(
+    averages: str, step_V: Array, value_V: Array, clock_s_V: Array, run_V: Integers, gap_V: Array, numbered: bool
+) -> Array:
+    """How many steps a value averages over; where the format leaves it open, time stamps may tell; else 0."""
+    if averages == "interval":
+        return gap_V
+    if averages == "one step" or not numbered or float(np.median(gap_V)) <= 1.0:
+        return np.ones(len(step_V))
+    between_V = np.diff(clock_s_V) / np.maximum(np.diff(step_V), 1.0)
+    good = (np.diff(run_V) == 0) & np.isfinite(between_V) & (between_V > 0.0)
+    if good.sum() < 10:
+        return np.zeros(len(step_V))
+    of_mean, of_value = _spread(value_V[1:][good] - between_V[good]), _spread(value_V[1:][good])
+    # A mean over the interval follows the clock; a single step is as far from it as from any other mean.
+    return gap_V if of_mean < 0.5 * of_value else np.ones(len(step_V))
+
+
+def _spread(values: Array) -> float:
+    low, high = np.quantile(values, [0.25, 0.75])
+    return float(high - low)

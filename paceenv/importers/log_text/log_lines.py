@@ -1,0 +1,116 @@
+"""Lines of a text log as the program wrote them: without colours, redrawn progress bars and launchers' tags."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from paceenv.core.errors import InputError
+from paceenv.importers.packed import GZIP
+
+MAX_LINE: Final = 8192
+"""Characters of a line that are looked at; longer ones are configurations or damage."""
+_CHUNK: Final = 1 << 20
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;?]{0,32}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_SPLIT: Final = re.compile(rb"[\r\n]+")
+_TAG: Final = re.compile(
+    r"[ \t]{0,8}(?:"
+    r"(?P<srun>\d{1,6}):[ \t]"  # srun -l
+    r"|\[(?:[^\[\],<>\s]{1,96},)?(?P<mpi>\d{1,6})\]<std(?:out|err|diag)>:?[ \t]?"  # mpirun --tag-output
+    r"|\[(?:rank[ _]?|default|trainer|worker)(?P<torch>\d{1,6})\]:?[ \t]?"  # torchrun, and torch's own tags
+    r")"
+)
+_DATE: Final = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_EPOCH: Final = re.compile(r"(?<![\d.])(1[0-9]{9})(\.\d{1,9}|\d{3})?(?![\d.])")
+_MAX_HEAD: Final = 256
+"""Characters from the beginning of a line in which a time stamp is looked for."""
+
+
+class Line(NamedTuple):
+    """A line: its text, and the rank that a launcher's tag names, or None."""
+
+    text: str
+    rank: int | None
+
+
+class Stamp(NamedTuple):
+    """A time stamp: seconds since 1970 (as if UTC where no zone is given), and the unit of its last digit."""
+
+    clock_s: float
+    resolution_s: float
+
+
+def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None) -> Iterator[Line]:
+    """All lines of a file, gzipped or not; bytes that are no text are replaced, a cut gzip ends the lines.
+
+    Memory does not grow with the file. A carriage return ends a line, as each redraw of a progress bar is one.
+
+    Args:
+        path: the file.
+        on_bytes: called with the number of bytes read from disk so far.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == GZIP
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if packed else file
+            rest = b""
+            try:
+                while chunk := stream.read1(_CHUNK):
+                    *whole, rest = _SPLIT.split(rest + chunk)
+                    rest = rest[: 4 * MAX_LINE]  # the head of an endless line is enough
+                    yield from map(_plain, whole)
+                    on_bytes(file.tell())
+            except (EOFError, zlib.error, gzip.BadGzipFile):
+                pass
+            if rest:
+                yield _plain(rest)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None
+
+
+def _plain(raw: bytes) -> Line:
+    text = raw[: 4 * MAX_LINE].decode("utf-8", "replace")[:MAX_LINE]
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", text)
+    rank: int | None = None
+    for _ in range(3):  # a launcher may tag what another has tagged
+        found = _TAG.match(text)
+        if found is None:
+            break
+        rank = int(found["srun"] or found["mpi"] or found["torch"]) if rank is None else rank
+        text = text[found.end() :]
+    return Line(text, rank)
+
+
+def stamp_in(text: str) -> Stamp | None:
+    """The time stamp at the beginning of a line, if there is one."""
+    head = text[:_MAX_HEAD]
+    if (found := _DATE.search(head)) is not None:
+        *numbers, fraction, zone = found.groups()
+        try:
+            at = datetime(*map(int, numbers), tzinfo=UTC)  # type: ignore[misc, arg-type]
+        except ValueError:
+            return None
+        offset_s = 0.0
+        if zone and zone != "Z":
+            digits = zone[1:].replace(":", "")
+            offset_s = (-1.0 if zone[0] == "-" else 1.0) * (3600.0 * int(digits[:2]) + 60.0 * int(digits[2:]))
+        fraction = fraction or ""
+        part_s = int(fraction) / 10 ** len(fraction) if fraction else 0.0
+        return Stamp(at.timestamp() + part_s - offset_s, 10.0 ** -len(fraction))
+    if (found := _EPOCH.search(head)) is not None:
+        whole, more = found.groups()
+        if more is None:
+            return Stamp(float(whole), 1.0)
+        digits = more.lstrip(".")
+        return Stamp(float(whole) + int(digits) / 10 ** len(digits), 10.0 ** -len(digits))
+    return None

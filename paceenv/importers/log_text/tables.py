@@ -1,0 +1,131 @@
+"""Metrics in a table: CSV of Lightning and others, JSON lines, and ``trainer_state.json``; columns known by name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from paceenv.importers.log_text.collected import Column, Kind
+from paceenv.importers.log_text.log_lines import Stamp
+
+_STEPS: Final = ("global_step", "step", "_step", "iteration", "iter", "iter_num", "steps", "batches")
+_TIMES: Final[Mapping[str, tuple[Kind, float]]] = {
+    "step_time": ("step time", 1.0),
+    "step_time_s": ("step time", 1.0),
+    "step_time_sec": ("step time", 1.0),
+    "step_time_ms": ("step time", 1e-3),
+    "train_step_time": ("step time", 1.0),
+    "train_step_timing in s": ("step time", 1.0),
+    "iter_time": ("step time", 1.0),
+    "iter_time_s": ("step time", 1.0),
+    "iter_time_ms": ("step time", 1e-3),
+    "iteration_time": ("step time", 1.0),
+    "iteration-time": ("step time", 1.0),
+    "iteration_time_ms": ("step time", 1e-3),
+    "time_per_step": ("step time", 1.0),
+    "time_per_iteration": ("step time", 1.0),
+    "elapsed time per iteration (ms)": ("step time", 1e-3),
+    "elapsed_time_per_iteration": ("step time", 1.0),
+    "batch_time": ("step time", 1.0),
+    "train_speed(iter/s)": ("mean speed", 1.0),
+    "_runtime": ("elapsed", 1.0),
+    "elapsed_s": ("elapsed", 1.0),
+    "wall_time": ("elapsed", 1.0),
+    "_timestamp": ("elapsed", 1.0),
+    "timestamp": ("elapsed", 1.0),
+    "created_at": ("elapsed", 1.0),
+    "time": ("elapsed", 1.0),  # of Lightning's throughput monitor; since the start
+}
+"""Names without what precedes the last ``/`` or ``|``, in lower case; earlier ones are preferred."""
+MAX_COLUMNS: Final = 2000
+
+
+def _plain_name(name: str) -> str:
+    return name.replace("|", "/").rsplit("/", 1)[-1].strip().lower() if "iter/s" not in name else name.strip()
+
+
+class Table:
+    """Collects rows with named columns; the best known time column is found at the end."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Column] = {}
+
+    def add(self, row: Mapping[Any, Any]) -> None:
+        """One row; anything but numbers is left out."""
+        if len(row) > MAX_COLUMNS:
+            return
+        known = {_plain_name(k): v for k, v in row.items() if isinstance(k, str) and len(k) < 200}
+        step = next((x for x in (_number(known.get(name)) for name in _STEPS) if x is not None), None)
+        if step is None and isinstance(known.get("max_steps"), str):  # ms-swift: 'global_step/max_steps': '5/94'
+            step = _number(known["max_steps"].partition("/")[0])
+        stamp_s = next((x for x in (_number(known.get(n)) for n in ("_timestamp", "timestamp")) if x is not None), None)
+        stamp = None if stamp_s is None else Stamp(stamp_s, 1e-3)
+        for name, (kind, unit) in _TIMES.items():
+            value = _number(known.get(name))
+            if value is None or value < 0.0 or (kind != "step time" and step is None):
+                continue
+            column = self._columns.setdefault(name, Column(kind, "unknown" if kind == "step time" else "interval"))
+            column.add(math.nan if step is None else step, unit * value, stamp, unit * _digit(known[name]))
+
+    def best(self, least: int) -> tuple[str, Column] | None:
+        """Name and numbers of the best time column with at least so many values."""
+        for name in _TIMES:
+            if (column := self._columns.get(name)) is not None and len(column.value) >= least:
+                return name, column
+        return None
+
+
+def csv_rows(lines: Iterable[str]) -> Iterable[Mapping[Any, Any]]:
+    """Rows of a CSV with a header line; nothing if it is none."""
+    reader = csv.reader(lines)
+    try:
+        header = next(reader)
+        if not 2 <= len(header) <= MAX_COLUMNS:
+            return
+        for cells in reader:
+            if len(cells) == len(header):
+                yield dict(zip(header, cells, strict=True))
+    except (StopIteration, csv.Error):
+        return
+
+
+def is_csv(head: str) -> bool:
+    """Whether a first line is the header of a CSV with a known time column."""
+    names = {_plain_name(cell) for cell in head.split(",")}
+    return "," in head and bool(names & set(_TIMES)) and bool(names & set(_STEPS))
+
+
+def json_row(text: str) -> Mapping[Any, Any] | None:
+    """A line's JSON object, with its inner objects' entries beside its own, or None."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    flat = dict(row)
+    for inner in row.values():
+        if isinstance(inner, dict) and len(inner) <= MAX_COLUMNS:
+            flat |= inner
+    return flat
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str) and len(value) <= 40:
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e15 and math.isfinite(value) else None
+
+
+def _digit(value: Any) -> float:
+    text = str(value).lower()
+    if "e" in text or "." not in text:
+        return 1.0 if "e" not in text else 1e-9
+    return float(10.0 ** -len(text.partition(".")[2]))

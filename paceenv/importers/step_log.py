@@ -1,0 +1,280 @@
+"""Text logs of training programs with a step time in them, read into step times.
+
+Formats are told by the lines themselves: Megatron-LM, NeMo, torchtitan, DeepSpeed, nanoGPT and its relatives, MaxText,
+MLPerf, Hugging Face Trainer, ms-swift, Lightning, progress bars, CSV and JSON lines; or by the user's own pattern.
+Axes: V logged values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.importers.log_text import mllog
+from paceenv.importers.log_text.collected import Column, number
+from paceenv.importers.log_text.conversion import MIN_VALUES, convert
+from paceenv.importers.log_text.line_formats import ANY_STEP, FORMATS, SAMPLES_PER_STEP
+from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in
+from paceenv.importers.log_text.mllog import Mllog
+from paceenv.importers.log_text.tables import Table, csv_rows, is_csv, json_row
+from paceenv.importers.log_text.user_pattern import UserPattern
+from paceenv.importers.packed import content_of, head_of
+
+MIN_STAMPS: Final = 8
+"""Lines with a time stamp and a step number that are taken for a log of steps."""
+MAX_WRITERS: Final = 4096
+"""Ranks, and progress bars, that are kept apart."""
+MAX_JSON: Final = 256 << 20
+ALLOWED: Final = (
+    "a log of Megatron-LM, NeMo, torchtitan, DeepSpeed, nanoGPT, MaxText, MLPerf, ms-swift or Lightning, a progress "
+    "bar, CSV or JSON lines with a column such as step_time, lines with a time stamp and a step number, or any other "
+    "with --pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
+)
+_UNKNOWN = np.nan
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """Step times as a log has them. All arrays are ``(V,)``.
+
+    Attributes:
+        name: of the file.
+        source: the format.
+        step_V: number of the step at which a value was logged; counted from 0 where the log has no numbers.
+        step_s_V: step time, seconds: the mean over ``steps_V`` steps that end at ``step_V``.
+        steps_V: how many steps a value averages over, at least 1; 0 where the log does not tell.
+        clock_s_V: when it was logged, seconds since 1970; not-a-number where the log has no time stamps.
+        run_V: number of the run: a restart, or another file, begins a new one.
+        rounding_s: how coarse the times are, seconds: the unit of the last digit over the steps of a value.
+        rank: the rank whose lines these are, where lines are tagged.
+        others: the same of other ranks.
+        notes: what was left out or had to be assumed, a line each.
+    """
+
+    name: str
+    source: str
+    step_V: Integers
+    step_s_V: Array
+    steps_V: Integers
+    clock_s_V: Array
+    run_V: Integers
+    rounding_s: float = 0.0
+    rank: int | None = None
+    others: tuple[StepLog, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_step_log(
+    paths: Sequence[str | Path] | str | Path,
+    *,
+    pattern: str | None = None,
+    on_bytes: Callable[[float], None] = lambda done: None,
+) -> StepLog:
+    """Read one job's log from a file, or from several files that follow each other.
+
+    Memory is at most 8 times the file's size, and 150 MB for the largest part that is looked at.
+
+    Args:
+        paths: the files; each one after the first begins a new run.
+        pattern: the user's own pattern, see :class:`~paceenv.importers.log_text.user_pattern.UserPattern`.
+        on_bytes: called with the number of bytes read so far.
+
+    Raises:
+        InputError: a file cannot be read or has no step times, or the files are of different formats.
+    """
+    files = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in dict.fromkeys(paths)]
+    if not files:
+        raise InputError("logs: none given; allowed: at least one file")
+    mine = None if pattern is None else UserPattern(pattern)
+    logs, before = [], 0.0
+    for path in files:
+        logs.append(_read(path, mine, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
+        before += path.stat().st_size
+    return logs[0] if len(logs) == 1 else _joined(logs)
+
+
+def _joined(logs: list[StepLog]) -> StepLog:
+    first = logs[0]
+    if other := next((log for log in logs if log.source != first.source), None):
+        raise InputError(
+            f"{first.name} is of {first.source}, {other.name} of {other.source}; allowed: logs of one program"
+        )
+    offsets = np.cumsum([0, *(int(log.run_V[-1]) + 1 for log in logs[:-1])])
+    parts: dict[str, Any] = {
+        name: np.concatenate([getattr(log, name) for log in logs])
+        for name in ("step_V", "step_s_V", "steps_V", "clock_s_V")
+    }
+    run_V = np.concatenate([log.run_V + offset for log, offset in zip(logs, offsets, strict=True)])
+    notes = tuple(dict.fromkeys(f"{log.name}: {note}" for log in logs for note in log.notes))
+    return replace(first, **parts, run_V=run_V, rounding_s=max(log.rounding_s for log in logs), others=(), notes=notes)
+
+
+def _read(path: Path, pattern: UserPattern | None, on_bytes: Callable[[float], None]) -> StepLog:
+    head = head_of(path)
+    if head[:4] in {b"PAR1", b"PK\x03\x04"} or b"\0" in head[:4096].replace(b"\0\n", b""):
+        raise InputError(f"{path}: no text; allowed: {ALLOWED}")
+    if pattern is None and (table := _whole_table(path, head)) is not None:
+        return table
+    found = _Lines(pattern)
+    for line in read_lines(path, on_bytes):
+        found.add(line)
+    return found.log(path)
+
+
+def _whole_table(path: Path, head: bytes) -> StepLog | None:
+    """A CSV, or the state of Hugging Face's Trainer; None if the file is neither."""
+    text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    table, source = Table(), ""
+    if text.startswith("{") and '"log_history"' in text:
+        source = "trainer_state.json"
+        content, damage = content_of(path, MAX_JSON)
+        state = None if damage else json_row(content.decode("utf-8", "replace"))
+        for row in (state or {}).get("log_history") or () if isinstance((state or {}).get("log_history"), list) else ():
+            if isinstance(row, dict):
+                table.add(row)
+    elif is_csv(text.partition("\n")[0]):
+        source = "CSV"
+        for row in csv_rows(line.text for line in read_lines(path)):
+            table.add(row)
+    if not source:
+        return None
+    best = table.best(MIN_VALUES)
+    if best is None:
+        raise InputError(
+            f"{path}: {source} without times of steps; allowed: {'a column' if source == 'CSV' else 'entries'} such "
+            "as step_time, or the program's console log with its progress bar or time stamps"
+        )
+    name, column = best
+    return _to_log(path, f"{source}, {name}", {None: column}, [])
+
+
+class _Lines:
+    """Numbers of every format that any line of a log matches, by writer: a rank, or the length of a progress bar."""
+
+    def __init__(self, pattern: UserPattern | None) -> None:
+        self._pattern = pattern
+        self._columns: dict[str, dict[tuple[int | None, str], Column]] = {}
+        self._mllog: dict[int | None, Mllog] = {}
+        self._table = Table()
+        self._batch = 0.0
+        self._stamp: Stamp | None = None
+
+    def add(self, line: Line) -> None:
+        """One line of the log."""
+        text = line.text
+        if self._pattern is not None:
+            if (fields := self._pattern.match(text)) is not None:
+                self._keep(self._pattern.name, fields, line, "unknown")
+            return
+        if mllog.MARK in text:
+            if len(self._mllog) < MAX_WRITERS:
+                self._mllog.setdefault(line.rank, Mllog())
+            if line.rank in self._mllog:
+                self._mllog[line.rank].add(text)
+            return
+        if text[:1] == "{" and '"' in text and (row := json_row(text)) is not None:
+            self._table.add(row)
+            return
+        for one in FORMATS:
+            if (fields := one.match(text)) is not None and ("step" in fields or one.without_step):
+                self._keep(one.name, fields, line, one.averages)
+                return
+        if "train_batch_size" in text and (batch := SAMPLES_PER_STEP.search(text)) is not None:
+            self._batch = float(batch[1])
+        elif (step := ANY_STEP.search(text)) is not None:
+            self._keep("time stamps", {"step": step[1]}, line, "interval")
+
+    def _keep(self, name: str, fields: dict[str, str], line: Line, averages: str) -> None:
+        stamp = stamp_in(fields.get("time", line.text))
+        step, rank = (_whole(fields.get(name)) for name in ("step", "rank"))
+        key = (line.rank if rank is None else int(rank), fields.get("total", ""))
+        about = {"step", "time", "rank", "total"}
+        value = next((number(field, text) for field, text in fields.items() if field not in about), None)
+        if value is not None:
+            kind, seconds, digit = value
+        elif set(fields) <= about and stamp is not None and step is not None:
+            kind, seconds, digit = "stamp", stamp.clock_s, stamp.resolution_s
+        else:
+            return
+        columns = self._columns.setdefault(name, {})
+        if key not in columns:
+            if len(columns) >= MAX_WRITERS:
+                return
+            columns[key] = Column(kind, averages)
+        if columns[key].kind == kind:
+            columns[key].add(_UNKNOWN if step is None else step, seconds, stamp, digit)
+
+    def log(self, path: Path) -> StepLog:
+        """The log from the first format, in the order of trust, that has enough values."""
+        notes: list[str] = []
+        order = ["--pattern", *(one.name for one in FORMATS[:-1]), mllog.NAME, "JSON lines", FORMATS[-1].name]
+        for name in [*order, "time stamps"]:
+            columns = self._of(name)
+            least = MIN_STAMPS if name == "time stamps" else MIN_VALUES
+            by_rank: dict[int | None, Column] = {}
+            for (rank, _), column in columns.items():
+                if len(column.value) >= max(least, len(by_rank[rank].value) + 1 if rank in by_rank else 0):
+                    by_rank[rank] = column
+            if not by_rank:
+                continue
+            try:
+                return _to_log(path, name, by_rank, notes, self._batch)
+            except InputError as error:
+                notes.append(str(error))
+        if notes:
+            raise InputError(notes[0])
+        seen = max((len(c.value) for columns in self._columns.values() for c in columns.values()), default=0)
+        few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
+        if self._pattern is not None:
+            raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
+        raise InputError(f"{path}: no step times in it{few}; allowed: {ALLOWED}")
+
+    def _of(self, name: str) -> dict[tuple[int | None, str], Column]:
+        if name == "JSON lines":
+            best = self._table.best(MIN_VALUES)
+            return {} if best is None else {(None, ""): best[1]}
+        if name != mllog.NAME:
+            return self._columns.get(name, {})
+        found = {}
+        for rank, one in self._mllog.items():
+            for column in (one.timed, one.summary, one.speed, one.blocks):
+                if len(column.value) >= MIN_VALUES:
+                    found[rank, ""] = one.in_steps(column)
+                    break
+        return found
+
+
+def _whole(text: str | None) -> float | None:
+    """A field's number, as of a step or a rank; None where there is none."""
+    found = None if text is None else number("s", text)
+    return None if found is None else found[1]
+
+
+def _to_log(
+    path: Path, source: str, by_rank: dict[int | None, Column], notes: list[str], batch: float = 0.0
+) -> StepLog:
+    """Step times of every writer; that with the most values is shown, the others stand beside it."""
+    logs, problem = [], ""
+    for rank, column in by_rank.items():
+        try:
+            steps = convert(column, f"{path}: lines of {source}", batch)
+            logs.append(StepLog(path.name, source, *steps[:-1], rank=rank, notes=steps.notes))
+        except InputError as error:
+            problem = problem or str(error)
+    if not logs:
+        raise InputError(problem)
+    logs.sort(key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
+    first = logs[0]
+    said = list(dict.fromkeys([*notes, *first.notes]))
+    if len(logs) > 1:
+        said.append(f"lines of {len(logs)} ranks; those of rank {first.rank} are used")
+    return replace(first, others=tuple(logs[1:]), notes=tuple(said))

@@ -1,0 +1,256 @@
+"""Text logs as training programs write them, from given step times. Each line follows the program's own format string.
+
+Megatron-LM ``training_log``, torchtitan ``MetricsProcessor.log``, NeMo's progress printer, DeepSpeed's
+``ThroughputTimer`` and pipeline engine, nanoGPT ``train.py``, build-nanogpt, llm.c, modded-nanogpt, MaxText, MLPerf's
+``mllog``, ms-swift, tqdm's default bar, Lightning's ``CSVLogger`` and throughput monitor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+START_S = 1_760_000_000.0
+
+
+def _clock(t_s: float, form: str = "%Y-%m-%d %H:%M:%S", digits: int = 3, mark: str = ",") -> str:
+    stamp = datetime.fromtimestamp(int(t_s), UTC).strftime(form)
+    return f"{stamp}{mark}{int((t_s % 1.0) * 10**digits):0{digits}d}" if digits else stamp
+
+
+def _ends(step_s_T: Array) -> Array:
+    return START_S + np.cumsum(step_s_T)
+
+
+def megatron(step_s_T: Array, every: int = 10) -> str:
+    lines = ["using world size: 64, data-parallel-size: 4", "training ...", "[before the start of training step]"]
+    ends = _ends(step_s_T)
+    for i in range(every, len(step_s_T) + 1, every):
+        mean_ms = 1e3 * step_s_T[i - every : i].mean()
+        lines.append(
+            f" [{_clock(ends[i - 1], digits=0)}] iteration {i:8d}/{len(step_s_T):8d} | consumed samples: {64 * i:12d} |"
+            f" elapsed time per iteration (ms): {mean_ms:.1f} | throughput per GPU (TFLOP/s/GPU): {4e5 / mean_ms:.1f} |"
+            f" learning rate: 1.500000E-04 | global batch size:    64 | lm loss: {10 / i:.6E} | loss scale: 1.0 |"
+            " grad norm: 9.804 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        )
+        lines.append("time (ms) | forward-compute: 306.62 | backward-compute: 575.17 | optimizer: 12.10")
+    return "\n".join(lines) + "\n"
+
+
+def torchtitan(step_s_T: Array, every: int = 1) -> str:
+    lines, ends, tokens = ["[titan] INFO - Training starts at step 1"], _ends(step_s_T), 16384.0
+    for i in range(every, len(step_s_T) + 1, every):
+        tps = round(tokens / step_s_T[i - every : i].mean())
+        lines.append(
+            f"[rank0]:[titan] {_clock(ends[i - 1])} - root - INFO - \x1b[31mstep: {i:2}  \x1b[32mloss: {8.0:8.5f}  "
+            f"\x1b[38;2;180;60;0mgrad_norm: {1.2:7.4f}  \x1b[36mmemory: 30.99GiB(32.62%)  \x1b[34mtps: {tps:,}  "
+            f"\x1b[36mtflops: 407.35  \x1b[35mmfu: 41.19%\x1b[39m"
+        )
+        if i % (10 * every) == 0:
+            lines.append(
+                f"[rank0]:[titan] {_clock(ends[i - 1])} - root - INFO - validate step: {i:2}  loss:  7.1  tps: 9"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def nemo(step_s_T: Array) -> str:
+    return "".join(
+        f"Training epoch 0, iteration {i}/{len(step_s_T) - 1} | lr: 1.961e-06 | global_batch_size: 8 | "
+        f"global_step: {i} | reduced_train_loss: 1.315 | train_step_timing in s: {x:.4g} | consumed_samples: 64\n"
+        for i, x in enumerate(step_s_T)
+    )
+
+
+def deepspeed(step_s_T: Array, every: int = 10) -> str:
+    lines = ["[2025-02-27 23:34:53,987] [INFO] [config.py:1001:print]   train_batch_size ............. 256"]
+    ends = _ends(step_s_T)
+    for i in range(every, len(step_s_T) + 1, every):
+        lines.append(
+            f"[{_clock(ends[i - 1])}] [INFO] [timer.py:264:stop] epoch=0/micro_step={i}/global_step={i}, "
+            f"RunningAvgSamplesPerSec={256 / step_s_T[:i].mean()}, CurrSamplesPerSec={256 / step_s_T[i - 1]}, "
+            "MemAllocated=6.1GB, MaxMemAllocated=30.2GB"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def deepspeed_pipeline(step_s_T: Array, every: int = 10) -> str:
+    return "".join(
+        f"steps: {i} loss: 2.1034 iter time (s): {step_s_T[i - every : i].mean():0.3f} samples/sec: 12.345\n"
+        for i in range(every, len(step_s_T) + 1, every)
+    )
+
+
+def nanogpt(step_s_T: Array, every: int = 10) -> str:
+    return "step 0: train loss 4.28, val loss 4.27\n" + "".join(
+        f"iter {i}: loss {3.0:.4f}, time {1e3 * x:.2f}ms, mfu {40.0:.2f}%\n"
+        for i, x in enumerate(step_s_T)
+        if i % every == 0
+    )
+
+
+def build_nanogpt(step_s_T: Array) -> str:
+    return "".join(
+        f"step {i:5d} | loss: 3.123456 | lr 6.0000e-04 | norm: 0.3012 | dt: {1e3 * x:.2f}ms | tok/sec: {5e5 / x:.2f}\n"
+        for i, x in enumerate(step_s_T)
+    )
+
+
+def llm_c(step_s_T: Array) -> str:
+    return "".join(
+        f"step {i + 1:4d}/{len(step_s_T)} | loss 7.577051 (+nanz)| norm 1.1461 (+nanz)| lr 3.00e-04 | "
+        f"{1e3 * x:.2f} ms | 56.3% bf16 MFU | {5e5 / x:.0f} tok/s\n"
+        for i, x in enumerate(step_s_T)
+    )
+
+
+def modded_nanogpt(step_s_T: Array) -> str:
+    lines, elapsed_s = [], np.cumsum(step_s_T)
+    for i, t in enumerate(elapsed_s, 1):
+        if i % 25 == 0:
+            lines.append(
+                f"step:{i}/{len(step_s_T)} val_loss:3.4 train_time:{1e3 * t:.0f}ms step_avg:{1e3 * t / i:.2f}ms"
+            )
+        lines.append(f"step:{i}/{len(step_s_T)} train_time:{1e3 * t:.0f}ms step_avg:{1e3 * t / i:.2f}ms")
+    return "\n".join(lines) + "\n"
+
+
+def maxtext(step_s_T: Array) -> str:
+    return "".join(
+        f"completed step: {i}, seconds: {x:.3f}, TFLOP/s/device: 160.1, Tokens/s/device: 3000.1, loss: 9.876\n"
+        for i, x in enumerate(step_s_T)
+    )
+
+
+def _event(key: str, value: object, t_s: float, kind: str = "POINT_IN_TIME", **about: object) -> str:
+    event = {"namespace": "", "time_ms": int(1e3 * t_s), "event_type": kind, "key": key, "value": value}
+    return f":::MLLOG {json.dumps(event | {'metadata': {'file': 'callbacks.py', 'lineno': 480} | about})}\n"
+
+
+def mlperf(step_s_T: Array, every: int = 32) -> str:
+    """Single step times with their step, logged now and then, as NeMo's submissions do."""
+    ends = _ends(step_s_T)
+    text = _event("global_batch_size", 16, START_S) + _event("run_start", None, START_S, "INTERVAL_START")
+    for i in range(every, len(step_s_T) + 1, every):
+        value = {"train_step_time": float(step_s_T[i - 1]), "reduced_train_loss": 8.0}
+        text += _event("tracked_stats", value, ends[i - 1], step=float(i - 1), samples_count=16.0 * i)
+        if i % (8 * every) == 0:
+            mean = {"train_step_time": float(step_s_T[i - every : i].mean())}
+            text += _event("tracked_stats", mean, ends[i - 1], samples_count=16 * i)
+            text += _event("tracked_stats", {"validation_step_time": 0.13}, ends[i - 1], step=0, samples_count=16)
+    return text
+
+
+def mlperf_throughput(step_s_T: Array, every: int = 32) -> str:
+    """Samples per second of a block, and steps counted in samples."""
+    ends, text = _ends(step_s_T), _event("global_batch_size", 16, START_S)
+    for i in range(every, len(step_s_T) + 1, every):
+        speed = {"throughput": float(16 / step_s_T[i - every : i].mean())}
+        text += _event("tracked_stats", speed, ends[i - 1], step=16 * i)
+    return text
+
+
+def mlperf_blocks(step_s_T: Array, every: int = 32) -> str:
+    """Blocks with their beginning and end only; evaluations of 5 s between them."""
+    text, t_s = _event("global_batch_size", 16, START_S), START_S
+    for i in range(every, len(step_s_T) + 1, every):
+        text += _event("block_start", None, t_s, "INTERVAL_START", samples_count=16 * (i - every))
+        t_s += float(step_s_T[i - every : i].sum())
+        text += _event("block_stop", None, t_s, "INTERVAL_END", samples_count=16 * i)
+        t_s += 5.0
+    return text
+
+
+def swift(step_s_T: Array, every: int = 5) -> str:
+    elapsed_s, n = np.cumsum(step_s_T), len(step_s_T)
+    return "".join(
+        f"{{'loss': 1.606, 'grad_norm': 1.97, 'learning_rate': 0.0001, 'memory(GiB)': 2.44, 'train_speed(iter/s)': "
+        f"{i / elapsed_s[i - 1]:.6f}, 'epoch': 0.0, 'global_step/max_steps': '{i}/{n}', 'percentage': '0.01%'}}\n"
+        for i in range(every, n + 1, every)
+    )
+
+
+def tqdm(step_s_T: Array) -> str:
+    """A bar redrawn with carriage returns, whose times are whole seconds."""
+    text, n = "", len(step_s_T)
+    for i, t in enumerate(np.cumsum(step_s_T), 1):
+        text += (
+            f"\r{100 * i // n:3d}%|███   | {i}/{n} [{int(t) // 60:02d}:{int(t) % 60:02d}<10:00,  1.07s/it, loss=2.3]"
+        )
+        if i % 50 == 0:
+            text += f"\rValidation: {i}/{n} [00:01<00:00, 99.0it/s]\n"
+    return text + "\n"
+
+
+def json_lines(step_s_T: Array) -> str:
+    return "".join(
+        json.dumps({"loss": 2.5, "global_step": i, "timing": {"step_time": float(x)}}) + "\n"
+        for i, x in enumerate(step_s_T, 1)
+    )
+
+
+def lightning_csv(step_s_T: Array) -> str:
+    head = "epoch,step,train_loss,train|device/batches_per_sec,train|time\n"
+    return head + "".join(
+        f"0,{i},2.5,{1 / x},{t}\n" for i, (x, t) in enumerate(zip(step_s_T, np.cumsum(step_s_T), strict=True))
+    )
+
+
+def trainer_state(step_s_T: Array) -> str:
+    """Hugging Face's state of a trainer that logs its step time (TRL does)."""
+    history = [{"epoch": 0.1, "loss": 2.5, "step": i, "step_time": float(x)} for i, x in enumerate(step_s_T, 1)]
+    return json.dumps({"best_metric": None, "global_step": len(step_s_T), "log_history": history})
+
+
+def stamps(step_s_T: Array) -> str:
+    """A program that nobody knows, which logs the time and the step."""
+    return "".join(
+        f"{_clock(t)} INFO train.py:88 step {i} loss 2.31 lr 1e-4\n" for i, t in enumerate(_ends(step_s_T), 1)
+    )
+
+
+LOGS: dict[str, Callable[[Array], str]] = {
+    "Megatron-LM": megatron,
+    "torchtitan": torchtitan,
+    "NeMo": nemo,
+    "DeepSpeed (samples/s)": deepspeed,
+    "DeepSpeed": deepspeed_pipeline,
+    "nanoGPT": nanogpt,
+    "build-nanogpt": build_nanogpt,
+    "llm.c": llm_c,
+    "modded-nanogpt": modded_nanogpt,
+    "MaxText": maxtext,
+    "MLPerf": mlperf,
+    "MLPerf throughput": mlperf_throughput,
+    "MLPerf blocks": mlperf_blocks,
+    "ms-swift": swift,
+    "progress bar (tqdm)": tqdm,
+    "JSON lines": json_lines,
+    "CSV": lightning_csv,
+    "trainer_state.json": trainer_state,
+    "time stamps": stamps,
+}
+
+
+def srun(text: str, ranks: int = 3) -> str:
+    """As ``srun -l`` shows it: every task's lines with its number; only the last rank's have the log."""
+    lines = text.splitlines()
+    out = []
+    for i, line in enumerate(lines):
+        out += [f"{r:2d}: some warning of NCCL" for r in range(ranks - 1) if i % 7 == 0]
+        out.append(f"{ranks - 1:2d}: {line}")
+    return "\n".join(out) + "\n"
+
+
+def mpirun(text: str) -> str:
+    """As ``mpirun --tag-output`` shows it."""
+    return "".join(f"[1,3]<stdout>:{line}\n" for line in text.splitlines())
+
+
+def torchrun(text: str) -> str:
+    """As torchrun shows it with ``--tee 3``."""
+    return "".join(f"[default7]:{line}\n" for line in text.splitlines())

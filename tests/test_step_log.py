@@ -1,0 +1,263 @@
+"""Text logs: every format as its program writes it, decorations, damage, and the user's own pattern."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+from pathlib import Path
+
+import log_samples
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traced_jobs import STRAGGLER_DIR
+
+from paceenv.core.errors import InputError
+from paceenv.importers.log_text.log_lines import stamp_in
+from paceenv.importers.step_log import StepLog, read_step_log
+
+DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
+JEAN_ZAY = DATA / "jean-zay"
+needs_jean_zay = pytest.mark.skipif(not JEAN_ZAY.is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others")
+TRUE_S = 1.0 + 0.05 * np.random.default_rng(3).normal(size=640)
+"""Step times behind every sample."""
+INTERVALS = {"Megatron-LM": 10, "DeepSpeed": 10, "MLPerf throughput": 32, "MLPerf blocks": 32, "ms-swift": 5}
+"""Steps that a value averages over, where it is not one."""
+EVERY = {"DeepSpeed (samples/s)": 10, "nanoGPT": 10, "MLPerf": 32}
+"""Steps between two values that are of one step each."""
+CLOCK_ERROR_S = {"modded-nanogpt": 1.01e-3, "ms-swift": 2e-3, "time stamps": 1.01e-3, "torchtitan": 3e-3}
+"""How far off a value may be that comes from a rounded clock or speed."""
+
+
+def read(tmp_path: Path, text: str | bytes, **options: str) -> StepLog:
+    path = tmp_path / "log.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_step_log(path, **options)
+
+
+def expected(name: str, log: StepLog) -> np.ndarray:
+    """What the log's values should be, from the true step times."""
+    width = INTERVALS.get(name, 1)
+    first = (
+        0 if int(log.step_V[-1]) == len(TRUE_S) - EVERY.get(name, 1) or int(log.step_V[-1]) == len(TRUE_S) - 1 else 1
+    )
+    ends = log.step_V + 1 - first
+    return np.array([TRUE_S[e - width : e].mean() for e in ends])
+
+
+@pytest.mark.parametrize("name", [n for n in log_samples.LOGS if not n.startswith("progress")])
+def test_step_times_of_every_program(name: str, tmp_path: Path) -> None:
+    log = read(tmp_path, log_samples.LOGS[name](TRUE_S))
+    assert log.source.startswith(name.partition(" ")[0])
+    width, every = INTERVALS.get(name, 1), EVERY.get(name, INTERVALS.get(name, 1))
+    assert len(log.step_V) >= len(TRUE_S) // every - 1
+    assert set(np.diff(log.step_V)) == {every}
+    assert set(log.steps_V) == {width}
+    assert set(log.run_V) == {0}
+    np.testing.assert_allclose(log.step_s_V, expected(name, log), atol=CLOCK_ERROR_S.get(name, 6e-4))
+
+
+def test_a_progress_bar_has_whole_seconds_so_values_are_means_over_many_steps(tmp_path: Path) -> None:
+    log = read(tmp_path, log_samples.tqdm(TRUE_S))
+    assert log.source == "progress bar (tqdm)"
+    assert (log.steps_V >= 90).all()
+    assert len(log.step_V) >= 5
+    assert any("coarse" in note for note in log.notes)
+    ends = log.step_V
+    for end, steps, found in zip(ends, log.steps_V, log.step_s_V, strict=True):
+        assert found == pytest.approx(TRUE_S[end - steps : end].mean(), abs=1.01 / steps)
+
+
+@pytest.mark.parametrize(
+    ("decorate", "rank"), [(log_samples.srun, 2), (log_samples.mpirun, 3), (log_samples.torchrun, 7)]
+)
+@pytest.mark.parametrize("name", ["Megatron-LM", "nanoGPT", "MLPerf", "JSON lines", "time stamps"])
+def test_tags_of_launchers(name: str, decorate: object, rank: int, tmp_path: Path) -> None:
+    plain = read(tmp_path, log_samples.LOGS[name](TRUE_S))
+    tagged = read(tmp_path, decorate(log_samples.LOGS[name](TRUE_S)))  # type: ignore[operator]
+    np.testing.assert_array_equal(tagged.step_s_V, plain.step_s_V)
+    if name != "JSON lines":
+        assert tagged.rank == rank
+
+
+def test_every_rank_that_logs_is_kept(tmp_path: Path) -> None:
+    lines = log_samples.nanogpt(TRUE_S, every=1).splitlines()
+    text = "".join(f"{r}: {line}\n" for line in lines for r in range(3) if r != 1 or "iter 6" not in line)
+    log = read(tmp_path, text)
+    assert (log.rank, {other.rank for other in log.others}) == (0, {1, 2})
+    assert any("3 ranks" in note for note in log.notes)
+    assert len(log.others[-1].step_V) < len(log.step_V) == len(TRUE_S)
+
+
+def test_ranks_without_tags_that_write_in_turn(tmp_path: Path) -> None:
+    lines = log_samples.nanogpt(TRUE_S, every=1).splitlines()[1:]
+    random = np.random.default_rng(0)
+    order = np.argsort(np.repeat(np.arange(len(lines)), 4) + 1.2 * random.random(4 * len(lines)))
+    log = read(tmp_path, "\n".join(np.repeat(lines, 4)[order]))
+    np.testing.assert_allclose(log.step_s_V, TRUE_S, atol=1e-5)
+    assert set(log.run_V) == {0}
+
+
+def test_a_restart_begins_a_new_run(tmp_path: Path) -> None:
+    text = log_samples.nanogpt(TRUE_S[:300], 1) + "Traceback (most recent call last):\n"
+    text += "\n".join(log_samples.nanogpt(TRUE_S, 1).splitlines()[251:])
+    log = read(tmp_path, text)
+    assert [int((log.run_V == r).sum()) for r in (0, 1)] == [300, 390]
+    assert int(log.step_V[300]) == 250
+
+
+def test_several_files_are_runs_of_one_job(tmp_path: Path) -> None:
+    paths = [tmp_path / f"log.{i}" for i in range(2)]
+    for path in paths:
+        path.write_text(log_samples.megatron(TRUE_S))
+    log = read_step_log(paths)
+    assert len(log.step_V) == 128
+    assert set(log.run_V) == {0, 1}
+    paths[1].write_text(log_samples.nanogpt(TRUE_S))
+    with pytest.raises(InputError, match=r"Megatron-LM.*nanoGPT"):
+        read_step_log(paths)
+
+
+def test_gzip_and_a_cut_gzip(tmp_path: Path) -> None:
+    packed = gzip.compress(log_samples.megatron(TRUE_S).encode())
+    assert len(read(tmp_path, packed).step_V) == 64
+    assert 4 <= len(read(tmp_path, packed[: len(packed) // 2]).step_V) < 64
+
+
+def test_seconds_of_a_speed_need_time_stamps(tmp_path: Path) -> None:
+    text = "".join(line.partition("root - ")[2] + "\n" for line in log_samples.torchtitan(TRUE_S).splitlines())
+    with pytest.raises(InputError, match="seconds cannot be determined"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        ("it={i} took {ms:.3f} millis", r"it=(?P<step>\d+) took (?P<ms>[\d.]+)"),
+        ("n {i} {us:.0f}", r"n (?P<step>\d+) (?P<us>\d+)$"),
+        ("== {s:.6f} ==", r"== (?P<s>[\d.]+)"),
+        ("{i} speed {v:.6f}", r"(?P<step>\d+) speed (?P<steps_per_s>[\d.]+)"),
+        ("{i} at {t:.6f}", r"(?P<step>\d+) at (?P<elapsed_s>[\d.]+)"),
+        ("{i} mean {m:.9f}", r"(?P<step>\d+) mean (?P<mean_s>[\d.]+)"),
+        ("{stamp:.6f} n{i}", r"n(?P<step>\d+)"),
+        ("n{i} when {stamp:.6f}", r"n(?P<step>\d+) when (?P<time>.*)"),
+    ],
+)
+def test_the_users_own_pattern(line: str, pattern: str, tmp_path: Path) -> None:
+    ends = np.cumsum(TRUE_S)
+    text = "noise\n" + "\n".join(
+        line.format(i=i, s=x, ms=1e3 * x, us=1e6 * x, v=1 / x, t=t, m=t / i, stamp=log_samples.START_S + t)
+        for i, (x, t) in enumerate(zip(TRUE_S, ends, strict=True), 1)
+    )
+    log = read(tmp_path, text, pattern=pattern)
+    assert log.source == "--pattern"
+    np.testing.assert_allclose(log.step_s_V, TRUE_S[-len(log.step_s_V) :], atol=2e-6)
+    assert len(log.step_s_V) >= len(TRUE_S) - 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "no regular expression"),
+        ("time (.*)", "no named group"),
+        ("(?P<seconds>.*)", "group 'seconds' is unknown"),
+        ("(?P<s>.)(?P<ms>.)", "allowed: one of them"),
+        ("(?P<elapsed_s>.*)", r"without \(\?P<step>"),
+        ("a" * 3000, "at most 2000"),
+        ("nothing like this (?P<s>[0-9])", "matches too few lines"),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_gives_one_line(pattern: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, log_samples.nanogpt(TRUE_S), pattern=pattern)
+
+
+def test_a_pattern_that_explodes_is_stopped(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="took more than 1 s"):
+        read(tmp_path, "a" * 60 + "!\n", pattern=r"(?P<s>(a+)+)$")
+
+
+def test_a_long_line_of_almost_everything_costs_little(tmp_path: Path) -> None:
+    """Patterns are linear: what almost matches, thousands of times in a line, is no trouble."""
+    hostile = " ".join(
+        ["iteration 1/ elapsed time per iteration (ms): x", "step: ", "loss: tps: ", "1/2 [0:0:0<", "iter 1: time "]
+    )
+    text = (hostile * 3000 + "\n") * 20 + "step" * 100_000 + "\n" + "[" * 100_000 + "\n" + "1" * 1_000_000
+    before = time.process_time()
+    with pytest.raises(InputError):
+        read(tmp_path, text)
+    assert time.process_time() - before < 20.0  # an exponential search would take years
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no step times"),
+        ("hello\nworld\n", "no step times in it; allowed: a log of Megatron-LM"),
+        ("iter 1: loss 2, time 5.0ms\n", r"no step times in it \(1 found, needed 4\)"),
+        (b"PAR1....", "no text"),
+        (b"\0\1\2\3" * 100, "no text"),
+        ('{"log_history": [{"loss": 2.0, "step": 1}], "global_step": 1}', "trainer_state.json without times"),
+        ("step,loss,step_time\n1,2,x\n", "CSV without times"),
+    ],
+)
+def test_what_is_no_log_is_refused_in_one_line(text: str | bytes, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_bytes_and_lines_are_survived(tmp_path: Path) -> None:
+    lines = log_samples.megatron(TRUE_S, 1).encode().splitlines()
+    lines[100] = lines[100][:40] + b"\xff\xfe\x00garbage" + lines[100][60:]
+    lines[200] = b"\x80" * 500
+    log = read(tmp_path, b"\n".join(lines))
+    assert len(log.step_V) >= len(TRUE_S) - 2
+    assert np.isfinite(log.step_s_V).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "digit"),
+    [
+        ("2025-06-04 08:51:48,074 - root", 1749027108.074, 1e-3),
+        ("[2025/06/04 08:51:48] it", 1749027108.0, 1.0),
+        ("2025-06-04T08:51:48.123456Z x", 1749027108.123456, 1e-6),
+        ("2025-06-04T10:51:48+02:00 x", 1749027108.0, 1.0),
+        ("1749027108.25 step", 1749027108.25, 1e-2),
+        ("1749027108250 step", 1749027108.25, 1e-3),
+    ],
+)
+def test_time_stamps(text: str, seconds: float, digit: float) -> None:
+    stamp = stamp_in(text)
+    assert stamp is not None
+    assert stamp.clock_s == pytest.approx(seconds, abs=1e-6)
+    assert stamp.resolution_s == pytest.approx(digit)
+    assert stamp_in("2025-13-44 99:00:00 x") is None
+
+
+@given(st.binary(max_size=400), st.sampled_from(sorted(log_samples.LOGS)), st.integers(0, 3000), st.integers(0, 400))
+def test_any_bytes_are_a_log_or_one_line(
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, name: str, at: int, cut: int
+) -> None:
+    text = log_samples.LOGS[name](TRUE_S[:64]).encode()
+    content = text[:at] + junk + text[at + cut :]
+    path = tmp_path_factory.mktemp("log", numbered=True) / "log"
+    path.write_bytes(content)
+    try:
+        log = read_step_log(path)
+    except InputError:
+        return
+    assert len(log.step_V) == len(log.step_s_V) == len(log.steps_V) == len(log.run_V) >= 4
+    assert (log.step_s_V > 0).all()
+    assert np.isfinite(log.step_s_V).all()
+
+
+@needs_jean_zay
+def test_real_logs_of_jean_zay() -> None:
+    found = {n: read_step_log(next(JEAN_ZAY.glob(f"*_n{n}_*.out"))) for n in (4, 8, 16)}
+    assert {n: len(log.step_V) for n, log in found.items()} == {4: 20, 8: 20, 16: 9}
+    assert all(set(log.steps_V) == {10} and log.source == "Megatron-LM" for log in found.values())
+    assert found[4].step_s_V[0] == pytest.approx(2.1522)
+    assert found[16].step_s_V[-1] == pytest.approx(2.739)

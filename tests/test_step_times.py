@@ -1,0 +1,214 @@
+"""Statistics of step times alone, on series whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from paceenv.cli.step_log_output import rows
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.ceiling import ceiling, single_step_cv
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.importers.step_log import StepLog
+
+Array = NDArray[np.float64]
+NORMAL_P1 = 2.3263
+"""Standard deviations that the first percentile of a normal lies below its mean."""
+
+
+def log_of(step_s: Array, *, every: int = 1, averaged: int = 1, **changes: Any) -> StepLog:
+    n = len(step_s)
+    steps = np.arange(1, n + 1) * every
+    return StepLog(
+        "a.log", "test", steps, step_s, np.full(n, averaged), np.full(n, np.nan), np.zeros(n, np.int64), **changes
+    )
+
+
+def diagnosed(step_s: Array, **options: Any) -> StepDiagnosis:
+    return diagnose_steps(log_of(step_s, **options))
+
+
+def ar1(random: np.random.Generator, n: int, memory: float, cv: float) -> Array:
+    noise = random.normal(size=n + 300) * math.sqrt(1.0 - memory**2)
+    values = np.zeros(n + 300)
+    for i in range(1, n + 300):
+        values[i] = memory * values[i - 1] + noise[i]
+    return 1.0 + cv * values[300:]
+
+
+def test_the_ceiling_of_normal_steps_is_known() -> None:
+    found = diagnosed(1.0 + 0.02 * np.random.default_rng(1).normal(size=5000))
+    assert found.ceiling is not None
+    truth = 1.0 / (1.0 - 0.02 * NORMAL_P1) - 1.0
+    assert truth in found.ceiling.gain
+    assert found.ceiling.gain.value == pytest.approx(truth, rel=0.08)
+    assert found.cv == pytest.approx(0.02, rel=0.05)
+    assert found.ceiling.from_outliers == 0.0
+    assert (found.outlier_period, found.pattern, found.drift, len(found.regimes)) == (None, None, None, 1)
+
+
+@pytest.mark.parametrize("n", [12, 30, 100, 400])
+@pytest.mark.parametrize("memory", [0.0, 0.5])
+def test_the_upper_end_of_the_ceiling_holds_for_few_values(n: int, memory: float) -> None:
+    """It is an upper limit, so its upper end must not lie below the truth more often than it says."""
+    random = np.random.default_rng(n)
+    truth = 1.0 / (1.0 - 0.02 * NORMAL_P1) - 1.0
+    found = [ceiling(ar1(random, n, memory, 0.02), np.ones(n, bool), 1.0) for _ in range(40)]
+    above = np.mean([one is not None and one.gain.high >= truth for one in found])
+    assert above >= (0.85 if n >= 30 or memory == 0.0 else 0.75)
+
+
+def test_steps_that_do_not_vary_have_nothing_to_win() -> None:
+    found = diagnosed(np.full(50, 0.3))
+    assert found.ceiling is not None
+    assert found.ceiling.gain == (0.0, 0.0, 0.0)
+    assert "not worth a second look" in found.verdict
+
+
+def test_averaging_hides_what_single_steps_vary() -> None:
+    single = 1.0 + 0.08 * np.random.default_rng(2).normal(size=(600, 32))
+    found = diagnosed(single.mean(axis=1), every=32, averaged=32)
+    assert found.ceiling is not None
+    assert found.ceiling.gain.value < 0.05
+    truth = 1.0 / (1.0 - 0.08 * NORMAL_P1) - 1.0
+    assert found.ceiling.hidden == pytest.approx(truth, rel=0.15)
+    slow = np.repeat(1.0 + 0.03 * ar1(np.random.default_rng(3), 60, 0.0, 1.0), 20)
+    assert single_step_cv(slow, 32) < 2.5 * float(slow.std() / slow.mean())  # what is slow is not hidden
+
+
+def test_a_low_ceiling_of_averages_is_no_verdict() -> None:
+    random = np.random.default_rng(4)
+    hidden = diagnosed(1.0 + 0.004 * random.normal(size=500), every=100, averaged=100)
+    assert "cannot be determined" in hidden.verdict
+    assert "log every step" in hidden.next_step
+    shown = diagnosed(1.0 + 0.004 * random.normal(size=500))
+    assert "not worth a second look" in shown.verdict
+
+
+@pytest.mark.parametrize(("every", "period"), [(1, 100), (10, 500), (1, 37)])
+def test_outliers_and_their_period(every: int, period: int) -> None:
+    n = 2000
+    step_s = 1.0 + 0.01 * np.random.default_rng(5).normal(size=n)
+    at = np.arange(1, n + 1) * every % period == 0
+    step_s[at] += 1.5
+    found = diagnosed(step_s, every=every)
+    assert int((found.ordinary.outlier_V & at).sum()) >= at.sum() - 1
+    assert int((found.ordinary.outlier_V & ~at).sum()) == 0
+    assert found.outlier_period is not None
+    assert found.outlier_period.steps == period
+    assert found.ceiling is not None
+    assert found.ceiling.from_outliers == pytest.approx(1.5 * at.mean(), rel=0.1)
+
+
+def test_outliers_without_a_period_have_none() -> None:
+    random = np.random.default_rng(6)
+    step_s = 1.0 + 0.01 * random.normal(size=3000)
+    step_s[random.choice(3000, 40, replace=False)] += 1.0
+    found = diagnosed(step_s)
+    assert int(found.ordinary.outlier_V.sum()) == 40
+    assert found.outlier_period is None
+
+
+@pytest.mark.parametrize("period", [2, 4, 11])
+def test_steps_that_take_turns(period: int) -> None:
+    step_s = 1.0 + 0.01 * np.random.default_rng(7).normal(size=1200)
+    step_s[::period] += 0.03
+    found = diagnosed(step_s)
+    assert found.pattern is not None
+    assert found.pattern.steps == period
+
+
+def test_changes_of_level_and_when() -> None:
+    step_s = 1.0 + 0.02 * np.random.default_rng(8).normal(size=2000)
+    step_s[800:1500] *= 1.1
+    found = diagnosed(step_s)
+    assert [r.start for r in found.regimes] == [0, pytest.approx(800, abs=5), pytest.approx(1500, abs=5)]
+    assert [r.level_s for r in found.regimes] == [pytest.approx(x, rel=0.01) for x in (1.0, 1.1, 1.0)]
+    assert max(map(abs, found.autocorrelation)) < 0.15  # a change of level is no memory
+
+
+def test_drift_is_no_change_of_level() -> None:
+    step_s = (1.0 + 0.02 * np.random.default_rng(9).normal(size=2000)) * np.linspace(1.0, 1.05, 2000)
+    found = diagnosed(step_s)
+    assert len(found.regimes) == 1
+    assert found.drift is not None
+    assert abs(found.drift.change - 0.05) <= 2.0 * found.drift.half_width
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.5, 0.9])
+def test_memory_and_what_the_past_predicts(memory: float) -> None:
+    found = diagnosed(ar1(np.random.default_rng(10), 4000, memory, 0.03))
+    assert found.autocorrelation[0] == pytest.approx(memory, abs=0.06)
+    assert found.predictable is not None
+    assert found.predictable.value == pytest.approx(memory**2, abs=0.08)
+    assert len(found.regimes) == 1
+
+
+def test_false_alarms_are_rare() -> None:
+    random = np.random.default_rng(11)
+    found = [
+        diagnosed(ar1(random, int(random.choice([40, 300, 1500])), float(random.choice([0.0, 0.5, 0.9])), 0.02))
+        for _ in range(40)
+    ]
+    assert sum(len(one.regimes) > 1 for one in found) <= 5
+    assert sum(one.drift is not None for one in found) <= 5
+    assert sum(one.pattern is not None for one in found) <= 2
+    assert sum(one.outlier_period is not None for one in found) == 0
+
+
+def test_warm_up_and_restarts_are_recognised() -> None:
+    random = np.random.default_rng(12)
+    parts = [np.concatenate([[9.0, 4.0, 1.5], 1.0 + 0.01 * random.normal(size=200)]) for _ in range(2)]
+    log = log_of(np.concatenate(parts))
+    runs = np.repeat([0, 1], 203)
+    found = diagnose_steps(StepLog(log.name, log.source, log.step_V, log.step_s_V, log.steps_V, log.clock_s_V, runs))
+    assert np.flatnonzero(found.ordinary.warm_up_V).tolist() == [0, 1, 2, 203, 204, 205]
+    assert found.runs == 2
+    assert found.mean_s == pytest.approx(1.0, abs=0.01)
+
+
+def test_few_values_are_no_verdict() -> None:
+    few = 1.0 + 0.02 * np.random.default_rng(13).normal(size=6)
+    assert "too few" in diagnosed(few).verdict
+    with pytest.raises(InputError, match="allowed: at least 4"):
+        diagnosed(np.ones(3))
+    some = 1.0 + 0.012 * np.random.default_rng(14).normal(size=18)
+    assert "cannot be determined from 18 values" in diagnosed(some).verdict
+
+
+def test_rounding_is_no_variation() -> None:
+    step_s = np.round(0.1003 + 0.0002 * np.random.default_rng(15).normal(size=400), 3)
+    found = diagnosed(step_s, rounding_s=1e-3)
+    assert found.rounding_share > 0.3
+    assert "rounding" in found.verdict
+
+
+def test_a_noisy_job_is_worth_a_second_look() -> None:
+    found = diagnosed(ar1(np.random.default_rng(16), 1000, 0.8, 0.1))
+    assert "a second look is worth it" in found.verdict
+    assert "paceenv.live" in found.next_step
+
+
+def test_rare_long_steps_are_not_for_pacing() -> None:
+    step_s = 1.0 + 0.003 * np.random.default_rng(17).normal(size=2000)
+    step_s[99::100] += 5.0
+    assert "rare long steps, every 100 steps, which pacing does not remove" in diagnosed(step_s).verdict
+
+
+def test_plain_data_and_the_table_are_whole() -> None:
+    step_s = 1.0 + 0.02 * np.random.default_rng(18).normal(size=900)
+    step_s[500:] *= 1.2
+    step_s[::90] += 2.0
+    found = diagnosed(step_s)
+    data = json.loads(json.dumps(found.to_json()))
+    assert data["verdict"]
+    assert data["next"]
+    assert len(data["regimes"]) == 2
+    assert data["outliers"]["period_steps"] == 90
+    names = [name for name, _, _ in rows(found)]
+    assert {"CV", "outliers", "changes of level", "predictable from the past"} <= set(names)
