@@ -21,7 +21,7 @@ from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import ALLOWED, Format, find_format
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import merge_ranks
-from paceenv.importers.nccl_tests import Table, is_table, read_table
+from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
 from paceenv.importers.straggler import import_straggler
@@ -142,8 +142,7 @@ class _Found:
     def text(self, path: Path) -> None:
         """A table, or a log."""
         if is_table(path):
-            table = self._try(path, read_table)
-            self._tables += [] if table is None else [table]
+            self._tables += self._try(path, read_tables) or []
         else:
             self._refused[path] = f"{path}: unknown format; {ALLOWED}"
 
