@@ -9,7 +9,9 @@ import typer
 
 from paceenv.cli.activity_text import print_activity
 from paceenv.cli.hang_text import print_hang
+from paceenv.cli.inspector_text import print_times
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
+from paceenv.diagnosis.observed.collective_times import measure_times
 from paceenv.diagnosis.observed.hang import find_hangs
 from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.diagnosis.operation_matrix import read_matrix
@@ -38,7 +40,7 @@ def diagnose(
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
-    the missing ones were last seen doing.
+    the missing ones were last seen doing. Logs of NCCL Inspector: bandwidths, and which rank arrives last.
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/ --
     paceenv diagnose /tmp/nccl_trace_rank_*
@@ -47,10 +49,11 @@ def diagnose(
     for note in inputs.notes:
         output.say(note)
     hangs = find_hangs(inputs.dumps)
-    if inputs.trace is None and hangs:
+    times = measure_times(inputs.inspected) if inputs.inspected else None
+    if inputs.trace is None and (hangs or times):
         found = None
         if not any(hang.hangs for hang in hangs):
-            output.say(f"no steps in the dumps: {inputs.why_no_trace}")
+            output.say(f"no steps: {inputs.why_no_trace}")
     else:
         found = diagnose_matrix(read_matrix(inputs.require_trace(), job=job))
     error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0) if inputs.trace is not None else 0.0
@@ -59,10 +62,13 @@ def diagnose(
         result = {} if found is None else found.to_json()
         if inputs.activity:
             result["late_hosts"] = [one.to_json() for one in late]
-        output.write_json(result | ({"hang": [hang.to_json() for hang in hangs]} if hangs else {}), json_)
+        result |= {"hang": [hang.to_json() for hang in hangs]} if hangs else {}
+        output.write_json(result | ({"nccl_inspector": times.to_json()} if times else {}), json_)
     if json_ != "-":
         for hang in hangs:
             print_hang(hang)
+        if times is not None:
+            print_times(times)
         if found is not None:
             _print(found, str(traces[0]))
         print_activity(inputs.activity, late)
