@@ -19,7 +19,7 @@ from paceenv.importers.timelines import UNNAMED_GROUP, Timeline
 
 MIN_SHARED: Final = 3
 """Collectives that two ranks must share for their clocks to be aligned."""
-_MOST_OFFSET: Final = 16
+MOST_OFFSET: Final = 16
 """Steps by which two ranks may count differently."""
 _AGREES: Final = 0.01
 """Share of a step within which ends of one collective lie when they are compared rightly."""
@@ -121,7 +121,7 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
     if found is not None and found[0] <= _SURE_S:
         return *found, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
-    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, _MOST_OFFSET + 1) for k in (-d, d)]
+    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, MOST_OFFSET + 1) for k in (-d, d)]
     better = [(*apart, k) for apart, k in tried if apart is not None]
     best = min(better, default=None)
     if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
-from paceenv.importers.merging.clock_alignment import Clocks, align_clocks
+from paceenv.importers.merging.clock_alignment import MOST_OFFSET, Clocks, align_clocks
 from paceenv.importers.merging.unnamed_groups import name_groups
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union, without
@@ -25,6 +25,8 @@ _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
 _EMPTY: Final = 1e-4
 """Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
+_NAMED: Final = 8
+"""Ranks or steps named in a line."""
 _SAME_CLOCK_S: Final = 1e-3
 """Clocks that differ by less need no line."""
 _MAX_ERROR: Final = 0.01
@@ -63,7 +65,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         by_rank[timeline.rank] = timeline
     if not by_rank:
         raise InputError(f"{name}: no ranks; allowed: one file per rank")
-    ordered = [by_rank[rank] for rank in sorted(by_rank)]
+    ordered, notes = _belong_together([by_rank[rank] for rank in sorted(by_rank)])
     clocks = align_clocks(ordered)
     steps_of = {
         t.rank: {
@@ -73,7 +75,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         }
         for t in ordered
     }
-    notes = [note for t in ordered for note in t.notes]
+    notes += [note for t in ordered for note in t.notes]
     notes += [
         f"{t.path}: its steps are numbered {clocks.renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
         for t in ordered
@@ -94,6 +96,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = min(columns["start_s"])
     for key in ("start_s", "end_s"):
         columns[key] = (np.array(columns[key]) - origin_s).tolist()
+    notes += _missing(ordered)
     notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
     job = {"name": name, "ranks": len(ordered), "clock_error_s": clocks.error_s}
@@ -107,6 +110,38 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         if one.iteration + clocks.renumber[t.rank] in set(kept)
     )
     return Merged(trace, clocks, tuple(notes), activity)
+
+
+def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
+    """Ranks that share steps, and lines on those left out: a minority that has none of the steps that most ranks have.
+
+    Ranks that only count otherwise are kept where that may be: their clocks will tell.
+    """
+    having = Counter(step.iteration for t in timelines for step in t.steps)
+    usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
+    near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
+    apart = [t for t in timelines if usual and near.isdisjoint(step.iteration for step in t.steps)]
+    if not apart or len(apart) * 2 >= len(timelines):
+        return timelines, []
+    notes = [
+        f"{t.path}: rank {t.rank} left out: none of its {len(t.steps)} steps is of those of most ranks" for t in apart
+    ]
+    return [t for t in timelines if t not in apart], notes
+
+
+def _missing(timelines: list[Timeline]) -> list[str]:
+    """A line on ranks of the job that no file is of."""
+    size = max((int(t.about.get("world_size", 0)) for t in timelines), default=0)
+    missing = size - len(timelines)
+    if missing <= 0:
+        return []
+    known, named = {t.rank for t in timelines}, ""
+    if size < 1 << 16:
+        first = [rank for rank in range(size) if rank not in known][:_NAMED]
+        named = f": rank{'s' if missing > 1 else ''} {', '.join(map(str, first))}" + (
+            "" if missing <= _NAMED else ", ..."
+        )
+    return [f"{missing} of {size} ranks have no file{named}; whoever waits for them seems to wait for a late peer"]
 
 
 def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
@@ -168,7 +203,7 @@ def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool
 
 
 def _named(steps: list[int]) -> str:
-    text = ", ".join(map(str, steps[:8])) + (f" and {len(steps) - 8} more" if len(steps) > 8 else "")
+    text = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
     return f"step{'s' if len(steps) > 1 else ''} {text}"
 
 
