@@ -28,6 +28,8 @@ _SURE_S: Final = 10e-6
 """Ends that agree as well as that need no other count of steps to be tried."""
 _MOST_TRIED: Final = 2000
 """Collectives with which other counts of steps are tried."""
+_DOUBTFUL: Final = 5.0
+"""Times the usual disagreement from which on ends say nothing."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 
@@ -104,7 +106,10 @@ def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
 def _against_known(
     mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], agrees_s: float
 ) -> tuple[float, int] | None:
-    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it."""
+    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
+
+    A clock stays as it is where only groups that nothing names could tell, and their collectives do not end together.
+    """
     best: tuple[float, float, int] | None = None
     for rank, add_s in known.items():
         found = _compare(mine, ends[rank], agrees_s)
@@ -112,6 +117,8 @@ def _against_known(
             best = (found[0], found[1] + add_s, found[2])
             if best[0] <= agrees_s:
                 break
+    if best is not None and best[0] > _DOUBTFUL * agrees_s and all(key[1].startswith(UNNAMED_GROUP) for key in mine):
+        return 0.0, 0
     return None if best is None else best[1:]
 
 

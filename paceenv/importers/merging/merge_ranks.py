@@ -8,7 +8,7 @@ has the same operations in the same order, on all ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,9 +17,10 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.importers.merging.clock_alignment import MOST_OFFSET, Clocks, align_clocks
-from paceenv.importers.merging.unnamed_groups import name_groups
+from paceenv.importers.merging.unnamed_groups import Steps, name_groups
+from paceenv.importers.profiler.collective_names import POINT_TO_POINT
 from paceenv.importers.profiler.rank_activity import RankActivity
-from paceenv.importers.timelines import Collective, Step, Timeline, union, without
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step, Timeline, union, without
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
@@ -29,6 +30,8 @@ _NAMED: Final = 8
 """Ranks or steps named in a line."""
 _SAME_CLOCK_S: Final = 1e-3
 """Clocks that differ by less need no line."""
+_TOO_FAR: Final = 0.25
+"""Share of a step: collectives that end further apart are not the same ones."""
 _MAX_ERROR: Final = 0.01
 """Share of a step: ends of collectives that lie further apart are worth a line."""
 
@@ -85,7 +88,9 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
+    _agree(clocks, steps_of, common, name)
     steps_of = name_groups(steps_of, common)
+    notes += _unknown_members(steps_of, ordered)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
     if not kept:
@@ -104,12 +109,45 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
     activity = tuple(
-        one.moved(t.rank, one.iteration + clocks.renumber[t.rank], clocks.shift_s[t.rank] - origin_s)
+        _named_like(one.moved(t.rank, number, clocks.shift_s[t.rank] - origin_s), steps_of[t.rank][number])
         for t in ordered
         for one in t.activity
-        if one.iteration + clocks.renumber[t.rank] in set(kept)
+        if (number := one.iteration + clocks.renumber[t.rank]) in set(kept)
     )
     return Merged(trace, clocks, tuple(notes), activity)
+
+
+def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
+    """Raises InputError if collectives of groups that the files name do not end together on any clocks."""
+    found = [c for steps in steps_of.values() for i in common for c in steps[i].collectives]
+    if not any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found):
+        return
+    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
+    if clocks.error_s > _TOO_FAR * step_s:
+        raise InputError(
+            f"{name}: collectives of the same group and place end up to {clocks.error_s:.3g} s apart on any clocks, "
+            f"{clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: complete files "
+            "of the same steps of one job"
+        )
+
+
+def _unknown_members(steps_of: Steps, timelines: list[Timeline]) -> list[str]:
+    """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
+    unnamed = sum(c.group.startswith(UNNAMED_GROUP) for t in timelines for s in t.steps for c in s.collectives)
+    found = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
+    left = sum(not c.group and c.op not in POINT_TO_POINT for c in found)
+    if not (unnamed and left):
+        return []
+    return [f"{left} of {unnamed} collectives name no process group and end with no other rank's: who waits is unknown"]
+
+
+def _named_like(one: RankActivity, step: Step) -> RankActivity:
+    """The activity with the names that operations and groups have in the trace."""
+    ordered = _in_order(step)
+    if len(ordered) != len(one.collectives):
+        return one
+    pairs = zip(one.collectives, ordered, strict=True)
+    return replace(one, collectives=tuple(replace(a, op=c.op, group=c.group) for a, c in pairs))
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
@@ -117,6 +155,12 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
 
     Ranks that only count otherwise are kept where that may be: their clocks will tell.
     """
+    empty = [t for t in timelines if not t.steps]
+    if len(empty) == len(timelines):
+        raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
+    if empty:
+        rest, notes = _belong_together([t for t in timelines if t.steps])
+        return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
     having = Counter(step.iteration for t in timelines for step in t.steps)
     usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
     near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
