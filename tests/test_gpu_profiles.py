@@ -19,6 +19,7 @@ from paceenv.core.errors import InputError
 from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
+from paceenv.importers.profiler import event_columns
 
 
 def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Merged:
@@ -307,6 +308,42 @@ def test_steps_from_collectives_that_recur(tmp_path: Path) -> None:
 def test_a_profile_without_steps_is_refused(tmp_path: Path, program: list[Kernel | Meeting], why: str) -> None:
     with pytest.raises(InputError, match=f"no ProfilerStep# in .*{why}; allowed: .*prof.step"):
         read(tmp_path, Job(marks=False, program=lambda _: program))
+
+
+def test_a_profile_beyond_all_bounds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_columns, "MAX_EVENTS", 20)
+    with pytest.raises(InputError, match=r"rank0.json: more than 20 complete events; allowed"):
+        read(tmp_path, Job())
+
+
+def test_a_device_beside_the_job_is_left_out(tmp_path: Path) -> None:
+    made = profiles(Job())
+    stray = {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "pid": 5, "tid": 7, "ts": 1e6, "dur": 9.0}
+    made[1]["traceEvents"].append(stray)
+    merged = read(tmp_path, Job(), made)
+    assert merged.notes == (f"{tmp_path}/rank1.json: 1 operations of other devices left out",)
+    assert merged.trace.table == read(tmp_path, Job()).trace.table
+
+
+def test_a_file_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    one, two, _ = profiles(Job())
+    moved = [event | {"pid": event["pid"] + 1000} for event in two["traceEvents"]]
+    with pytest.raises(InputError, match=r"rank0.json: steps of 2 processes \(100, 1100\); allowed: one file per rank"):
+        read(tmp_path, Job(), [one | {"traceEvents": one["traceEvents"] + moved}])
+
+
+def test_rccl(tmp_path: Path) -> None:
+    """Kernels of ROCm say even less: one name for all collectives, and other names of launches."""
+    made = profiles(Job(took_us=slow_rank_1, metadata=False))
+    for profile in made:
+        for event in profile["traceEvents"]:
+            event["name"] = event["name"].replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+            event["name"] = event["name"].replace("cudaLaunchKernel", "hipLaunchKernel")
+            event["cat"] = event["cat"].replace("cuda_runtime", "hip_runtime")
+    merged = read(tmp_path, Job(), made)
+    assert set(merged.trace.column("op").tolist()) == {"compute", "all_reduce"}
+    for late_R in late_us(merged).values():
+        assert late_R[1] == pytest.approx(2000.0, abs=100.0)
 
 
 def test_one_sequence_that_never_recurs_is_refused(tmp_path: Path) -> None:

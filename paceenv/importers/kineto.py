@@ -19,7 +19,7 @@ from paceenv.importers.json_events import EventFile
 from paceenv.importers.profiler.activity import device_activity
 from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
 from paceenv.importers.profiler.collective_names import is_number
-from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, find_device, host_marks
+from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, find_device, host_marks, stepping_processes
 from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union
@@ -35,11 +35,18 @@ def import_kineto(path: str | Path) -> tuple[Timeline, str]:
     with EventFile(path) as file:
         columns = EventColumns()
         for events in file.batches(decode):
-            columns.take(events)
+            try:
+                columns.take(events)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
         return _timeline(file, columns.table()), f"{path}: {file.damage}" if file.damage else ""
 
 
 def _timeline(file: EventFile, table: EventTable) -> Timeline:
+    processes = stepping_processes(table)
+    if len(processes) > 1:
+        named = ", ".join(processes[:4])
+        raise InputError(f"{file.path}: steps of {len(processes)} processes ({named}); allowed: one file per rank")
     device = find_device(table)
     activity: tuple[RankActivity, ...] = ()
     if device is None:

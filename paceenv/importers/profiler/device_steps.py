@@ -87,6 +87,13 @@ def step_marks(table: EventTable, *, device: bool) -> StepMarks:
     return StepMarks(number_E[chosen], table.start_us_E[chosen], table.end_us_E[chosen])
 
 
+def stepping_processes(table: EventTable) -> list[str]:
+    """The processes of hosts that annotate steps; a rank's profile has one."""
+    is_step = table.named(lambda name: STEP.match(name) is not None)
+    is_step &= table.in_categories(lambda category: category != "gpu_user_annotation")
+    return [table.processes[process] for process in np.unique(table.process_E[is_step]).tolist()]
+
+
 def host_marks(table: EventTable) -> StepMarks:
     """The host's steps: annotated ones, else those between the ends of its most frequent optimizer's calls."""
     marks = step_marks(table, device=False)

@@ -17,10 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.errors import InputError
 from paceenv.importers.profiler.collective_names import is_number
 
 MAX_US: Final = 1e19
 """Times beyond this are damaged."""
+MAX_EVENTS: Final = 1 << 25
+"""Complete events of one profile: some 5 GB in memory."""
 COLLECTIVE_KEY: Final = b'"Collective name"'
 """Only where this stands are the arguments of collectives decoded."""
 _OTHER_PHASES: Final = "BEIMRCNODPSTVFabcefinstvp()"
@@ -175,9 +178,10 @@ class EventColumns:
         self._count = 0
 
     def take(self, events: list[Any]) -> None:
-        """Add a batch, as :func:`decode` or the standard library made it."""
+        """Add a batch, as :func:`decode` or the standard library made it. Raises InputError beyond MAX_EVENTS."""
         kept = [event for event in events if type(event) is Complete]
-        says_more = len(kept) < len(events) and any(type(event) in (CompleteCollective, dict) for event in events)
+        # A batch has events of one decoder only, so without plain ones it is a batch that says more, or a strange one.
+        says_more = not kept
         if says_more:
             odd = (Complete.of(event) if type(event) is dict else event for event in events)
             kept = [event for event in odd if isinstance(event, Complete)]
@@ -203,6 +207,8 @@ class EventColumns:
                 if isinstance(arguments, CollectiveArguments) and arguments != _NO_ARGUMENTS:
                     self._arguments[place] = arguments
         self._count += len(kept)
+        if self._count > MAX_EVENTS:
+            raise InputError(f"more than {MAX_EVENTS} complete events; allowed: a profile of fewer steps")
 
     def table(self) -> EventTable:
         """All that was taken; the collector is empty afterwards."""
