@@ -116,8 +116,9 @@ def test_several_files_are_runs_of_one_job(tmp_path: Path) -> None:
     assert len(log.step_V) == 128
     assert set(log.run_V) == {0, 1}
     paths[1].write_text(log_samples.nanogpt(TRUE_S))
-    with pytest.raises(InputError, match=r"Megatron-LM.*nanoGPT"):
-        read_step_log(paths)
+    log = read_step_log(paths)
+    assert (log.source, len(log.step_V)) == ("Megatron-LM", 64)
+    assert log.notes == ("log.1: lines of nanoGPT, most others of Megatron-LM; skipped",)
 
 
 def test_gzip_and_a_cut_gzip(tmp_path: Path) -> None:
@@ -194,9 +195,9 @@ def test_a_long_line_of_almost_everything_costs_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no step times"),
-        ("hello\nworld\n", "no step times in it; allowed: a log of Megatron-LM"),
-        ("iter 1: loss 2, time 5.0ms\n", r"no step times in it \(1 found, needed 4\)"),
+        ("", "unknown format"),
+        ("hello\nworld\n", "unknown format; allowed: Parquet"),
+        ("iter 1: loss 2, time 5.0ms\n", r"too few step times in it \(1 found, needed 4\)"),
         (b"PAR1....", "no text"),
         (b"\0\1\2\3" * 100, "no text"),
         ('{"log_history": [{"loss": 2.0, "step": 1}], "global_step": 1}', "trainer_state.json without times"),

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.step_log_output import PATTERN_HELP, from_log
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.sources import read_sources
+from paceenv.diagnosis.sources import MAX_ROWS, matrix_of
+from paceenv.importers.inputs import read_inputs
 from paceenv.ui import output
 
 _MAX_ROWS = 8
@@ -19,6 +21,7 @@ def diagnose(
         list[Path],
         typer.Argument(help="Files, folders and patterns, of any supported format."),
     ],
+    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -31,9 +34,19 @@ def diagnose(
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
-    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/
+    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
+    gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
+
+    Examples: paceenv diagnose log.txt -- paceenv diagnose log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)' --
+    paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/
     """
-    matrix, notes = read_sources(traces, job)
+    inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
+    if inputs.trace is None and inputs.steps is not None:
+        for note in inputs.notes:
+            output.say(note)
+        from_log(inputs.steps, json_)
+        return
+    matrix, notes = matrix_of(inputs, job)
     for note in notes:
         output.say(note)
     found = diagnose_matrix(matrix)

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.importers.step_log import StepLog
 from paceenv.ui import output
+
+PATTERN_HELP = (
+    "For text logs of other programs: a regular expression with a named group for the step time, (?P<s>..) or "
+    "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
+    "(?P<step>..)."
+)
+
+
+def from_log(log: StepLog, json_: str | None) -> None:
+    """Diagnose a log and print the result.
+
+    Args:
+        log: the log.
+        json_: file for the result as JSON, or ``-`` for standard output only.
+    """
+    found = diagnose_steps(log)
+    if json_ is not None:
+        output.write_json(found.to_json(), json_)
+    if json_ != "-":
+        print_steps(found)
 
 
 def print_steps(found: StepDiagnosis) -> None:

@@ -7,6 +7,7 @@ Axes: V logged values.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,9 +33,10 @@ MAX_WRITERS: Final = 4096
 """Ranks, and progress bars, that are kept apart."""
 MAX_JSON: Final = 256 << 20
 ALLOWED: Final = (
-    "a log of Megatron-LM, NeMo, torchtitan, DeepSpeed, nanoGPT, MaxText, MLPerf, ms-swift or Lightning, a progress "
-    "bar, CSV or JSON lines with a column such as step_time, lines with a time stamp and a step number, or any other "
-    "with --pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
+    "Parquet, JSON of the PyTorch profiler, dumps of its Flight Recorder, output of nccl-tests, a log of Megatron-LM, "
+    "NeMo, torchtitan, DeepSpeed, nanoGPT, MaxText, MLPerf, ms-swift or Lightning, a progress bar, CSV or JSON lines "
+    "with a column such as step_time, lines with a time stamp and a step number, or any other log with --pattern "
+    "'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
 _UNKNOWN = np.nan
 
@@ -89,7 +91,7 @@ def read_step_log(
         on_bytes: called with the number of bytes read so far.
 
     Raises:
-        InputError: a file cannot be read or has no step times, or the files are of different formats.
+        InputError: a file cannot be read or has no step times.
     """
     files = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in dict.fromkeys(paths)]
     if not files:
@@ -99,15 +101,29 @@ def read_step_log(
     for path in files:
         logs.append(_read(path, mine, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
         before += path.stat().st_size
-    return logs[0] if len(logs) == 1 else _joined(logs)
+    said: list[str] = []
+    joined = join_logs(logs, said.append)
+    return replace(joined, notes=(*said, *joined.notes))
 
 
-def _joined(logs: list[StepLog]) -> StepLog:
+def join_logs(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> StepLog:
+    """Logs that follow each other as one, each a run of its own; of several formats that with the most values.
+
+    Args:
+        logs: at least one.
+        on_note: called with a line for each log that is left out.
+    """
+    values: Counter[str] = Counter()
+    for log in logs:
+        values[log.source] += len(log.step_V)
+    most = values.most_common(1)[0][0]
+    for log in logs:
+        if log.source != most:
+            on_note(f"{log.name}: lines of {log.source}, most others of {most}; skipped")
+    logs = [log for log in logs if log.source == most]
     first = logs[0]
-    if other := next((log for log in logs if log.source != first.source), None):
-        raise InputError(
-            f"{first.name} is of {first.source}, {other.name} of {other.source}; allowed: logs of one program"
-        )
+    if len(logs) == 1:
+        return first
     offsets = np.cumsum([0, *(int(log.run_V[-1]) + 1 for log in logs[:-1])])
     parts: dict[str, Any] = {
         name: np.concatenate([getattr(log, name) for log in logs])
@@ -234,9 +250,10 @@ class _Lines:
             raise InputError(notes[0])
         seen = max((len(c.value) for columns in self._columns.values() for c in columns.values()), default=0)
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
+        what = f"too few step times in it{few}" if seen else "unknown format"
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
-        raise InputError(f"{path}: no step times in it{few}; allowed: {ALLOWED}")
+        raise InputError(f"{path}: {what}; allowed: {ALLOWED}")
 
     def _of(self, name: str) -> dict[tuple[int | None, str], Column]:
         if name == "JSON lines":

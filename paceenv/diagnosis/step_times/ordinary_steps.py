@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from paceenv.diagnosis.outliers import MAX_STALLS, stall_threshold
+from paceenv.diagnosis.components.outliers import MAX_STALLS, stall_threshold
 from paceenv.importers.step_log import StepLog
 
 WINDOW: Final = 51
