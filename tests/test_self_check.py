@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from traced_jobs import STRAGGLER_DIR, job_of, needs_traces
+from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, needs_socket_runs, needs_traces
 
+from benchmarks.faults import mutated_traces
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
+from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
 from paceenv.diagnosis.observed.arrivals import measure_arrivals
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_sources
 
 COLUMNS = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
-RUNS = Path(__file__).resolve().parents[2] / "shared" / "data" / "socket-runs"
 
 
 def _columns(trace: Trace) -> dict[str, Any]:
@@ -101,7 +100,10 @@ def test_steps_that_are_not_alike_have_no_usual_step() -> None:
     kind = columns["iteration"] % 7
     columns["op"] = np.where(columns["op"] == "compute", columns["op"], [f"all_reduce{k}" for k in kind]).astype(str)
     columns["group"] = np.where(columns["group"] >= 0, kind, -1)
-    _refused(diagnose(_trace(columns)), "only some steps have")
+    found = diagnose(_trace(columns))
+    assert found.verdict.startswith(INSUFFICIENT)
+    assert "no collective of the usual step is seen on two ranks" in found.verdict
+    assert not found.causes
 
 
 def _in_turn(steps: int = 40) -> Trace:
@@ -148,9 +150,9 @@ def test_production_traces_are_replayed_within_a_percent(name: str) -> None:
     assert found.causes
 
 
-@pytest.mark.skipif(not RUNS.exists(), reason=f"no recorded socket runs in {RUNS.parent}")
+@needs_socket_runs
 def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
-    for path in sorted(RUNS.glob("*.parquet")):
+    for path in sorted(SOCKET_RUNS_DIR.glob("*.parquet")):
         matrix, _ = read_sources([path])
         found = diagnose_matrix(matrix)
         assert abs(found.replay_error) < 0.02, path.name
@@ -159,3 +161,31 @@ def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
             assert found.causes[0].cause == names.INCAST
         else:
             assert found.causes[0].cause in (names.SLOW_RANK, names.TENANT), path.name
+
+
+def _of_rank(columns: dict[str, Any], rank: int) -> Any:
+    return (columns["op"] == "compute") & (columns["rank"] == rank)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda c: c | {"group": np.full_like(c["group"], -1)}, "is seen on two ranks"),
+        (lambda c: c | {"group": np.where(c["rank"] == 3, -1, c["group"])}, "whose other members are not known"),
+        (lambda c: c | {"op": np.where(_of_rank(c, 3), "strange", c["op"])}, "operations of unknown kind (strange)"),
+        (lambda c: {k: v[(c["op"] != "all_reduce") | (c["iteration"] % 9 > 0)] for k, v in c.items()}, "not recorded"),
+        (lambda c: c | {"op": np.where(c["op"] == "compute", c["op"], "barrier")}, "somebody who is not in the trace"),
+    ],
+)
+def test_a_trace_that_lacks_something_says_what(damage: Any, why: str) -> None:
+    found = diagnose(_trace(damage(_columns(_late()))))
+    assert why in found.verdict
+    assert not found.causes
+
+
+@pytest.mark.slow
+@needs_traces
+def test_no_damaged_trace_gets_a_wrong_answer() -> None:
+    found = mutated_traces.answers(STRAGGLER_DIR.parent, 100, seed=12)
+    assert [one for one in found if one.kind == mutated_traces.WRONG] == []
+    assert sum(one.kind == mutated_traces.RIGHT for one in found) >= 10

@@ -15,7 +15,7 @@ schema       :data:`SCHEMA`; ``job``, ``attempt``, ``world_size``, ``unix_time_s
 ranks        number of ranks with a snapshot; ``missing``: ranks without one
 verdicts     by rank (as text): the field ``arrival`` of a snapshot (:func:`verdict_of`)
 sets         the sets of ranks that groups connect: ``ranks``, ``iterations`` compared (first, last), ``step_s``,
-             ``late`` (ranks), ``pattern`` (:data:`PATTERNS`), ``lost_s`` to ranks in turns or to variation,
+             ``late`` (ranks), ``pattern`` (``patterns.PATTERNS``), ``lost_s`` to ranks in turns or to variation,
              ``complete``: nothing is hidden, else ``reasons``
 waits        the longest waits by group and operation: ``op``, ``group``, ``ranks``, ``last``, ``waiting``, ``wait_s``
 places       what late ranks have in common, in words

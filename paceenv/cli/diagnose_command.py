@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.hang_text import print_hang
 from paceenv.cli.step_log_output import PATTERN_HELP, from_log
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.sources import MAX_ROWS, matrix_of
+from paceenv.diagnosis.observed.hang import find_hangs
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.importers.inputs import read_inputs
 from paceenv.ui import output
 
@@ -34,26 +37,37 @@ def diagnose(
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
+    Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
+    the missing ones were last seen doing.
+
     From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
     gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
 
-    Examples: paceenv diagnose log.txt -- paceenv diagnose log.txt --pattern '(?P<step>\\d+) took (?P<ms>[\\d.]+)' --
-    paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/
+    Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/ --
+    paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose log.txt --pattern
+    '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
     """
     inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
-    if inputs.trace is None and inputs.steps is not None:
-        for note in inputs.notes:
-            output.say(note)
+    for note in inputs.notes:
+        output.say(note)
+    hangs = find_hangs(inputs.dumps)
+    if inputs.trace is None and not hangs and inputs.steps is not None:
         from_log(inputs.steps, json_)
         return
-    matrix, notes = matrix_of(inputs, job)
-    for note in notes:
-        output.say(note)
-    found = diagnose_matrix(matrix)
+    if inputs.trace is None and hangs:
+        found = None
+        if not any(hang.hangs for hang in hangs):
+            output.say(f"no steps in the dumps: {inputs.why_no_trace}")
+    else:
+        found = diagnose_matrix(read_matrix(inputs.require_trace(), job=job))
     if json_ is not None:
-        output.write_json(found.to_json(), json_)
+        result = {} if found is None else found.to_json()
+        output.write_json(result | ({"hang": [hang.to_json() for hang in hangs]} if hangs else {}), json_)
     if json_ != "-":
-        _print(found, str(traces[0]))
+        for hang in hangs:
+            print_hang(hang)
+        if found is not None:
+            _print(found, str(traces[0]))
 
 
 def _print(found: Diagnosis, name: str) -> None:

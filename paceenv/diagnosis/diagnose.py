@@ -14,7 +14,7 @@ from paceenv.diagnosis import self_check
 from paceenv.diagnosis.attribution import TimeAttribution, split
 from paceenv.diagnosis.causes import PACING_MAY_HELP, Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
-from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.graph_replay import own_durations, replay
 from paceenv.diagnosis.ideal_replay import SlowdownAttribution, add_attributions, attribute, ideal_durations
 from paceenv.diagnosis.kinds_of_steps import kinds_of_steps
@@ -100,26 +100,28 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals) -> Diagnosis:
     ideal_NT = ideal_durations(matrix, own_NT)
     replayed_T, ideal_s = replay(graph, own_NT), float(replay(graph, ideal_NT).mean())
     replayed_s, measured_s = float(replayed_T.mean()), float(matrix.step_s_T.mean())
-    few, refused = _insufficient(matrix), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
+    few, refused = _insufficient(matrix, graph), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
     causes: tuple[Cause, ...] = ()
     bare_s, doubt = None, ""
+    slowdown = max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0
     if not (few or refused):
         parts = split(matrix, graph, own_NT)
-        refused = self_check.why_no_sum(parts)
+        causes = name_causes(matrix, parts)
+        refused = self_check.why_no_sum(parts) or ("" if causes else self_check.why_not_healthy(slowdown))
     if few:
         verdict = f"{INSUFFICIENT}: {few}; {arrivals.text}"
     elif refused:
         verdict = f"{UNDETERMINED}: {refused}; {arrivals.text}"
     else:
-        causes, doubt, bare_s = name_causes(matrix, parts), _doubt(parts), parts.base_s
+        doubt, bare_s = _doubt(parts), parts.base_s
         verdict = _verdict(causes, measured_s, doubt)
     return Diagnosis(
-        slowdown=None if refused else max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0,
+        slowdown=None if refused else slowdown,
         ideal_step_time_s=None if refused else min(ideal_s, replayed_s),
         attribution=None if refused else attribute(matrix, graph, own_NT, ideal_NT),
         step_time_s=measured_s,
         replay_error=replayed_s / measured_s - 1.0 if measured_s > 0.0 else 0.0,
-        causes=causes,
+        causes=causes if bare_s is not None else (),
         verdict=verdict,
         bare_step_s=bare_s,
         arrivals=arrivals,
@@ -172,7 +174,7 @@ def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
     return tuple(sorted(found, key=lambda cause: -cause.lost_s))
 
 
-def _insufficient(matrix: OperationMatrix) -> str:
+def _insufficient(matrix: OperationMatrix, graph: Graph) -> str:
     if matrix.steps < MIN_STEPS:
         return f"{matrix.steps} steps are too few to see anything lasting; at least {MIN_STEPS} are needed"
     computes = int((matrix.is_compute_N & matrix.usual_N).sum()) * matrix.steps // len(matrix.ranks)
@@ -184,6 +186,8 @@ def _insufficient(matrix: OperationMatrix) -> str:
         return "no compute operation takes any time, so no rank can be late"
     if not (matrix.is_collective_N | matrix.is_transfer_N).any():
         return "no collectives, so no rank waits for another"
+    if not (graph.meets_N & matrix.usual_N).any():
+        return "no collective of the usual step is seen on two ranks, so nobody is seen to wait for another"
     if not np.all(matrix.step_s_T > 0.0):
         return "steps that take no time"
     return ""

@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from paceenv.core.trace import OTHER_OPS
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.attribution import TimeAttribution
 from paceenv.diagnosis.clocks import is_meeting
-from paceenv.diagnosis.dependency_graph import Graph
+from paceenv.diagnosis.dependency_graph import BARRIER_OP, Graph
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
 TOLERANCE: Final = 0.05
@@ -28,6 +29,16 @@ EARLY_SHARE: Final = 0.02
 """Share of a mean step by which a rank may seem to leave a collective before the last one has entered."""
 MAX_EARLY: Final = 0.05
 """Share of such collectives that may; of more, clocks or the matching of collectives are wrong."""
+MAX_LOST: Final = 0.02
+"""Share of the usual step's collectives and transfers that steps may lack."""
+MAX_UNMET: Final = 0.05
+"""Share of the step that ranks may spend in collectives of which no other member is known."""
+MAX_UNKNOWN: Final = 0.1
+"""Share of the step that may be in operations whose kind is not known."""
+MAX_BARRIER: Final = 0.05
+"""Share of the step that a barrier, which moves nothing, may take once its last known member has entered."""
+MAX_UNEXPLAINED: Final = 0.05
+"""Share by which a step may exceed that of equal workers without a cause for it."""
 UNLIKE_SHARE: Final = 0.1
 """Share of all compute and communication that may be in operations that only some steps have."""
 
@@ -48,6 +59,9 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     missing = _missing(matrix)
     if missing:
         return missing
+    incomplete = _incomplete(matrix, graph, own_NT, measured_s)
+    if incomplete:
+        return incomplete
     early = _left_early(matrix, graph, EARLY_SHARE * measured_s)
     if early:
         return early
@@ -84,6 +98,15 @@ def why_no_sum(attribution: TimeAttribution) -> str:
     return ""
 
 
+def why_not_healthy(slowdown: float) -> str:
+    """Why a job without any cause found is not healthy, "" if it is."""
+    if slowdown <= 1.0 + MAX_UNEXPLAINED:
+        return ""
+    return (
+        f"a step takes {slowdown - 1.0:.0%} longer than one of equal workers, and none of the known causes explains it"
+    )
+
+
 def _missing(matrix: OperationMatrix) -> str:
     """Ranks that the trace lacks: whoever waits may wait for them."""
     ranks = matrix.ranks
@@ -97,6 +120,37 @@ def _missing(matrix: OperationMatrix) -> str:
     whole = len({dp_rank for dp_rank, _ in places}) * stages
     if stages > 1 and len(places) < whole:
         return f"{whole - len(places)} of {whole} places of a pipeline are missing, and the others may wait for them"
+    return ""
+
+
+def _incomplete(matrix: OperationMatrix, graph: Graph, own_NT: Array, step_s: float) -> str:
+    """What the trace does not tell of its own operations."""
+    communicates_N, usual_N = matrix.is_collective_N | matrix.is_transfer_N, matrix.usual_N
+    wanted_N = communicates_N & usual_N
+    lost = float(np.isnan(matrix.start_NT[wanted_N]).mean()) if wanted_N.any() else 0.0
+    if lost > MAX_LOST:
+        return f"{lost:.0%} of the usual collectives and transfers were not recorded (allowed: {MAX_LOST:.0%})"
+    of_step_N = own_NT.mean(axis=1) / (step_s * len(matrix.ranks))
+    alone_N = communicates_N & ~graph.meets_N
+    unmet = float(of_step_N[alone_N].sum())
+    if unmet > MAX_UNMET:
+        named = matrix.ops[matrix.op_N[np.flatnonzero(alone_N)[np.argmax(of_step_N[alone_N])]]]
+        return (
+            f"{unmet:.0%} of the step is in collectives or transfers ({named}) whose other members are not known, so "
+            "waiting cannot be told from work"
+        )
+    strange_N = usual_N & ~(communicates_N | matrix.is_compute_N | matrix.is_pace_N | matrix.is_op(*OTHER_OPS))
+    unknown = float(of_step_N[strange_N].sum())
+    if unknown > MAX_UNKNOWN:
+        named = matrix.ops[matrix.op_N[np.flatnonzero(strange_N)[np.argmax(of_step_N[strange_N])]]]
+        return f"{unknown:.0%} of the step is in operations of unknown kind ({named}), which may be work or waiting"
+    barriers = np.flatnonzero(matrix.is_op(BARRIER_OP) & graph.meets_N)
+    held = float(np.median(own_NT[barriers], axis=1).max(initial=0.0)) / step_s
+    if held > MAX_BARRIER:
+        return (
+            f"a barrier takes {held:.0%} of the step after the last known rank has entered it, so somebody who is not "
+            "in the trace holds it up"
+        )
     return ""
 
 

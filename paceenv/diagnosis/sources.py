@@ -8,7 +8,7 @@ from typing import Final
 
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
-from paceenv.importers.inputs import Inputs, read_inputs
+from paceenv.importers.inputs import read_inputs
 
 MAX_ROWS: Final = 2_000_000
 """Rows of a trace in memory; with everything computed from them less than a gigabyte."""
@@ -27,10 +27,6 @@ def read_sources(
     Raises:
         InputError: no trace is there, or it holds no such job.
     """
-    return matrix_of(read_inputs(paths, max_rows=max_rows), job)
-
-
-def matrix_of(found: Inputs, job: str | None = None) -> tuple[OperationMatrix, tuple[str, ...]]:
-    """As :func:`read_sources`, of what has been read."""
+    found = read_inputs(paths, max_rows=max_rows)
     matrix, note = on_one_clock(read_matrix(found.require_trace(), job=job))
     return matrix, (*found.notes, note) if note else found.notes

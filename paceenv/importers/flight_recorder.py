@@ -1,177 +1,321 @@
-"""Importer of Flight Recorder dumps of PyTorch (NCCL): one file per rank, a pickle or JSON, gzipped or not.
+"""Reader of Flight Recorder dumps of PyTorch (NCCL): one file per rank, a pickle or JSON, gzipped or not.
 
-A dump is a ring of a rank's last collectives, without steps. A step is the shortest sequence of collectives that
-recurs, begun after the longest usual gap. Times are those of the device only with TORCH_NCCL_ENABLE_TIMING=1, and when
-a collective ended is known as well as the watchdog looked. Dumps are pickles by default; what is in them is read as
-data and never run (``paceenv.importers.plain_pickle``).
+A dump is a ring of a rank's last collectives and point-to-point operations, finished or not, with its process groups.
+The watchdog writes it when a collective times out; it can also be asked for. Dumps are pickles by default; their
+content is read as data and never run (``paceenv.importers.plain_pickle``). ``dump_steps`` makes steps of a dump,
+``paceenv.diagnosis.observed`` explains a job that hangs.
 
-Format: version 2 of torch/csrc/distributed/c10d/FlightRecorder.hpp.
+Format: versions 1 to 2.10 of torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+import msgspec
 
 from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.kineto import ITEM_BYTES, is_number, op_name
+from paceenv.importers.kineto import ITEM_BYTES, is_number
 from paceenv.importers.packed import content_of, head_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
-from paceenv.importers.timelines import Collective, Step, Timeline
 
 SOURCE: Final = "PyTorch Flight Recorder"
-HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
-MIN_STEPS: Final = 3
-_REPEATS: Final = 0.9
-"""Share of collectives that must recur a period later."""
-_MAX_PERIOD: Final = 4096
-_MAX_LOOKED_AT: Final = 1 << 16
-"""Collectives in which a step is looked for."""
-_RANK: Final = re.compile(r"(\d{1,6})(?:\.json)?(?:\.gz)?\Z")
+MAX_FRAMES: Final = 12
+"""Stack frames kept of an entry, innermost first."""
+_MAX_RANK: Final = 1 << 24
+_IN_NAME: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (r"rank[_\-]?(\d{1,8})", r"dump[_\-]?(\d{1,8})", r"(\d{1,8})\D*\Z")
+)
+"""Where a file's name may say which rank it is of, the best first."""
+_PEERS: Final = re.compile(r"(send|recv) (\d{1,8})(?:->|<-)(\d{1,8})\Z")
 
-_Entry = tuple[int, Collective, tuple[str, str, int]]
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One collective or point-to-point operation, as a rank recorded it.
+
+    Attributes:
+        record: its number in the rank's order of recording.
+        group: name of the process group.
+        op: what PyTorch calls it, such as ``_all_gather_base``, without backend and peers.
+        collective_seq: number among the group's collectives; equal on all its members.
+        p2p_seq: number among the rank's point-to-point operations of the group.
+        is_p2p: whether it is one of those.
+        peer: rank within the group that it sends to or receives from; -1 for a collective.
+        own: the rank's own number within the group, as a point-to-point operation says it; -1 else.
+        state: ``scheduled``, ``started`` or ``completed``; without timing a start is never seen.
+        created_s: when the host enqueued it.
+        started_s: when the watchdog found it started, None if it did not.
+        completed_s: when the watchdog found it completed, None if it did not.
+        duration_ms: time on the device; None without ``TORCH_NCCL_ENABLE_TIMING=1``.
+        sizes: shapes of inputs, as text.
+        dtypes: their types, as text.
+        bytes: of the inputs.
+        items: numbers in the inputs and in the outputs; -1 if unknown.
+        retired: whether the watchdog is done with it; if it is not completed, it timed out.
+        timeout_s: of the operation; None if unknown.
+        status_id: number of the group in the rank's ``pg_status``.
+        frames: where the program called it, innermost first; not kept of completed ones.
+    """
+
+    record: int
+    group: str
+    op: str
+    collective_seq: int
+    p2p_seq: int
+    is_p2p: bool
+    peer: int
+    own: int
+    state: str
+    created_s: float
+    started_s: float | None
+    completed_s: float | None
+    duration_ms: float | None
+    sizes: str
+    dtypes: str
+    bytes: int
+    items: tuple[int, int]
+    retired: bool
+    timeout_s: float | None
+    status_id: int
+    frames: tuple[str, ...]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has completed."""
+        return self.state == "completed"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as one of its members knows it: name, description, global ranks in the group's order."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Dump:
-    """One rank's dump as it is.
+    """One rank's dump.
 
     Attributes:
         rank: the rank.
         path: the file.
-        entries: collectives and point-to-point operations, oldest first, as the file has them.
-        about: everything else at the top of the file, such as ``pg_config``.
-        damage: one line on where the file broke off, or "".
+        entries: in the order of recording.
+        groups: the rank's process groups by name; empty in dumps of older versions.
+        status: last enqueued and last completed sequence number by the group's number; -1 where nothing was.
+        notes: what is damaged or contradictory, one line each.
     """
 
     rank: int
     path: Path
-    entries: tuple[dict[str, Any], ...]
-    about: dict[str, Any]
-    damage: str = ""
+    entries: tuple[Entry, ...]
+    groups: dict[str, Group]
+    status: dict[int, tuple[int, int]]
+    notes: tuple[str, ...] = ()
 
 
 def read_dump(path: str | Path) -> Dump:
-    """A rank's dump. Raises InputError if it is none, or does not say which rank it is of."""
+    """A rank's dump. Raises InputError if it is none, or nothing says which rank it is of."""
     path = Path(path)
-    named = _RANK.search(path.name)
-    if named is None:
-        raise InputError(f"{path}: its name does not end with the rank; allowed: nccl_trace_rank_3 or rank_3.json")
-    entries, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
-    return Dump(int(named[1]), path, tuple(entries), {}, damage)
+    events, about, damage = _pickled(path) if is_pickle(head_of(path)) else _json(path)
+    last, seen = len(events) - 1, dict[int, str]()
+    found = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
+    entries = sorted((entry for entry in found if entry is not None), key=lambda entry: entry.record)
+    groups = _groups(about.get("pg_config"))
+    rank, doubt = _rank(path, about, entries, groups)
+    notes = tuple(note for note in (damage, doubt) if note)
+    return Dump(rank, path, tuple(entries), groups, _status(about.get("pg_status")), notes)
 
 
-def timeline_of(dump: Dump) -> Timeline:
-    """A rank's timeline. Raises InputError if its dump shows no steps."""
-    untimed, entries = 0, []
-    for event in dump.entries:
-        entry = _entry(event)
-        untimed += entry is None and event.get("state") == "completed"
-        if entry is not None:
-            entries.append(entry)
-    if not entries:
-        why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"
-        raise InputError(f"{dump.path}: {why}; {HOW_TO}")
-    entries.sort(key=lambda entry: (entry[1].end_s, entry[1].start_s))
-    return Timeline(dump.rank, dump.path, tuple(_steps(dump.path, entries)))
-
-
-def _json(path: Path) -> tuple[list[dict[str, Any]], str]:
+def _json(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """Entries, everything beside them, and a note on damage."""
+    content, torn = content_of(path, MAX_BYTES)
+    try:
+        found = None if torn else json.loads(content.decode("utf-8", "replace").lstrip("\ufeff"))
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict) and isinstance(entries := found.get("entries", []), list):
+        return [entry for entry in entries if isinstance(entry, dict)], found, ""
     with EventFile(path, "entries") as file:
         events = list(file)
-        return events, f"{path}: {file.damage}" if file.damage else ""
+        about = {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
+        return events, about, f"{path}: {file.damage}" if file.damage else ""
 
 
-def _pickled(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """A dump's entries; of a damaged one those that were complete."""
+def _pickled(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """The same; of a damaged pickle those entries that were complete."""
     content, torn = content_of(path, MAX_BYTES)
     found, damage = read_plain_pickle(content)
-    entries = found if damage else found.get("entries") if isinstance(found, dict) else None
-    if not isinstance(entries, list):
-        raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
-    entries = [entry for entry in entries if isinstance(entry, dict)]
-    if damage and not any("record_id" in entry for entry in entries):
+    if not damage:
+        entries = found.get("entries", [] if "pg_config" in found else None) if isinstance(found, dict) else None
+        if not isinstance(entries, list):
+            raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
+        return [entry for entry in entries if isinstance(entry, dict)], found, ""
+    entries = [entry for entry in found if isinstance(entry, dict)]
+    configured = [entry for entry in entries if _groups(entry)]
+    entries = [entry for entry in entries if "record_id" in entry]
+    if not entries:
         raise InputError(f"{path}: {torn or damage}; allowed: a dump of the Flight Recorder")
-    return entries, f"{path}: damaged, {torn or damage}; what came before is used" if damage else ""
+    about = {"pg_config": configured[0]} if configured else {}
+    return entries, about, f"{path}: damaged, {torn or damage}; what came before is used"
 
 
-def _entry(event: dict[str, Any]) -> _Entry | None:
-    """Sequence number, collective and what makes it the same one in every step; None if it cannot be placed in time."""
-    said, end_ns, group = (
-        event.get("profiling_name"),
-        event.get("time_discovered_completed_ns"),
-        event.get("process_group"),
+def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry | None:
+    """An entry, its frames kept if it has not completed or if ``keep``; None if it cannot be placed."""
+    said, number = event.get("profiling_name"), _whole(event.get("collective_seq_id", event.get("seq_id")))
+    created_ns, state = event.get("time_created_ns"), event.get("state")
+    if not isinstance(said, str) or number is None:
+        return None
+    name = said.partition(":")[2] or said
+    peers = _PEERS.match(name)
+    group, duration, timeout = event.get("process_group"), event.get("duration_ms"), event.get("timeout_ms")
+    status_id = _whole(event.get("pg_id"))
+    state = state if state in {"scheduled", "started", "completed"} else "scheduled"
+    return Entry(
+        record=_whole(event.get("record_id")) or 0,
+        group=_group_name(group, status_id),
+        op=peers[1] if peers else name,
+        collective_seq=number,
+        p2p_seq=_whole(event.get("p2p_seq_id")) or 0,
+        is_p2p=event.get("is_p2p") is True or peers is not None,
+        peer=int(peers[3]) if peers else -1,
+        own=int(peers[2]) if peers else -1,
+        state=state,
+        created_s=created_ns * 1e-9 if is_number(created_ns) else 0.0,
+        started_s=_seconds(event.get("time_discovered_started_ns")),
+        completed_s=_seconds(event.get("time_discovered_completed_ns")),
+        duration_ms=float(duration) if is_number(duration) and duration >= 0 else None,
+        sizes=_text(event.get("input_sizes")),
+        dtypes=_text(event.get("input_dtypes")),
+        bytes=_bytes(event),
+        items=(_items(event.get("input_sizes")), _items(event.get("output_sizes"))),
+        retired=event.get("retired") is True,
+        timeout_s=timeout * 1e-3 if is_number(timeout) and timeout > 0 else None,
+        status_id=-1 if status_id is None else status_id,
+        frames=_frames(event.get("frames"), seen) if keep or state != "completed" else (),
     )
-    duration_ms, start_ns = event.get("duration_ms"), event.get("time_discovered_started_ns")
-    number = event.get("collective_seq_id")
-    if not (isinstance(said, str) and is_number(end_ns) and isinstance(number, int)) or event.get("is_p2p") is True:
-        return None
-    end_s = end_ns * 1e-9
-    if is_number(duration_ms) and duration_ms >= 0:
-        start_s = end_s - duration_ms * 1e-3
-    elif is_number(start_ns) and start_ns <= end_ns:
-        start_s = start_ns * 1e-9
-    else:
-        return None
-    name = str(group[0]) if isinstance(group, list | tuple) and group else str(event.get("pg_id", 0))
-    op, size = op_name(said.partition(":")[2] or said), _bytes(event)
-    return number, Collective(op, name, start_s, end_s, size), (op, name, size)
+
+
+def _group_name(group: Any, status_id: int | None) -> str:
+    if isinstance(group, list | tuple) and group and isinstance(group[0], str | int):
+        return str(group[0])
+    return group if isinstance(group, str) else str(status_id or 0)
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, also where JSON has it as text."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62 else None
+
+
+def _seconds(value: Any) -> float | None:
+    return value * 1e-9 if is_number(value) and value > 0 else None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, list | tuple) or len(value) > 64:
+        return ""
+    text = str([list(part) if isinstance(part, tuple) else part for part in value])
+    return text if len(text) < 400 else f"{text[:400]} ..."
+
+
+def _shapes(value: Any) -> Iterable[float]:
+    """How many numbers each tensor has; -1 where a shape is none."""
+    for shape in value if isinstance(value, list | tuple) else ():
+        fits = isinstance(shape, list | tuple) and all(is_number(n) and 0 <= n < 1 << 40 for n in shape)
+        yield min(prod([float(n) for n in shape]), float(1 << 60)) if fits else -1.0
+
+
+def _items(value: Any) -> int:
+    counts = list(_shapes(value))
+    return int(min(sum(counts), float(1 << 60))) if counts and min(counts) >= 0 else -1
 
 
 def _bytes(event: dict[str, Any]) -> int:
-    sizes, kinds = event.get("input_sizes"), event.get("input_dtypes")
-    if not (isinstance(sizes, list | tuple) and isinstance(kinds, list | tuple)):
-        return 0
-    total = 0.0
-    for shape, kind in zip(sizes, kinds, strict=False):
-        if (
-            isinstance(shape, list | tuple)
-            and all(is_number(n) and 0 <= n < 1 << 40 for n in shape)
-            and isinstance(kind, str)
-        ):
-            total += float(np.prod([float(n) for n in shape])) * ITEM_BYTES.get(kind, 0)
+    kinds = event.get("input_dtypes")
+    kinds = kinds if isinstance(kinds, list | tuple) else ()
+    sizes = zip(_shapes(event.get("input_sizes")), kinds, strict=False)
+    total = sum(max(n, 0.0) * ITEM_BYTES.get(kind, 0) for n, kind in sizes if isinstance(kind, str))
     return int(min(total, float(1 << 60)))
 
 
-def _steps(path: Path, entries: list[_Entry]) -> list[Step]:
-    keys = [entry[2] for entry in entries]
-    period = _period(keys)
-    if period is None:
-        raise InputError(
-            f"{path}: {len(entries)} collectives, in which no sequence recurs {MIN_STEPS} times; allowed: a dump "
-            "that spans several steps (TORCH_FR_BUFFER_SIZE)"
-        )
-    gaps = np.array([b[1].start_s - a[1].end_s for a, b in pairwise(entries)])
-    usual = [float(np.median(gaps[(np.arange(len(gaps)) + 1) % period == k])) for k in range(period)]
-    first = int(np.argmax(usual)) if period > 1 else 0
-    leads = keys[first]
-    per_step = sum(key[1] == leads[1] for key in keys[first : first + period])
-    steps = []
-    for i in range(first, len(entries) - period + 1, period):
-        inside = entries[i : i + period]
-        if i == 0 or [entry[2] for entry in inside] != keys[first : first + period]:
-            continue  # before the first collective the begin of the step is unknown
-        begin_s = max(entries[i - 1][1].end_s, 0.0)
-        end_s = max(entry[1].end_s for entry in inside)
-        number = next(entry[0] for entry in inside if entry[2] == leads)
-        nothing = np.empty(0)
-        if end_s > begin_s and 0 <= number // per_step < 1 << 31:
-            steps.append(Step(number // per_step, begin_s, end_s, tuple(e[1] for e in inside), nothing, nothing))
-    counts = Counter(step.iteration for step in steps)
-    return [step for step in steps if counts[step.iteration] == 1]
+def _frames(value: Any, seen: dict[int, str]) -> tuple[str, ...]:
+    """Frames as text; the same frame, which a pickle holds once, is made into text once."""
+    found = []
+    for frame in value[:MAX_FRAMES] if isinstance(value, list) else ():
+        if isinstance(frame, dict):
+            if id(frame) not in seen:
+                name, file, line = (str(frame.get(key, "?"))[:200] for key in ("name", "filename", "line"))
+                seen[id(frame)] = f"{name} at {file}:{line}"
+            found.append(seen[id(frame)])
+    return tuple(found)
 
 
-def _period(keys: list[tuple[str, str, int]]) -> int | None:
-    """The shortest distance at which the sequence repeats itself."""
-    codes = np.unique([repr(key) for key in keys[:_MAX_LOOKED_AT]], return_inverse=True)[1]
-    for period in range(1, min(len(codes) // MIN_STEPS, _MAX_PERIOD) + 1):
-        if np.mean(codes[period:] == codes[:-period]) >= _REPEATS:
-            return period
-    return None
+def _groups(config: Any) -> dict[str, Group]:
+    found = {}
+    for name, about in config.items() if isinstance(config, dict) else ():
+        if isinstance(about, dict) and (ranks := _ranks(about.get("ranks"))):
+            description = about.get("desc")
+            known = isinstance(description, str) and description not in {"", "undefined"}
+            found[str(name)] = Group(str(name), str(description) if known else "", ranks)
+    return found
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    numbers = re.findall(r"\d{1,8}", value[: 1 << 22]) if isinstance(value, str) else value
+    if not isinstance(numbers, list | tuple):
+        return ()
+    ranks = [_whole(number) for number in numbers]
+    return tuple(dict.fromkeys(rank for rank in ranks if rank is not None and 0 <= rank < _MAX_RANK))
+
+
+def _status(status: Any) -> dict[int, tuple[int, int]]:
+    found = {}
+    for key, about in status.items() if isinstance(status, dict) else ():
+        number = _whole(key)
+        if number is not None and isinstance(about, dict):
+            enqueued, completed = (_whole(about.get(f"last_{what}_collective")) for what in ("enqueued", "completed"))
+            found[number] = (-1 if enqueued is None else enqueued, -1 if completed is None else completed)
+    return found
+
+
+def _rank(path: Path, about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> tuple[int, str]:
+    """Which rank a dump is of, and a note where its name contradicts its content.
+
+    The content says it by a key, by its point-to-point operations, or by groups that have only this rank in common.
+    """
+    inside = _rank_inside(about, entries, groups)
+    possible = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
+    named = [int(match[1]) for pattern in _IN_NAME if (match := pattern.search(path.name)) is not None]
+    if inside is not None:
+        differs = named and inside not in named
+        return inside, f"{path}: rank {inside} by its content, not {named[0]}" if differs else ""
+    for rank in named:
+        if not possible or rank in possible:
+            return rank, ""
+    raise InputError(
+        f"{path}: neither its content nor its name says which rank it is of; allowed: nccl_trace_rank_3, _dump_3"
+    )
+
+
+def _rank_inside(about: dict[str, Any], entries: list[Entry], groups: dict[str, Group]) -> int | None:
+    for key in ("rank", "global_rank"):
+        rank = _whole(about.get(key))
+        if rank is not None and 0 <= rank < _MAX_RANK:
+            return rank
+    for entry in entries:
+        group = groups.get(entry.group)
+        if entry.own >= 0 and group is not None and entry.own < len(group.ranks):
+            return group.ranks[entry.own]
+    common = set.intersection(*(set(group.ranks) for group in groups.values())) if groups else set()
+    return common.pop() if len(common) == 1 else None

@@ -10,20 +10,23 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.importers import flight_recorder, kineto
+from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.file_list import list_files
-from paceenv.importers.flight_recorder import Dump, read_dump, timeline_of
+from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import Format, find_format
 from paceenv.importers.kineto import import_kineto
+from paceenv.importers.merging.merge_ranks import merge_ranks
 from paceenv.importers.nccl_tests import Table, is_table, read_table
+from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
 from paceenv.importers.step_log import StepLog, join_logs, read_step_log
 from paceenv.importers.straggler import import_straggler
-from paceenv.importers.timelines import Timeline, merge_timelines
+from paceenv.importers.timelines import Timeline
 from paceenv.ui import output
 
 _NAMED: Final = 3
@@ -32,8 +35,6 @@ _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
 Read = TypeVar("Read")
-RankActivity = Any
-"""Where one rank's time went, by step; of profiles."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class _Found:
         self._dumps: list[Dump] = []
         self._tables: list[Table] = []
         self._notes: list[str] = []
+        self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
 
     def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
@@ -139,7 +141,7 @@ class _Found:
         found = self._try(path, read_dump)
         if found is not None:
             self._dumps.append(found)
-            self._note(found.damage)
+            self._notes += found.notes
 
     def text(self, path: Path) -> None:
         """A table, or a log."""
@@ -163,10 +165,10 @@ class _Found:
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             raise InputError(reasons[0] + also)
         steps = join_logs(self._logs, self._note) if self._logs else None
-        notes = (*self._notes, *_skipped(self._refused))
         return Inputs(
             trace,
-            notes,
+            (*self._notes, *_skipped(self._refused)),
+            activity=self._activity,
             dumps=tuple(self._dumps),
             steps=steps,
             tables=tuple(self._tables),
@@ -225,7 +227,10 @@ class _Found:
             if other is not chosen:
                 self._note(f"{timelines[other[0]].path.parent}: another recording of the same ranks; skipped")
         kept = [timelines[i] for i in chosen]
-        return merge_timelines(kept, kept[0].path.parent.resolve().name or "job", source)
+        merged = merge_ranks(kept, kept[0].path.parent.resolve().name or "job", source)
+        self._notes += merged.notes
+        self._activity = merged.activity
+        return merged.trace
 
 
 _TAKE: Final[dict[Format, Callable[[_Found, Path], None]]] = {

@@ -10,10 +10,10 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -27,8 +27,6 @@ _SPACE: Final = re.compile(r"[ \t\n\r,]*")
 _BLANK: Final = b" \t\n\r"
 _MAX_LOOKS: Final = 1000
 """Braces looked at, from a chunk's end, for one between two events."""
-
-Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
 class EventFile:
@@ -95,24 +93,24 @@ class EventFile:
         while (events := self._one_by_one()) is not None:
             yield from events
 
-    def batches(self, decoder: msgspec.json.Decoder[list[Decoded]]) -> Iterator[list[Decoded] | list[dict[str, Any]]]:
-        """The events in batches: decoded all at once where they fit the decoder's type, else as Python reads them."""
+    def batches(self, decode: Callable[[bytes], list[Any]]) -> Iterator[list[Any]]:
+        """The events in batches, as ``decode`` makes them of a JSON list; where it raises, as Python reads them."""
         while True:
-            yield self._at_once(decoder)
+            yield self._at_once(decode)
             if len(self._buffer) - self._at >= _CHUNK or not self._more():
                 events = self._one_by_one()
                 if events is None:
                     return
                 yield events
 
-    def _at_once(self, decoder: msgspec.json.Decoder[list[Decoded]]) -> list[Decoded]:
+    def _at_once(self, decode: Callable[[bytes], list[Any]]) -> list[Any]:
         """All events up to the last place in the buffer that looks like one between two; none if something is odd.
 
         What decodes as a list is one, so a place that only looks like that cannot be taken for it.
         """
         end = self._between()
         try:
-            events = decoder.decode(b"[%b]" % self._buffer[self._at : end].strip(b", \t\n\r"))
+            events = decode(b"[%b]" % self._buffer[self._at : end].strip(b", \t\n\r"))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return []
         self._at, self.events = end, self.events + len(events)

@@ -26,6 +26,12 @@ needs_socket_runs = pytest.mark.skipif(
     not SOCKET_RUNS_DIR.is_dir(), reason="set PACEENV_SOCKET_RUNS_DIR to recordings of jobs of the testbed"
 )
 
+H100_DIR = Path(
+    os.environ.get("PACEENV_H100_DIR")
+    or Path(__file__).resolve().parents[3] / "shared" / "data" / "modded-nanogpt-8xh100"
+)
+needs_h100 = pytest.mark.skipif(not H100_DIR.is_dir(), reason="set PACEENV_H100_DIR to the profiles of eight H100")
+
 
 def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **changed: Any) -> Trace:
     """Ranks compute as long as given and reduce together, ``(T, 1)`` or always as long.

@@ -9,24 +9,24 @@ ranks anywhere in a job of four are just two ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 HOST, RACK, LOCAL_RANK, STAGE, NEIGHBOURS, REMAINDER = "host", "rack", "local rank", "stage", "neighbours", "remainder"
 STRIDES: Final = (2, 4, 8, 16, 32, 64)
 """Distances of ranks that are tried where hosts are not known: every so-manieth rank."""
-WORTH_BITS: Final = 2.0
+WORTH_BITS: Final = 1.0
 """A description must be shorter than the list of ranks by this much."""
 
 
 class CommonPlace(NamedTuple):
-    """The ranks that are late are ``late`` of the ``ranks`` with one of ``values`` of ``property``.
+    """The ranks that are late are ``late`` of the ``ranks`` with one of ``values`` of the property ``key``.
 
     Values are names of hosts and racks, or numbers. Those of NEIGHBOURS are the first and the last rank, those of
     REMAINDER the distance and the rank's remainder.
     """
 
-    property: str
+    key: str
     values: tuple[Hashable, ...]
     late: int
     ranks: int
@@ -74,17 +74,18 @@ def find_common_place(
         for name, of in known.items()
         if len(set(_on(of, everyone))) > 1
     ]
+    best = _shortest(found, len(chosen), len(everyone))
     if HOST not in known:
-        found += _by_number(chosen, everyone)
-    kinds = math.log2(max(len(found), 1))
-    best = min(found, key=lambda row: row[0], default=None)
-    listed = math.log2(math.comb(len(everyone), len(chosen)))
-    if best is None or best[0] + kinds > listed - WORTH_BITS:
-        return None
-    if HOST not in known:
-        return best[1]
+        return best or _shortest(_by_number(chosen, everyone), len(chosen), len(everyone))
     late_hosts, hosts = (len(set(_on(known[HOST], some))) for some in (chosen, everyone))
-    return best[1]._replace(late_hosts=late_hosts, hosts=hosts)
+    return best and best._replace(late_hosts=late_hosts, hosts=hosts)
+
+
+def _shortest(found: Sequence[tuple[float, CommonPlace]], late: int, ranks: int) -> CommonPlace | None:
+    """The shortest description, if it is shorter than the list of ranks; which property it is costs bits, too."""
+    listed, kinds = math.log2(math.comb(ranks, late)), math.log2(max(len(found), 1))
+    bits, best = min(found, key=lambda row: row[0], default=(math.inf, None))
+    return best if bits + kinds <= listed - WORTH_BITS else None
 
 
 def _on(of: Mapping[int, Hashable], ranks: Collection[int]) -> list[Hashable]:
@@ -103,7 +104,7 @@ def _bits(of: Mapping[int, Hashable], late: set[int], everyone: set[int]) -> flo
 
 
 def _describe(name: str, of: Mapping[int, Hashable], late: set[int], everyone: set[int]) -> CommonPlace:
-    used = sorted(set(_on(of, late)), key=lambda value: (str(type(value)), value))  # type: ignore[type-var]
+    used = sorted(set(_on(of, late)), key=lambda value: (str(type(value)), value))
     values = _on(of, everyone)
     return CommonPlace(name, tuple(used), len(late), sum(values.count(v) for v in used))
 
@@ -129,13 +130,13 @@ def describe(place: CommonPlace) -> str:
     values = ", ".join(str(value) for value in place.values)
     several = "s" if len(place.values) > 1 else ""
     share = f"{place.late} of {'their' if several else 'its'} {place.ranks} ranks"
-    if place.property == LOCAL_RANK:
+    if place.key == LOCAL_RANK:
         where = f", on {place.late_hosts} of {place.hosts} hosts" if place.hosts else ""
         return f"all late ranks have local rank{several} {values}{where}"
-    if place.property == NEIGHBOURS:
+    if place.key == NEIGHBOURS:
         return f"the late ranks are neighbours: {place.values[0]} to {place.values[1]}"
-    if place.property == REMAINDER:
+    if place.key == REMAINDER:
         return f"every rank with remainder {place.values[1]} modulo {place.values[0]} is late, and no other"
-    if place.property in (HOST, RACK):
-        return f"all late ranks are on {place.property}{several} {values}: {share}"
-    return f"all late ranks have {place.property}{several} {values}: {share}"
+    if place.key in (HOST, RACK):
+        return f"all late ranks are on {place.key}{several} {values}: {share}"
+    return f"all late ranks have {place.key}{several} {values}: {share}"

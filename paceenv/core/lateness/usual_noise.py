@@ -1,4 +1,4 @@
-"""The usual noise of ranks against each other, learned while they run: how wide, how heavy its tails, how long it lasts.
+"""The usual noise of ranks against each other, learned while they run: how wide, how heavy tails, how long it lasts.
 
 From it comes the price of a step in the sequential test of :mod:`paceenv.core.lateness.watch`: the logarithm of the
 mean of ``exp(weight * noise)``. It is measured on the ranks themselves, so no distribution is assumed.
@@ -41,8 +41,9 @@ class UsualNoise:
         """
         known_BR = ~np.isnan(first_s_BR)
         ranks = first_s_BR.shape[1]
-        self._centre_s_R = np.nan_to_num(row_medians(first_s_BR.T))
-        away_BR = np.where(known_BR, first_s_BR - self._centre_s_R, 0.0)
+        self.centre_s_R = np.nan_to_num(row_medians(first_s_BR.T))
+        """Each rank's usual difference to the others, seconds."""
+        away_BR = np.where(known_BR, first_s_BR - self.centre_s_R, 0.0)
         size = np.abs(away_BR[known_BR])
         limit_s = CLIP * 1.4826 * float(np.median(size)) if size.size else 0.0
         clipped = np.minimum(size, limit_s) if limit_s > 0.0 else size
@@ -75,7 +76,7 @@ class UsualNoise:
         blocks_J = np.maximum(self._blocks_J, 1.0)
         middle_J = np.median(self._block_variance_JR, axis=1) / (1.0 - 2.0 / (9.0 * blocks_J)) ** 3
         freedom_J = blocks_J * max(_EFFICIENCY * (len(self._steps_R) - 1), 1.0)
-        upper_J = middle_J / self._square * (1.0 + 2.0 * np.sqrt(2.0 / freedom_J))
+        upper_J = middle_J / max(self._square, np.finfo(np.float64).tiny) * (1.0 + 2.0 * np.sqrt(2.0 / freedom_J))
         for j in range(len(WEIGHTS)):
             if self._blocks_J[j] >= 2:
                 found[j] = max(upper_J[j], 1.0)
@@ -97,7 +98,7 @@ class UsualNoise:
             late_s_R: how much later than the others each rank was, seconds.
             usual_R: which ranks are known and as usual in this step; the others are left out.
         """
-        self._learn(np.where(usual_R, late_s_R - self._centre_s_R, 0.0), usual_R)
+        self._learn(np.where(usual_R, late_s_R - self.centre_s_R, 0.0), usual_R)
 
     def move(self, rank: int, centre_s: float) -> None:
         """A rank's usual difference to the others is another one from now on.
@@ -106,7 +107,7 @@ class UsualNoise:
             rank: its place, 0 to R - 1.
             centre_s: the new difference, seconds.
         """
-        self._centre_s_R[rank] = centre_s
+        self.centre_s_R[rank] = centre_s
 
     def _learn(self, away_s_R: Times, usual_R: NDArray[np.bool_]) -> None:
         ranks = int(np.count_nonzero(usual_R))
@@ -117,7 +118,7 @@ class UsualNoise:
         self._steps_R += usual_R
         self._steps += 1
         gain_R = usual_R / np.minimum(self._steps_R + 1.0, MEMORY)
-        self._centre_s_R += gain_R * noise_R * scale_s_R
+        self.centre_s_R += gain_R * noise_R * scale_s_R
         self._variance_R += gain_R * ((noise_R * scale_s_R) ** 2 - self._variance_R)
         self.scale_s_R = self._scale_s_R()
         gain = 1.0 / min(self._steps, MEMORY)

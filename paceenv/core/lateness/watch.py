@@ -32,18 +32,21 @@ from paceenv.core.lateness.peers import Times, lateness_of
 from paceenv.core.lateness.usual_noise import CLIP, MEMORY, STRETCHES, WEIGHTS, UsualNoise
 
 LEAST_SHARE: Final = 0.02
-"""A rank that is late by less than this share of the step is not named: the least that ``diagnose`` names a cause for."""
+"""A rank that is late by less than this share of the step is not named; ``diagnose`` names no smaller cause either."""
 STEPS_PER_FALSE_ALARM: Final = 1e7
 """One wrong name in so many steps of a job: with steps of a second, one in 2,800 hours."""
 FIRST_STEPS: Final = 8
 """Steps from which the noise is first learned. They are judged, too, once they are all there."""
 LAG: Final = 8
 """The noise is learned from steps that are so old, so that a rank that just turns late does not count as noise."""
+OFF: Final = 2.5
+"""A rank that is so many standard deviations off its usual difference in most of LAG steps is not as usual."""
 KEPT_STEPS: Final = 64
 KEPT_SPANS: Final = 256
 """Of all ranks together; older ones are forgotten."""
 ONE_OFF_STEPS: Final = 16
 """A single step is told if it costs as much as so many of a rank that is just late enough to be named."""
+MAX_S: Final = 1e12
 _SIGNS: Final = 2.0
 """Standard deviations by which late steps must outnumber the others."""
 
@@ -177,6 +180,7 @@ class LatenessWatch:
         self._steps = 0
         self._step_s = self._lost_s = 0.0
         self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
+        self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
         self._judged = 0
         self._late_R = np.zeros(ranks, np.bool_)
         self._level_s_R, self._level_steps_R = np.zeros(ranks), np.zeros(ranks)
@@ -193,7 +197,8 @@ class LatenessWatch:
         """Take in a step; returns the lateness that it settles.
 
         Args:
-            own_s_R: each rank's own work in the step, without waiting, seconds; what is not finite is unknown.
+            own_s_R: each rank's own work in the step, without waiting, seconds; unknown where it is not finite, or not
+                within MAX_S.
             step_s: the whole step, seconds; default: the median of the ranks' own work.
             iteration: number of the step, larger than that before; default: counted from 0.
 
@@ -206,7 +211,7 @@ class LatenessWatch:
         iteration = self._end + 1 if iteration is None else int(iteration)
         if iteration <= self._end:
             raise out_of_range("iteration", iteration, f"above {self._end}, the last one", "lateness watch")
-        own[~np.isfinite(own)] = math.nan
+        own[~(np.abs(own) < MAX_S)] = math.nan
         self._end = iteration
         if np.isnan(own).all():
             return ()
@@ -237,19 +242,19 @@ class LatenessWatch:
         single = [span for span in self._single if span.rank not in self._open]
         for span in (*self._closed, *single, *self._open.values()):
             spans.setdefault(span.rank, []).append(span)
-        late, past = [], []
+        late: list[LateRank] = []
+        past: list[LateRank] = []
         for rank, mine in spans.items():
             mine.sort(key=lambda span: span.first)
             edges = [(span.first, self._end if span.last is None else span.last) for span in mine]
-            joined = [edges[0]]
-            for first, last in edges[1:]:
-                joined = (
-                    [*joined[:-1], (joined[-1][0], last)] if first <= joined[-1][1] + 1 else [*joined, (first, last)]
-                )
+            joined = _joined(edges)
             now = mine[-1].last is None
-            kind = patterns.kind_of(joined, begin, self._end)
-            if now and len(joined) == 1 and len(edges) > 1:
+            if not now:
+                kind = patterns.kind_of_past(joined, self._end - begin + 1)
+            elif len(joined) == 1 and len(edges) > 1:
                 kind = patterns.SINCE  # late before, and by much more since
+            else:
+                kind = patterns.kind_of(joined, begin, self._end)
             row = LateRank(rank, kind, mine[-1].late_s, mine[-1].error_s, tuple(mine))
             (late if now else past).append(row)
         late.sort(key=lambda row: (-row.late_s, row.rank))
@@ -261,6 +266,8 @@ class LatenessWatch:
             self._covered_share(changing, begin),
             self._lost_s / self._step_s if self._step_s > 0.0 and not late else 0.0,
         )
+        if late and pattern in (patterns.NONE, patterns.VARIATION):
+            pattern = patterns.SINCE  # one rank comes and goes, and is late now
         return Findings(tuple(late), tuple(past), pattern, self._lost_s, self._step_s)
 
     def _covered_share(self, rows: Sequence[LateRank], begin: int) -> float:
@@ -283,7 +290,7 @@ class LatenessWatch:
     def _account(self, own_s_R: Times, late_s_R: Times, step_s: float | None) -> None:
         """The usual step, and what the last rank of a step costs; a single huge step moves neither by much."""
         known = own_s_R[~np.isnan(own_s_R)]
-        value_s = float(step_s) if step_s is not None and math.isfinite(step_s) else float(np.median(known))
+        value_s = float(step_s) if step_s is not None and 0.0 <= step_s < MAX_S else float(np.median(known))
         gain = 1.0 / min(self._steps, KEPT_STEPS)
         value_s = min(value_s, 3.0 * self._step_s) if self._step_s > 0.0 else value_s
         self._step_s += gain * (value_s - self._step_s)
@@ -311,11 +318,12 @@ class LatenessWatch:
         self._level_s_R += np.where(used_R, (near_s_R - self._level_s_R) / np.maximum(self._level_steps_R, 1.0), 0.0)
         h = self._judged % KEPT_STEPS
         self._recent_HR[h], self._recent_H[h] = np.where(known_R, late_s_R, math.nan), iteration
+        self._off_HR[h] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
         self._judged += 1
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
         fallen_R = np.zeros(self.ranks, np.bool_)
         if self._open:
-            down_R = np.clip((0.5 * self._level_s_R - late_s_R) / scale_s_R, -CLIP, CLIP)
+            down_R = np.clip((np.maximum(0.5 * self._level_s_R, least_s) - late_s_R) / scale_s_R, -CLIP, CLIP)
             fallen_R = self._falling.add(down_R, price_J, near_s_R, used_R, iteration)
         apart_s_R = np.maximum(2.0 * CLIP * scale_s_R, ONE_OFF_STEPS * least_s)
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
@@ -327,10 +335,16 @@ class LatenessWatch:
         return found
 
     def _learn(self, noise: UsualNoise) -> None:
-        """Learn from the step that is LAG old, from the ranks that did not change around it."""
-        h = (self._judged - LAG) % KEPT_STEPS
-        late_s_R = self._recent_HR[h]
-        noise.add(late_s_R, ~np.isnan(late_s_R) & (self._recent_H[h] >= self._settled_R))
+        """Learn from the step that is LAG old, from the ranks that were as usual in it and in most steps since."""
+        lag_H = np.arange(self._judged - LAG, self._judged) % KEPT_STEPS
+        late_s_R = self._recent_HR[lag_H[0]]
+        off_R = self._off_HR[lag_H].sum(axis=0) > LAG // 2
+        usual_R = ~np.isnan(late_s_R) & (self._recent_H[lag_H[0]] >= self._settled_R)
+        noise.add(late_s_R, usual_R & ~off_R)
+        self._off_steps_R = np.where(off_R, self._off_steps_R + 1.0, 0.0)
+        for rank in np.flatnonzero(self._off_steps_R >= KEPT_STEPS).tolist():
+            noise.move(rank, float(np.nanmedian(self._recent_HR[:, rank])))  # this is what is usual now
+            self._off_steps_R[rank] = 0.0
 
     def _since(self, rank: int, first: int) -> Times:
         """A rank's lateness in the remembered steps from ``first`` on, seconds."""
@@ -367,10 +381,11 @@ class LatenessWatch:
         return bool(change_s < 3.0 * error_s or change_s < 0.5 * sum_s / steps)
 
     def _recover(self, rank: int, least_s: float) -> None:
-        """A rank is no longer late, or by less than half."""
+        """A rank is late by less than half of what it was: no longer, unless what is left is clearly enough."""
         first, steps, sum_s = self._falling.begin_of(rank)
+        assert self._noise is not None
         level_s = float(np.median(self._since(rank, first)))
-        if level_s > least_s:
+        if level_s - 2.0 * float(self._noise.scale_s_R[rank]) / math.sqrt(steps) > least_s:
             self._set_level(rank, level_s, steps)
             return
         span = self._open.pop(rank)
@@ -379,7 +394,6 @@ class LatenessWatch:
         self._late_R[rank] = False
         self._set_level(rank, 0.0, 0)
         self._calm_since_R[rank], self._calm_steps_R[rank], self._calm_sum_R[rank] = first, steps, sum_s
-        assert self._noise is not None
         self._noise.move(rank, level_s)
 
     def _set_level(self, rank: int, level_s: float, steps: int) -> None:
@@ -398,3 +412,14 @@ class LatenessWatch:
         persistence = float(self._noise.persistence_J[: max(longest, 1)].max())
         scale_s = float(self._noise.scale_s_R[rank])
         span.late_s, span.error_s = float(self._level_s_R[rank]), 1.25 * scale_s * math.sqrt(persistence / steps)
+
+
+def _joined(edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in ascending order, with those that follow without a gap made one."""
+    joined = [edges[0]]
+    for first, last in edges[1:]:
+        if first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined

@@ -24,6 +24,8 @@ def stall_threshold(v: Array) -> float:
     """
     x = np.sort(v.ravel())
     low, middle, high = np.quantile(x, (0.1, 0.5, 0.9))
+    if middle <= 0.0:
+        return np.inf  # most take no time, so none is usual
     if high - low <= 1e-9:
         low, high = middle * (1.0 - 1e-3), middle * (1.0 + 1e-3)
     skew = float(np.interp((high + low - 2.0 * middle) / (high - low), *_SKEW_OF_QUANTILES))

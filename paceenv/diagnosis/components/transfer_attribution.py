@@ -193,7 +193,7 @@ def _chains(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Arra
         side_by_side = len(members) > 1 and bool(matrix.is_collective_N[members[0][0]])
         chain, end_KT = last.get(groups, ([], np.full_like(begin_KT, np.nan)))
         there = np.isfinite(begin_KT) & np.isfinite(end_KT)
-        pause_s = float(np.median((begin_KT - end_KT)[there])) if there.any() else np.inf
+        pause_s = float(np.median(begin_KT[there] - end_KT[there])) if there.any() else np.inf
         if side_by_side and abs(pause_s) <= MAX_PAUSE * float(np.median(lasts_KT)):
             chain.append(members)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,7 +66,7 @@ def _longest_ordinary(relative: Array) -> float:
     """The least outlier among values of which 1 is usual: beyond the tail of the bulk, or many deviations away."""
     deviation = 1.4826 * float(np.median(np.abs(relative - 1.0)))
     far = 1.0 + max(OUTLIER * deviation, MIN_OUTLIER)
-    return min(stall_threshold(relative), far if (relative >= far).mean() <= MAX_STALLS else np.inf)
+    return min(stall_threshold(relative), far if float((relative >= far).mean()) <= MAX_STALLS else math.inf)
 
 
 def running_median(values: Array) -> Array:

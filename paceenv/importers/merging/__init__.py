@@ -1,0 +1,1 @@
+"""One trace of what each rank recorded on its own clock, whatever the format."""

@@ -1,0 +1,159 @@
+"""One clock for ranks that recorded on their own clocks, from the ends of the collectives that they shared.
+
+Collectives end together for their members, up to what the network takes to let them go. So a rank's clock is shifted by
+the median difference of those ends to another rank's, as ``paceenv.live.record.merge_segments`` does for our own. How
+well the ends then agree is the error that remains.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.importers.timelines import UNNAMED_GROUP, Timeline
+
+MIN_SHARED: Final = 3
+"""Collectives that two ranks must share for their clocks to be aligned."""
+_MOST_OFFSET: Final = 16
+"""Steps by which two ranks may count differently."""
+_AGREES: Final = 0.01
+"""Share of a step within which ends of one collective lie when they are compared rightly."""
+_LEAST_AGREEMENT_S: Final = 50e-6
+_CLEARLY: Final = 0.2
+"""Ends must disagree this much less for another count of steps to be believed."""
+
+Key = tuple[int, str, str, int]
+"""Step, group, operation, and place among its like in the step."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What to add to each rank's times, s, and to its step numbers; ``error_s`` is how far ends still lie apart.
+
+    The error is that of nine collectives in ten: how far the ends of their members lie from their middle one.
+    """
+
+    shift_s: dict[int, float]
+    renumber: dict[int, int]
+    error_s: float
+    shared: int
+
+
+def align_clocks(timelines: list[Timeline]) -> Clocks:
+    """The clocks of all ranks, on that of the first: breadth first, along groups that ranks share.
+
+    Raises InputError if a rank shares too few collectives with the others.
+    """
+    ends = {t.rank: _ends(t) for t in timelines}
+    usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
+    agrees_s = max(_AGREES * usual_s, _LEAST_AGREEMENT_S)
+    first = timelines[0].rank
+    shift_s, renumber = {first: 0.0}, {first: 0}
+    left = [t for t in timelines if t.rank != first]
+    while left:
+        for t in left:
+            found = _against_known(ends[t.rank], ends, shift_s, agrees_s)
+            if found is not None:
+                shift_s[t.rank], renumber[t.rank] = found
+                ends[t.rank] = _renumbered(ends[t.rank], found[1])
+                left.remove(t)
+                break
+        else:
+            raise _cannot(left[0], timelines, set(shift_s))
+    return Clocks(shift_s, renumber, *_error(ends, shift_s))
+
+
+def _cannot(one: Timeline, timelines: list[Timeline], known: set[int]) -> InputError:
+    """Why a rank's clock cannot be aligned."""
+    numbers = {step.iteration for t in timelines if t.rank in known for step in t.steps}
+    if numbers.isdisjoint(step.iteration for step in one.steps):
+        named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in timelines[:8])
+        why = f"no step that all ranks have ({named}); allowed: files of the same steps of one job"
+        return InputError(f"{one.path}: {why}")
+    return InputError(
+        f"{one.path}: rank {one.rank} shares fewer than {MIN_SHARED} collectives with the other ranks, so its clock "
+        "cannot be aligned; allowed: profiles of the same steps"
+    )
+
+
+def _ends(timeline: Timeline) -> dict[Key, float]:
+    """When each collective ended on the rank's own clock."""
+    found: dict[Key, float] = {}
+    for step in timeline.steps:
+        seen: dict[tuple[str, str], int] = defaultdict(int)
+        for c in step.collectives:
+            if c.group:
+                found[step.iteration, c.group, c.op, seen[c.group, c.op]] = c.end_s
+                seen[c.group, c.op] += 1
+    return found
+
+
+def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
+    return {(step + offset, *rest): end_s for (step, *rest), end_s in ends.items()} if offset else ends  # type: ignore[misc]
+
+
+def _against_known(
+    mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], agrees_s: float
+) -> tuple[float, int] | None:
+    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it."""
+    best: tuple[float, float, int] | None = None
+    for rank, add_s in known.items():
+        found = _compare(mine, ends[rank], agrees_s)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = (found[0], found[1] + add_s, found[2])
+            if best[0] <= agrees_s:
+                break
+    return None if best is None else best[1:]
+
+
+def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -> tuple[float, float, int] | None:
+    """How far ends lie apart (s), the shift (s) and the offset of steps under which they agree best."""
+    found = _apart(mine, other)
+    if found is not None and found[0] <= agrees_s:
+        return *found, 0
+    tried = [(_apart(_renumbered(mine, k), other), k) for d in range(1, _MOST_OFFSET + 1) for k in (-d, d)]
+    better = [(*apart, k) for apart, k in tried if apart is not None]
+    best = min(better, default=None)
+    if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):
+        return best
+    return None if found is None else (*found, 0)
+
+
+def _apart(mine: dict[Key, float], other: dict[Key, float]) -> tuple[float, float] | None:
+    """The median deviation of the differences of ends from their median, and this; None with too few of them.
+
+    Ranks need not share a group that nothing names, so each of these is looked at alone, and the best one counts.
+    """
+    shared = mine.keys() & other.keys()
+    unnamed = {key[1] for key in shared if key[1].startswith(UNNAMED_GROUP)}
+    if unnamed:
+        by_group = [[key for key in shared if key[1] == group] for group in unnamed]
+        by_group.append([key for key in shared if key[1] not in unnamed])
+    else:
+        by_group = [list(shared)]
+    found = []
+    for keys in by_group:
+        if len(keys) >= MIN_SHARED:
+            differences = np.array([other[key] - mine[key] for key in keys])
+            middle = float(np.median(differences))
+            found.append((float(np.median(np.abs(differences - middle))), middle))
+    return min(found, default=None)
+
+
+def _error(ends: dict[int, dict[Key, float]], shift_s: dict[int, float]) -> tuple[float, int]:
+    """How far ends of shared collectives lie from their middle, s, in nine of ten; and how many collectives are."""
+    of: dict[Key, list[float]] = defaultdict(list)
+    for rank, mine in ends.items():
+        for key, end_s in mine.items():
+            if not key[1].startswith(UNNAMED_GROUP):
+                of[key].append(end_s + shift_s[rank])
+    if not of:
+        for rank, mine in ends.items():
+            for key, end_s in mine.items():
+                of[key].append(end_s + shift_s[rank])
+    apart = [max(abs(np.array(e) - np.median(e))) for e in of.values() if len(e) > 1]
+    return (float(np.quantile(apart, 0.9)) if apart else 0.0), len(apart)

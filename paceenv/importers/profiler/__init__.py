@@ -1,0 +1,1 @@
+"""What the events of one rank's PyTorch profile mean: steps, collectives and activity, on the device and its host."""

@@ -1,0 +1,165 @@
+"""Splits each step of a profile into what the device did and what it waited for; see :class:`RankActivity`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from paceenv.importers.profiler.device_steps import Device
+from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
+from paceenv.importers.profiler.host_time import covered_until, loader_spans, readable, time_by_range
+from paceenv.importers.profiler.rank_activity import CollectiveActivity, RankActivity
+from paceenv.importers.timelines import Collective, union, without
+
+TOP_KERNELS: Final = 10
+_US: Final = 1e-6
+
+
+def device_activity(table: EventTable, device: Device, collectives: dict[int, Collective]) -> tuple[RankActivity, ...]:
+    """The activity of a device in its steps; times in s on the profile's clock, ranks not yet known (-1).
+
+    Args:
+        table: the events of the profile.
+        device: its device.
+        collectives: by their place among the device's operations.
+    """
+    start_us, end_us = table.start_us_E[device.event_D], table.end_us_E[device.event_D]
+    is_kernel = table.in_categories(lambda category: category == "kernel")[device.event_D] & ~device.is_collective_D
+    is_to_device = table.named(lambda name: "HtoD" in name or "HostToDevice" in name)[device.event_D]
+    is_copy = ~is_kernel & ~device.is_collective_D
+    kernels = union(start_us[is_kernel], end_us[is_kernel])
+    work = union(start_us[~device.is_collective_D], end_us[~device.is_collective_D])
+    to_device = without(union(start_us[is_copy & is_to_device], end_us[is_copy & is_to_device]), kernels)
+    network = union(start_us[device.is_collective_D], end_us[device.is_collective_D])
+    any_work = union(start_us, end_us)
+    waits_us = _host_waits(table, device)
+    loader = loader_spans(table)
+    host_us_T = _host_windows(table, device)
+    places = sorted(collectives, key=lambda place: (start_us[place], end_us[place]))
+    of_collective = _collectives(table, device, collectives, places, kernels, work, waits_us)
+    steps = np.flatnonzero(np.isfinite(device.begin_us_T))
+    found = []
+    for i in steps.tolist():
+        edges = np.array([device.begin_us_T[i], device.end_us_T[i]])
+
+        def lies(spans: tuple[Array, Array], edges: Array = edges) -> float:
+            return float(np.diff(covered_until(spans, edges))[0]) * _US
+
+        inside = (start_us >= edges[0]) & (start_us < edges[1])
+        host_wait_s = float(waits_us[inside].sum()) * _US
+        busy_s, work_s, network_s = lies(any_work), lies(work), lies(network)
+        found.append(
+            RankActivity(
+                rank=-1,
+                iteration=int(device.number_T[i]),
+                start_s=edges[0] * _US,
+                end_s=edges[1] * _US,
+                compute_s=lies(kernels),
+                to_device_s=lies(to_device),
+                other_copies_s=max(work_s - lies(kernels) - lies(to_device), 0.0),
+                exposed_s=busy_s - work_s,
+                hidden_s=max(network_s - (busy_s - work_s), 0.0),
+                host_wait_s=min(host_wait_s, max(edges[1] * _US - edges[0] * _US - busy_s, 0.0)),
+                idle_s=max((edges[1] - edges[0]) * _US - busy_s - host_wait_s, 0.0),
+                loader_s=float(np.diff(covered_until(loader, host_us_T[i]))[0]) * _US,
+                kernels=_top_kernels(table, device, (device.step_D == i) & is_kernel),
+                collectives=tuple(of_collective[place] for place in places if device.step_D[place] == i),
+            )
+        )
+    return tuple(found)
+
+
+def _collectives(
+    table: EventTable,
+    device: Device,
+    collectives: dict[int, Collective],
+    places: list[int],
+    kernels: tuple[Array, Array],
+    work: tuple[Array, Array],
+    waits_us: Array,
+) -> dict[int, CollectiveActivity]:
+    """Each collective with what was done since the one before."""
+    if not places:
+        return {}
+    events = device.event_D[places]
+    start_us, end_us = table.start_us_E[events], table.end_us_E[events]
+    launch = device.launch_D[places]
+    launched_us = np.where(launch >= 0, table.start_us_E[launch], np.nan)
+    all_start_us = table.start_us_E[device.event_D]
+    since_us = np.concatenate([all_start_us[:1], start_us])
+    compute_us, work_us = np.diff(covered_until(kernels, since_us)), np.diff(covered_until(work, since_us))
+    hidden_us = covered_until(work, end_us) - covered_until(work, start_us)
+    waited = np.concatenate([[0.0], np.cumsum(waits_us)])
+    wait_us = np.diff(waited[np.searchsorted(all_start_us, since_us, side="right")])
+    known = np.flatnonzero(launch >= 0)
+    by_range: dict[int, dict[str, float]] = {}
+    if len(known) > 1:
+        order = known[np.argsort(launched_us[known], kind="stable")]
+        by_range = dict(zip(order[1:].tolist(), time_by_range(table, device, launched_us[order]), strict=True))
+    found = {}
+    for k, place in enumerate(places):
+        c = collectives[place]
+        found[place] = CollectiveActivity(
+            op=c.op,
+            group=c.group,
+            start_s=c.start_s,
+            end_s=c.end_s,
+            launched_s=float(launched_us[k]) * _US,
+            exposed_s=max(float(end_us[k] - start_us[k] - hidden_us[k]), 0.0) * _US,
+            hidden_s=float(hidden_us[k]) * _US,
+            compute_s=float(compute_us[k]) * _US,
+            copy_s=max(float(work_us[k] - compute_us[k]), 0.0) * _US,
+            host_wait_s=float(wait_us[k]) * _US,
+            host_s=by_range.get(k, {}),
+        )
+    return found
+
+
+def _host_waits(table: EventTable, device: Device) -> Array:
+    """How long the device waited for its host before each of its operations, us, in the order of their begin.
+
+    An operation could begin when all work before it had ended, and every collective that had ended when it began; if it
+    was launched later than that, the device waited for the launch.
+    """
+    start_us, end_us = table.start_us_E[device.event_D], table.end_us_E[device.event_D]
+    network = device.is_collective_D
+    work_done = np.maximum.accumulate(np.where(network, -np.inf, end_us))
+    work_done = np.concatenate([[-np.inf], work_done[:-1]])
+    ready_us = np.maximum(work_done, _last_until(end_us[network], start_us, inclusive=True))
+    ready_us = np.maximum(ready_us, _last_until(start_us[network], start_us, inclusive=False))
+    launched_us = np.where(device.launch_D >= 0, table.start_us_E[device.launch_D], -np.inf)
+    late = (launched_us > ready_us) & np.isfinite(ready_us)
+    return np.where(late, np.maximum(start_us - np.where(late, ready_us, 0.0), 0.0), 0.0)
+
+
+def _last_until(moments: Array, limits: Array, *, inclusive: bool) -> Array:
+    """The latest of some moments before each limit, minus infinity without one."""
+    ordered = np.concatenate([[-np.inf], np.sort(moments)])
+    return ordered[np.searchsorted(ordered[1:], limits, side="right" if inclusive else "left")]
+
+
+def _host_windows(table: EventTable, device: Device) -> Array:
+    """When the host was busy with each step, us, ``(T, 2)``: from the step's first launch back to the one before it."""
+    launches, steps = device.launch_D, device.step_D
+    known: Integers = np.flatnonzero((launches >= 0) & (steps >= 0))
+    last_us_T = np.full(len(device.number_T), -np.inf)
+    first_us_T = np.full(len(device.number_T), np.inf)
+    at_us = table.start_us_E[launches[known]]
+    np.maximum.at(last_us_T, steps[known], at_us)
+    np.minimum.at(first_us_T, steps[known], at_us)
+    before_us_T = np.concatenate([[-np.inf], np.maximum.accumulate(last_us_T)[:-1]])
+    begin_us_T = np.where(np.isfinite(before_us_T), before_us_T, first_us_T)
+    none = ~np.isfinite(last_us_T) | ~np.isfinite(begin_us_T)
+    return np.stack([np.where(none, 0.0, begin_us_T), np.where(none, 0.0, last_us_T)], axis=1)
+
+
+def _top_kernels(
+    table: EventTable, device: Device, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+) -> tuple[tuple[str, float], ...]:
+    """The kernels that take most time, and how much, s."""
+    events = device.event_D[chosen]
+    name, place = np.unique(table.name_E[events], return_inverse=True)
+    took_us = np.bincount(place, table.dur_us_E[events], len(name)) if len(name) else np.empty(0)
+    order = np.argsort(-took_us, kind="stable")[:TOP_KERNELS]
+    return tuple((readable(table.names[name[k]]), float(took_us[k]) * _US) for k in order.tolist())

@@ -1,0 +1,119 @@
+"""The collectives of a profile: which operation each is, of which process group, and how large.
+
+A kernel says so itself since PyTorch 2.3 or so, and only where its launch was recorded. Otherwise the host's call tells
+(``record_param_comms``, ``nccl:all_reduce``, ``c10d::allreduce_``) that encloses the launch, and at last the name of
+the kernel. A group that nothing names is numbered by its stream, as PyTorch has one stream per group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.importers.profiler.collective_names import ITEM_BYTES, POINT_TO_POINT, SEND_RECV, op_name
+from paceenv.importers.profiler.device_steps import Device
+from paceenv.importers.profiler.event_columns import CollectiveArguments, EventTable, Integers
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective
+
+_CALL: Final = re.compile(r"(?:record_param_comms\Z|nccl:|rccl:|c10d::)(\w*)")
+_MARKS: Final = ("gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
+MARKED: Final = re.compile(rf"(?:{'|'.join(_MARKS)})(\w+)\Z")
+"""What backends without kernels mark on the host."""
+_NOTHING_SAID: Final = CollectiveArguments()
+_NESTED: Final = 4
+"""Calls that may enclose each other around a launch."""
+
+
+def device_collectives(table: EventTable, device: Device, only_group: str) -> dict[int, Collective]:
+    """The device's collectives by their place among its operations; times in s on the profile's clock.
+
+    ``only_group`` is the process group of a job that has no other, or "".
+    """
+    places = np.flatnonzero(device.is_collective_D).tolist()
+    calls = _Calls(table)
+    said = {place: _said(table, calls, int(device.event_D[place]), int(device.launch_D[place])) for place in places}
+    threads = table.thread_E[device.event_D]
+    groups_of: dict[int, set[str]] = defaultdict(set)
+    for place in places:
+        if (group := _group(said[place][1])) and said[place][0] not in POINT_TO_POINT:
+            groups_of[int(threads[place])].add(group)
+    streams = {thread: k for k, thread in enumerate(dict.fromkeys(threads[places].tolist()))}
+    found = {}
+    for place in places:
+        op, arguments = said[place]
+        event, thread = int(device.event_D[place]), int(threads[place])
+        known = groups_of[thread]
+        group = _group(arguments) or only_group
+        group = group or (next(iter(known)) if len(known) == 1 else f"{UNNAMED_GROUP}{streams[thread]}")
+        found[place] = _collective(table, event, op, "" if op in ("send", "recv") else group, arguments)
+    return found
+
+
+def host_collectives(table: EventTable) -> list[Collective]:
+    """What a backend without kernels marks on the host (gloo, MPI), in the order of time; times in s."""
+    marked = [(mark[1] if (mark := MARKED.match(name)) else "") for name in table.names]
+    events = np.flatnonzero(table.named(lambda name: MARKED.match(name) is not None))
+    found = []
+    for event in events[np.argsort(table.start_us_E[events], kind="stable")].tolist():
+        arguments = table.arguments.get(event, _NOTHING_SAID)
+        op = op_name(arguments.name or marked[table.name_E[event]])
+        group = "" if op in POINT_TO_POINT else _group(arguments) or "/default"
+        found.append(_collective(table, event, op, group, arguments))
+    return found
+
+
+def _collective(table: EventTable, event: int, op: str, group: str, said: CollectiveArguments) -> Collective:
+    start_s = float(table.start_us_E[event]) * 1e-6
+    count = said.elements if 0 <= said.elements < 1 << 56 else 0
+    size = int(count * ITEM_BYTES.get(said.dtype, 0))
+    return Collective(op, group, start_s, start_s + float(table.dur_us_E[event]) * 1e-6, size)
+
+
+def _group(said: CollectiveArguments) -> str:
+    """What names the process group, "" if nothing does."""
+    ranks = str(said.group_ranks) if said.group_ranks else ""
+    return f"{ranks}/{said.group_name}" if ranks or said.group_name != "" else ""
+
+
+def _said(table: EventTable, calls: _Calls, event: int, launch: int) -> tuple[str, CollectiveArguments]:
+    """The operation, and what is said of it by the kernel or by the call that launched it."""
+    kernel = op_name(table.names[table.name_E[event]])
+    arguments = table.arguments.get(event, _NOTHING_SAID)
+    called = ""
+    if not arguments.name and launch >= 0:
+        called, arguments = calls.around(launch)
+    op = op_name(arguments.name or called)
+    return (kernel if op in ("collective", SEND_RECV) else op), arguments
+
+
+class _Calls:
+    """The host's calls of collectives, by thread."""
+
+    def __init__(self, table: EventTable) -> None:
+        self._table = table
+        named = [_CALL.match(name) for name in table.names]
+        self._named = [found[1] if found else "" for found in named]
+        events = np.flatnonzero(
+            np.array([found is not None for found in named], np.bool_)[table.name_E]
+            & table.in_categories(lambda category: category in ("cpu_op", "user_annotation"))
+        )
+        events = events[np.argsort(table.start_us_E[events], kind="stable")]
+        self._of_thread: dict[Any, Integers] = {
+            thread: events[table.thread_E[events] == thread] for thread in np.unique(table.thread_E[events]).tolist()
+        }
+
+    def around(self, launch: int) -> tuple[str, CollectiveArguments]:
+        """The name of the calls that enclose a launch, "" without any, and what they say."""
+        table, at_us = self._table, float(self._table.start_us_E[launch])
+        events = self._of_thread.get(int(table.thread_E[launch]), np.empty(0, np.int64))
+        last = int(np.searchsorted(table.start_us_E[events], at_us, side="right"))
+        name, said = "", _NOTHING_SAID
+        for event in reversed(events[max(last - _NESTED, 0) : last].tolist()):
+            if float(table.start_us_E[event] + table.dur_us_E[event]) >= at_us:
+                name = name or self._named[table.name_E[event]]
+                arguments = table.arguments.get(event, _NOTHING_SAID)
+                said = arguments if arguments.name and not said.name else said
+        return name, said

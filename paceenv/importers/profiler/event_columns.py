@@ -1,0 +1,240 @@
+"""The events of a profile as columns: what ran where, when, under which name, and who launched it.
+
+Only complete events (``"ph": "X"``) are kept, 36 bytes each. Everything that depends on a name is worked out once per
+name, so the loop over the events is short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.importers.profiler.collective_names import is_number
+
+MAX_US: Final = 1e19
+"""Times beyond this are damaged."""
+COLLECTIVE_KEY: Final = b'"Collective name"'
+"""Only where this stands are the arguments of collectives decoded."""
+_OTHER_PHASES: Final = "BEIMRCNODPSTVFabcefinstvp()"
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+class Launch(msgspec.Struct, gc=False, frozen=True):
+    """The one argument that every event needs: it joins what the device ran to the call that launched it."""
+
+    correlation: int = -1
+
+
+class CollectiveArguments(Launch, gc=False, frozen=True):
+    """What PyTorch writes about a collective, at its kernel and at ``record_param_comms`` on its host."""
+
+    external: int = msgspec.field(default=-1, name="External id")
+    name: str = msgspec.field(default="", name="Collective name")
+    elements: int | float = msgspec.field(default=-1, name="In msg nelems")
+    dtype: str = msgspec.field(default="", name="dtype")
+    group_name: str | int = msgspec.field(default="", name="Process Group Name")
+    group_ranks: str | list[int] = msgspec.field(default="", name="Process Group Ranks")
+
+
+_NO_LAUNCH: Final = Launch()
+_NO_ARGUMENTS: Final = CollectiveArguments()
+
+
+class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """An event with a beginning and a duration, us."""
+
+    cat: str = ""
+    name: str = ""
+    ts: float = math.nan
+    dur: float = math.nan
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Launch = _NO_LAUNCH
+
+    @classmethod
+    def of(cls, event: dict[str, Any]) -> Complete | None:
+        """An event that may have anything anywhere; what has not its type is left at its default."""
+        if event.get("ph") != "X":
+            return None
+        found = cls(pid=_plain(event.get("pid")), tid=_plain(event.get("tid")))
+        for key in ("cat", "name"):
+            if isinstance(value := event.get(key), str):
+                setattr(found, key, value)
+        for key in ("ts", "dur"):
+            if is_number(value := event.get(key)):
+                setattr(found, key, float(value))
+        if isinstance(arguments := event.get("args"), dict):
+            found.args = _arguments(arguments)
+        return found
+
+
+class CompleteCollective(Complete, gc=False, tag_field="ph", tag="X"):
+    """As :class:`Complete`, with what is said of collectives."""
+
+    args: CollectiveArguments = _NO_ARGUMENTS
+
+
+def _plain(value: Any) -> int | str | None:
+    return value if value is None or isinstance(value, int | str) else str(value)
+
+
+def _arguments(said: dict[str, Any]) -> CollectiveArguments:
+    """Arguments of any types: each is taken if it alone can be."""
+    found: dict[str, Any] = {}
+    for key in CollectiveArguments.__struct_encode_fields__:
+        if key in said:
+            try:
+                msgspec.convert({key: said[key]}, CollectiveArguments)
+            except (msgspec.MsgspecError, RecursionError):
+                continue
+            found[key] = said[key]
+    return msgspec.convert(found, CollectiveArguments)
+
+
+def _decoder(kind: type[Complete]) -> msgspec.json.Decoder[list[Any]]:
+    """For a list of events; those of other phases are skipped, as objects without fields."""
+    others = [
+        msgspec.defstruct(f"Other{i}", [], gc=False, tag_field="ph", tag=phase)
+        for i, phase in enumerate(sorted(set(_OTHER_PHASES)))
+    ]
+    return msgspec.json.Decoder(list[reduce(or_, others, kind)])  # type: ignore[misc]
+
+
+_FAST: Final = _decoder(Complete)
+_FULL: Final = _decoder(CompleteCollective)
+
+
+def decode(text: bytes) -> list[Any]:
+    """The events of a JSON list. Raises what msgspec raises where one has not the usual types."""
+    return (_FULL if COLLECTIVE_KEY in text else _FAST).decode(text)
+
+
+class _Codes(dict[Any, int]):
+    """Numbers for texts, in the order of their appearance; 7 and "7" are one text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def __missing__(self, key: Any) -> int:
+        text = str(key)
+        if text is not key and not isinstance(key, str):
+            code = self[text]
+        else:
+            code = len(self.texts)
+            self.texts.append(text)
+        self[key] = code
+        return code
+
+
+@dataclass(frozen=True)
+class EventTable:
+    """The complete events of a profile, E of them in the order of the file, and what their codes stand for.
+
+    Times are us on the profile's clock; ``correlation_E`` is -1 without one. ``arguments`` has what is said of the
+    collectives among them, by their place.
+    """
+
+    start_us_E: Array
+    dur_us_E: Array
+    category_E: Integers
+    name_E: Integers
+    process_E: Integers
+    thread_E: Integers
+    correlation_E: Integers
+    categories: tuple[str, ...]
+    names: tuple[str, ...]
+    processes: tuple[str, ...]
+    threads: tuple[str, ...]
+    arguments: dict[int, CollectiveArguments]
+
+    def __len__(self) -> int:
+        return len(self.start_us_E)
+
+    @property
+    def end_us_E(self) -> Array:
+        return self.start_us_E + self.dur_us_E
+
+    def in_categories(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which events are of a wanted category."""
+        return np.array([wanted(text) for text in self.categories], np.bool_)[self.category_E]
+
+    def named(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which events have a wanted name."""
+        return np.array([wanted(text) for text in self.names], np.bool_)[self.name_E]
+
+
+class EventColumns:
+    """Collects events; see :class:`EventTable`."""
+
+    def __init__(self) -> None:
+        self._categories, self._names, self._processes, self._threads = _Codes(), _Codes(), _Codes(), _Codes()
+        self._blocks: list[tuple[NDArray[Any], ...]] = []
+        self._arguments: dict[int, CollectiveArguments] = {}
+        self._count = 0
+
+    def take(self, events: list[Any]) -> None:
+        """Add a batch, as :func:`decode` or the standard library made it."""
+        kept = [event for event in events if isinstance(event, Complete)]
+        if len(kept) < len(events):
+            odd = (Complete.of(event) for event in events if type(event) is dict)
+            kept += [event for event in odd if event is not None]
+        if not kept:
+            return
+        categories, names, processes, threads = self._categories, self._names, self._processes, self._threads
+        start_us = np.array([event.ts for event in kept])
+        dur_us = np.array([event.dur for event in kept])
+        good = (np.abs(start_us) < MAX_US) & (dur_us >= 0.0) & (dur_us < MAX_US)
+        block = (
+            start_us,
+            dur_us,
+            np.array([categories[event.cat] for event in kept], np.int16),
+            np.array([names[event.name] for event in kept], np.int32),
+            np.array([processes[event.pid] for event in kept], np.int32),
+            np.array([threads[event.tid] for event in kept], np.int32),
+            np.array([event.args.correlation for event in kept], np.int64),
+        )
+        if not good.all():
+            block = tuple(column[good] for column in block)
+            kept = [event for event, fine in zip(kept, good.tolist(), strict=True) if fine]
+        self._blocks.append(block)
+        if type(kept[0] if kept else None) is not Complete or any(type(e) is not Complete for e in kept):
+            for place, event in enumerate(kept, self._count):
+                arguments = event.args
+                if isinstance(arguments, CollectiveArguments) and arguments != _NO_ARGUMENTS:
+                    self._arguments[place] = arguments
+        self._count += len(kept)
+
+    def table(self) -> EventTable:
+        """All that was taken; the collector is empty afterwards."""
+        start_us, dur_us = (np.concatenate([np.empty(0), *(block[i] for block in self._blocks)]) for i in range(2))
+        whole = [
+            np.concatenate([np.empty(0, np.int64), *(block[i] for block in self._blocks)]).astype(np.int64)
+            for i in range(2, 7)
+        ]
+        self._blocks = []
+        category, name, process, thread, correlation = whole
+        return EventTable(
+            start_us_E=start_us,
+            dur_us_E=dur_us,
+            category_E=category,
+            name_E=name,
+            process_E=process,
+            thread_E=thread,
+            correlation_E=correlation,
+            categories=tuple(self._categories.texts),
+            names=tuple(self._names.texts),
+            processes=tuple(self._processes.texts),
+            threads=tuple(self._threads.texts),
+            arguments=self._arguments,
+        )

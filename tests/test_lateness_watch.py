@@ -1,0 +1,276 @@
+"""The watch of ranks step by step: known late ranks, invariances, and the stated rate of false alarms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceenv.core.errors import InputError
+from paceenv.core.lateness import patterns
+from paceenv.core.lateness.peers import lateness_of, others_median
+from paceenv.core.lateness.watch import LatenessWatch, LateSpan
+
+Array = np.ndarray[Any, Any]
+
+
+def steps(count: int, ranks: int, cv: float, seed: int = 0) -> Array:
+    """Work of equal ranks that all vary, and that share a variation of 5 %, ``(count, ranks)``."""
+    rng = np.random.default_rng(seed)
+    return (1.0 + cv * rng.normal(size=(count, ranks))) * (1.0 + 0.05 * rng.normal(size=(count, 1)))
+
+
+def watched(own_TR: Array, **options: Any) -> tuple[LatenessWatch, list[LateSpan]]:
+    watch = LatenessWatch(own_TR.shape[1], **options)
+    return watch, [span for own_R in own_TR for span in watch.add(own_R)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+def test_lateness_is_the_difference_to_the_median_of_the_others(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    for own_R in (rng.normal(size=ranks), rng.integers(0, 2, ranks).astype(float), np.full(ranks, 3.0)):
+        own_R[-1] = own_R[0]
+        for unknown in ([], [0], [0, 1]):
+            own_R[unknown] = math.nan
+            expected = own_R - others_median(own_R[:, None])[:, 0]
+            np.testing.assert_allclose(lateness_of(own_R), expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+@pytest.mark.parametrize(("slow", "cv"), [(0.1, 0.02), (0.2, 0.05), (0.5, 0.1)])
+def test_a_rank_that_turns_slow_is_named_with_its_begin_and_amount(ranks: int, slow: float, cv: float) -> None:
+    own_TR = steps(400, ranks, cv)
+    own_TR[200:, 1] *= 1.0 + slow
+    watch, named = watched(own_TR)
+    assert [span.rank for span in named] == [1]
+    assert abs(named[0].first - 200) <= 3
+    [late] = watch.findings().late
+    assert late.kind == patterns.SINCE
+    assert abs(late.late_s - slow) <= 4.0 * late.error_s + 0.005
+    assert named[0].steps == named[0].named - named[0].first + 1
+    assert watch.findings().pattern == patterns.SINCE
+
+
+def test_a_large_difference_takes_as_many_steps_as_one_step_may_count() -> None:
+    """Score: 2.4 * 4 standard deviations a step, less the price; and late steps must be clearly more than half."""
+    own_TR = steps(600, 8, 0.01)
+    own_TR[500:, 3] *= 2.0
+    _, [span] = watched(own_TR)
+    assert 4 <= span.steps <= 6
+
+
+def test_a_rank_that_is_late_from_the_first_step_on_is_chronic() -> None:
+    own_TR = steps(300, 8, 0.05)
+    own_TR[:, 6] *= 1.1
+    watch, _ = watched(own_TR)
+    [late] = watch.findings().late
+    assert (late.rank, late.kind, late.spans[0].first) == (6, patterns.CHRONIC, 0)
+    assert watch.findings().pattern == patterns.CHRONIC
+
+
+def test_a_late_host_is_late_rank_by_rank() -> None:
+    own_TR = steps(300, 16, 0.02)
+    own_TR[100:, 8:] *= 1.3
+    watch, _ = watched(own_TR)
+    found = watch.findings().late
+    assert {row.rank for row in found} == set(range(8, 16))
+    assert all(abs(row.spans[0].first - 100) <= 3 for row in found)
+
+
+def test_a_rank_that_recovers_was_late_once() -> None:
+    own_TR = steps(800, 8, 0.03)
+    own_TR[300:340, 2] *= 1.4
+    watch, _ = watched(own_TR)
+    found = watch.findings()
+    assert not found.late
+    [past] = found.past
+    assert (past.rank, past.kind) == (2, patterns.ONCE)
+    assert abs(past.spans[0].first - 300) <= 2
+    assert past.spans[0].last is not None
+    assert abs(past.spans[0].last - 339) <= 2
+
+
+def test_a_single_huge_step_is_told_as_once_and_never_named() -> None:
+    own_TR = steps(500, 8, 0.03)
+    own_TR[300, 5] += 20.0
+    watch, named = watched(own_TR)
+    assert named == []
+    [past] = watch.findings().past
+    assert (past.rank, past.kind, past.spans[0].first) == (5, patterns.ONCE, 300)
+    assert past.late_s == pytest.approx(20.0, rel=0.02)
+
+
+def test_a_rank_that_comes_and_goes_is_late_now_and_then() -> None:
+    own_TR = steps(900, 8, 0.03)
+    for first in (100, 400, 700):
+        own_TR[first : first + 60, 4] *= 1.4
+    watch, _ = watched(own_TR)
+    [past] = watch.findings().past
+    assert (past.rank, past.kind, len(past.spans)) == (4, patterns.SOMETIMES, 3)
+
+
+def test_ranks_that_are_late_one_after_the_other_take_turns() -> None:
+    own_TR = steps(960, 4, 0.03)
+    for t in range(960):
+        own_TR[t, t // 60 % 4] *= 1.5
+    found = watched(own_TR)[0].findings()
+    assert found.pattern == patterns.IN_TURNS
+    assert {row.rank for row in (*found.late, *found.past)} == {0, 1, 2, 3}
+
+
+def test_variation_of_all_ranks_names_nobody() -> None:
+    watch, named = watched(steps(600, 16, 0.15))
+    assert named == []
+    found = watch.findings()
+    assert found.pattern == patterns.VARIATION
+    assert found.lost_s == pytest.approx(0.15 * 1.77, rel=0.15)  # mean of the largest of 16 normal variables
+
+
+def test_a_late_rank_that_turns_worse_is_told_since_then() -> None:
+    own_TR = steps(800, 8, 0.02)
+    own_TR[:, 1] *= 1.05
+    own_TR[400:, 1] *= 1.3
+    [late] = watched(own_TR)[0].findings().late
+    assert late.kind == patterns.SINCE
+    assert abs(late.spans[-1].first - 400) <= 3
+    assert late.late_s == pytest.approx(0.365, rel=0.05)
+
+
+def test_ranks_are_compared_with_their_like_only() -> None:
+    own_TR = steps(200, 8, 0.02)
+    own_TR[:, 4:] *= 3.0
+    own_TR[:, 7] *= 1.2
+    alike = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert {row.rank for row in watched(own_TR, alike=alike)[0].findings().late} == {7}
+    assert {span.rank for span in watched(own_TR, alike=[[0, 1, 2, 3], [4]])[1]} == set()
+
+
+def test_less_than_the_least_share_is_never_named() -> None:
+    own_TR = steps(3000, 4, 0.005)
+    own_TR[:, 1] *= 1.015
+    assert watched(own_TR)[1] == []
+    assert {span.rank for span in watched(own_TR, least_share=0.005)[1]} == {1}
+
+
+NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "heavy tails": lambda rng, shape: rng.standard_t(3, size=shape) / math.sqrt(3.0),
+    "skewed": lambda rng, shape: np.exp(rng.normal(size=shape)) / 2.16,
+    "stalls": lambda rng, shape: rng.normal(size=shape) + (rng.random(shape) < 0.003) * rng.exponential(30.0, shape),
+    "autocorrelated": lambda rng, shape: _autocorrelated(rng, shape, 0.6),
+    "unequal": lambda rng, shape: rng.normal(size=shape) * np.linspace(1.0, 4.0, shape[1]),
+}
+
+
+def _autocorrelated(rng: np.random.Generator, shape: tuple[int, int], phi: float) -> Array:
+    noise = rng.normal(size=shape)
+    for t in range(1, shape[0]):
+        noise[t] = phi * noise[t - 1] + math.sqrt(1.0 - phi * phi) * noise[t]
+    return noise
+
+
+@pytest.mark.parametrize("kind", NOISE)
+def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
+    """Stated: one in 200 steps, with no smallest difference. Three jobs of 800 steps may have 12, and by chance 20."""
+    alarms = 0
+    for seed in range(3):
+        noise_TR = NOISE[kind](np.random.default_rng(seed), (800, 6))
+        alarms += len(watched(10.0 + 0.5 * noise_TR, least_share=0.0, steps_per_false_alarm=200.0)[1])
+    assert alarms <= 20
+
+
+def _story(named: list[LateSpan]) -> list[tuple[int, int, int]]:
+    return sorted((span.rank, span.first, span.named) for span in named)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.permutations(range(6)), st.integers(-8, 8), st.integers(0, 50))
+def test_order_scale_and_what_all_share_do_not_matter(order: list[int], power: int, seed: int) -> None:
+    own_TR = steps(120, 6, 0.04, seed)
+    own_TR[60:, 2] *= 1.35
+    step_s = 2.0
+
+    def story(table_TR: Array, unit: float) -> list[tuple[int, int, int]]:
+        watch = LatenessWatch(6)
+        return _story([s for own_R in table_TR for s in watch.add(own_R, step_s=unit * step_s)])
+
+    first = story(own_TR, 1.0)
+    assert [rank for rank, _, _ in first] == [2]
+    assert story(own_TR[:, order], 1.0) == [(order.index(rank), since, named) for rank, since, named in first]
+    assert story(2.0**power * own_TR, 2.0**power) == first
+    assert story(own_TR + 0.25 * np.arange(120)[:, None], 1.0) == first
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.lists(
+        st.lists(
+            st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, 1e300]), min_size=5, max_size=5
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+)
+def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
+    watch = LatenessWatch(ranks)
+    for row in table:
+        watch.add(row[:ranks], step_s=row[-1])
+        found = watch.findings()
+        assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
+
+
+def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
+    own_TR = steps(300, 8, 0.03)
+    own_TR[100:, 3] *= 1.3
+    own_TR[50:200, 3] = math.nan
+    own_TR[20:, 6] = math.nan
+    _, named = watched(own_TR)
+    assert [(span.rank, span.first >= 200) for span in named] == [(3, True)]
+
+
+def test_one_rank_alone_is_never_late() -> None:
+    assert watched(steps(50, 1, 0.1))[1] == []
+
+
+def test_memory_does_not_grow_with_the_steps() -> None:
+    watch, rng = LatenessWatch(3), np.random.default_rng(0)
+
+    def sizes() -> int:
+        tables = [v for v in vars(watch).values() if isinstance(v, np.ndarray)]
+        return sum(t.nbytes for t in tables) + len(watch._single) + len(watch._closed) + len(watch._waiting)
+
+    for _ in range(100):
+        watch.add(rng.exponential(size=3))
+    before = sizes()
+    for _ in range(900):
+        watch.add(rng.exponential(size=3))
+    assert sizes() <= before + 512
+
+
+def test_iterations_may_have_gaps_but_must_ascend() -> None:
+    watch = LatenessWatch(2)
+    watch.add([1.0, 1.0], iteration=10)
+    watch.add([1.0, 1.0], iteration=15)
+    with pytest.raises(InputError, match="iteration = 15; allowed: above 15"):
+        watch.add([1.0, 1.0], iteration=15)
+    with pytest.raises(InputError, match="allowed"):
+        watch.add([1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 0}, "ranks = 0; allowed: at least 1"),
+        ({"ranks": 2, "least_share": 2.0}, "least_share = 2.0; allowed: 0 to 1"),
+        ({"ranks": 2, "steps_per_false_alarm": math.nan}, "steps_per_false_alarm = nan; allowed: at least 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        LatenessWatch(**options)
