@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceenv.cli.hang_text import print_hang
-from paceenv.cli.step_log_output import PATTERN_HELP, from_log
+from paceenv.cli.step_log_output import PATTERN_HELP, from_log, from_logs
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.observed.hang import find_hangs
 from paceenv.diagnosis.operation_matrix import read_matrix
@@ -25,6 +25,10 @@ def diagnose(
         typer.Argument(help="Files, folders and patterns, of any supported format."),
     ],
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Text logs of a job at several sizes: the size of each, as 4,8 (nodes or ranks).")
+    ] = None,
+    predict: Annotated[str | None, typer.Option(help="Sizes to predict step times for, as 16,32.")] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -45,8 +49,11 @@ def diagnose(
 
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/ --
     paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose log.txt --pattern
-    '(?P<step>\\d+) took (?P<ms>[\\d.]+)'
+    '(?P<step>\\d+) took (?P<ms>[\\d.]+)' -- paceenv diagnose log4.txt log8.txt --sizes 4,8 --predict 16
     """
+    if sizes is not None or predict is not None:
+        from_logs(traces, sizes, predict, pattern, json_)
+        return
     inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
     for note in inputs.notes:
         output.say(note)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
-from paceenv.importers.step_log import StepLog
+from paceenv.importers.step_log import StepLog, read_step_log
 from paceenv.ui import output
 
 PATTERN_HELP = (
@@ -28,6 +33,51 @@ def from_log(log: StepLog, json_: str | None) -> None:
         output.write_json(found.to_json(), json_)
     if json_ != "-":
         print_steps(found)
+
+
+def from_logs(
+    paths: Sequence[Path], sizes: str | None, wanted: str | None, pattern: str | None, json_: str | None
+) -> None:
+    """Predict step times at other sizes from one log per size, and print them.
+
+    Args:
+        paths: the logs.
+        sizes: their sizes, separated by commas.
+        wanted: sizes to predict, likewise.
+        pattern: the user's own pattern.
+        json_: file for the result as JSON, or ``-`` for standard output only.
+
+    Raises:
+        InputError: sizes that are no numbers, or not one per log.
+    """
+    if sizes is None or wanted is None:
+        raise InputError("--sizes or --predict is missing; allowed: both, as --sizes 4,8 --predict 16")
+    known, target = (_sizes(name, text) for name, text in (("--sizes", sizes), ("--predict", wanted)))
+    found = predict_sizes(known, [diagnose_steps(read_step_log(path, pattern=pattern)) for path in paths], target)
+    if json_ is not None:
+        output.write_json(found.to_json(), json_)
+    if json_ == "-":
+        return
+    rows = [
+        (
+            f"{one.size:g}",
+            ""
+            if one.mean_s is None
+            else f"{_time(one.mean_s.value)} ({_time(one.mean_s.low)} to {_time(one.mean_s.high)})",
+            f"{one.cv.value:.2%} ({one.cv.low:.2%} to {one.cv.high:.2%})",
+            f"{one.p99_over_median.value:.3f} ({one.p99_over_median.low:.3f} to {one.p99_over_median.high:.3f})",
+        )
+        for one in found.sizes
+    ]
+    columns = ("size", "typical step (range)", "CV (95 %)", "99th percentile / median (95 %)")
+    output.print_table(f"Predicted from sizes {sizes}: {found.law}", columns, rows, "; ".join(found.notes))
+
+
+def _sizes(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{name} {text}: allowed: numbers separated by commas, as 4,8") from None
 
 
 def calibrate_log(log: StepLog, json_: str | None) -> None:

@@ -7,9 +7,10 @@ Axes: V logged values.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,12 @@ ALLOWED: Final = (
     "with a column such as step_time, lines with a time stamp and a step number, or any other log with --pattern "
     "'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
+SETTINGS: Final = (
+    "world_size", "data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+    "micro_batch_size", "global_batch_size", "num_layers", "hidden_size", "seq_length",
+)  # fmt: skip
+"""Settings as Megatron-LM and DeepSpeed print them, ``name ..... value``, that explain a change of step time."""
+_SETTING: Final = re.compile(r"([a-z_]{5,40}) \.{3,80} ([0-9A-Za-z_.+-]{1,40})")
 _UNKNOWN = np.nan
 
 Array = NDArray[np.float64]
@@ -59,6 +66,7 @@ class StepLog:
         rounding_s: how coarse the times are, seconds: the unit of the last digit over the steps of a value.
         rank: the rank whose lines these are, where lines are tagged.
         others: the same of other ranks.
+        settings: what the program printed of its own settings, of those in :data:`SETTINGS`.
         notes: what was left out or had to be assumed, a line each.
     """
 
@@ -73,6 +81,7 @@ class StepLog:
     rank: int | None = None
     others: tuple[StepLog, ...] = ()
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_step_log(
@@ -143,7 +152,7 @@ def _read(path: Path, pattern: UserPattern | None, on_bytes: Callable[[float], N
     found = _Lines(pattern)
     for line in read_lines(path, on_bytes):
         found.add(line)
-    return found.log(path)
+    return replace(found.log(path), settings=found.settings)
 
 
 def _whole_table(path: Path, head: bytes) -> StepLog | None:
@@ -181,6 +190,7 @@ class _Lines:
         self._columns: dict[str, dict[tuple[int | None, str], Column]] = {}
         self._mllog: dict[int | None, Mllog] = {}
         self._table = Table()
+        self.settings: dict[str, str] = {}
         self._batch = 0.0
         self._stamp: Stamp | None = None
 
@@ -204,6 +214,8 @@ class _Lines:
             if (fields := one.match(text)) is not None and ("step" in fields or one.without_step):
                 self._keep(one.name, fields, line, one.averages)
                 return
+        if " ...." in text and (setting := _SETTING.search(text)) is not None and setting[1] in SETTINGS:
+            self.settings[setting[1]] = setting[2]
         if "train_batch_size" in text and (batch := SAMPLES_PER_STEP.search(text)) is not None:
             self._batch = float(batch[1])
         elif (step := ANY_STEP.search(text)) is not None:
