@@ -75,10 +75,9 @@ class Series:
         late_TR[:, rank] += extra_T
         return replace(self, own_TR=own_TR, true_late_TR=late_TR, step_s_T=self.step_s_T + extra_T)
 
-    def cut(self, steps: slice) -> Series:
-        """Some consecutive steps of it."""
-        parts = {"own_TR": self.own_TR[steps], "step_s_T": self.step_s_T[steps]}
-        return replace(self, **parts, true_late_TR=self.true_late_TR[steps])
+    def at(self, steps: slice | NDArray[np.int64]) -> Series:
+        """Some of its steps."""
+        return Series(self.name, self.own_TR[steps], self.step_s_T[steps], self.alike, self.true_late_TR[steps])
 
 
 def simulated(name: str, ranks: int, steps: int, seed: int) -> Series:
@@ -132,8 +131,7 @@ def resampled(series: Series, steps: int, rng: np.random.Generator, block: int =
     """A longer job of the same steps: blocks of consecutive ones, drawn with replacement, all ranks together."""
     firsts = rng.integers(0, series.steps - block + 1, -(-steps // block))
     at = (firsts[:, None] + np.arange(block)).ravel()[:steps]
-    parts = {"own_TR": series.own_TR[at], "step_s_T": series.step_s_T[at]}
-    return replace(series, name=f"{series.name}, resampled", **parts, true_late_TR=series.true_late_TR[at])
+    return replace(series.at(at), name=f"{series.name}, resampled")
 
 
 def production() -> list[Series]:

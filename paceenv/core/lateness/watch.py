@@ -229,8 +229,8 @@ class LatenessWatch:
             return ()
         self._noise = UsualNoise(np.array([late for late, _ in self._waiting]))
         found = [span for late, when in self._waiting for span in self._judge(late, when, learned=True)]
-        for span in found:
-            span.named = iteration
+        for span in found:  # they were judged afterwards, so none was named before this step
+            span.named, span.steps = iteration, sum(when >= span.first for _, when in self._waiting)
         self._waiting = []
         return tuple(found)
 
