@@ -12,7 +12,7 @@ import yaml
 from paceenv.calibration.fits.bandwidth import fit_bandwidth
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.importers.nccl_tests import is_table, read_table
+from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.sim.cluster.collectives import Law, Op, volume
 
 HEADER = """\
@@ -60,6 +60,12 @@ def printed(law: Law, op: Op = "all_reduce", n: int = 8, noise: float = 0.0, pro
         ways = "".join(f" {t:10.2f} {size / t / 1e3:8.2f} {bus * size / t / 1e3:8.2f}      0" for t in time_us)
         text += f"{size:12.0f} {size / 4:13.0f}     float     sum      -1 {ways}\n"
     return text + "# Out of bounds values : 0 OK\n#\n"
+
+
+def read_table(path: Path) -> Table:
+    """The only table in a file."""
+    (table,) = read_tables(path)
+    return table
 
 
 def written(folder: Path, text: str, name: str = "all_reduce_perf.txt") -> Path:
@@ -129,7 +135,7 @@ def test_the_law_of_a_table_predicts_its_times(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("size 1 2 3\n", "no table of nccl-tests; allowed: a header with size, count, type, time and algbw"),
-        (CHUNKED, "0 sizes; allowed: at least 4"),
+        (CHUNKED, "0 sizes; allowed: at least 1"),
         (CHUNKED + "1024 256 float 10 1 1 0\n", "line 3: 7 columns; allowed"),
         (CHUNKED + "1024 256 float sum -1 x 1 1 0 10 1 1 0\n", "allowed: numbers for size, time and bandwidth"),
         (CHUNKED + "1024 256 float sum -1 0 1 1 0 10 1 1 0\n", "line 3: time 0 us; allowed: greater than 0"),
@@ -191,3 +197,114 @@ def test_a_damaged_table_is_named_as_such(tmp_path: Path, content: bytes, said: 
 def test_a_source_that_is_not_there_is_named_as_such() -> None:
     with pytest.raises(InputError, match="no such file"):
         application.run(["calibrate", "no/such/table.txt"])
+
+
+LAW = Law(12e-6, 25e9, 1e-7)
+DECORATIONS = {
+    "srun -l": lambda n: " 0: ",
+    "mpirun --tag-output": lambda n: "[1,0]<stdout>:",
+    "mpirun 5": lambda n: "[prterun-gpu7-4711@1,0]<stdout>: ",
+    "mpirun --timestamp-output": lambda n: f"Thu Apr 25 12:00:{n % 60:02d} 2024[1,0]<stdout>:",
+    "hydra": lambda n: "[0] ",
+    "torchrun": lambda n: "[default0]:",
+    "kubectl": lambda n: f"2024-04-25T12:00:{n % 60:02d}.123456789Z ",
+    "docker compose": lambda n: "worker-0-1  | ",
+    "logger": lambda n: f"[2024-04-25 12:00:{n % 60:02d},123] ",
+}
+
+
+@pytest.mark.parametrize("how", DECORATIONS)
+def test_decorated_lines_give_the_same_table(tmp_path: Path, how: str) -> None:
+    plain = read_table(written(tmp_path, printed(LAW, program="all_gather_perf", op="all_gather"), "plain"))
+    lines = printed(LAW, program="all_gather_perf", op="all_gather").splitlines()
+    decorated = [f"{DECORATIONS[how](n)}{line}" for n, line in enumerate(lines)]
+    path = written(tmp_path, "\n".join(["#!/bin/bash", *decorated]), "job.out")
+    assert is_table(path)
+    found = read_table(path)
+    assert (found.op, found.members) == ("all_gather", 8)
+    np.testing.assert_array_equal(found.size_bytes, plain.size_bytes)
+    np.testing.assert_array_equal(found.time_s, plain.time_s)
+
+
+def test_tables_of_several_processes_are_told_apart(tmp_path: Path) -> None:
+    """Each of four processes prints its own, line by line, with warnings between."""
+    laws = [Law(5e-6 * (1 + k), 230e9 / (1 + k), 0.0) for k in range(4)]
+    parts = [printed(law).splitlines() for law in laws]
+    text = "$ srun -l all_reduce_perf -b 1K -e 4G\n"
+    for n, lines in enumerate(zip(*parts, strict=True)):
+        text += "".join(f"{k}: {line}\n" for k, line in enumerate(lines))
+        text += f"2: gpu{n}:123:456 [0] NCCL WARN Call to connect returned Connection timed out 12 34 x\n"
+    tables = read_tables(written(tmp_path, text, "slurm-1.out"))
+    assert len(tables) == 4
+    for table, law in zip(tables, laws, strict=True):
+        assert (table.op, table.members) == ("all_reduce", 8)
+        assert fit_bandwidth(table).law.bandwidth_Bps == pytest.approx(law.bandwidth_Bps, rel=2e-3)
+
+
+def test_several_programs_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ops: dict[str, Op] = {"reduce_scatter_perf": "reduce_scatter", "all_reduce_perf": "all_reduce"}
+    ops |= {"broadcast_perf": "broadcast", "sendrecv_perf": "send"}
+    text = "".join(f"+ mpirun ./build/{name} -b 8\n" + printed(LAW, op) for name, op in ops.items())
+    path = written(tmp_path, text, "sweep.log")
+    assert [table.op for table in read_tables(path)] == list(ops.values())
+    assert application.run(["calibrate", str(path), "--json", "-"]) == 0
+    results = json.loads(capsys.readouterr().out)["tables"]
+    assert [result["op"] for result in results] == list(ops.values())
+    assert "table 2 in line " in results[1]["source"]
+    with pytest.raises(InputError, match=r"--out: 4 tables .*; allowed: one"):
+        application.run(["calibrate", str(path), "-o", str(tmp_path / "x.yaml")])
+
+
+@pytest.mark.parametrize("program", ["gather_perf", "scatter_perf", "hypercube_perf"])
+def test_a_program_without_a_law_is_refused(tmp_path: Path, program: str) -> None:
+    with pytest.raises(InputError, match=f"{program}, for which there is no law"):
+        read_tables(written(tmp_path, printed(LAW, program=program), "log"))
+
+
+def test_few_sizes_give_a_bandwidth_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(Law(5e-6, 20e9, 0.0)).splitlines()
+    rows = [line for line in lines if line.lstrip()[:1].isdigit()]
+    path = written(tmp_path, "\n".join([*(line for line in lines if line not in rows), *rows[-2:]]), "log")
+    fit = fit_bandwidth(read_table(path))
+    assert fit.is_bandwidth_only
+    assert fit.law.bandwidth_Bps == pytest.approx(20e9, rel=0.01)
+    assert list(fit.to_config(inside=True)) == ["intra_node_gbps"]
+    assert application.run(["calibrate", str(path)]) == 0
+    assert "latency cannot be identified" in capsys.readouterr().out
+
+
+def bench(ranks: int, Bps: float, trials: int = 5, mixed: bool = False) -> str:
+    """What all_reduce_bench.py prints: bus bandwidth ``Bps``, the first trial slow."""
+    text = "".join(f"{rank} data size: 4.0 GB\n" for rank in range(ranks))
+    for trial in range(trials):
+        time_s = 4e9 * 2 * (ranks - 1) / ranks / Bps * (3.0 if trial == 0 else 1.0 + 0.001 * trial)
+        heads = [f"{rank}:\n" for rank in range(ranks)]
+        tails = [f" duration: {time_s:.4f} sec\n algo throughput: 1.0 bps, 1.0 Gbps\n"] * ranks
+        text += "ignore me 6\n" * ranks
+        text += (
+            "".join(heads + tails) if mixed and trial == 0 else "".join(map("".join, zip(heads, tails, strict=True)))
+        )
+    return text
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_benchmark_of_bigscience(tmp_path: Path, mixed: bool) -> None:
+    path = written(tmp_path, "NCCL INFO Channel 00/12 :    0   1   2   3\n" + bench(16, 10e9, mixed=mixed), "out.txt")
+    assert is_table(path)
+    table = read_table(path)
+    assert (table.op, table.members, table.size_bytes[0]) == ("all_reduce", 16, 4e9)
+    assert fit_bandwidth(table).law.bandwidth_Bps == pytest.approx(10e9, rel=0.005)
+
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "jean-zay"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the data folder is not here")
+@pytest.mark.parametrize(
+    ("name", "members", "gbps"), [("n1_32gb_all_reduce_bench.txt", 4, 990), ("all_reduce_bench-32gb-n4.txt", 16, 84.7)]
+)
+def test_real_output_of_the_benchmark(name: str, members: int, gbps: float) -> None:
+    """Bus bandwidth as it prints it once warm."""
+    table = read_table(DATA / name)
+    assert table.members == members
+    assert fit_bandwidth(table).law.bandwidth_Bps * 8e-9 == pytest.approx(gbps, rel=0.01)

@@ -148,7 +148,7 @@ def _without_trace(
         option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
-        _calibrate_links(fit_bandwidth(inputs.tables[0]), out, json_, inside=inside)
+        _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, inside=inside)
     elif inputs.steps is not None:
         calibrate_log(inputs.steps, json_)
     return True
@@ -160,32 +160,52 @@ def _draw(cluster: Cluster, folder: Path | None) -> None:
         output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
 
 
-def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, inside: bool) -> None:
-    table, law = fit.table, fit.law
+def _calibrate_links(fits: list[BandwidthFit], out: Path | None, json_: str | None, *, inside: bool) -> None:
     if out is not None:
-        config_files.write_yaml(out, {"fabric": fit.to_config(inside)})
+        if len(fits) > 1:
+            named = ", ".join(fit.table.source for fit in fits[:4])
+            raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
+        config_files.write_yaml(out, {"fabric": fits[0].to_config(inside)})
     if json_ is not None:
-        sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
-        result = {
-            "op": table.op,
-            "members": table.members,
-            "hop_s": {"value": law.hop_s, "se": fit.hop_se},
-            "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
-            "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
-            "misfit": fit.misfit,
-            "misfit_without_sqrt": fit.plain_misfit,
-            "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
-            "fabric": fit.to_config(inside),
-        }
-        output.write_json(result, json_)
-    if json_ == "-":
+        results = [_links_json(fit, inside=inside) for fit in fits]
+        output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
+    if json_ != "-":
+        for fit in fits:
+            _print_links(fit)
+        if out is not None:
+            output.say(f"wrote {out}")
+
+
+def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
+    table, law = fit.table, fit.law
+    sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
+    return {
+        "source": table.source,
+        "op": table.op,
+        "members": table.members,
+        "hop_s": {"value": law.hop_s, "se": fit.hop_se},
+        "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
+        "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
+        "misfit": fit.misfit,
+        "misfit_without_sqrt": fit.plain_misfit,
+        "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
+        "fabric": fit.to_config(inside),
+    }
+
+
+def _print_links(fit: BandwidthFit) -> None:
+    table, law = fit.table, fit.law
+    title = f"{table.op} among {table.members}: fitted to {table.source}"
+    if fit.is_bandwidth_only:
+        rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
+        note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"
+        output.print_table(title, ("term", "value", "standard error"), [("bandwidth, GB/s", *rate)], note)
         return
     rows = [
         ("latency of a round, us", f"{law.hop_s * 1e6:.4g}", f"{fit.hop_se * 1e6:.2g}"),
         ("bandwidth, GB/s", f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"),
         ("us per square root of a MB", f"{law.sqrt_s * 1e9:.4g}", f"{fit.sqrt_se * 1e9:.2g}"),
     ]
-    title = f"{table.op} among {table.members}: fitted to {table.source}"
     output.print_table(title, ("term", "value", "standard error"), rows)
     lines = zip(table.size_bytes, table.time_s, fit.residual, fit.plain_residual, strict=True)
     output.print_table(
@@ -194,8 +214,6 @@ def _calibrate_links(fit: BandwidthFit, out: Path | None, json_: str | None, *, 
         [(f"{size:.0f}", f"{time_s * 1e6:.4g}", f"{a:+.1%}", f"{b:+.1%}") for size, time_s, a, b in lines],
         f"root mean square {fit.misfit:.1%} with the square root, {fit.plain_misfit:.1%} without",
     )
-    if out is not None:
-        output.say(f"wrote {out}")
 
 
 def noise_cluster(fit: NoiseFit, base: Cluster, name: str) -> Cluster:

@@ -21,20 +21,6 @@ PATTERN_HELP = (
 )
 
 
-def from_log(log: StepLog, json_: str | None) -> None:
-    """Diagnose a log and print the result.
-
-    Args:
-        log: the log.
-        json_: file for the result as JSON, or ``-`` for standard output only.
-    """
-    found = diagnose_steps(log)
-    if json_ is not None:
-        output.write_json(found.to_json(), json_)
-    if json_ != "-":
-        print_steps(found)
-
-
 def from_logs(
     paths: Sequence[Path], sizes: str | None, wanted: str | None, pattern: str | None, json_: str | None
 ) -> None:

@@ -19,6 +19,7 @@ from paceenv.importers.kineto import op_name
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
+SPAN: Final = "allowed: a dump that spans several steps (TORCH_FR_BUFFER_SIZE)"
 MIN_STEPS: Final = 3
 _REPEATS: Final = 0.9
 """Share of collectives that must recur a period later."""
@@ -26,7 +27,7 @@ _MAX_PERIOD: Final = 4096
 _MAX_LOOKED_AT: Final = 1 << 16
 """Collectives in which a step is looked for."""
 
-_Placed = tuple[int, Collective, tuple[str, str, int]]
+Placed = tuple[int, Collective, tuple[str, str, int]]
 
 
 def timeline_of(dump: Dump) -> Timeline:
@@ -37,10 +38,10 @@ def timeline_of(dump: Dump) -> Timeline:
         why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"
         raise InputError(f"{dump.path}: {why}; {HOW_TO}")
     placed.sort(key=lambda entry: (entry[1].end_s, entry[1].start_s))
-    return Timeline(dump.rank, dump.path, tuple(_steps(dump.path, placed)))
+    return Timeline(dump.rank, dump.path, tuple(steps_of(dump.path, placed, SPAN)))
 
 
-def _placed(entry: Entry) -> _Placed | None:
+def _placed(entry: Entry) -> Placed | None:
     """Sequence number, collective and what makes it the same one in every step; None if it cannot be placed in time."""
     if entry.completed_s is None or entry.is_p2p:
         return None
@@ -55,14 +56,21 @@ def _placed(entry: Entry) -> _Placed | None:
     return entry.collective_seq, collective, (op, entry.group, entry.bytes)
 
 
-def _steps(path: Path, entries: list[_Placed]) -> list[Step]:
+def steps_of(path: Path, entries: list[Placed], advice: str) -> list[Step]:
+    """Steps of a rank.
+
+    Args:
+        path: the file, for messages.
+        entries: its collectives in the order of their ends, each with its number in its group, and its kind.
+        advice: what to record instead, for the message.
+
+    Raises:
+        InputError: no sequence recurs.
+    """
     keys = [entry[2] for entry in entries]
     period = _period(keys)
     if period is None:
-        raise InputError(
-            f"{path}: {len(entries)} collectives, in which no sequence recurs {MIN_STEPS} times; allowed: a dump "
-            "that spans several steps (TORCH_FR_BUFFER_SIZE)"
-        )
+        raise InputError(f"{path}: {len(entries)} collectives, in which no sequence recurs {MIN_STEPS} times; {advice}")
     gaps = np.array([b[1].start_s - a[1].end_s for a, b in pairwise(entries)])
     usual = [float(np.median(gaps[(np.arange(len(gaps)) + 1) % period == k])) for k in range(period)]
     first = int(np.argmax(usual)) if period > 1 else 0

@@ -179,7 +179,7 @@ def _entry(event: dict[str, Any], seen: dict[int, str], *, keep: bool) -> Entry 
     peers = _PEERS.match(name)
     group, duration, timeout = event.get("process_group"), event.get("duration_ms"), event.get("timeout_ms")
     status_id = _whole(event.get("pg_id"))
-    state = state if state in {"scheduled", "started", "completed"} else "scheduled"
+    state = state if state in ("started", "completed") else "scheduled"
     return Entry(
         record=_whole(event.get("record_id")) or 0,
         group=_group_name(group, status_id),

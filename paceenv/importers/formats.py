@@ -8,14 +8,15 @@ from typing import Final, Literal
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import METADATA_KEY, open_parquet
+from paceenv.importers.nccl_inspector import is_inspector
 from paceenv.importers.packed import head_of
 from paceenv.importers.plain_pickle import is_pickle
 from paceenv.importers.straggler import COLUMNS as STRAGGLER_COLUMNS
 
-Format = Literal["paceenv trace", "straggler trace", "profile", "flight recorder", "text"]
+Format = Literal["paceenv trace", "straggler trace", "profile", "flight recorder", "nccl inspector", "text"]
 ALLOWED: Final = (
     "allowed: Parquet (a paceenv or straggler trace), JSON of the PyTorch profiler, dumps of its Flight Recorder, one "
-    "file per rank, the output of nccl-tests, or a log with step times"
+    "file per rank, JSON of NCCL Inspector, the output of nccl-tests, or a log with step times"
 )
 _NO_JSON: Final = re.compile(r"\{'|\[(?!\s*[{\]])")
 """Beginnings of logs: Python's dictionaries, and tags or time stamps in brackets."""
@@ -30,6 +31,8 @@ def find_format(path: str | Path) -> Format:
     if is_pickle(head):
         return "flight recorder"
     text = head.decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    if text[:1] == "{" and '"traceEvents"' not in text and is_inspector(text):
+        return "nccl inspector"
     if text[:1] in {"{", "["} and not _is_log(text):
         is_dump = '"traceEvents"' not in text and ('"entries"' in text or _DUMP_KEYS.search(text))
         return "flight recorder" if is_dump else "profile"

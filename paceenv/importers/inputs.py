@@ -14,14 +14,15 @@ from typing import Final, TypeVar
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
-from paceenv.importers import flight_recorder, kineto
+from paceenv.importers import flight_recorder, kineto, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.file_list import list_files
 from paceenv.importers.flight_recorder import Dump, read_dump
 from paceenv.importers.formats import Format, find_format
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import merge_ranks
-from paceenv.importers.nccl_tests import Table, is_table, read_table
+from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
+from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
 from paceenv.importers.step_log import StepLog, join_logs, read_step_log
@@ -48,6 +49,7 @@ class Inputs:
         dumps: Flight Recorder dumps as they are, also of jobs that hang.
         steps: step times alone, of a text log.
         tables: bandwidth tables, one per program run.
+        inspected: NCCL Inspector's records, one log per process.
         why_no_trace: why files that could have held a trace do not; "" without any.
     """
 
@@ -57,6 +59,7 @@ class Inputs:
     dumps: tuple[Dump, ...] = ()
     steps: StepLog | None = None
     tables: tuple[Table, ...] = ()
+    inspected: tuple[InspectorLog, ...] = ()
     why_no_trace: str = ""
 
     def require_trace(self) -> Trace:
@@ -102,7 +105,8 @@ class _Found:
         self._on_bytes: Callable[[float], None] = lambda read: None
         self._logs: list[StepLog] = []
         self._wholes: list[Path] = []
-        self._timelines: dict[str, list[Timeline]] = {kineto.SOURCE: [], flight_recorder.SOURCE: []}
+        self._timelines: dict[str, list[Timeline]] = defaultdict(list)
+        self._inspected: list[InspectorLog] = []
         self._dumps: list[Dump] = []
         self._tables: list[Table] = []
         self._notes: list[str] = []
@@ -143,11 +147,17 @@ class _Found:
             self._dumps.append(found)
             self._notes += found.notes
 
+    def inspector(self, path: Path) -> None:
+        """A process's collectives, which may show whole steps."""
+        found = self._try(path, read_inspector)
+        if found is not None:
+            self._inspected.append(found)
+            self._notes += found.notes
+
     def text(self, path: Path) -> None:
         """A table, or a log."""
         if is_table(path):
-            table = self._try(path, read_table)
-            self._tables += [] if table is None else [table]
+            self._tables += self._try(path, read_tables) or []
         else:
             log = self._try(path, lambda p: read_step_log(p, pattern=self._pattern, on_bytes=self._on_bytes))
             self._logs += [] if log is None else [log]
@@ -159,7 +169,7 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        if trace is None and not (self._dumps or self._tables or self._logs):
+        if trace is None and not (self._dumps or self._tables or self._logs or self._inspected):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
@@ -172,13 +182,14 @@ class _Found:
             dumps=tuple(self._dumps),
             steps=steps,
             tables=tuple(self._tables),
+            inspected=tuple(self._inspected),
             why_no_trace=why if trace is None else "",
         )
 
     def _trace(self) -> tuple[Trace | None, str]:
         """The trace, or None and why there is none; of files of several kinds the first that gives one."""
         why: list[str] = []
-        for read in (self._whole_trace, self._profiled_trace, self._dumped_trace):
+        for read in (self._whole_trace, self._profiled_trace, self._dumped_trace, self._inspected_trace):
             try:
                 trace = read()
             except InputError as error:
@@ -217,6 +228,14 @@ class _Found:
             raise InputError(reasons[0])
         return self._merged(flight_recorder.SOURCE)
 
+    def _inspected_trace(self) -> Trace | None:
+        ranks, note = ranks_of(self._inspected)
+        found = [timeline_of_log(log, rank) for log, rank in zip(self._inspected, ranks, strict=True)]
+        self._timelines[nccl_inspector.SOURCE] = found
+        if found:
+            self._note(note and f"{self._inspected[0].path.parent}: ranks: {note}")
+        return self._merged(nccl_inspector.SOURCE)
+
     def _merged(self, source: str) -> Trace | None:
         timelines = self._timelines[source]
         if not timelines:
@@ -238,6 +257,7 @@ _TAKE: Final[dict[Format, Callable[[_Found, Path], None]]] = {
     "straggler trace": _Found.whole,
     "profile": _Found.profile,
     "flight recorder": _Found.dump,
+    "nccl inspector": _Found.inspector,
     "text": _Found.text,
 }
 

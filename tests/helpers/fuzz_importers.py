@@ -24,7 +24,7 @@ with atheris.instrument_imports(
 ):
     from paceenv.calibration.fits.bandwidth import fit_bandwidth
     from paceenv.importers.inputs import read_inputs
-    from paceenv.importers.nccl_tests import read_table
+    from paceenv.importers.nccl_tests import read_tables
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
@@ -61,7 +61,8 @@ def take(content: bytes, paths: list[Path]) -> None:
     with contextlib.suppress(InputError):
         diagnose(read_inputs(paths).require_trace())
     with contextlib.suppress(InputError):
-        fit_bandwidth(read_table(paths[0]))
+        for table in read_tables(paths[0]):
+            fit_bandwidth(table)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from scipy.optimize import nnls
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, Law, volume
+
+FEWEST_SIZES: Final = 4
+"""A law of three terms needs one size more than that to have a residual."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +31,16 @@ class BandwidthFit:
     hop_se: float
     bandwidth_se: float
     sqrt_se: float
+    """Not a number where the table has too few sizes to tell latency from bandwidth; then the law has none."""
     residual: NDArray[np.float64]
     """(law - measured) / measured, for each size."""
     plain_residual: NDArray[np.float64]
     """The same of the best law without the square root."""
+
+    @property
+    def is_bandwidth_only(self) -> bool:
+        """Whether the table has too few sizes for anything else."""
+        return len(np.unique(self.table.size_bytes)) < FEWEST_SIZES
 
     @property
     def misfit(self) -> float:
@@ -47,6 +56,8 @@ class BandwidthFit:
         """The law as the ``fabric`` keys of a cluster: of the links inside a node, or of its NICs."""
         gbps, latency_us = self.law.bandwidth_Bps / BYTES_PER_GBIT, self.law.hop_s * 1e6
         prefix, rate = ("intra_node_", "intra_node_gbps") if inside else ("", "nic_gbps")
+        if self.is_bandwidth_only:
+            return {rate: float(f"{gbps:.5g}")}
         return {
             rate: float(f"{gbps:.5g}"),
             f"{prefix}latency_us": float(f"{latency_us:.4g}"),
@@ -55,8 +66,10 @@ class BandwidthFit:
 
 
 def fit_bandwidth(table: Table) -> BandwidthFit:
-    """The law of a table, as a ring's volumes explain it."""
+    """The law of a table, as a ring's volumes explain it; of few sizes the bandwidth at the largest alone."""
     found = volume(table.op, "ring", table.members, table.size_bytes)
+    if len(np.unique(table.size_bytes)) < FEWEST_SIZES:
+        return _bandwidth_only(table, np.broadcast_to(found.sent_bytes, table.time_s.shape))
     columns = np.stack([np.full_like(table.time_s, found.rounds), found.sent_bytes, np.sqrt(found.sent_bytes)], axis=1)
     relative = columns / table.time_s[:, None]
     plain, _ = _nnls(relative[:, :2])
@@ -72,6 +85,17 @@ def fit_bandwidth(table: Table) -> BandwidthFit:
         relative @ values - 1.0,
         relative[:, :2] @ plain - 1.0,
     )
+
+
+def _bandwidth_only(table: Table, sent_bytes: NDArray[np.float64]) -> BandwidthFit:
+    """Bandwidth by the median time of the largest size, and its standard error by the median deviation."""
+    largest = table.size_bytes == table.size_bytes.max()
+    rate = sent_bytes[largest] / table.time_s[largest]
+    bandwidth = float(np.median(rate))
+    spread = 1.4826 * float(np.median(np.abs(rate - bandwidth)))
+    residual = sent_bytes / bandwidth / table.time_s - 1.0
+    se = spread / math.sqrt(len(rate)) if len(rate) > 1 else math.nan
+    return BandwidthFit(table, Law(0.0, bandwidth, 0.0), math.nan, se, math.nan, residual, residual)
 
 
 def _nnls(relative: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

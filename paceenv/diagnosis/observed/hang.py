@@ -171,23 +171,20 @@ class Hang:
         roots = [root for root in self.roots if root.kind == "stopped"]
         waiting = {rank for root in roots for rank in root.waiting} - set(self.stopped)
         one = len(self.stopped) == 1
-        named = f"rank {self.stopped[0]}" if one else f"ranks {ranks_text(self.stopped)}"
-        text = f"{named} stopped: {'it waits' if one else 'they wait'} for nobody, and {_count(waiting)} for "
-        text += "it in the end" if one else "them in the end"
+        alone, whom = ("it waits", "it") if one else ("they wait", "them")
+        text = f"{_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
         firsts = {rank: self.first_without(rank) for rank in self.stopped[:4]}
         places = [
             f"{self.unit_text(unit)} of {self.group_text(unit.key)}" + ("" if one else f" without rank {rank}")
             for rank, unit in firsts.items()
             if unit is not None
         ]
-        text += f", first in {' and '.join(places)}" if places else ""
-        ahead = [rank for root in roots for rank in root.posted_ahead]
-        return text + (f" (rank {ranks_text(ahead)} has a send or receive posted ahead)" if ahead else "")
+        return text + (f", first in {' and '.join(places)}" if places else "")
 
     def _blind_text(self) -> str:
         if not self.blind:
             return ""
-        named = f"{_plural(len(self.blind), 'rank')} {ranks_text(self.blind)} never saw the end of"
+        named = f"{_ranks(self.blind)} never saw the end of"
         most = max(self.job.blind.values())
         counted = f"{'' if len(self.blind) == 1 else 'up to '}{most} {_plural(most, 'collective')}"
         text = f"{named} {counted} that others finished"
@@ -195,7 +192,7 @@ class Hang:
             return f"{text}: their dumps are probably older than the others'"
         also = [rank for rank in self.blind if rank not in self.stopped]
         text += ": a device or link failed there, or the dump is older than the others'"
-        return text + (f" (rank {ranks_text(also)} did enter what its peers entered)" if also else "")
+        return text + (f" ({_ranks(also)} did enter what its peers entered)" if also else "")
 
     def _no_dump_text(self) -> str:
         roots = [root for root in self.roots if root.kind == "no dump"]
@@ -203,9 +200,11 @@ class Hang:
             return self._silence().removeprefix("; ")
         ranks = tuple(rank for root in roots for rank in root.ranks)
         waiting = {rank for root in roots for rank in root.waiting}
-        named = f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)} left no dump"
+        named = f"{_ranks(ranks)} left no dump"
         if self.stopped:
             return f"{named}: whether they stopped or waited {UNDETERMINED}"
+        if len(ranks) == 1:
+            return f"{named}, and {_count(waiting)} for it in the end: it died, or stopped so that it could not write"
         return (
             f"{named}, and {_count(waiting)} for them in the end: they died, or stopped so that they could not write; "
             f"whether all of them did {UNDETERMINED}"
@@ -213,22 +212,22 @@ class Hang:
 
     def _silence(self) -> str:
         silent = self.job.silent
-        return f"; {_plural(len(silent), 'rank')} {ranks_text(silent)} left no dump" if silent else ""
+        return f"; {_ranks(silent)} left no dump" if silent else ""
 
     def _stuck_text(self, root: Root) -> str:
         unit = self.waits[root.ranks[0]].unit
         where = f"{self.unit_text(unit)} of {self.group_text(unit.key)}"
         if any(m.key == unit.key and m.seq == unit.seq for m in self.mismatches):
             return f"{where} cannot end for that reason, and {_count(root.waiting)} behind it"
-        late = [rank for rank in root.ranks if not self.waits[rank].unit.is_started]
-        if 0 < len(late) < len(root.ranks):
+        late = self._not_begun(root)
+        if late:
+            begun = _ranks(set(root.ranks) - set(late))
             return (
-                f"all have entered {where}, and the devices of ranks {ranks_text(set(root.ranks) - set(late))} have "
-                f"started it: rank {ranks_text(late)} is stuck on its device before it"
+                f"all have entered {where}, and the devices of {begun} have begun it: {_ranks(late)} did not get there"
             )
         blind = [rank for rank in root.ranks if rank in self.job.blind]
         if blind:
-            return f"all have entered {where}, and rank {ranks_text(blind)} is stuck on its device or link"
+            return f"all have entered {where}, and {_ranks(blind)} cannot see it end: a device or link failed there"
         return (
             f"all have entered {where}, and nobody has finished it: a device, the network, or an operation in flight "
             f"when the dumps were written; which rank is stuck {UNDETERMINED} without TORCH_NCCL_ENABLE_TIMING=1"
@@ -240,10 +239,19 @@ class Hang:
             wait = self.waits[rank]
             where = f"{self.unit_text(wait.unit)} of {self.group_text(wait.unit.key)}"
             parts.append(f"rank {rank} in {where} for {ranks_text(wait.ranks)}")
+        text = f"ranks {ranks_text(root.ranks)} wait for each other ({'; '.join(parts)}): "
+        late = self._not_begun(root)
+        if late:
+            return f"{text}the devices of the others are in it, and that of {_ranks(late)} has not begun it"
         return (
-            f"ranks {ranks_text(root.ranks)} wait for each other ({'; '.join(parts)}): they entered operations in "
-            f"different orders, or one of them stopped with one posted ahead; which one {UNDETERMINED}"
+            f"{text}they entered operations in different orders, or one is stuck on its device, or stopped with an "
+            f"operation posted ahead; which one {UNDETERMINED}"
         )
+
+    def _not_begun(self, root: Root) -> tuple[int, ...]:
+        """Ranks of a root whose devices were not seen to begin what they wait in, if those of others were."""
+        late = tuple(rank for rank in root.ranks if not self.waits[rank].unit.is_started)
+        return late if len(late) < len(root.ranks) else ()
 
     def ends(self) -> dict[int, tuple[int, ...]]:
         """For each waiting rank the ranks that its chain ends at."""
@@ -285,7 +293,11 @@ class Hang:
             "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
             "without_dump": list(self.job.silent),
             "roots": [
-                {"kind": root.kind, "ranks": list(root.ranks), "waiting": list(root.waiting)} for root in self.roots
+                {
+                    "kind": root.kind, "ranks": list(root.ranks), "waiting": list(root.waiting),
+                    "not_begun": list(self._not_begun(root)) if root.kind in {"stuck", "circle"} else [],
+                }
+                for root in self.roots
             ],
             "mismatches": [mismatch.to_json() for mismatch in self.mismatches],
             "last_seen": [one.to_json() for one in self.last_seen],
@@ -310,6 +322,10 @@ def find_hangs(dumps: Sequence[Dump]) -> tuple[Hang, ...]:
 def _count(ranks: Collection[int]) -> str:
     n = len(ranks)
     return f"{n} other {_plural(n, 'rank')} {'waits' if n == 1 else 'wait'}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)}"
 
 
 def _plural(n: int, word: str) -> str:

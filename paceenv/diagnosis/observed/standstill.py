@@ -112,11 +112,15 @@ class Standstill:
 
     def _collect(self) -> None:
         for rank, units in self.units.items():
+            opened = set()
             for unit in units:
                 if not unit.is_p2p:
                     _raise(self.entered[unit.key], rank, unit.seq)
                     if unit.is_done:
                         _raise(self.finished[unit.key], rank, unit.seq)
+                    elif unit.key not in opened:  # a group's collectives end in their order
+                        opened.add(unit.key)
+                        _raise(self.finished[unit.key], rank, unit.seq - 1)
         by_order = all(_agrees(dump) for dump in self.dumps.values())
         for dump in self.dumps.values():
             for name, (entered, finished) in _named_status(dump, by_order=by_order).items():

@@ -57,13 +57,11 @@ class Root:
         kind: how.
         ranks: the ranks there.
         waiting: all ranks whose chains lead there, those of the root left out.
-        posted_ahead: ranks that stopped although they have a send or receive pending.
     """
 
     kind: RootKind
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
-    posted_ahead: tuple[int, ...] = ()
 
 
 def place_of(unit: Unit) -> Place:
@@ -90,24 +88,20 @@ def _busy(unit: Unit, fronts: dict[int, Unit], places: dict[int, Place]) -> Iter
     """Ranks that entered an operation but are in an earlier one."""
     if not unit.is_p2p:
         return (rank for rank in unit.key[1] if rank in fronts and places[rank] != place_of(unit))
-    others = dict.fromkeys(other for _, other in unit.peers)
-    return (
-        other
-        for other in others
-        if other in fronts
-        and not (fronts[other].key == unit.key and any(peer == unit.rank for _, peer in fronts[other].peers))
-    )
+    return {other for way, other in unit.peers if other in fronts and not _answers(fronts[other], unit, way)}
+
+
+def _answers(front: Unit, unit: Unit, way: str) -> bool:
+    """Whether a rank is in the other side of a send or receive."""
+    return front.key == unit.key and ("recv" if way == "send" else "send", unit.rank) in front.peers
 
 
 def find_roots(job: Standstill, waits: dict[int, Wait]) -> tuple[Root, ...]:
     """Where all chains end, those first that most ranks wait for."""
     towards = {rank: wait.ranks for rank, wait in waits.items()}
-    ahead = _posted_ahead(waits, towards)
-    for rank in ahead:
-        towards[rank] = ()
     waited_for = {rank for ranks in towards.values() for rank in ranks}
     ends: list[tuple[RootKind, tuple[int, ...]]] = []
-    stopped = sorted(rank for rank in waited_for if rank in job.dumps and (rank not in waits or rank in ahead))
+    stopped = sorted(rank for rank in waited_for if rank in job.dumps and rank not in waits)
     ends += [("stopped", (rank,)) for rank in stopped]
     ends += [("no dump", (rank,)) for rank in sorted(waited_for - set(job.dumps))]
     together: dict[Place, list[int]] = defaultdict(list)
@@ -123,22 +117,8 @@ def find_roots(job: Standstill, waits: dict[int, Wait]) -> tuple[Root, ...]:
     roots = []
     for kind, ranks in ends:
         waiting = tuple(sorted(_behind(ranks, reach) - set(ranks)))
-        roots.append(Root(kind, ranks, waiting, tuple(rank for rank in ranks if rank in ahead)))
+        roots.append(Root(kind, ranks, waiting))
     return tuple(sorted(roots, key=lambda root: (-len(root.waiting), ORDER.index(root.kind), root.ranks)))
-
-
-def _posted_ahead(waits: dict[int, Wait], towards: dict[int, tuple[int, ...]]) -> set[int]:
-    """Ranks in a circle that stopped before a collective which others entered, with a send or receive posted before.
-
-    The others in the circle only wait; a rank that is absent from a collective is not where the rest of its group is.
-    """
-    found = set()
-    for circle in _circles(towards):
-        inside = set(circle)
-        absent = {rank for w in (waits[r] for r in circle) if not w.unit.is_p2p for rank in w.absent} & inside
-        if absent != inside:
-            found |= {rank for rank in absent if waits[rank].unit.is_p2p}
-    return found
 
 
 def _circles(towards: dict[int, tuple[int, ...]]) -> list[list[int]]:

@@ -1,0 +1,220 @@
+"""What NCCL Inspector's logs show without time stamps: bandwidths by collective and size, and who arrives last.
+
+A collective that needs all its members ends everywhere at about the same time, so on the rank that arrives last it
+takes least, and on the others longer by as much as they wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.diagnosis.observed.standstill import NEEDS_ALL
+from paceenv.importers.kineto import op_name
+from paceenv.importers.nccl_inspector import InspectorLog
+
+MIN_SHARED: Final = 20
+"""Collectives that all members of a communicator must have recorded."""
+MIN_SHARE: Final = 0.5
+"""Share of them in which a rank must be the last to be named."""
+MIN_LATE_SHARE: Final = 0.02
+"""Of the time that collectives take: a rank later by less is not named."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of collective of one communicator.
+
+    Attributes:
+        communicator: its id and name.
+        ranks: ranks that recorded it.
+        op: the collective, as NCCL calls it.
+        size_bytes: message size as NCCL counts it.
+        calls: records of all ranks.
+        time_s: median over all records, seconds.
+        p99_s: 99th percentile.
+        algbw_Bps: median algorithm bandwidth, bytes per second.
+        busbw_Bps: median bus bandwidth.
+        slowest_rank: the rank (in the communicator) with the largest median time.
+        slowest_s: that median.
+    """
+
+    communicator: str
+    ranks: int
+    op: str
+    size_bytes: int
+    calls: int
+    time_s: float
+    p99_s: float
+    algbw_Bps: float
+    busbw_Bps: float
+    slowest_rank: int
+    slowest_s: float
+
+
+@dataclass(frozen=True)
+class LastArrival:
+    """Who arrives last at the collectives of a communicator.
+
+    Attributes:
+        communicator: its id and name.
+        members: how many ranks it has.
+        ranks: how many of them have a log.
+        shared: collectives that all of those recorded.
+        rank: the rank that is last most often, by its number in the communicator.
+        process: its host and process.
+        share: share of the shared collectives in which it is.
+        late_s: by how much it is the last, seconds, at the median.
+        waited_share: share of the others' time in these collectives that they wait for it.
+    """
+
+    communicator: str
+    members: int
+    ranks: int
+    shared: int
+    rank: int
+    process: str
+    share: float
+    late_s: float
+    waited_share: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether that is more than chance and matters."""
+        return self.share > MIN_SHARE and self.waited_share > MIN_LATE_SHARE and self.ranks > 1
+
+    def text(self) -> str:
+        """One line."""
+        where = f"communicator {self.communicator} ({self.ranks} of {self.members} ranks, {self.shared} collectives)"
+        if not self.is_late:
+            return f"{where}: no rank is usually the last"
+        late = f"in {self.share:.0%}, by {self.late_s * 1e3:.3g} ms at the median"
+        return (
+            f"{where}: rank {self.rank} ({self.process}) arrives last {late}; "
+            f"the others wait for it in {self.waited_share:.0%} of their time there"
+        )
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """What the logs show.
+
+    Attributes:
+        processes: how many logs.
+        rows: by communicator, collective and size; those first that take most time.
+        arrivals: for each communicator with enough shared collectives.
+        notes: why something cannot be said.
+    """
+
+    processes: int
+    rows: tuple[Row, ...]
+    arrivals: tuple[LastArrival, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The answer in a sentence or a few."""
+        late = [one.text() for one in self.arrivals if one.is_late]
+        if late:
+            return "; ".join(late[:4])
+        if self.arrivals:
+            shared = sum(one.shared for one in self.arrivals)
+            return (
+                f"no rank is usually the last to arrive in {shared} collectives of {len(self.arrivals)} communicators"
+            )
+        return "; ".join(["who arrives last cannot be determined", *self.notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "processes": self.processes,
+            "verdict": self.verdict,
+            "collectives": [vars(row) for row in self.rows],
+            "last_arrivals": [vars(one) | {"is_late": one.is_late} for one in self.arrivals],
+            "notes": list(self.notes),
+        }
+
+
+def measure_times(logs: Sequence[InspectorLog]) -> CollectiveTimes:
+    """What the logs of a job's processes show."""
+    parts: dict[str, list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
+    names: dict[str, str] = {}
+    members: dict[str, int] = {}
+    for log in logs:
+        for k, comm in enumerate(log.communicators):
+            parts[comm.id].append((comm.rank, log, np.flatnonzero(log.comm_V == k)))
+            names[comm.id] = f"{comm.id} {comm.name}".strip()
+            members[comm.id] = max(members.get(comm.id, 0), comm.ranks)
+    rows, arrivals, notes = [], [], []
+    for key, records in parts.items():
+        rows += _rows(names[key], records)
+        if len(records) > 1:
+            found = _last(names[key], members[key], records)
+            if isinstance(found, str):
+                notes.append(found)
+            else:
+                arrivals.append(found)
+    if all(len(records) == 1 for records in parts.values()):
+        notes.append("no communicator has logs of two ranks")
+    if not all(log.is_gpu_timed for log in logs):
+        notes.append("some times are those of the host, not of the device")
+    rows.sort(key=lambda row: -row.calls * row.time_s)
+    arrivals.sort(key=lambda one: (not one.is_late, -one.waited_share * one.shared))
+    return CollectiveTimes(len(logs), tuple(rows), tuple(arrivals), tuple(notes))
+
+
+def _rows(name: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> list[Row]:
+    by_kind: dict[tuple[str, int], list[tuple[int, InspectorLog, NDArray[np.int64]]]] = defaultdict(list)
+    for rank, log, chosen in records:
+        kinds = np.stack([log.op_V[chosen], log.size_bytes_V[chosen].astype(np.int64)], axis=1)
+        for op, size in np.unique(kinds, axis=0).tolist():
+            here = chosen[(kinds[:, 0] == op) & (kinds[:, 1] == size)]
+            by_kind[log.ops[op], size].append((rank, log, here))
+    found = []
+    for (op, size), parts in by_kind.items():
+        time_s = np.concatenate([log.time_s_V[here] for _, log, here in parts])
+        slowest_s, slowest = max((float(np.median(log.time_s_V[here])), -rank) for rank, log, here in parts)
+        rates = (
+            np.concatenate([getattr(log, key)[here] for _, log, here in parts])
+            for key in ("algbw_Bps_V", "busbw_Bps_V")
+        )
+        algbw, busbw = (float(np.median(rate)) for rate in rates)
+        found.append(
+            Row(
+                name, len(parts), op, size, len(time_s), float(np.median(time_s)), float(np.quantile(time_s, 0.99)),
+                algbw, busbw, -slowest, slowest_s,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
+    """Who arrives last, or why that cannot be said."""
+    shared: NDArray[np.int64] | None = None
+    kept = []
+    for rank, log, chosen in records:
+        needs_all = np.array([op_name(op) in NEEDS_ALL for op in log.ops], bool)
+        mine = chosen[needs_all[log.op_V[chosen]]]
+        number, first = np.unique(log.sn_V[mine], return_index=True)
+        kept.append((rank, log, number, mine[first]))
+        shared = number if shared is None else np.intersect1d(shared, number, assume_unique=True)
+    if shared is None or len(shared) < MIN_SHARED:
+        n = 0 if shared is None else len(shared)
+        return f"communicator {name}: {n} collectives that all its {len(records)} logs have; {MIN_SHARED} are needed"
+    time_RC = np.stack([log.time_s_V[index[np.searchsorted(number, shared)]] for _, log, number, index in kept])
+    last_C = time_RC.argmin(axis=0)
+    often = np.bincount(last_C, minlength=len(kept))
+    k = int(often.argmax())
+    others_RC = np.delete(time_RC, k, axis=0)
+    late_C = others_RC.min(axis=0) - time_RC[k]
+    rank, log = kept[k][:2]
+    waited = float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum())
+    return LastArrival(
+        name, members, len(kept), len(shared), rank, log.process, float(often[k] / len(shared)),
+        float(np.median(late_C)), waited,
+    )  # fmt: skip

@@ -1,0 +1,312 @@
+"""Reader of NCCL Inspector's JSON (NCCL's profiler plugin ``ext-profiler/inspector``): one file per process.
+
+Each record is one finished collective or send or receive of a communicator: its number there, size, time and bandwidth;
+with ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` also when its kernels began and ended. The plugin keeps only what finished last
+between two dumps (version 4.0), or a ring (since 4.1), so numbers may be missing.
+
+Format: versions 4.0 to 4.4. Since 4.3 a record has no header of its own; that of the dump before it counts.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core.errors import InputError
+from paceenv.importers.dump_steps import steps_of
+from paceenv.importers.kineto import op_name
+from paceenv.importers.packed import GZIP
+from paceenv.importers.timelines import Collective, Timeline
+
+SOURCE: Final = "NCCL Inspector"
+MAX_RECORD: Final = 1 << 20
+"""Bytes of a record."""
+HOW_TO: Final = "allowed: logs written with NCCL_INSPECTOR_DUMP_VERBOSE=1 and short dump intervals, without gaps"
+_MOST_US: Final = 1e18
+
+
+class _Header(msgspec.Struct, gc=False):
+    id: str | int = ""
+    rank: int = -1
+    n_ranks: int = 0
+    nnodes: int = 0
+    comm_name: str = ""
+
+
+class _Metadata(msgspec.Struct, gc=False):
+    hostname: str = ""
+    pid: int = 0
+    inspector_output_format_version: str = ""
+
+
+class _Kernel(msgspec.Struct, gc=False):
+    kernel_start_ts: float = 0.0
+    kernel_stop_ts: float = 0.0
+
+
+class _Stamps(msgspec.Struct, gc=False):
+    kernel_events: list[_Kernel] = []
+
+
+class _Perf(msgspec.Struct, gc=False):
+    coll: str = ""
+    coll_sn: int = -1
+    coll_msg_size_bytes: float = 0.0
+    coll_exec_time_us: float = 0.0
+    coll_timing_source: str = ""
+    coll_busbw_gbs: float = 0.0
+    coll_algobw_gbs: float = 0.0
+    event_trace_ts: _Stamps | None = None
+
+
+class _P2p(msgspec.Struct, gc=False):
+    p2p: str = ""
+    p2p_sn: int = -1
+    p2p_msg_size_bytes: float = 0.0
+    p2p_exec_time_us: float = 0.0
+    p2p_timing_source: str = ""
+    p2p_busbw_gbs: float = 0.0
+    p2p_algobw_gbs: float = 0.0
+
+
+class _Stats(msgspec.Struct, gc=False):
+    coll_dropped_since_last_dump: int = 0
+
+
+class _Record(msgspec.Struct, gc=False):
+    header: _Header | None = None
+    metadata: _Metadata | None = None
+    coll_perf: _Perf | None = None
+    p2p_perf: _P2p | None = None
+    dump_stats: _Stats | None = None
+
+
+_RECORD: Final = msgspec.json.Decoder(_Record)
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator as one process knows it: its id on all ranks, its name, its size, nodes, and the own rank."""
+
+    id: str
+    name: str
+    ranks: int
+    nodes: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class InspectorLog:
+    """The records of one process, in their order; arrays have the shape (records,).
+
+    Attributes:
+        path: the file.
+        process: host and process number.
+        version: of the format.
+        communicators: those that records name.
+        ops: names of operations, such as ``AllReduce``.
+        comm_V: index of the communicator.
+        op_V: index of the operation.
+        sn_V: number in the communicator, among its collectives or among its sends and receives.
+        size_bytes_V: message size as NCCL counts it.
+        time_s_V: execution time, seconds.
+        algbw_Bps_V: algorithm bandwidth, bytes per second.
+        busbw_Bps_V: bus bandwidth, bytes per second.
+        begin_s_V: when the first kernel began, seconds since 1970; not-a-number without verbose output.
+        end_s_V: when the last one ended.
+        is_gpu_timed: whether all times are those of the device.
+        notes: what is damaged or was dropped.
+    """
+
+    path: Path
+    process: str
+    version: str
+    communicators: tuple[Communicator, ...]
+    ops: tuple[str, ...]
+    comm_V: NDArray[np.int64]
+    op_V: NDArray[np.int64]
+    sn_V: NDArray[np.int64]
+    size_bytes_V: NDArray[np.float64]
+    time_s_V: NDArray[np.float64]
+    algbw_Bps_V: NDArray[np.float64]
+    busbw_Bps_V: NDArray[np.float64]
+    begin_s_V: NDArray[np.float64]
+    end_s_V: NDArray[np.float64]
+    is_gpu_timed: bool
+    notes: tuple[str, ...] = ()
+
+
+def is_inspector(head: str) -> bool:
+    """Whether a file that begins like this is one."""
+    return any(f'"{key}"' in head for key in ("coll_perf", "p2p_perf", "dump_stats", "inspector_output_format_version"))
+
+
+@dataclass
+class _Columns:
+    integers: dict[str, array[int]] = field(default_factory=lambda: {key: array("q") for key in ("comm", "op", "sn")})
+    numbers: dict[str, array[float]] = field(
+        default_factory=lambda: {key: array("d") for key in ("size", "time", "algbw", "busbw", "begin", "end")}
+    )
+    comms: dict[tuple[str, int], tuple[int, Communicator]] = field(default_factory=dict)
+    ops: dict[str, int] = field(default_factory=dict)
+    header: _Header | None = None
+    metadata: _Metadata = field(default_factory=_Metadata)
+    dropped: int = 0
+    is_gpu_timed: bool = True
+    unread: int = 0
+
+    def take(self, record: _Record) -> None:
+        """Add a record."""
+        if record.metadata is not None:
+            self.metadata = record.metadata
+        if record.header is not None:
+            self.header = record.header
+        if record.dump_stats is not None:
+            self.dropped += max(record.dump_stats.coll_dropped_since_last_dump, 0)
+        perf = record.coll_perf
+        if perf is not None:
+            rates = perf.coll_algobw_gbs, perf.coll_busbw_gbs
+            values = (perf.coll_msg_size_bytes, perf.coll_exec_time_us, *rates, *_stamps(perf.event_trace_ts))
+            self._add(perf.coll, perf.coll_sn, perf.coll_timing_source, values)
+        p2p = record.p2p_perf
+        if p2p is not None:
+            rates = p2p.p2p_algobw_gbs, p2p.p2p_busbw_gbs
+            values = (p2p.p2p_msg_size_bytes, p2p.p2p_exec_time_us, *rates, *_stamps(None))
+            self._add(p2p.p2p, p2p.p2p_sn, p2p.p2p_timing_source, values)
+
+    def _add(self, op: str, sn: int, source: str, values: tuple[float, float, float, float, float, float]) -> None:
+        header, (size, time_us, algbw, busbw, begin, end) = self.header, values
+        fits = 0.0 < time_us < _MOST_US and 0.0 <= size < _MOST_US and 0 <= sn < 1 << 62 and op
+        if header is None or not fits or not 0 <= header.rank < 1 << 31 or len(self.ops) > 64:
+            self.unread += 1
+            return
+        key = str(header.id), header.rank
+        if key not in self.comms:
+            comm = Communicator(key[0], header.comm_name, header.n_ranks, header.nnodes, header.rank)
+            self.comms[key] = len(self.comms), comm
+        for name, whole in (("comm", self.comms[key][0]), ("op", self.ops.setdefault(op, len(self.ops))), ("sn", sn)):
+            self.integers[name].append(whole)
+        scaled = size, time_us * 1e-6, algbw * 1e9, busbw * 1e9, begin * 1e-6, end * 1e-6
+        for name, number in zip(self.numbers, scaled, strict=True):
+            self.numbers[name].append(number)
+        self.is_gpu_timed &= source in {"kernel_gpu", ""}
+
+
+def _stamps(stamps: _Stamps | None) -> tuple[float, float]:
+    """When the first kernel began and the last one ended, microseconds; not-a-number where that is unknown."""
+    kernels = [] if stamps is None else stamps.kernel_events
+    begun = [k.kernel_start_ts for k in kernels if 0.0 < k.kernel_start_ts < _MOST_US]
+    ended = [k.kernel_stop_ts for k in kernels if 0.0 < k.kernel_stop_ts < _MOST_US]
+    if not begun or not ended or max(ended) < min(begun):
+        return float("nan"), float("nan")
+    return min(begun), max(ended)
+
+
+def read_inspector(path: str | Path) -> InspectorLog:
+    """A process's records. Memory is less than half of the file's size. Raises InputError if there are none."""
+    path = Path(path)
+    columns, damage = _Columns(), ""
+    try:
+        for text in _records(path):
+            try:
+                columns.take(_RECORD.decode(text))
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                columns.unread += 1
+    except (OSError, EOFError, zlib.error) as error:
+        damage = " ".join(str(error).split())
+    if not columns.integers["sn"]:
+        why = damage or f"{columns.unread} records that cannot be read"
+        raise InputError(f"{path}: no collective of NCCL Inspector in it ({why}); allowed: its JSON, version 4")
+    notes = [f"{path}: damaged, {damage}; what came before is used"] if damage else []
+    notes += [f"{path}: {columns.unread} records cannot be read; skipped"] if columns.unread else []
+    notes += [f"{path}: the plugin dropped {columns.dropped} collectives"] if columns.dropped else []
+    about = columns.metadata
+    whole = {key: np.array(values, np.int64) for key, values in columns.integers.items()}
+    numbers = {key: np.array(values, np.float64) for key, values in columns.numbers.items()}
+    return InspectorLog(
+        path,
+        f"{about.hostname or '?'}:{about.pid}",
+        about.inspector_output_format_version,
+        tuple(comm for _, comm in columns.comms.values()),
+        tuple(columns.ops),
+        comm_V=whole["comm"],
+        op_V=whole["op"],
+        sn_V=whole["sn"],
+        size_bytes_V=numbers["size"],
+        time_s_V=numbers["time"],
+        algbw_Bps_V=numbers["algbw"],
+        busbw_Bps_V=numbers["busbw"],
+        begin_s_V=numbers["begin"],
+        end_s_V=numbers["end"],
+        is_gpu_timed=columns.is_gpu_timed,
+        notes=tuple(notes),
+    )
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """The text of each record: a line, or several lines where it is written indented."""
+    with path.open("rb") as file:
+        packed = file.read(2) == GZIP
+        file.seek(0)
+        stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=file) if packed else file
+        waiting = b""
+        while line := stream.readline(MAX_RECORD):
+            begins = line[:1] == b"{"
+            if waiting and (begins or len(waiting) > MAX_RECORD):
+                yield waiting
+                waiting = b""
+            if begins and line.rstrip()[-1:] == b"}":
+                yield line
+            elif line[:1] == b"}":
+                yield waiting + line.rstrip().rstrip(b",")
+                waiting = b""
+            elif begins or waiting:
+                waiting += line
+        if waiting:
+            yield waiting
+
+
+def ranks_of(logs: Sequence[InspectorLog]) -> tuple[list[int], str]:
+    """A rank for each process, and how it was found, or why they are only counted.
+
+    A communicator that has all processes numbers them; else their order does.
+    """
+    by_comm: dict[str, dict[int, int]] = {}
+    for i, log in enumerate(logs):
+        for comm in log.communicators:
+            by_comm.setdefault(comm.id, {})[i] = comm.rank
+    for ranks in sorted(by_comm.values(), key=len, reverse=True):
+        if len(ranks) == len(logs) and len(set(ranks.values())) == len(logs):
+            return [ranks[i] for i in range(len(logs))], ""
+    order = sorted(range(len(logs)), key=lambda i: logs[i].process)
+    return [order.index(i) for i in range(len(logs))], "no communicator has all processes, so they are only counted"
+
+
+def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
+    """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps."""
+    kinds = [op_name(op) for op in log.ops]
+    chosen = np.flatnonzero([kinds[op] not in {"send", "recv"} for op in log.op_V])
+    if not np.isfinite(log.begin_s_V[chosen]).all() or not len(chosen):
+        raise InputError(f"{log.path}: collectives without time stamps; {HOW_TO}")
+    for k, comm in enumerate(log.communicators):
+        numbers = np.sort(log.sn_V[chosen][log.comm_V[chosen] == k])
+        if len(numbers) and np.any(np.diff(numbers) != 1):
+            missing = int(numbers[-1] - numbers[0] + 1 - len(numbers))
+            raise InputError(f"{log.path}: {missing} collectives of communicator {comm.id} are missing; {HOW_TO}")
+    placed = []
+    for i in chosen[np.argsort(log.end_s_V[chosen], kind="stable")].tolist():
+        op, group = kinds[log.op_V[i]], log.communicators[log.comm_V[i]].id
+        size = int(log.size_bytes_V[i])
+        collective = Collective(op, group, float(log.begin_s_V[i]), float(log.end_s_V[i]), size)
+        placed.append((int(log.sn_V[i]), collective, (op, group, size)))
+    return Timeline(rank, log.path, tuple(steps_of(log.path, placed, HOW_TO)))

@@ -1,0 +1,382 @@
+"""Jobs that hang: what is said of their Flight Recorder dumps, against the truth of a model and of real incidents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hung_jobs import Job, Op, data_parallel, parallel
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from importer_samples import dump_of
+
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.observed.hang import NOTHING_HANGS, Hang, find_hangs
+from paceenv.diagnosis.observed.standstill import ranks_text
+from paceenv.importers.flight_recorder import read_dump
+from paceenv.importers.inputs import read_inputs
+
+REAL = Path(__file__).parents[2] / "shared" / "data" / "nvrx-flight-recorder"
+
+
+def seen(job: Job, folder: Path, **how: Any) -> Hang:
+    """What is said of a job's dumps."""
+    (found,) = find_hangs(read_inputs([job.run().write(folder, **how)]).dumps)
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"only_active": True}, {"status": False}, {"timing": True}, {"as_json": True}])
+def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: dict[str, bool]) -> None:
+    found = seen(data_parallel(4, host_stops={2: 3}), tmp_path, **how)
+    assert found.stopped == (2,)
+    assert found.verdict.startswith("rank 2 stopped: it waits for nobody, and 3 other ranks wait for it in the end, ")
+    assert "first in all_reduce 4 of default_pg (ranks 0-3)" in found.verdict
+    assert found.ends() == {0: (2,), 1: (2,), 3: (2,)}
+    (last,) = found.last_seen
+    assert (last.rank, last.next_op, last.behind) == (2, "all_reduce 4", 3), "the others are three ahead"
+    if "only_active" not in how:
+        assert last.last is not None
+        assert (last.last.op, last.last.collective_seq, last.last.state) == ("_all_gather_base", 3, "completed")
+        assert last.frames == ("step__all_gather_base at /job/train.py:12",)
+    else:
+        assert last.finished == 3, "by its status"
+
+
+def test_ranks_that_wait_for_a_waiting_rank_are_victims(tmp_path: Path) -> None:
+    job = parallel(tensor=2, pipeline=3, data=2, batches=3, host_stops={5: 20})
+    found = seen(job, tmp_path, only_active=True)
+    assert found.stopped == (5,)
+    assert set(found.waits) == set(range(12)) - {5}
+    assert all(ends == (5,) for ends in found.ends().values())
+    assert any(5 not in wait.ranks for wait in found.waits.values()), "some wait for others who wait for it"
+
+
+def test_a_rank_without_a_dump(tmp_path: Path) -> None:
+    found = seen(data_parallel(4, host_stops={1: 3}), tmp_path, without=(1,))
+    assert found.stopped == ()
+    assert [(root.kind, root.ranks) for root in found.roots] == [("no dump", (1,))]
+    assert "rank 1 left no dump, and 3 other ranks wait for it in the end: it died, or stopped" in found.verdict
+    few = seen(data_parallel(8, host_stops={1: 3}), tmp_path / "few", without=(2, 3, 4, 5, 6))
+    assert few.stopped == (1,)
+    assert "ranks 2-6 left no dump: whether they stopped or waited cannot be determined" in few.verdict
+
+
+def test_a_device_that_stops_while_its_host_goes_on(tmp_path: Path) -> None:
+    """Its peers finished what it never saw the end of; or, where its record is whole, starts tell."""
+    blind = seen(data_parallel(4, device_stops={3: 4}, lag=3), tmp_path / "blind", only_active=True)
+    assert blind.blind == (3,)
+    assert "rank 3 never saw the end of 3 collectives that others finished" in blind.verdict
+    timed = seen(data_parallel(4, device_stops={3: 4}), tmp_path / "timed", timing=True)
+    assert "all have entered _all_gather_base 5" in timed.verdict
+    assert "the devices of ranks 0-2 have begun it: rank 3 did not get there" in timed.verdict
+    untimed = seen(data_parallel(4, device_stops={3: 4}), tmp_path / "untimed")
+    assert untimed.stopped == ()
+    assert "which rank is stuck cannot be determined without TORCH_NCCL_ENABLE_TIMING=1" in untimed.verdict
+
+
+_SHAPES = [(2, 2, 2), (1, 4, 1), (2, 4, 1), (4, 1, 2), (1, 2, 3), (1, 1, 6)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_only_ranks_that_stopped_are_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever the job, the rank, the moment and the way of dumping."""
+    tensor, pipeline, replicas = data.draw(st.sampled_from(_SHAPES))
+    job = parallel(tensor, pipeline, replicas, batches=data.draw(st.integers(1, 3)))
+    job.ahead, job.lag = data.draw(st.sampled_from([1, 2, 5, 12, 50])), data.draw(st.sampled_from([0, 3]))
+    ranks = data.draw(st.lists(st.integers(0, len(job.programs) - 1), min_size=1, max_size=2, unique=True))
+    kind = data.draw(st.sampled_from(["host", "device", "no dump"]))
+    for rank in ranks:
+        at = data.draw(st.integers(0, len(job.programs[rank]) - 1))
+        (job.device_stops if kind == "device" else job.host_stops)[rank] = at
+    how = {key: data.draw(st.booleans()) for key in ("only_active", "timing", "status")}
+    without = tuple(ranks) if kind == "no dump" else ()
+    found = seen(job, tmp_path_factory.mktemp("job"), without=without, **how)
+    silent = {rank for root in found.roots if root.kind == "no dump" for rank in root.ranks}
+    if kind == "host":
+        assert set(found.stopped) <= job.stopped
+        assert found.stopped
+        assert not found.blind
+    elif kind == "device":
+        assert not set(found.stopped) - set(ranks), "its device stopped, and then its host"
+        assert found.hangs
+        assert set(found.blind) <= set(ranks)
+    else:
+        assert silent
+        assert silent <= set(ranks)
+        assert not found.stopped
+    reachable = set(found.stopped) | silent
+    if kind != "device":
+        assert all(set(ends) <= reachable for ends in found.ends().values())
+        assert set(found.ends()) == set(job.programs) - set(without) - {r for r in ranks if r not in found.waits}
+
+
+def test_a_job_that_does_not_hang(tmp_path: Path) -> None:
+    found = seen(parallel(), tmp_path)
+    assert not found.hangs
+    assert found.verdict == NOTHING_HANGS
+    empty = seen(parallel(), tmp_path / "active", only_active=True)
+    assert empty.verdict == "cannot be determined: the 8 dumps have no entries"
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "said"),
+    [
+        (Op("0", "_all_gather_base"), "operation", "all_reduce on ranks 0, 1, 3; _all_gather_base on ranks 2"),
+        (Op("0", "all_reduce", sizes=(7, 3)), "size", r"of \[\[7, 3\]\] \['BFloat16'\] on ranks 2"),
+        (Op("0", "all_reduce", dtype="Float"), "type", r"of \[\[1024\]\] \['Float'\] on ranks 2"),
+    ],
+)
+def test_collectives_that_do_not_match(tmp_path: Path, other: Op, what: str, said: str) -> None:
+    """All enter collective 4, and it can never end."""
+    job = data_parallel(4, device_stops=dict.fromkeys(range(4), 3))
+    job.programs[2][3] = other
+    found = seen(job, tmp_path)
+    (mismatch,) = found.mismatches
+    assert (mismatch.seq, mismatch.what) == (4, what)
+    assert re.search(said, found.verdict)
+    assert "all_reduce 4 of default_pg (ranks 0-3) cannot end for that reason" in found.verdict
+    assert found.to_json()["mismatches"][0]["variants"][1]["ranks"] == [2]
+
+
+def test_members_of_an_all_to_all_may_send_different_amounts(tmp_path: Path) -> None:
+    def exchange(*outputs: int) -> Hang:
+        job = data_parallel(2, device_stops={0: 0, 1: 0})
+        folder = job.run().write(tmp_path / str(outputs))
+        for rank, received in enumerate(outputs):
+            path = folder / f"nccl_trace_rank_{rank}"
+            dump = pickle.loads(path.read_bytes())
+            entry = dump["entries"][0]
+            entry |= {"profiling_name": "nccl:all_to_all", "input_sizes": [[4 + rank]], "output_sizes": [[received]]}
+            path.write_bytes(pickle.dumps(dump, 2))
+        return find_hangs(read_inputs([folder]).dumps)[0]
+
+    assert exchange(5, 4).mismatches == ()
+    (mismatch,) = exchange(5, 5).mismatches
+    assert mismatch.what == "sum of sizes"
+    assert "9 numbers sent by all, 10 received" in mismatch.variants[0][0]
+
+
+def test_ranks_that_enter_collectives_in_different_orders(tmp_path: Path) -> None:
+    groups = {"0": ("default_pg", (0, 1)), "1": ("A", (0, 1)), "2": ("B", (0, 1))}
+    orders = {0: ["1", "2"], 1: ["2", "1"]}
+    job = Job(groups, {rank: [Op(name, "all_reduce", waits=True) for name in order] for rank, order in orders.items()})
+    found = seen(job, tmp_path)
+    assert [root.kind for root in found.roots] == ["circle"]
+    assert found.stopped == ()
+    assert "rank 0 in all_reduce 1 of A (ranks 0, 1) for 1" in found.verdict
+    assert "which one cannot be determined" in found.verdict
+
+
+def test_both_sides_receive_before_they_send(tmp_path: Path) -> None:
+    programs = {rank: [Op("0", "recv", 1 - rank, waits=True), Op("0", "send", 1 - rank)] for rank in range(2)}
+    found = seen(Job({"0": ("default_pg", (0, 1))}, programs), tmp_path)
+    assert [root.kind for root in found.roots] == ["circle"]
+    assert "recv from 1" in found.verdict
+
+
+def _batch(dump: dict[str, Any], ops: list[tuple[str, str]], *, closed: str | None) -> None:
+    """Append coalesced operations: parts whose state is never updated, and the entry that knows it."""
+    model, collective = dump["entries"][-1], dump["entries"][-1]["collective_seq_id"] + 1
+    for name, state in [*((name, "scheduled") for name, _ in ops), *([("coalesced", closed)] if closed else [])]:
+        dump["entries"].append(
+            model
+            | {
+                "record_id": dump["entries"][-1]["record_id"] + 1, "collective_seq_id": collective,
+                "profiling_name": f"nccl:{name}", "state": state, "is_p2p": "send" in name or "recv" in name,
+                "process_group": ("7", "PIPE"), "pg_id": 7,
+            }
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_parts_of_a_coalesced_operation_have_its_state(tmp_path: Path, left_out: bool) -> None:
+    """Batched sends and receives stay "scheduled" for ever; one whose last entry is missing completed before."""
+    job = data_parallel(2).run()
+    for rank in range(2):
+        dump = job.dump(rank, status=False)
+        dump["pg_config"]["7"] = {"name": "7", "desc": "PIPE", "ranks": "[0, 1]"}
+        parts = [(f"send {rank}->{1 - rank}", ""), (f"recv {rank}<-{1 - rank}", "")]
+        _batch(dump, parts, closed=None if left_out else "completed")
+        if left_out:
+            dump["entries"].append(dump["entries"][0] | {"record_id": 99, "collective_seq_id": 7})
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    assert not found.hangs
+
+
+def test_a_batch_that_one_side_never_posts(tmp_path: Path) -> None:
+    job = data_parallel(2).run()
+    for rank in range(2):
+        dump = job.dump(rank, status=False)
+        dump["pg_config"]["7"] = {"name": "7", "desc": "PIPE", "ranks": "[0, 1]"}
+        if rank == 0:
+            _batch(dump, [("send 0->1", ""), ("recv 0<-1", "")], closed="scheduled")
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    assert found.stopped == (1,)
+    assert "first in send to 1 + recv from 1 of PIPE (ranks 0, 1)" in found.verdict
+
+
+def test_dumps_written_at_different_times(tmp_path: Path) -> None:
+    """The first watchdog writes before the other hosts have enqueued all that they will."""
+    job = data_parallel(4, ahead=1, host_stops={2: 3})
+    job.run().write(tmp_path)
+    early = {rank: (tmp_path / f"nccl_trace_rank_{rank}").read_bytes() for rank in (0, 2)}
+    job.ahead = 50
+    job.run().write(tmp_path)
+    for rank, content in early.items():
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    assert found.stopped == (2,)
+
+
+def test_the_content_says_which_rank_it_is(tmp_path: Path) -> None:
+    folder = parallel(host_stops={5: 4}).run().write(tmp_path)
+    for rank in range(8):
+        (folder / f"nccl_trace_rank_{rank}").rename(folder / f"dump.{99 - rank}")
+    inputs = read_inputs([folder])
+    assert sorted(dump.rank for dump in inputs.dumps) == list(range(8))
+    assert f"{folder}/dump.94: rank 5 by its content, not 94" in inputs.notes
+    assert find_hangs(inputs.dumps)[0].stopped == (5,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_dump_1", "nccl_trace_rank_1", "comm_lib_trace_rank_1.json", "nccl_trace_rank_1_1758610505", "r1.pickle.gz"],
+)
+def test_the_name_says_which_rank_it_is_where_the_content_does_not(tmp_path: Path, name: str) -> None:
+    content = pickle.dumps(data_parallel(2).run().dump(1), 2)
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    assert read_dump(tmp_path / name).rank == 1
+
+
+@pytest.mark.parametrize("name", ["dump", "trace_17", "nccl_trace_rank_8"])
+def test_a_dump_of_an_unknown_rank_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(pickle.dumps(data_parallel(2).run().dump(1), 2))
+    with pytest.raises(InputError, match="neither its content nor its name says which rank it is of"):
+        read_dump(tmp_path / name)
+
+
+def test_dumps_without_groups_are_of_those_that_wrote_them(tmp_path: Path) -> None:
+    """As versions before 2.0 wrote them."""
+    job = data_parallel(3, host_stops={1: 2}).run()
+    for rank in range(3):
+        dump = {"entries": job.dump(rank)["entries"], "version": "1.5"}
+        for entry in dump["entries"]:
+            entry["seq_id"] = entry.pop("collective_seq_id")
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    assert found.stopped == (1,)
+
+
+def test_each_incident_has_its_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_parallel(4, host_stops={0: 2}).run().write(tmp_path / "monday" / "node0")
+    data_parallel(4, host_stops={3: 2}).run().write(tmp_path / "tuesday")
+    (tmp_path / "monday" / "node1").mkdir()
+    for rank in (2, 3):
+        path = tmp_path / "monday" / "node0" / f"nccl_trace_rank_{rank}"
+        path.rename(tmp_path / "monday" / "node1" / path.name)
+    (tmp_path / "notes.txt").write_text("what happened")
+    assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert [hang["stopped"] for hang in json.loads(out)["hang"]] == [[0], [3]]
+    assert "notes.txt: unknown format; skipped" in err.replace("\n", "")
+    assert application.run(["diagnose", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "Rank 0 stopped" in out
+    assert "Rank 3 stopped" in out
+
+
+def test_dumps_that_show_steps_and_a_hang_give_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(2):
+        dump = dump_of(rank, 0.015 * rank)
+        if rank == 0:
+            last = {
+                "record_id": 99,
+                "collective_seq_id": 99,
+                "state": "scheduled",
+                "time_discovered_completed_ns": None,
+            }
+            dump["entries"].append(dump["entries"][0] | last)
+        (tmp_path / f"rank_{rank}").write_bytes(pickle.dumps(dump, 2))
+    assert application.run(["diagnose", str(tmp_path), "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["hang"][0]["stopped"] == [1]
+    assert "worker 1" in result["causes"][0]["advice"]
+
+
+def test_dumps_that_show_neither_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data_parallel(2).run().write(tmp_path)
+    assert application.run(["diagnose", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert NOTHING_HANGS[1:] in " ".join(out.split())
+    assert "no steps: " in err
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
+def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
+    """Injected faults: the log beside the dumps names the ranks."""
+    assert application.run(["diagnose", str(REAL), "--json", "-"]) == 0
+    answers = {Path(hang["folder"]).name: hang for hang in json.loads(capsys.readouterr().out)["hang"]}
+    for log in REAL.glob("*/fault_injection.log"):
+        faulty = {int(rank) for rank in re.findall(r"^Rank (\d+)", log.read_text(), re.MULTILINE)}
+        answer = answers[log.parent.name]
+        assert {*answer["stopped"], *map(int, answer["never_saw_ends"])} == faulty
+        assert answer["stopped"]
+        assert len(answer["waits"]) == 16 - len(answer["stopped"])
+
+
+def test_ranks_are_written_as_ranges() -> None:
+    assert ranks_text([7, 0, 1, 2, 3, 9, 10]) == "0-3, 7, 9, 10"
+    assert ranks_text([]) == ""
+
+
+def read_or_refused(path: Path) -> None:
+    """Everything that is said of a dump, or one line on why nothing can be."""
+    refused = ""
+    try:
+        for found in find_hangs(read_inputs([path]).dumps):
+            json.dumps(found.to_json())
+            assert found.verdict
+            found.waiting_rows()
+    except InputError as error:
+        refused = str(error)
+    assert "\n" not in refused
+
+
+_SMALL = pickle.dumps(data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0), 2)
+_ODD = st.sampled_from([None, -1, 1 << 70, "x", [], {}, [[]], ["x"], {"a": 1}, 1.5, float("nan"), True, b"x", ("0", 1)])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, len(_SMALL)), new=st.binary(max_size=4), cut=st.booleans())
+def test_whatever_bytes_a_dump_has_it_is_read_or_refused(tmp_path: Path, at: int, new: bytes, cut: bool) -> None:
+    (tmp_path / "rank_0").write_bytes(_SMALL[:at] + new + (b"" if cut else _SMALL[at + len(new) :]))
+    read_or_refused(tmp_path / "rank_0")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data(), as_json=st.booleans())
+def test_whatever_values_a_dump_has_it_is_read_or_refused(tmp_path: Path, data: st.DataObject, as_json: bool) -> None:
+    dump = data_parallel(2, steps=1, host_stops={1: 1}).run().dump(0)
+    places = [
+        dump,
+        *dump["entries"],
+        dump["pg_config"],
+        dump["pg_config"]["0"],
+        dump["pg_status"],
+        dump["pg_status"]["0"],
+    ]
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.sampled_from(places))
+        place[data.draw(st.sampled_from(sorted(place)))] = data.draw(_ODD.filter(lambda v: not (as_json and v == b"x")))
+    path = tmp_path / "rank_0"
+    path.write_bytes(json.dumps(dump).encode() if as_json else pickle.dumps(dump, 2))
+    read_or_refused(path)
