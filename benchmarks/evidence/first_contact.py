@@ -108,20 +108,20 @@ def _stopped_text(found: Answer) -> str:
 
 def _little(found: Answer) -> bool:
     """Megatron on dedicated nodes: what varies is single long steps, nothing that pacing removes."""
-    top = found.steps.ceiling if found.steps is not None else None
+    top = found.steps[0].ceiling if found.steps else None
     return top is not None and top.gain.value - top.from_outliers < 0.01
 
 
 def _ceiling(found: Answer) -> str:
-    assert found.steps is not None
-    top = found.steps.ceiling
+    steps = found.steps[0]
+    top = steps.ceiling
     if top is None:
-        return found.steps.verdict
+        return steps.verdict
     return f"at most {top.gain.value:.1%} to win, {top.from_outliers:.1%} of it single long steps"
 
 
 def _too_few(found: Answer) -> bool:
-    return found.steps is not None and found.steps.ceiling is None
+    return bool(found.steps) and found.steps[0].ceiling is None
 
 
 _UNEQUAL = ("a pair with more work, a shared uplink", _first_cause(names.SLOW_RANK, names.CONTENTION), _causes)
@@ -146,7 +146,7 @@ CASES: Final = (
 
 def table(data: Path) -> list[tuple[str, ...]]:
     """A row for each recording: truth, answer, right or wrong, CPU seconds."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for case in CASES:
         if not (data / case.path).exists():
             continue
