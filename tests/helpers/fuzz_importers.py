@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 
 import atheris
+from gpu_profiles import Job, Kernel, Meeting, profiles
 from importer_samples import dump_of, profile_of
 
 with atheris.instrument_imports(
@@ -28,6 +29,7 @@ with atheris.instrument_imports(
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.observed.host_activity import find_late_hosts
 
 _PLACE = "    time   algbw   busbw #wrong"
 _ROWS = (
@@ -48,9 +50,16 @@ def samples() -> dict[str, bytes]:
     """A small file of every format but Parquet, whose reader is pyarrow's."""
     profile = profile_of(0)
     profile["traceEvents"] = profile["traceEvents"][: 1 + 7 * MOST_STEPS]
-    del profile["distributedInfo"]  # a file's name says which rank it is
+    program = [Kernel(900.0), Meeting("all_to_all"), Kernel(90.0), Meeting(beside=True)]
+    (gpu,) = profiles(Job(1, range(4), lambda _: program))
+    del profile["distributedInfo"], gpu["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
-    found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
+    found = {
+        "profile": json.dumps(profile).encode(),
+        "gpu": json.dumps(gpu).encode(),
+        "dump": json.dumps(dump).encode(),
+        "table": TABLE.encode(),
+    }
     return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
 
 
@@ -59,7 +68,10 @@ def take(content: bytes, paths: list[Path]) -> None:
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
-        diagnose(read_inputs(paths).require_trace())
+        found = read_inputs(paths)
+        for late in find_late_hosts(found.activity):
+            assert "\n" not in late.text
+        diagnose(found.require_trace())
     with contextlib.suppress(InputError):
         for table in read_tables(paths[0]):
             fit_bandwidth(table)
