@@ -17,7 +17,9 @@ import warnings
 from pathlib import Path
 
 import atheris
+from hung_jobs import data_parallel
 from importer_samples import dump_of, profile_of
+from inspector_logs import log_of
 
 with atheris.instrument_imports(
     include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
@@ -28,6 +30,8 @@ with atheris.instrument_imports(
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.observed.collective_times import measure_times
+from paceenv.diagnosis.observed.hang import find_hangs
 
 _PLACE = "    time   algbw   busbw #wrong"
 _ROWS = (
@@ -40,6 +44,7 @@ TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\
     f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
     for size, count, us, rate in _ROWS
 )
+BENCHMARK = "0 data size: 4.0 GB\n1 data size: 4.0 GB\n" + "0:\n duration: 0.7 sec\n1:\n duration: 0.7 sec\n" * 3
 MOST_STEPS = 6
 """Of the samples: mutations reach more of a small file."""
 
@@ -51,7 +56,10 @@ def samples() -> dict[str, bytes]:
     del profile["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
     found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
-    return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    found |= {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    hung, seen = data_parallel(2, steps=2, host_stops={1: 2}).run(), log_of(0, 2, late={}, steps=4, verbose=True)
+    found |= {"hung": pickle.dumps(hung.dump(0), 2), "hung_json": json.dumps(hung.dump(0)).encode()}
+    return found | {"inspector": "\n".join(map(json.dumps, seen)).encode(), "benchmark": BENCHMARK.encode()}
 
 
 def take(content: bytes, paths: list[Path]) -> None:
@@ -59,7 +67,11 @@ def take(content: bytes, paths: list[Path]) -> None:
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
-        diagnose(read_inputs(paths).require_trace())
+        inputs = read_inputs(paths)
+        for hang in find_hangs(inputs.dumps):
+            json.dumps((hang.to_json(), hang.waiting_rows()))
+        json.dumps(measure_times(inputs.inspected).to_json())
+        diagnose(inputs.require_trace())
     with contextlib.suppress(InputError):
         for table in read_tables(paths[0]):
             fit_bandwidth(table)
