@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from traced_jobs import H100_DIR, needs_h100
 
+from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
 
@@ -54,3 +55,25 @@ def test_who_arrives_last(merged: Merged) -> None:
         np.add.at(late_s_R, order_RC[-1], sorted_RC[-1] - sorted_RC[-2])
         assert late_s_R.argmax() == late_rank
         assert late_s_R[late_rank] * 1e3 == pytest.approx(late_ms, abs=0.1)
+
+
+def test_why_it_arrives_last(merged: Merged) -> None:
+    """The GPUs of both idle until their hosts have launched the small kernels of the optimizer."""
+    late = {one.rank: one for one in find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s)}
+    assert set(late) == {0, 1}
+    assert late[1].iterations == (11, 12, 13)
+    np.testing.assert_allclose(late[1].late_s, [0.0093, 0.0105, 0.0076], atol=1e-4)
+    for one in late.values():
+        assert one.reason == "host"
+        assert one.extra_s["host"] > 0.9 * np.mean(one.late_s)
+        assert abs(one.extra_s["compute"]) < 0.1 * np.mean(one.late_s)
+        assert one.ranges[0][0] == "Optimizer.step#NorMuon.step"
+    assert late[1].lead_s[0] < 0.25 * late[1].lead_s[1]
+    assert "waiting for its host" in late[1].text
+
+
+def test_where_time_goes(merged: Merged) -> None:
+    for one in merged.activity:
+        parts = one.compute_s + one.to_device_s + one.other_copies_s + one.exposed_s + one.host_wait_s + one.idle_s
+        assert parts == pytest.approx(one.end_s - one.start_s, abs=5e-5)
+        assert one.compute_s == pytest.approx(0.0294, abs=1e-3), "all ranks and steps compute as much"

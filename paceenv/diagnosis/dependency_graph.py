@@ -61,25 +61,49 @@ def build_graph(matrix: OperationMatrix) -> Graph:
     """The graph of a job's usual step."""
     sets = _sets(matrix)
     before: list[list[int]] = [[] for _ in matrix.op_N]
-    start_N, end_N = (np.nanmedian(x, axis=1) for x in (matrix.start_NT, matrix.end_NT))
+    start_N = np.nanmedian(matrix.start_NT, axis=1)
     tolerance_s = _TOLERANCE * float(np.median(matrix.step_s_T))
     is_compute, is_collective, is_transfer = matrix.is_compute_N, matrix.is_collective_N, matrix.is_transfer_N
     bounds = np.flatnonzero(np.diff(matrix.rank_N)) + 1
     for operations in np.split(np.arange(len(matrix.op_N)), bounds):
-        computes = operations[is_compute[operations]]
-        collectives = operations[is_collective[operations]]
-        beside = {
-            int(n)
-            for n in collectives
-            if np.any((start_N[n] < end_N[computes] - tolerance_s) & (start_N[computes] < end_N[n] - tolerance_s))
-        }
-        in_turn = [n for n in collectives[np.argsort(start_N[collectives], kind="stable")].tolist() if n not in beside]
-        beside |= {b for a, b in pairwise(in_turn) if start_N[b] < end_N[a] - tolerance_s}
+        computes, collectives = (operations[which[operations]] for which in (is_compute, is_collective))
+        collectives = collectives[np.argsort(start_N[collectives], kind="stable")]
+        apart = _after(matrix, collectives, computes, tolerance_s)
+        apart |= _after(matrix, computes, collectives, tolerance_s).T
+        beside = set(collectives[(~apart & _share_steps(matrix, collectives, computes)).any(axis=1)].tolist())
+        in_turn = [n for n in collectives.tolist() if n not in beside]
+        beside |= {b for a, b in pairwise(in_turn) if not _after(matrix, _one(b), _one(a), tolerance_s).all()}
         main = [n for n in operations.tolist() if not is_transfer[n] and n not in beside]
         _chain(before, main)
-        _beside(before, matrix, sorted(beside), np.array(main, np.int64), start_N, end_N, tolerance_s)
+        _beside(before, matrix, sorted(beside), np.array(main, np.int64), start_N, tolerance_s)
         _transfers(before, matrix, operations, computes, tolerance_s)
     return _sorted(matrix, sets, before, start_N)
+
+
+def _share_steps(matrix: OperationMatrix, one: Integers, other: Integers) -> NDArray[np.bool_]:
+    """Which operations are in most of each other's steps, ``(one, other)``."""
+    has_AT, has_BT = (np.isfinite(matrix.start_NT[of]).astype(np.float64) for of in (one, other))
+    both = has_AT @ has_BT.T
+    return np.asarray(both >= 0.5 * np.maximum(has_AT.sum(axis=1)[:, None], has_BT.sum(axis=1)[None, :]))
+
+
+def _one(n: int) -> Integers:
+    return np.array([n], np.int64)
+
+
+def _after(matrix: OperationMatrix, later: Integers, earlier: Integers, tolerance_s: float) -> NDArray[np.bool_]:
+    """Which of some operations usually begin when others have ended, ``(later, earlier)``.
+
+    Compared step by step: medians over the steps of each would mix steps that are early with others that are late. An
+    operation that few steps have says nothing of one that most have.
+    """
+    found = np.zeros((len(later), len(earlier)), np.bool_)
+    end_MT = matrix.end_NT[earlier] - tolerance_s
+    steps_M = np.isfinite(end_MT).sum(axis=1)
+    for i, n in enumerate(later.tolist()):
+        start_T = matrix.start_NT[n]
+        found[i] = (start_T >= end_MT).sum(axis=1) >= 0.5 * np.maximum(steps_M, np.isfinite(start_T).sum())
+    return found
 
 
 def _chain(before: list[list[int]], operations: list[int]) -> None:
@@ -93,22 +117,23 @@ def _beside(
     beside: list[int],
     main: Integers,
     start_N: NDArray[np.float64],
-    end_N: NDArray[np.float64],
     tolerance_s: float,
 ) -> None:
     """Collectives that overlap the chain ``main`` of their rank."""
     streams: dict[int, list[int]] = defaultdict(list)
-    for n in beside:
+    operations = np.array(beside, np.int64)
+    begins_after = _after(matrix, operations, main, tolerance_s)
+    released = _after(matrix, main, operations, tolerance_s).T
+    for n, after, releases in zip(beside, begins_after, released, strict=True):
         streams[int(matrix.group_N[n])].append(n)
-        earlier = main[end_N[main] <= start_N[n] + tolerance_s]
-        later = main[start_N[main] >= end_N[n] - tolerance_s]
+        earlier, later = np.flatnonzero(after), np.flatnonzero(releases)
         if len(earlier):
-            before[n].append(int(earlier[-1]))
+            before[n].append(int(main[earlier[-1]]))
         if len(later) and not (len(earlier) and later[0] <= earlier[-1]):
-            before[int(later[0])].append(n)
+            before[int(main[later[0]])].append(n)
     for stream in streams.values():
-        for a, b in pairwise(stream):
-            if start_N[b] >= end_N[a] - tolerance_s or start_N[b] >= start_N[a] + tolerance_s:
+        for a, b in pairwise(sorted(stream, key=lambda n: float(start_N[n]))):
+            if start_N[b] >= start_N[a] + tolerance_s or _after(matrix, _one(b), _one(a), tolerance_s).all():
                 before[b].append(a)
 
 

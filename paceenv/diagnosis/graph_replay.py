@@ -101,13 +101,18 @@ def _run(graph: Graph, duration_NT: Array, tasks: Integers) -> tuple[Array, Arra
 def own_durations(matrix: OperationMatrix, graph: Graph) -> Array:
     """Durations without waiting ``(N, T)``, seconds: those of operations that meet count from the last arrival.
 
-    The replay adds the waiting again. Where only some members are in a step, those count.
+    A collective that a rank begins while the one before it in its stream still runs counts from that one's end: it
+    waits for it, or shares the network with it. The replay adds the waiting again. Where only some members are in a
+    step, those count.
     """
     duration_NT = matrix.duration_NT
     meets = np.flatnonzero(graph.meets_N)
     task = graph.task_of_N[meets]
     last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
     np.maximum.at(last_KT, task, np.nan_to_num(matrix.start_NT[meets], nan=-np.inf))
+    for n, m in _overlapping(matrix, graph):
+        k = graph.task_of_N[n]
+        last_KT[k] = np.fmax(last_KT[k], matrix.end_NT[m])
     transfer_NT = matrix.end_NT[meets] - last_KT[task]
     queued = graph.queued_K[task]
     if queued.any():
@@ -118,3 +123,16 @@ def own_durations(matrix: OperationMatrix, graph: Graph) -> Array:
         transfer_NT[queued] = np.minimum(since_first, members[:, None] * transfer_NT[queued])
     duration_NT[meets] = np.maximum(np.nan_to_num(transfer_NT, nan=0.0), 0.0)
     return duration_NT
+
+
+def _overlapping(matrix: OperationMatrix, graph: Graph) -> list[tuple[int, int]]:
+    """Collectives that usually begin before one that they follow in the graph has ended, with that one."""
+    later = np.repeat(np.arange(len(graph.before_N) - 1), np.diff(graph.before_N))
+    of_stream = matrix.is_collective_N[later] & matrix.is_collective_N[graph.before] & graph.meets_N[later]
+    later, earlier = later[of_stream], graph.before[of_stream]
+    found = []
+    for n, m in zip(later.tolist(), earlier.tolist(), strict=True):
+        both_T = np.isfinite(matrix.start_NT[n]) & np.isfinite(matrix.end_NT[m])
+        if both_T.any() and (matrix.start_NT[n, both_T] < matrix.end_NT[m, both_T]).mean() > 0.5:
+            found.append((n, m))
+    return found

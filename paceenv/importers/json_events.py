@@ -6,7 +6,6 @@ any other named list. No file can make it hold more than MAX_EVENT bytes at once
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -18,11 +17,12 @@ from typing import Any, Final
 import msgspec
 
 from paceenv.core.errors import InputError
-from paceenv.importers.packed import GZIP
+from paceenv.importers.packed import GZIP, Unpacked
 
 MAX_EVENT: Final = 1 << 22
 """Bytes of one event, or of what comes before the first."""
-_CHUNK: Final = 1 << 19
+_CHUNK: Final = 1 << 17
+"""Bytes decoded at once: what is made of them stays in a processor's cache."""
 _SPACE: Final = re.compile(r"[ \t\n\r,]*")
 _BLANK: Final = b" \t\n\r"
 _MAX_LOOKS: Final = 1000
@@ -45,7 +45,7 @@ class EventFile:
             self._file.seek(0)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}") from None
-        self._stream: gzip.GzipFile | BufferedReader = gzip.GzipFile(fileobj=self._file) if head == GZIP else self._file
+        self._stream: Unpacked | BufferedReader = Unpacked(self._file) if head == GZIP else self._file
         self._at = self._find_list(name)
 
     def __enter__(self) -> EventFile:
@@ -108,16 +108,20 @@ class EventFile:
 
         What decodes as a list is one, so a place that only looks like that cannot be taken for it.
         """
-        end = self._between()
+        end, comma = self._between()
+        if comma <= self._at:
+            return []
+        with memoryview(self._buffer) as buffer:
+            text = b"".join((b"[", buffer[self._at : comma], b"]"))
         try:
-            events = decode(b"[%b]" % self._buffer[self._at : end].strip(b", \t\n\r"))
+            events = decode(text[:1] + text[1:].lstrip(b", \t\n\r") if text[1:2] in b", \t\n\r" else text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return []
         self._at, self.events = end, self.events + len(events)
         return events
 
-    def _between(self) -> int:
-        """Behind the last object in the buffer that another one follows; where the buffer begins if there is none."""
+    def _between(self) -> tuple[int, int]:
+        """The last object in the buffer that follows another one, and the comma between; else the buffer's begin."""
         brace = len(self._buffer)
         for _ in range(_MAX_LOOKS):
             brace = self._buffer.rfind(b"{", self._at, brace)
@@ -125,8 +129,8 @@ class EventFile:
                 break
             before = self._buffer[max(brace - 64, self._at) : brace].rstrip(_BLANK)
             if before[-1:] == b"," and before[:-1].rstrip(_BLANK)[-1:] == b"}":
-                return brace
-        return self._at
+                return brace, max(brace - 64, self._at) + len(before) - 1
+        return self._at, self._at
 
     def _one_by_one(self) -> list[dict[str, Any]] | None:
         """Events that are whole in the buffer, read on where none is; None where the list ends or breaks off."""

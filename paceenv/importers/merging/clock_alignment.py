@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -23,6 +24,10 @@ _MOST_OFFSET: Final = 16
 _AGREES: Final = 0.01
 """Share of a step within which ends of one collective lie when they are compared rightly."""
 _LEAST_AGREEMENT_S: Final = 50e-6
+_SURE_S: Final = 10e-6
+"""Ends that agree as well as that need no other count of steps to be tried."""
+_MOST_TRIED: Final = 2000
+"""Collectives with which other counts of steps are tried."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 
@@ -113,9 +118,10 @@ def _against_known(
 def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -> tuple[float, float, int] | None:
     """How far ends lie apart (s), the shift (s) and the offset of steps under which they agree best."""
     found = _apart(mine, other)
-    if found is not None and found[0] <= agrees_s:
+    if found is not None and found[0] <= _SURE_S:
         return *found, 0
-    tried = [(_apart(_renumbered(mine, k), other), k) for d in range(1, _MOST_OFFSET + 1) for k in (-d, d)]
+    few = dict(islice(sorted(mine.items()), _MOST_TRIED))
+    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, _MOST_OFFSET + 1) for k in (-d, d)]
     better = [(*apart, k) for apart, k in tried if apart is not None]
     best = min(better, default=None)
     if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):

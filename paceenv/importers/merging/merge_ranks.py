@@ -17,6 +17,7 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
 from paceenv.importers.merging.clock_alignment import Clocks, align_clocks
+from paceenv.importers.merging.unnamed_groups import name_groups
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union, without
 
@@ -82,6 +83,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
+    steps_of = name_groups(steps_of, common)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
     if not kept:

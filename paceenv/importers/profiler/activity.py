@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from paceenv.importers.profiler.device_steps import Device
+from paceenv.importers.profiler.device_steps import Device, Flags
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
 from paceenv.importers.profiler.host_time import covered_until, loader_spans, readable, time_by_range
 from paceenv.importers.profiler.rank_activity import CollectiveActivity, RankActivity
@@ -39,32 +41,41 @@ def device_activity(table: EventTable, device: Device, collectives: dict[int, Co
     places = sorted(collectives, key=lambda place: (start_us[place], end_us[place]))
     of_collective = _collectives(table, device, collectives, places, kernels, work, waits_us)
     steps = np.flatnonzero(np.isfinite(device.begin_us_T))
+    edges_us = np.stack([device.begin_us_T, device.end_us_T], axis=1)[steps]
+
+    def inside_s(spans: tuple[Array, Array], edges_us: Array) -> Array:
+        """How much of the spans lies in each step."""
+        return np.diff(covered_until(spans, edges_us.ravel()).reshape(-1, 2), axis=1)[:, 0] * _US
+
+    compute_s, device_s, work_s, network_s, busy_s = (
+        inside_s(spans, edges_us) for spans in (kernels, to_device, work, network, any_work)
+    )
+    loader_s = inside_s(loader, host_us_T[steps])
+    waited_us = np.concatenate([[0.0], np.cumsum(waits_us)])[np.searchsorted(start_us, edges_us)]
+    step_s = np.diff(edges_us, axis=1)[:, 0] * _US
+    host_wait_s = np.clip(np.diff(waited_us, axis=1)[:, 0] * _US, 0.0, np.maximum(step_s - busy_s, 0.0))
+    places_of: dict[int, list[int]] = defaultdict(list)
+    for place in places:
+        places_of[int(device.step_D[place])].append(place)
+    tops = _top_kernels(table, device, is_kernel)
     found = []
-    for i in steps.tolist():
-        edges = np.array([device.begin_us_T[i], device.end_us_T[i]])
-
-        def lies(spans: tuple[Array, Array], edges: Array = edges) -> float:
-            return float(np.diff(covered_until(spans, edges))[0]) * _US
-
-        inside = (start_us >= edges[0]) & (start_us < edges[1])
-        host_wait_s = float(waits_us[inside].sum()) * _US
-        busy_s, work_s, network_s = lies(any_work), lies(work), lies(network)
+    for k, i in enumerate(steps.tolist()):
         found.append(
             RankActivity(
                 rank=-1,
                 iteration=int(device.number_T[i]),
-                start_s=edges[0] * _US,
-                end_s=edges[1] * _US,
-                compute_s=lies(kernels),
-                to_device_s=lies(to_device),
-                other_copies_s=max(work_s - lies(kernels) - lies(to_device), 0.0),
-                exposed_s=busy_s - work_s,
-                hidden_s=max(network_s - (busy_s - work_s), 0.0),
-                host_wait_s=min(host_wait_s, max(edges[1] * _US - edges[0] * _US - busy_s, 0.0)),
-                idle_s=max((edges[1] - edges[0]) * _US - busy_s - host_wait_s, 0.0),
-                loader_s=float(np.diff(covered_until(loader, host_us_T[i]))[0]) * _US,
-                kernels=_top_kernels(table, device, (device.step_D == i) & is_kernel),
-                collectives=tuple(of_collective[place] for place in places if device.step_D[place] == i),
+                start_s=float(edges_us[k, 0]) * _US,
+                end_s=float(edges_us[k, 1]) * _US,
+                compute_s=float(compute_s[k]),
+                to_device_s=float(device_s[k]),
+                other_copies_s=max(float(work_s[k] - compute_s[k] - device_s[k]), 0.0),
+                exposed_s=float(busy_s[k] - work_s[k]),
+                hidden_s=max(float(network_s[k] - busy_s[k] + work_s[k]), 0.0),
+                host_wait_s=float(host_wait_s[k]),
+                idle_s=max(float(step_s[k] - busy_s[k] - host_wait_s[k]), 0.0),
+                loader_s=float(loader_s[k]),
+                kernels=tops.get(i, ()),
+                collectives=tuple(of_collective[place] for place in places_of[i]),
             )
         )
     return tuple(found)
@@ -154,12 +165,16 @@ def _host_windows(table: EventTable, device: Device) -> Array:
     return np.stack([np.where(none, 0.0, begin_us_T), np.where(none, 0.0, last_us_T)], axis=1)
 
 
-def _top_kernels(
-    table: EventTable, device: Device, chosen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-) -> tuple[tuple[str, float], ...]:
-    """The kernels that take most time, and how much, s."""
+def _top_kernels(table: EventTable, device: Device, is_kernel: Flags) -> dict[int, tuple[tuple[str, float], ...]]:
+    """The kernels that take most time in each step, and how much, s."""
+    chosen = np.flatnonzero(is_kernel & (device.step_D >= 0))
     events = device.event_D[chosen]
-    name, place = np.unique(table.name_E[events], return_inverse=True)
-    took_us = np.bincount(place, table.dur_us_E[events], len(name)) if len(name) else np.empty(0)
-    order = np.argsort(-took_us, kind="stable")[:TOP_KERNELS]
-    return tuple((readable(table.names[name[k]]), float(took_us[k]) * _US) for k in order.tolist())
+    pair, place = np.unique(device.step_D[chosen] * len(table.names) + table.name_E[events], return_inverse=True)
+    took_s = np.bincount(place, table.dur_us_E[events], len(pair)) * _US
+    step, name = np.divmod(pair, max(len(table.names), 1))
+    order = np.lexsort((-took_s, step))
+    bounds = np.searchsorted(step[order], np.arange(len(device.number_T) + 1))
+    return {
+        i: tuple((readable(table.names[name[k]]), float(took_s[k])) for k in order[first:last][:TOP_KERNELS].tolist())
+        for i, (first, last) in enumerate(pairwise(bounds.tolist()))
+    }

@@ -1,6 +1,6 @@
 """The events of a profile as columns: what ran where, when, under which name, and who launched it.
 
-Only complete events (``"ph": "X"``) are kept, 36 bytes each. Everything that depends on a name is worked out once per
+Only complete events (``"ph": "X"``) are kept, 28 bytes each. Everything that depends on a name is worked out once per
 name, so the loop over the events is short.
 """
 
@@ -120,20 +120,10 @@ def decode(text: bytes) -> list[Any]:
 
 
 class _Codes(dict[Any, int]):
-    """Numbers for texts, in the order of their appearance; 7 and "7" are one text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
+    """Numbers for keys, in the order of their appearance."""
 
     def __missing__(self, key: Any) -> int:
-        text = str(key)
-        if text is not key and not isinstance(key, str):
-            code = self[text]
-        else:
-            code = len(self.texts)
-            self.texts.append(text)
-        self[key] = code
+        self[key] = code = len(self)
         return code
 
 
@@ -178,37 +168,35 @@ class EventColumns:
     """Collects events; see :class:`EventTable`."""
 
     def __init__(self) -> None:
-        self._categories, self._names, self._processes, self._threads = _Codes(), _Codes(), _Codes(), _Codes()
+        self._kinds = _Codes()
         self._blocks: list[tuple[NDArray[Any], ...]] = []
         self._arguments: dict[int, CollectiveArguments] = {}
         self._count = 0
 
     def take(self, events: list[Any]) -> None:
         """Add a batch, as :func:`decode` or the standard library made it."""
-        kept = [event for event in events if isinstance(event, Complete)]
-        if len(kept) < len(events):
-            odd = (Complete.of(event) for event in events if type(event) is dict)
-            kept += [event for event in odd if event is not None]
+        kept = [event for event in events if type(event) is Complete]
+        says_more = len(kept) < len(events) and any(type(event) in (CompleteCollective, dict) for event in events)
+        if says_more:
+            odd = (Complete.of(event) if type(event) is dict else event for event in events)
+            kept = [event for event in odd if isinstance(event, Complete)]
         if not kept:
             return
-        categories, names, processes, threads = self._categories, self._names, self._processes, self._threads
+        kinds = self._kinds
         start_us = np.array([event.ts for event in kept])
         dur_us = np.array([event.dur for event in kept])
         good = (np.abs(start_us) < MAX_US) & (dur_us >= 0.0) & (dur_us < MAX_US)
         block = (
             start_us,
             dur_us,
-            np.array([categories[event.cat] for event in kept], np.int16),
-            np.array([names[event.name] for event in kept], np.int32),
-            np.array([processes[event.pid] for event in kept], np.int32),
-            np.array([threads[event.tid] for event in kept], np.int32),
+            np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32),
             np.array([event.args.correlation for event in kept], np.int64),
         )
         if not good.all():
             block = tuple(column[good] for column in block)
             kept = [event for event, fine in zip(kept, good.tolist(), strict=True) if fine]
         self._blocks.append(block)
-        if type(kept[0] if kept else None) is not Complete or any(type(e) is not Complete for e in kept):
+        if says_more:
             for place, event in enumerate(kept, self._count):
                 arguments = event.args
                 if isinstance(arguments, CollectiveArguments) and arguments != _NO_ARGUMENTS:
@@ -217,13 +205,20 @@ class EventColumns:
 
     def table(self) -> EventTable:
         """All that was taken; the collector is empty afterwards."""
-        start_us, dur_us = (np.concatenate([np.empty(0), *(block[i] for block in self._blocks)]) for i in range(2))
-        whole = [
-            np.concatenate([np.empty(0, np.int64), *(block[i] for block in self._blocks)]).astype(np.int64)
-            for i in range(2, 7)
-        ]
+        start_us, dur_us, kind, correlation = (
+            np.concatenate([np.empty(0, dtype), *(block[i] for block in self._blocks)])
+            for i, dtype in enumerate((np.float64, np.float64, np.int32, np.int64))
+        )
+        texts: list[tuple[str, ...]] = []
+        columns: list[Integers] = []
+        for values in zip(*self._kinds, strict=True) if self._kinds else [()] * 4:
+            codes = _Codes()
+            code_of_kind = np.array([codes[str(value)] for value in values], np.int64)
+            texts.append(tuple(codes))
+            columns.append(code_of_kind[kind])
+        categories, names, processes, threads = texts
+        category, name, process, thread = columns
         self._blocks = []
-        category, name, process, thread, correlation = whole
         return EventTable(
             start_us_E=start_us,
             dur_us_E=dur_us,
@@ -232,9 +227,9 @@ class EventColumns:
             process_E=process,
             thread_E=thread,
             correlation_E=correlation,
-            categories=tuple(self._categories.texts),
-            names=tuple(self._names.texts),
-            processes=tuple(self._processes.texts),
-            threads=tuple(self._threads.texts),
+            categories=categories,
+            names=names,
+            processes=processes,
+            threads=threads,
             arguments=self._arguments,
         )

@@ -1,0 +1,46 @@
+"""Prints where each rank's time went, from profiles, and why ranks are late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from paceenv.core.wording import duration
+from paceenv.diagnosis.observed.host_activity import LateHost
+from paceenv.importers.profiler.rank_activity import RankActivity
+from paceenv.ui import output
+
+_MOST_ROWS: Final = 16
+_SHOWN: Final = (
+    ("kernels", "compute_s"),
+    ("copies to it", "to_device_s"),
+    ("other copies", "other_copies_s"),
+    ("collectives exposed", "exposed_s"),
+    ("hidden", "hidden_s"),
+    ("waiting for its host", "host_wait_s"),
+    ("idle", "idle_s"),
+    ("host in data loader", "loader_s"),
+)
+
+
+def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> None:
+    """Print a row per rank, those that are late first, and a sentence for each of them."""
+    if not activity:
+        return
+    of_rank: dict[int, list[RankActivity]] = defaultdict(list)
+    for one in activity:
+        of_rank[one.rank].append(one)
+    first = [one.rank for one in late]
+    ranks = [*first, *(rank for rank in sorted(of_rank) if rank not in first)]
+    shown = [(title, key) for title, key in _SHOWN if any(getattr(one, key) > 0.0 for one in activity)]
+    rows = [
+        (str(rank), *(duration(float(np.mean([getattr(one, key) for one in of_rank[rank]]))) for _, key in shown))
+        for rank in ranks[:_MOST_ROWS]
+    ]
+    more = f"{len(ranks) - _MOST_ROWS} more ranks. " if len(ranks) > _MOST_ROWS else ""
+    why = "\n".join(f"{one.text[:1].upper()}{one.text[1:]}." for one in late)
+    note = f"{more}{why}".strip()
+    output.print_table("Where a step's time went on each device", ("rank", *(title for title, _ in shown)), rows, note)

@@ -1,0 +1,219 @@
+"""Profiles of GPU jobs with known truth: what they lack, clocks, kinds of steps, steps that are cut, and late hosts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gpu_profiles import Job, Kernel, Meeting, profiles
+from importer_samples import written
+
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.observed.host_activity import find_late_hosts
+from paceenv.importers.kineto import import_kineto
+from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
+
+
+def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Merged:
+    files = written(folder, {f"rank{k}.json": profile for k, profile in enumerate(made or profiles(job))})
+    return merge_ranks([import_kineto(path)[0] for path in files], "job", "test")
+
+
+def late_us(merged: Merged) -> dict[int, np.ndarray[Any, Any]]:
+    """How long after the one before it the last rank begins each collective, us, by rank, summed over steps."""
+    trace, found = merged.trace, {}
+    rank, iteration = trace.column("rank"), trace.column("iteration")
+    ranks = np.unique(rank)
+    for step in np.unique(iteration).tolist():
+        inside = (iteration == step) & (trace.column("group") >= 0)
+        start_RC = np.array([trace.column("start_s")[inside & (rank == r)] for r in ranks])
+        late_R = np.zeros(len(ranks))
+        np.add.at(late_R, start_RC.argmax(axis=0), np.diff(np.sort(start_RC, axis=0), axis=0)[-1] * 1e6)
+        found[step] = late_R
+    return found
+
+
+def slow_rank_1(rank: int, step: int, place: int, us: float) -> float:
+    """The first kernel of rank 1 takes half as long again; all others vary by 1 %."""
+    jitter = 1.0 + 0.01 * random.Random(f"{rank} {step} {place}").random()
+    return us * jitter * (1.5 if rank == 1 and place == 0 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "op"),
+    [
+        ({}, "all_reduce"),
+        ({"metadata": False}, "all_reduce"),
+        ({"metadata": False, "calls": False, "old_names": True}, "all_reduce"),
+        ({"metadata": False, "said": "all_to_all", "old_names": True}, "all_to_all"),
+        ({"metadata": False, "calls": False, "said": "all_to_all", "old_names": True}, "all_to_all"),
+    ],
+)
+def test_collectives_of_which_little_is_said(tmp_path: Path, changed: dict[str, Any], op: str) -> None:
+    """Kernels of 2023 have no metadata; the host's call tells, or that all ranks end together."""
+    said = changed.pop("said", "allreduce")
+    job = Job(program=lambda _: [Kernel(4000.0), Meeting(said), Kernel(2000.0)], took_us=slow_rank_1, **changed)
+    merged = read(tmp_path, job)
+    trace = merged.trace
+    assert set(trace.column("op").tolist()) == {"compute", op}
+    assert set(trace.column("group").tolist()) == {-1, 0}
+    for late_R in late_us(merged).values():
+        assert late_R[1] == pytest.approx(2000.0, abs=100.0)
+
+
+def test_sends_and_receives_without_metadata_are_no_collective(tmp_path: Path) -> None:
+    """Pairs of a pipeline do not end together on all ranks."""
+    job = Job(ranks=4, program=lambda _: [Kernel(4000.0), Meeting("all_to_all"), Kernel(2000.0), Meeting()],
+              metadata=False, calls=False)  # fmt: skip
+    made = profiles(job)
+    for rank, profile in enumerate(made):
+        draw = random.Random(rank)
+        for event in profile["traceEvents"]:
+            if "SendRecv" in event["name"]:
+                event["dur"] += 900.0 * draw.random()
+    trace = read(tmp_path, job, made).trace
+    assert set(trace.column("op").tolist()) == {"compute", "all_reduce", "send_recv"}
+    assert set(trace.column("group")[trace.isin("op", "send_recv")].tolist()) == {-1}
+
+
+def test_clocks_that_differ_by_a_second(tmp_path: Path) -> None:
+    clock_us = (0.0, 1e6, -730_000.0)
+    merged = read(tmp_path, Job(took_us=slow_rank_1, clock_us=clock_us))
+    shifts_us = {rank: s * 1e6 for rank, s in merged.clocks.shift_s.items()}
+    assert shifts_us == pytest.approx({0: 0.0, 1: -1e6, 2: 730_000.0}, abs=1.0)
+    assert merged.clocks.error_s < 1e-6
+    assert "clocks differ by up to 1.73" in merged.notes[0]
+    for late_R in late_us(merged).values():
+        assert late_R[1] == pytest.approx(2000.0, abs=100.0)
+
+
+def two_kinds(step: int) -> list[Kernel | Meeting]:
+    small = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0)]
+    return small if step % 2 == 0 else [*small, Meeting("_allgather_base"), Kernel(1500.0), Meeting(elements=128)]
+
+
+def test_kinds_of_steps_take_turns(tmp_path: Path) -> None:
+    merged = read(tmp_path, Job(program=two_kinds, took_us=slow_rank_1))
+    trace = merged.trace
+    assert not merged.notes
+    for step in range(10, 16):
+        inside = trace.column("iteration") == step
+        ops = [trace.column("op")[inside & (trace.column("rank") == r)].tolist() for r in range(3)]
+        assert ops[0] == ops[1] == ops[2]
+        assert sum(op != "compute" for op in ops[0]) == (1 if step % 2 == 0 else 3)
+
+
+@pytest.mark.parametrize("edge", ["first", "last"])
+def test_a_step_that_is_cut_is_left_out(tmp_path: Path, edge: str) -> None:
+    whole = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0), Meeting("_allgather_base"), Kernel(900.0)]
+    cut = {"first": (10, whole[3:]), "last": (15, whole[:2])}[edge]
+    merged = read(tmp_path, Job(program=lambda step: cut[1] if step == cut[0] else whole))
+    assert merged.notes == (f"step {cut[0]} left out: the {edge} one, and only part of a step like the others",)
+    assert set(merged.trace.column("iteration").tolist()) == set(range(10, 16)) - {cut[0]}
+
+
+def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> None:
+
+    def uneven(rank: int, step: int, place: int, us: float) -> float:
+        return us * (1.0 + 0.2 * random.Random(f"{step} {place}").random() + 0.1 * rank)
+
+    job = Job(steps=range(10, 18), took_us=uneven, first_step={2: 13}, clock_us=(0.0, 5e5, 0.0))
+    merged = read(tmp_path, job)
+    assert set(merged.trace.column("iteration").tolist()) == set(range(13, 18))
+    made = profiles(job)
+    for event in made[1]["traceEvents"]:
+        if event["name"].startswith("ProfilerStep#"):
+            event["name"] = f"ProfilerStep#{int(event['name'][13:]) - 4}"
+    again = read(tmp_path, job, made)
+    assert any("its steps are numbered +4 against those of rank 0" in note for note in again.notes)
+    for name in ("rank", "op", "group", "start_s", "end_s"):
+        assert again.trace.column(name).tolist() == merged.trace.column(name).tolist()
+
+
+def test_a_rank_that_lost_a_collective_loses_the_step(tmp_path: Path) -> None:
+    made = profiles(Job())
+    lost = [event for event in made[2]["traceEvents"] if "AllReduce" in event["name"]][2]
+    made[2]["traceEvents"].remove(lost)
+    merged = read(tmp_path, Job(), made)
+    assert merged.notes == ("step 12 left out: not all ranks have the same collectives in them",)
+
+
+def test_hidden_and_exposed(tmp_path: Path) -> None:
+    """A collective of 3 ms beside 2 ms of compute is hidden for two thirds."""
+    job = Job(program=lambda _: [Kernel(4000.0), Meeting(took_us=3000.0, beside=True), Kernel(2000.0), Meeting()])
+    merged = read(tmp_path, job)
+    for one in merged.activity:
+        first, second = one.collectives
+        assert first.hidden_s == pytest.approx(2e-3, abs=1e-5)
+        assert first.exposed_s == pytest.approx(1e-3, abs=1e-5)
+        assert second.hidden_s == pytest.approx(0.0, abs=1e-5)
+        parts = one.compute_s + one.to_device_s + one.other_copies_s + one.exposed_s + one.host_wait_s + one.idle_s
+        assert parts == pytest.approx(one.end_s - one.start_s)
+        assert one.kernels[0][0] == "sm90_gemm"
+
+
+def late_host(where: str, extra_us: float) -> Job:
+    program: list[Kernel | Meeting] = [
+        Kernel(50.0, 30.0, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
+        Kernel(50.0, 10.0, "aten::to", "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"),
+        *[Kernel(5.0, 40.0, "Optimizer.step#Adam.step") for _ in range(20)],
+        Kernel(90.0),
+        Meeting(took_us=100.0),
+    ]
+
+    def host_us(rank: int, step: int, place: int, us: float) -> float:
+        op = program[place]
+        return us + extra_us * (rank == 2 and isinstance(op, Kernel) and where in op.range)
+
+    return Job(steps=range(10, 20), program=lambda _: program, host_us=host_us)
+
+
+@pytest.mark.parametrize(
+    ("where", "extra_us", "total_us", "named"),
+    [
+        ("DataLoader", 1500.0, 1500.0, "workers of its data loader"),
+        ("Optimizer", 60.0, 1200.0, "CUDA graphs"),
+    ],
+)
+def test_a_late_host_is_named_with_what_it_did(
+    tmp_path: Path, where: str, extra_us: float, total_us: float, named: str
+) -> None:
+    """Its peers' hosts run ahead: they arrive after 390 us of work of the device, it after 870 us of its host."""
+    merged = read(tmp_path, late_host(where, extra_us))
+    truth_us = total_us + 870.0 - 390.0
+    (found,) = find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s)
+    assert found.rank == 2
+    assert found.reason == "host"
+    assert np.median(found.late_s) * 1e6 == pytest.approx(truth_us, rel=0.05)
+    assert found.extra_s["host"] * 1e6 == pytest.approx(truth_us, rel=0.1)
+    assert where in found.ranges[0][0]
+    assert found.ranges[0][1] * 1e6 == pytest.approx(total_us, rel=0.15)
+    assert named in found.text
+    assert found.to_json()["worst"]["op"] == "all_reduce"
+
+
+def test_a_slow_device_is_not_blamed_on_its_host(tmp_path: Path) -> None:
+    merged = read(tmp_path, Job(took_us=slow_rank_1))
+    (found,) = find_late_hosts(merged.activity)
+    assert (found.rank, found.reason) == (1, "compute")
+    assert "kernels take 2.0" in found.text
+    assert not found.ranges
+
+
+def test_time_in_which_two_collectives_wait_counts_once(tmp_path: Path) -> None:
+    program: list[Kernel | Meeting] = [Kernel(4000.0), Meeting(beside=True), Meeting(stream=40, group="1")]
+    (found,) = find_late_hosts(read(tmp_path, Job(program=lambda _: program, took_us=slow_rank_1)).activity)
+    assert found.rank == 1
+    assert np.median(found.late_s) * 1e6 == pytest.approx(2000.0, abs=100.0)
+
+
+def test_nobody_is_late(tmp_path: Path) -> None:
+    assert find_late_hosts(read(tmp_path, Job()).activity) == ()
+
+
+def test_a_profile_without_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no ProfilerStep#"):
+        read(tmp_path, Job(marks=False, program=lambda step: [Kernel(10.0 * step)]))
