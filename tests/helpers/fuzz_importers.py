@@ -18,7 +18,9 @@ from pathlib import Path
 
 import atheris
 from gpu_profiles import Job, Kernel, Meeting, profiles
+from hung_jobs import data_parallel
 from importer_samples import dump_of, profile_of
+from inspector_logs import log_of
 
 with atheris.instrument_imports(
     include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
@@ -28,8 +30,7 @@ with atheris.instrument_imports(
     from paceenv.importers.nccl_tests import read_tables
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.diagnose import diagnose
-from paceenv.diagnosis.observed.host_activity import find_late_hosts
+from paceenv.diagnosis.answer import find_answer
 
 _PLACE = "    time   algbw   busbw #wrong"
 _ROWS = (
@@ -42,6 +43,7 @@ TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\
     f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
     for size, count, us, rate in _ROWS
 )
+BENCHMARK = "0 data size: 4.0 GB\n1 data size: 4.0 GB\n" + "0:\n duration: 0.7 sec\n1:\n duration: 0.7 sec\n" * 3
 MOST_STEPS = 6
 """Of the samples: mutations reach more of a small file."""
 
@@ -54,13 +56,12 @@ def samples() -> dict[str, bytes]:
     (gpu,) = profiles(Job(1, range(4), lambda _: program))
     del profile["distributedInfo"], gpu["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
-    found = {
-        "profile": json.dumps(profile).encode(),
-        "gpu": json.dumps(gpu).encode(),
-        "dump": json.dumps(dump).encode(),
-        "table": TABLE.encode(),
-    }
-    return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    found = {"profile": profile, "gpu": gpu, "dump": dump}
+    packed = {name: json.dumps(content).encode() for name, content in found.items()} | {"table": TABLE.encode()}
+    packed |= {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    hung, seen = data_parallel(2, steps=2, host_stops={1: 2}).run(), log_of(0, 2, late={}, steps=4, verbose=True)
+    packed |= {"hung": pickle.dumps(hung.dump(0), 2), "hung_json": json.dumps(hung.dump(0)).encode()}
+    return packed | {"inspector": "\n".join(map(json.dumps, seen)).encode(), "benchmark": BENCHMARK.encode()}
 
 
 def take(content: bytes, paths: list[Path]) -> None:
@@ -68,10 +69,9 @@ def take(content: bytes, paths: list[Path]) -> None:
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
-        found = read_inputs(paths)
-        for late in find_late_hosts(found.activity):
-            assert "\n" not in late.text
-        diagnose(found.require_trace())
+        found = find_answer(read_inputs(paths))
+        json.dumps(found.to_json())
+        assert not any("\n" in late.text for late in found.late_hosts)
     with contextlib.suppress(InputError):
         for table in read_tables(paths[0]):
             fit_bandwidth(table)
