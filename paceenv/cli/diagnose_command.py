@@ -72,8 +72,8 @@ def diagnose(
     if found.lateness is not None and not found.lateness.why_not:
         output.print_table("When which rank was late", (), (), "\n".join(found.lateness.text()))
     print_activity(inputs.activity, found.late_hosts)
-    if found.steps is not None:
-        print_steps(found.steps)
+    for steps in found.steps:
+        print_steps(steps)
 
 
 def _print(found: Diagnosis, name: str) -> None:

@@ -64,8 +64,8 @@ def report(
     names = list(dict.fromkeys([*POLICIES, *(name for name in policy or [] if name != "passive")]))
     _check(out, chrome_trace, names)
     inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
-    if inputs.trace is None and inputs.steps is not None:
-        _report_log(inputs.steps, inputs.notes, out, json_)
+    if inputs.trace is None and (log := inputs.one_log()) is not None:
+        _report_log(log, inputs.notes, out, json_)
         return
     trace, notes = inputs.require_trace(), inputs.notes
     matrix, note = on_one_clock(read_matrix(trace, job=job))
