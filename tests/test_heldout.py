@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from importer_samples import TABLE
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
@@ -126,8 +127,8 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
 def test_draws_that_cannot_be_written_are_refused_before_the_fit(
     source: str, folder: str, said: str, tmp_path: Path
 ) -> None:
-    for name in ("a-file", "links.txt"):
-        (tmp_path / name).write_text("")
+    (tmp_path / "a-file").write_text("")
+    (tmp_path / "links.txt").write_text(TABLE)
     found = str(tmp_path / source) if source.endswith(".txt") else source
     out = tmp_path / "c.yaml"
     with pytest.raises(InputError, match=said):

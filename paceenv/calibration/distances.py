@@ -68,4 +68,4 @@ def _alike(values_TR: Array) -> float:
     total = own + between_steps + between_ranks
     if not total > 0.0:
         return float(steps * ranks)
-    return 1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total
+    return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)

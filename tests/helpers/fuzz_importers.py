@@ -17,7 +17,9 @@ import warnings
 from pathlib import Path
 
 import atheris
-from importer_samples import dump_of, profile_of
+import log_samples
+import numpy as np
+from importer_samples import TABLE, dump_of, profile_of
 
 with atheris.instrument_imports(
     include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
@@ -25,21 +27,12 @@ with atheris.instrument_imports(
     from paceenv.calibration.fits.bandwidth import fit_bandwidth
     from paceenv.importers.inputs import read_inputs
     from paceenv.importers.nccl_tests import read_tables
+    from paceenv.importers.step_log import read_step_log
 
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 
-_PLACE = "    time   algbw   busbw #wrong"
-_ROWS = (
-    (1024, 256, 11.2, 0.09),
-    (65536, 16384, 14.0, 4.68),
-    (1 << 20, 1 << 18, 35.0, 29.96),
-    (1 << 28, 1 << 26, 2345.0, 114.47),
-)
-TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\n" + "".join(
-    f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
-    for size, count, us, rate in _ROWS
-)
 MOST_STEPS = 6
 """Of the samples: mutations reach more of a small file."""
 
@@ -51,15 +44,19 @@ def samples() -> dict[str, bytes]:
     del profile["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
     found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
+    step_s = 1.0 + 0.05 * np.sin(np.arange(64.0))
+    found |= {f"log{i}": write(step_s).encode()[:8192] for i, write in enumerate(log_samples.LOGS.values())}
     return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
 
 
 def take(content: bytes, paths: list[Path]) -> None:
-    """One input, as the files of two ranks and as a table."""
+    """One input, as the files of two ranks, as a log and as a table."""
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
         diagnose(read_inputs(paths).require_trace())
+    with contextlib.suppress(InputError):
+        diagnose_steps(read_step_log(paths[0])).to_json()
     with contextlib.suppress(InputError):
         for table in read_tables(paths[0]):
             fit_bandwidth(table)
