@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released reality commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +80,9 @@ scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configu
 released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
+
+reality: $(STAMP) ## rebuild docs/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
+	@$(BIN)/python -m benchmarks.evidence.ceilings --write
 
 commit-checks: lint format-check typecheck test ## what CI runs first; then it runs test-slow
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.cluster_builder import MIN_UNPACED
+from paceenv.calibration.distances import Distance
 from paceenv.calibration.fits.noise_fit import TOLERANCE, NoiseFit, fit_noise
 from paceenv.calibration.job_fit import calibrate_stamps
 from paceenv.calibration.measurements import MIN_STEPS, NoiseMeasurements, StageTimes, measure_stage, subset_max, widths
@@ -78,11 +79,12 @@ class Line:
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """The lines, and how many steps the fit behind them saw and did not see."""
+    """The lines, how many steps the fit behind them saw and did not see, and distances of whole distributions."""
 
     fitted_steps: int
     held_out_steps: int
     lines: tuple[Line, ...]
+    distances: tuple[Distance, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -104,6 +106,7 @@ class HeldOutCheck:
             "held_out_steps": self.held_out_steps,
             "good": self.good,
             "lines": lines,
+            "ks_distances": [distance.to_record() for distance in self.distances],
         }
 
 
@@ -129,12 +132,16 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
     drawn = drawn_clusters(fit.cluster, draws=DRAWS)
     measured = _describe("step", rest.step_T, rest.compute_TR, rest.entry_TR, rest.groups)
 
+    steps: list[Array] = []
+
     def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
         step_ET, entry_ETR = _run(cluster, seeds, len(rest.step_T))
+        steps.append(step_ET)
         found = zip(step_ET, entry_ETR, strict=True)
         return [_describe("step", step_T, entry_TR, entry_TR, rest.groups) for step_T, entry_TR in found]
 
-    return _check(cut, len(rest.step_T), stamps.ranks, measured, drawn, simulated)
+    check = _check(cut, len(rest.step_T), stamps.ranks, measured, drawn, simulated)
+    return replace(check, distances=(Distance.between("step", rest.step_T[:, None], steps),))
 
 
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
@@ -157,10 +164,30 @@ def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldO
     def described(compute_TR: Array) -> dict[str, float]:
         return _describe("slowest worker", compute_TR.max(axis=1), compute_TR, compute_TR, 1)
 
-    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
-        return [described(entry_TR) for entry_TR in _run(cluster, seeds, len(rest_TR))[1]]
+    slowest: list[Array] = []
+    single: list[Array] = []
 
-    return _check(cut, len(rest_TR), workers, described(rest_TR), drawn, simulated)
+    def simulated(cluster: Cluster, seeds: list[int]) -> list[dict[str, float]]:
+        entry_ETR = _run(cluster, seeds, len(rest_TR))[1]
+        slowest.append(entry_ETR.max(axis=2))
+        single.append(entry_ETR[:1])  # of one run a cluster: there are many workers
+        return [described(entry_TR) for entry_TR in entry_ETR]
+
+    check = _check(cut, len(rest_TR), workers, described(rest_TR), drawn, simulated)
+    distances = (
+        Distance.between("slowest worker", rest_TR.max(axis=1)[:, None], slowest),
+        Distance.between("compute of a worker", rest_TR, single),
+        Distance.between(
+            "compute of a worker over the mean of its step", _over_mean(rest_TR), [_over_mean(one) for one in single]
+        ),
+    )
+    return replace(check, distances=distances)
+
+
+def _over_mean(compute_TR: Array) -> Array:
+    """Each worker's compute over the mean of its step: what makes workers wait, without what all share."""
+    relative: Array = compute_TR / compute_TR.mean(axis=-1, keepdims=True)
+    return relative
 
 
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:

@@ -16,9 +16,10 @@ from paceenv.calibration.heldout import HeldOutCheck, check_stage
 from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
 from paceenv.calibration.posterior import TRAIN, write_posterior
 from paceenv.cli.calibrate_job import fit_job, is_job, print_check, with_check
+from paceenv.cli.step_log_output import PATTERN_HELP, calibrate_log
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
-from paceenv.importers.inputs import read_inputs
+from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
@@ -55,6 +56,7 @@ def calibrate(
     inside: Annotated[
         bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
     ] = True,
+    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     posterior: Annotated[
         Path | None,
         typer.Option(
@@ -82,23 +84,21 @@ def calibrate(
     From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
     a cluster's fabric.
 
+    From a text log of a training program: a model of its step times, and how far (Kolmogorov-Smirnov) it is from step
+    times that it has not seen. Step times alone give no cluster.
+
     Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
-    paceenv calibrate all_reduce_perf.log --across
+    paceenv calibrate all_reduce_perf.log --across -- paceenv calibrate log.txt
     """
     if posterior is not None and posterior.exists() and not posterior.is_dir():
         raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
     path = _find_config(source)
     trace: Trace | None = None
     if path is None:
-        inputs = read_inputs(source)
+        inputs = read_inputs(source, pattern=pattern)
         for note in inputs.notes:
             output.say(note)
-        if inputs.trace is None and inputs.tables:
-            if posterior is not None:
-                raise InputError(
-                    f"--posterior: {source[0]} tells links, not a cluster; allowed: with a trace or a table"
-                )
-            _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, inside=inside)
+        if _without_trace(inputs, source[0], out, posterior, json_, inside=inside):
             return
         trace = inputs.require_trace()
     if out is None:
@@ -136,6 +136,22 @@ def calibrate(
             print_check(check)
         output.say(f"wrote {out}")
     _draw(cluster, posterior)
+
+
+def _without_trace(
+    inputs: Inputs, name: str, out: Path | None, posterior: Path | None, json_: str | None, *, inside: bool
+) -> bool:
+    """Fit what there is where there is no trace: links to a table, or a model to step times; False where neither is."""
+    if inputs.trace is not None or not (inputs.tables or inputs.steps):
+        return False
+    if posterior is not None or (out is not None and not inputs.tables):
+        option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
+        raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
+    if inputs.tables:
+        _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, inside=inside)
+    elif (log := inputs.one_log()) is not None:
+        calibrate_log(log, json_)
+    return True
 
 
 def _draw(cluster: Cluster, folder: Path | None) -> None:

@@ -72,6 +72,8 @@ def print_check(check: HeldOutCheck | str) -> None:
         "the interval holds single simulated runs of that length, of clusters drawn from the errors of that fit; "
         "close: outside of it but not by much. The written cluster is fitted to all steps.",
     )
+    for distance in check.distances:
+        output.print_table(distance.text, (), ())
 
 
 def _print(fit: JobFit) -> None:

@@ -10,11 +10,9 @@ import typer
 from paceenv.cli.activity_text import print_activity
 from paceenv.cli.hang_text import print_hang
 from paceenv.cli.inspector_text import print_times
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.observed.collective_times import measure_times
-from paceenv.diagnosis.observed.hang import find_hangs
-from paceenv.diagnosis.observed.host_activity import find_late_hosts
-from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.cli.step_log_output import PATTERN_HELP, from_logs, print_steps
+from paceenv.diagnosis.answer import find_answer
+from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.importers.inputs import read_inputs
 from paceenv.ui import output
@@ -27,6 +25,11 @@ def diagnose(
         list[Path],
         typer.Argument(help="Files, folders and patterns, of any supported format."),
     ],
+    pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
+    sizes: Annotated[
+        str | None, typer.Option(help="Text logs of a job at several sizes: the size of each, as 4,8 (nodes or ranks).")
+    ] = None,
+    predict: Annotated[str | None, typer.Option(help="Sizes to predict step times for, as 16,32.")] = None,
     job: Annotated[str | None, typer.Option(help="Which job, where the trace holds several.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
@@ -42,36 +45,35 @@ def diagnose(
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
     the missing ones were last seen doing. Logs of NCCL Inspector: bandwidths, and which rank arrives last.
 
+    From a text log of a training program (Megatron-LM, torchtitan, nanoGPT, MLPerf, ..., or any with --pattern) it
+    gives what step times alone allow: how they vary, what recurs, and how much there is to win at most.
+
     Examples: paceenv diagnose trace.parquet -- paceenv diagnose rank*.json.gz --json - -- paceenv diagnose profiles/ --
-    paceenv diagnose /tmp/nccl_trace_rank_*
+    paceenv diagnose /tmp/nccl_trace_rank_* -- paceenv diagnose log.txt -- paceenv diagnose log.txt --pattern
+    '(?P<step>\\d+) took (?P<ms>[\\d.]+)' -- paceenv diagnose log4.txt log8.txt --sizes 4,8 --predict 16
     """
-    inputs = read_inputs(traces, max_rows=MAX_ROWS)
-    for note in inputs.notes:
+    if sizes is not None or predict is not None:
+        from_logs(traces, sizes, predict, pattern, json_)
+        return
+    inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
+    found = find_answer(inputs, job)
+    for note in found.notes:
         output.say(note)
-    hangs = find_hangs(inputs.dumps)
-    times = measure_times(inputs.inspected) if inputs.inspected else None
-    if inputs.trace is None and (hangs or times):
-        found = None
-        if not any(hang.hangs for hang in hangs):
-            output.say(f"no steps: {inputs.why_no_trace}")
-    else:
-        found = diagnose_matrix(read_matrix(inputs.require_trace(), job=job))
-    error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0) if inputs.trace is not None else 0.0
-    late = find_late_hosts(inputs.activity, clock_error_s=error_s)
     if json_ is not None:
-        result = {} if found is None else found.to_json()
-        if inputs.activity:
-            result["late_hosts"] = [one.to_json() for one in late]
-        result |= {"hang": [hang.to_json() for hang in hangs]} if hangs else {}
-        output.write_json(result | ({"nccl_inspector": times.to_json()} if times else {}), json_)
-    if json_ != "-":
-        for hang in hangs:
-            print_hang(hang)
-        if times is not None:
-            print_times(times)
-        if found is not None:
-            _print(found, str(traces[0]))
-        print_activity(inputs.activity, late)
+        output.write_json(found.to_json(), json_)
+    if json_ == "-":
+        return
+    for hang in found.hangs:
+        print_hang(hang)
+    if found.times is not None:
+        print_times(found.times)
+    if found.diagnosis is not None:
+        _print(found.diagnosis, str(traces[0]))
+    if found.lateness is not None and not found.lateness.why_not:
+        output.print_table("When which rank was late", (), (), "\n".join(found.lateness.text()))
+    print_activity(inputs.activity, found.late_hosts)
+    for steps in found.steps:
+        print_steps(steps)
 
 
 def _print(found: Diagnosis, name: str) -> None:

@@ -2,8 +2,107 @@
 
 from __future__ import annotations
 
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
+from paceenv.importers.step_log import StepLog, read_step_log
 from paceenv.ui import output
+
+PATTERN_HELP = (
+    "For text logs of other programs: a regular expression with a named group for the step time, (?P<s>..) or "
+    "(?P<ms>..); or for a speed, (?P<steps_per_s>..); or for a running clock, (?P<elapsed_s>..); beside it "
+    "(?P<step>..)."
+)
+
+
+def from_logs(
+    paths: Sequence[Path], sizes: str | None, wanted: str | None, pattern: str | None, json_: str | None
+) -> None:
+    """Predict step times at other sizes from one log per size, and print them.
+
+    Args:
+        paths: the logs.
+        sizes: their sizes, separated by commas.
+        wanted: sizes to predict, likewise.
+        pattern: the user's own pattern.
+        json_: file for the result as JSON, or ``-`` for standard output only.
+
+    Raises:
+        InputError: sizes that are no numbers, or not one per log.
+    """
+    if sizes is None or wanted is None:
+        raise InputError("--sizes or --predict is missing; allowed: both, as --sizes 4,8 --predict 16")
+    known, target = (_sizes(name, text) for name, text in (("--sizes", sizes), ("--predict", wanted)))
+    found = predict_sizes(known, [diagnose_steps(read_step_log(path, pattern=pattern)) for path in paths], target)
+    if json_ is not None:
+        output.write_json(found.to_json(), json_)
+    if json_ == "-":
+        return
+    rows = [
+        (
+            f"{one.size:g}",
+            ""
+            if one.mean_s is None
+            else f"{_time(one.mean_s.value)} ({_time(one.mean_s.low)} to {_time(one.mean_s.high)})",
+            f"{one.cv.value:.2%} ({one.cv.low:.2%} to {one.cv.high:.2%})",
+            f"{one.p99_over_median.value:.3f} ({one.p99_over_median.low:.3f} to {one.p99_over_median.high:.3f})",
+        )
+        for one in found.sizes
+    ]
+    columns = ("size", "typical step (range)", "CV (95 %)", "99th percentile / median (95 %)")
+    output.print_table(f"Predicted from sizes {sizes}: {found.law}", columns, rows, "; ".join(found.notes))
+
+
+def _sizes(name: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{name} {text}: allowed: numbers separated by commas, as 4,8") from None
+
+
+def calibrate_log(log: StepLog, json_: str | None) -> None:
+    """Fit a model of step times to a log, and print it with its distance to step times that it has not seen.
+
+    Args:
+        log: the log.
+        json_: file for the result as JSON, or ``-`` for standard output only.
+    """
+    model, check = fit_model(log), check_model(log)
+    if json_ is not None:
+        held_out = (
+            {"why_not": check}
+            if isinstance(check, str)
+            else {"held_out": check.held_out, "model": check.model.to_record(), "normal": check.normal.to_record()}
+        )
+        output.write_json(
+            {"model": model.to_json(), "ks": held_out, "cluster": None, "why_no_cluster": WHY_NO_CLUSTER}, json_
+        )
+    if json_ == "-":
+        return
+    level, cv = model.level_s, model.cv
+    p01, p50, p99 = np.interp([0.01, 0.5, 0.99], PROBABILITIES, model.relative_K)
+    rows = [
+        ("mean of ordinary steps", _time(level.value), f"95 %: {_time(level.low)} to {_time(level.high)}"),
+        ("CV of ordinary steps", f"{cv.value:.2%}", f"95 %: {cv.low:.2%} to {cv.high:.2%}"),
+        ("1st, 50th, 99th percentile", f"{p01:.4f}, {p50:.4f}, {p99:.4f}", "of the mean"),
+        ("memory", f"{model.memory:.2f}", "autocorrelation from one value to the next"),
+        ("outliers", f"{model.outlier_share:.2%}", f"{model.outlier_factor:.3g} times the mean"),
+    ]
+    for note in log.notes:
+        output.say(note)
+    title = f"{log.name} ({log.source}): a model of {len(log.step_V)} step times"
+    output.print_table(title, ("parameter", "value", ""), rows)
+    if isinstance(check, str):
+        output.print_table(f"Not compared with unseen step times: {check}", (), ())
+    else:
+        output.print_table(f"Held out: {check.held_out}", (), (), f"{check.model.text}; {check.normal.text}")
+    output.print_table(f"No cluster config: {WHY_NO_CLUSTER}", (), ())
 
 
 def print_steps(found: StepDiagnosis) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,3 +71,50 @@ def hypervolume(gain_N: NDArray[np.float64], cv_N: NDArray[np.float64], worst_cv
             area += gain * (lowest_cv - cv)
             lowest_cv = cv
     return float(area)
+
+
+def ks_distance(sample_N: NDArray[np.float64], other_M: NDArray[np.float64]) -> float:
+    """Kolmogorov-Smirnov distance: the largest difference between two samples' distribution functions, 0 to 1.
+
+    Args:
+        sample_N: one sample, ``(N,)``.
+        other_M: another, ``(M,)``.
+    """
+    first, second = np.sort(sample_N), np.sort(other_M)
+    at = np.concatenate([first, second])
+    below = np.searchsorted(first, at, side="right") / len(first)
+    other_below = np.searchsorted(second, at, side="right") / len(second)
+    return float(np.abs(below - other_below).max())
+
+
+def ks_chance(independent: float, other: float = math.inf) -> float:
+    """Kolmogorov-Smirnov distance that two samples of one distribution exceed in 5 % of cases, at most 1.
+
+    So many independent values cannot show a smaller difference. Source: Smirnov 1948, the limit for large samples.
+
+    Args:
+        independent: independent values of one sample; fewer than it has where neighbours are alike.
+        other: of the other; infinite for a known distribution.
+    """
+    return min(1.3581 * math.sqrt(1.0 / independent + 1.0 / other), 1.0)
+
+
+def correlation_length(values: NDArray[np.float64]) -> float:
+    """Values after which a series has forgotten, at least 1: so many of them tell as much as one independent value.
+
+    One plus twice its autocorrelations, up to the first that may be chance.
+
+    Args:
+        values: a series in order, ``(N,)``.
+    """
+    centred = values - values.mean()
+    variance = float((centred**2).mean())
+    if not variance > 1e-24 * float(values.mean()) ** 2:
+        return 1.0
+    total, n = 1.0, len(values)
+    for lag in range(1, min(n // 4, 200)):
+        r = float((centred[lag:] * centred[:-lag]).mean()) / variance
+        if r < 2.0 / math.sqrt(n):
+            break
+        total += 2.0 * r
+    return total

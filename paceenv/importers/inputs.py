@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
@@ -18,13 +18,14 @@ from paceenv.importers import flight_recorder, kineto, nccl_inspector
 from paceenv.importers.dump_steps import timeline_of
 from paceenv.importers.file_list import list_files
 from paceenv.importers.flight_recorder import Dump, read_dump
-from paceenv.importers.formats import ALLOWED, Format, find_format
+from paceenv.importers.formats import Format, find_format
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import merge_ranks
 from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspector, timeline_of_log
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
+from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import Timeline
 from paceenv.ui import output
@@ -35,8 +36,6 @@ _BAR_BYTES: Final = 8 << 20
 """What takes about a second to read: from there on a progress bar is shown."""
 
 Read = TypeVar("Read")
-StepLog = Any
-"""Step times alone, of a text log."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Inputs:
         notes: what is damaged, skipped or left out, one line each.
         activity: where each rank's time went by step, of profiles.
         dumps: Flight Recorder dumps as they are, also of jobs that hang.
-        steps: step times alone, of a text log.
+        steps: step times alone, of text logs, one per job.
         tables: bandwidth tables, one per program run.
         inspected: NCCL Inspector's records, one log per process.
         why_no_trace: why files that could have held a trace do not; "" without any.
@@ -58,10 +57,17 @@ class Inputs:
     notes: tuple[str, ...] = ()
     activity: tuple[RankActivity, ...] = ()
     dumps: tuple[Dump, ...] = ()
-    steps: StepLog | None = None
+    steps: tuple[StepLog, ...] = ()
     tables: tuple[Table, ...] = ()
     inspected: tuple[InspectorLog, ...] = ()
     why_no_trace: str = ""
+
+    def one_log(self) -> StepLog | None:
+        """The only log, None without any. Raises InputError if there are logs of several jobs."""
+        if len(self.steps) > 1:
+            named = ", ".join(log.name for log in self.steps[:3]) + (", ..." if len(self.steps) > 3 else "")
+            raise InputError(f"logs of {len(self.steps)} jobs ({named}); allowed: those of one")
+        return self.steps[0] if self.steps else None
 
     def require_trace(self) -> Trace:
         """The trace. Raises InputError that says what there is instead."""
@@ -87,12 +93,12 @@ def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_
         InputError: nothing usable is there, with the reason.
     """
     files = list_files(paths)
-    found = _Found(max_rows)
+    found = _Found(max_rows, pattern)
     sizes = {path: path.stat().st_size for path in files}
     with output.progress("read", sum(sizes.values()) / 1e6, shown=sum(sizes.values()) > _BAR_BYTES) as done:
         read_mb = 0.0
         for path in files:
-            found.take(path)
+            found.take(path, lambda read, before=read_mb: done(before + read / 1e6))  # type: ignore[misc]
             read_mb += sizes[path] / 1e6
             done(read_mb)
     return found.inputs()
@@ -101,8 +107,10 @@ def read_inputs(paths: Sequence[str | Path], *, pattern: str | None = None, max_
 class _Found:
     """What has been read so far, and why the rest could not be."""
 
-    def __init__(self, max_rows: int | None) -> None:
-        self._max_rows = max_rows
+    def __init__(self, max_rows: int | None, pattern: str | None) -> None:
+        self._max_rows, self._pattern = max_rows, pattern
+        self._on_bytes: Callable[[float], None] = lambda read: None
+        self._logs: list[StepLog] = []
         self._wholes: list[Path] = []
         self._timelines: dict[str, list[Timeline]] = defaultdict(list)
         self._inspected: list[InspectorLog] = []
@@ -112,9 +120,12 @@ class _Found:
         self._activity: tuple[RankActivity, ...] = ()
         self._refused: dict[Path, str] = {}
 
-    def take(self, path: Path) -> None:
-        """Read a file, or remember why it cannot be."""
+    def take(self, path: Path, on_bytes: Callable[[float], None]) -> None:
+        """Read a file, or remember why it cannot be; ``on_bytes`` is told how far."""
+        self._on_bytes = on_bytes
         kind = self._try(path, find_format)
+        if self._pattern is not None and kind == "profile":
+            kind = "text"  # the user knows that it is one
         if kind is not None:
             _TAKE[kind](self, path)
 
@@ -155,7 +166,8 @@ class _Found:
         if is_table(path):
             self._tables += self._try(path, read_tables) or []
         else:
-            self._refused[path] = f"{path}: unknown format; {ALLOWED}"
+            log = self._try(path, lambda p: read_step_log(p, pattern=self._pattern, on_bytes=self._on_bytes))
+            self._logs += [] if log is None else [log]
 
     def _note(self, text: str) -> None:
         if text:
@@ -164,16 +176,21 @@ class _Found:
     def inputs(self) -> Inputs:
         """All of it. Raises InputError if nothing is usable."""
         trace, why = self._trace()
-        if trace is None and not (self._dumps or self._tables or self._inspected):
+        if trace is None and not (self._dumps or self._tables or self._logs or self._inspected):
             reasons = [why] if why else list(self._refused.values())
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             raise InputError(reasons[0] + also)
+        if trace is not None or self._dumps or self._logs or self._inspected:
+            named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
+            self._notes += [f"{name}: a bandwidth table, which paceenv calibrate reads; skipped" for name in named]
+        steps = jobs_of(self._logs, self._note)
         return Inputs(
             trace,
             (*self._notes, *_skipped(self._refused)),
             activity=self._activity,
             dumps=tuple(self._dumps),
+            steps=steps,
             tables=tuple(self._tables),
             inspected=tuple(self._inspected),
             why_no_trace=why if trace is None else "",

@@ -7,8 +7,10 @@ Axes: V logged values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,10 +34,17 @@ MAX_WRITERS: Final = 4096
 """Ranks, and progress bars, that are kept apart."""
 MAX_JSON: Final = 256 << 20
 ALLOWED: Final = (
-    "a log of Megatron-LM, NeMo, torchtitan, DeepSpeed, nanoGPT, MaxText, MLPerf, ms-swift or Lightning, a progress "
-    "bar, CSV or JSON lines with a column such as step_time, lines with a time stamp and a step number, or any other "
-    "with --pattern 'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
+    "Parquet, JSON of the PyTorch profiler, dumps of its Flight Recorder, output of nccl-tests, a log of Megatron-LM, "
+    "NeMo, torchtitan, DeepSpeed, nanoGPT, MaxText, MLPerf, ms-swift or Lightning, a progress bar, CSV or JSON lines "
+    "with a column such as step_time, lines with a time stamp and a step number, or any other log with --pattern "
+    "'step (?P<step>\\d+).*time: (?P<ms>[\\d.]+)'"
 )
+SETTINGS: Final = (
+    "world_size", "data_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+    "micro_batch_size", "global_batch_size", "num_layers", "hidden_size", "seq_length",
+)  # fmt: skip
+"""Settings as Megatron-LM and DeepSpeed print them, ``name ..... value``, that explain a change of step time."""
+_SETTING: Final = re.compile(r"([a-z_]{5,40}) \.{3,80} ([0-9A-Za-z_.+-]{1,40})")
 _UNKNOWN = np.nan
 
 Array = NDArray[np.float64]
@@ -57,6 +66,7 @@ class StepLog:
         rounding_s: how coarse the times are, seconds: the unit of the last digit over the steps of a value.
         rank: the rank whose lines these are, where lines are tagged.
         others: the same of other ranks.
+        settings: what the program printed of its own settings, of those in :data:`SETTINGS`.
         notes: what was left out or had to be assumed, a line each.
     """
 
@@ -71,6 +81,7 @@ class StepLog:
     rank: int | None = None
     others: tuple[StepLog, ...] = ()
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_step_log(
@@ -89,7 +100,7 @@ def read_step_log(
         on_bytes: called with the number of bytes read so far.
 
     Raises:
-        InputError: a file cannot be read or has no step times, or the files are of different formats.
+        InputError: a file cannot be read or has no step times.
     """
     files = [Path(paths)] if isinstance(paths, (str, Path)) else [Path(path) for path in dict.fromkeys(paths)]
     if not files:
@@ -99,15 +110,58 @@ def read_step_log(
     for path in files:
         logs.append(_read(path, mine, lambda done, before=before: on_bytes(before + done)))  # type: ignore[misc]
         before += path.stat().st_size
-    return logs[0] if len(logs) == 1 else _joined(logs)
+    said: list[str] = []
+    joined = join_logs(logs, said.append)
+    return replace(joined, notes=(*said, *joined.notes))
 
 
-def _joined(logs: list[StepLog]) -> StepLog:
+def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
+    """Logs put together that go on where another of the same job ended; jobs in the order of their first log.
+
+    A log goes on if its format and settings are the other's and its steps begin later: a job resumed from a checkpoint.
+
+    Args:
+        logs: in the order in which they follow each other.
+        on_note: called with a line for each job of which several logs were joined.
+    """
+    jobs: list[list[StepLog]] = []
+    for log in logs:
+        for job in jobs:
+            last = job[-1]
+            alike = (log.source, log.settings) == (last.source, last.settings)
+            if (
+                alike
+                and int(log.step_V.min()) > int(last.step_V.min())
+                and int(log.step_V.max()) > int(last.step_V.max())
+            ):
+                job.append(log)
+                break
+        else:
+            jobs.append([log])
+    for job in jobs:
+        if len(job) > 1:
+            on_note(f"{', '.join(log.name for log in job)}: read as one job that was resumed")
+    return tuple(join_logs(job, on_note) for job in jobs)
+
+
+def join_logs(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> StepLog:
+    """Logs that follow each other as one, each a run of its own; of several formats that with the most values.
+
+    Args:
+        logs: at least one.
+        on_note: called with a line for each log that is left out.
+    """
+    values: Counter[str] = Counter()
+    for log in logs:
+        values[log.source] += len(log.step_V)
+    most = values.most_common(1)[0][0]
+    for log in logs:
+        if log.source != most:
+            on_note(f"{log.name}: lines of {log.source}, most others of {most}; skipped")
+    logs = [log for log in logs if log.source == most]
     first = logs[0]
-    if other := next((log for log in logs if log.source != first.source), None):
-        raise InputError(
-            f"{first.name} is of {first.source}, {other.name} of {other.source}; allowed: logs of one program"
-        )
+    if len(logs) == 1:
+        return first
     offsets = np.cumsum([0, *(int(log.run_V[-1]) + 1 for log in logs[:-1])])
     parts: dict[str, Any] = {
         name: np.concatenate([getattr(log, name) for log in logs])
@@ -127,7 +181,7 @@ def _read(path: Path, pattern: UserPattern | None, on_bytes: Callable[[float], N
     found = _Lines(pattern)
     for line in read_lines(path, on_bytes):
         found.add(line)
-    return found.log(path)
+    return replace(found.log(path), settings=found.settings)
 
 
 def _whole_table(path: Path, head: bytes) -> StepLog | None:
@@ -165,6 +219,7 @@ class _Lines:
         self._columns: dict[str, dict[tuple[int | None, str], Column]] = {}
         self._mllog: dict[int | None, Mllog] = {}
         self._table = Table()
+        self.settings: dict[str, str] = {}
         self._batch = 0.0
         self._stamp: Stamp | None = None
 
@@ -188,6 +243,8 @@ class _Lines:
             if (fields := one.match(text)) is not None and ("step" in fields or one.without_step):
                 self._keep(one.name, fields, line, one.averages)
                 return
+        if " ...." in text and (setting := _SETTING.search(text)) is not None and setting[1] in SETTINGS:
+            self.settings[setting[1]] = setting[2]
         if "train_batch_size" in text and (batch := SAMPLES_PER_STEP.search(text)) is not None:
             self._batch = float(batch[1])
         elif (step := ANY_STEP.search(text)) is not None:
@@ -234,9 +291,10 @@ class _Lines:
             raise InputError(notes[0])
         seen = max((len(c.value) for columns in self._columns.values() for c in columns.values()), default=0)
         few = f" ({seen} found, needed {MIN_VALUES})" if seen else ""
+        what = f"too few step times in it{few}" if seen else "unknown format"
         if self._pattern is not None:
             raise InputError(f"{path}: --pattern matches too few lines{few}; allowed: one that matches a line per step")
-        raise InputError(f"{path}: no step times in it{few}; allowed: {ALLOWED}")
+        raise InputError(f"{path}: {what}; allowed: {ALLOWED}")
 
     def _of(self, name: str) -> dict[tuple[int | None, str], Column]:
         if name == "JSON lines":

@@ -69,11 +69,11 @@ class Browser:
     def __init__(self, chromium: Chromium) -> None:
         self._chromium = chromium
 
-    def look(self, path: Path) -> Seen:
-        """Show a file, wait until it is drawn, and tell what there is."""
+    def look(self, path: Path, width: int = WIDTH) -> Seen:
+        """Show a file in a window so many pixels wide, wait until it is drawn, and tell what there is."""
         problems: list[str] = []
         requests: list[str] = []
-        page = self._chromium.new_page(viewport={"width": WIDTH, "height": 900}, offline=True)
+        page = self._chromium.new_page(viewport={"width": width, "height": 900}, offline=True)
         page.set_default_timeout(1e3 * DEADLINE_S)
         page.on("console", lambda message: problems.extend(_problem(message)))
         page.on("pageerror", lambda error: problems.append(str(error)))

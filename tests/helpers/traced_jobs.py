@@ -19,6 +19,11 @@ needs_traces = pytest.mark.skipif(
     not STRAGGLER_DIR.is_dir(), reason="set PACEENV_STRAGGLER_DIR to the published traces"
 )
 
+JEAN_ZAY_DIR = Path(os.environ.get("PACEENV_JEAN_ZAY_DIR") or STRAGGLER_DIR.with_name("jean-zay"))
+needs_jean_zay = pytest.mark.skipif(
+    not JEAN_ZAY_DIR.is_dir(), reason="set PACEENV_JEAN_ZAY_DIR to logs of Megatron-LM on 4, 8 and 16 nodes"
+)
+
 SOCKET_RUNS_DIR = Path(
     os.environ.get("PACEENV_SOCKET_RUNS_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data" / "socket-runs"
 )

@@ -60,7 +60,7 @@ class UsualNoise:
         self.scale_s_R = self._scale_s_R()
         """Standard deviation of each rank's difference to the others, seconds; at first that of all ranks."""
         self.persistence_J = np.ones(len(WEIGHTS))
-        """Variance of sums of STRETCHES steps over that of independent ones, at least 1; its upper 97.5 % end.
+        """Variance of sums of STRETCHES steps over that of independent ones, a standard error up, at least 1.
 
         That of the middle rank: a rank that turns late must not hide behind its own lateness.
         """
@@ -76,7 +76,7 @@ class UsualNoise:
         blocks_J = np.maximum(self._blocks_J, 1.0)
         middle_J = np.median(self._block_variance_JR, axis=1) / (1.0 - 2.0 / (9.0 * blocks_J)) ** 3
         freedom_J = blocks_J * max(_EFFICIENCY * (len(self._steps_R) - 1), 1.0)
-        upper_J = middle_J / max(self._square, np.finfo(np.float64).tiny) * (1.0 + 2.0 * np.sqrt(2.0 / freedom_J))
+        upper_J = middle_J / max(self._square, np.finfo(np.float64).tiny) * (1.0 + np.sqrt(2.0 / freedom_J))
         for j in range(len(WEIGHTS)):
             if self._blocks_J[j] >= 2:
                 found[j] = max(upper_J[j], 1.0)

@@ -1,13 +1,15 @@
 """Watches ranks step by step: which are late, since when, by how much, and whether once, always, or in turns.
 
 Of each step it takes the ranks' own work, without waiting, and compares each rank with the median of the others. For
-every rank it then tests one statement: "given the past, this rank is not later than ``least_share`` of the step".
+every rank it then tests one statement: "given the past, this rank is on average not later than the middle rank by more
+than ``least_share`` of the step". (Where noise has a long tail, every rank's mean lies above the others' median.)
+
 A score sums the evidence against it and begins again from zero where there is none (Page's CUSUM). Its increments are
 ``weight * noise - price`` where the price makes ``exp(increment)`` at most 1 on average. Such a score passes ``log(n)``
-at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors", 2022, theorem
-2.4). With four weights and R ranks the threshold is ``log(4 * R * steps_per_false_alarm)``; looking at every step is
-part of that count. The price is measured on the ranks themselves (``usual_noise``), so the count is an estimate: it
-supposes that noise is as it was in the last thousand steps.
+at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric
+framework for sequential change detection", 2022). With four weights and R ranks the threshold is
+``log(4 * R * steps_per_false_alarm)``; looking at every step is part of that count. The price is measured on the ranks
+themselves (``usual_noise``), so the count is an estimate: it supposes noise as in the last thousand steps.
 
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
 steps of a garbage collector or of a checkpoint are not a late rank; they are told as late once.
@@ -37,8 +39,9 @@ STEPS_PER_FALSE_ALARM: Final = 1e7
 """One wrong name in so many steps of a job: with steps of a second, one in 2,800 hours."""
 FIRST_STEPS: Final = 8
 """Steps from which the noise is first learned. They are judged, too, once they are all there."""
-LAG: Final = 8
-"""The noise is learned from steps that are so old, so that a rank that just turns late does not count as noise."""
+LAG, MOST_LAG = 8, 56
+"""The noise is learned from older steps, so that a rank that just turns late does not count as noise: half as old as
+the watch, within these limits."""
 OFF: Final = 2.5
 """A rank that is so many standard deviations off its usual difference in most of LAG steps is not as usual."""
 KEPT_STEPS: Final = 64
@@ -181,7 +184,8 @@ class LatenessWatch:
         self._step_s = self._lost_s = 0.0
         self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
         self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
-        self._judged = 0
+        self._judged, self._learned = 0, FIRST_STEPS
+        self._usual_s_R = np.zeros(ranks)
         self._late_R = np.zeros(ranks, np.bool_)
         self._level_s_R, self._level_steps_R = np.zeros(ranks), np.zeros(ranks)
         self._calm_since_R = np.zeros(ranks, np.int64)
@@ -228,8 +232,8 @@ class LatenessWatch:
             return ()
         self._noise = UsualNoise(np.array([late for late, _ in self._waiting]))
         found = [span for late, when in self._waiting for span in self._judge(late, when, learned=True)]
-        for span in found:
-            span.named = iteration
+        for span in found:  # they were judged afterwards, so none was named before this step
+            span.named, span.steps = iteration, sum(when >= span.first for _, when in self._waiting)
         self._waiting = []
         return tuple(found)
 
@@ -301,21 +305,20 @@ class LatenessWatch:
     def _judge(self, late_s_R: Times, iteration: int, *, learned: bool = False) -> list[LateSpan]:
         noise = self._noise
         assert noise is not None
-        if not learned and self._judged >= FIRST_STEPS + LAG:
+        lag = max(LAG, min(self._judged // 2, MOST_LAG))
+        while not learned and self._judged - self._learned > lag:
             self._learn(noise)
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
         least_s = self._least_share * max(self._step_s, 0.0)
         scale_s_R = np.maximum(noise.scale_s_R, 1e-3 * least_s + np.finfo(np.float64).tiny)
         price_J = noise.price_J
-        bar_s_R = least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
+        bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
         up_R = np.clip((late_s_R - bar_s_R) / scale_s_R, -CLIP, CLIP)
         near_s_R = np.clip(late_s_R, self._level_s_R - 2.0 * CLIP * scale_s_R, self._level_s_R + 2.0 * CLIP * scale_s_R)
         self._calm_steps_R += known_R & ~self._late_R
         self._calm_sum_R += np.where(known_R & ~self._late_R, near_s_R, 0.0)
         used_R = known_R & self._late_R
-        self._level_steps_R += used_R
-        self._level_s_R += np.where(used_R, (near_s_R - self._level_s_R) / np.maximum(self._level_steps_R, 1.0), 0.0)
         h = self._judged % KEPT_STEPS
         self._recent_HR[h], self._recent_H[h] = np.where(known_R, late_s_R, math.nan), iteration
         self._off_HR[h] = known_R & (np.abs(late_s_R - noise.centre_s_R) > OFF * scale_s_R)
@@ -323,7 +326,8 @@ class LatenessWatch:
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
         fallen_R = np.zeros(self.ranks, np.bool_)
         if self._open:
-            down_R = np.clip((np.maximum(0.5 * self._level_s_R, least_s) - late_s_R) / scale_s_R, -CLIP, CLIP)
+            low_s_R = np.maximum(0.5 * self._level_s_R, self._usual_s_R + least_s)
+            down_R = np.clip((low_s_R - late_s_R) / scale_s_R, -CLIP, CLIP)
             fallen_R = self._falling.add(down_R, price_J, near_s_R, used_R, iteration)
         apart_s_R = np.maximum(2.0 * CLIP * scale_s_R, ONE_OFF_STEPS * least_s)
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
@@ -335,20 +339,34 @@ class LatenessWatch:
         return found
 
     def _learn(self, noise: UsualNoise) -> None:
-        """Learn from the step that is LAG old, from the ranks that were as usual in it and in most steps since."""
-        lag_H = np.arange(self._judged - LAG, self._judged) % KEPT_STEPS
-        late_s_R = self._recent_HR[lag_H[0]]
-        off_R = self._off_HR[lag_H].sum(axis=0) > LAG // 2
-        usual_R = ~np.isnan(late_s_R) & (self._recent_H[lag_H[0]] >= self._settled_R)
-        noise.add(late_s_R, usual_R & ~off_R)
+        """Learn from one more step, from the ranks that were as usual in it and in most steps since."""
+        h, since_H = self._learned % KEPT_STEPS, np.arange(self._learned, self._learned + LAG) % KEPT_STEPS
+        self._learned += 1
+        late_s_R = self._recent_HR[h]
+        off_R = self._off_HR[since_H].sum(axis=0) > LAG // 2
+        usual_R = ~np.isnan(late_s_R) & (self._recent_H[h] >= self._settled_R) & ~off_R
+        noise.add(late_s_R, usual_R)
+        if self._learned % LAG == 0:
+            self._learn_usual(noise)
+        still_R = usual_R & self._late_R
+        self._level_steps_R += still_R
+        change_s_R = np.where(still_R, late_s_R - self._level_s_R, 0.0) / np.maximum(self._level_steps_R, 1.0)
+        self._level_s_R += np.clip(change_s_R, -noise.scale_s_R, noise.scale_s_R)
         self._off_steps_R = np.where(off_R, self._off_steps_R + 1.0, 0.0)
         for rank in np.flatnonzero(self._off_steps_R >= KEPT_STEPS).tolist():
             noise.move(rank, float(np.nanmedian(self._recent_HR[:, rank])))  # this is what is usual now
             self._off_steps_R[rank] = 0.0
 
-    def _since(self, rank: int, first: int) -> Times:
-        """A rank's lateness in the remembered steps from ``first`` on, seconds."""
-        values = self._recent_HR[self._recent_H >= first, rank]
+    def _learn_usual(self, noise: UsualNoise) -> None:
+        """The mean difference of the middle rank to the median of its others: above 0 where noise has a long tail."""
+        for places in self._alike if self._alike is not None else [np.arange(self.ranks)]:
+            if len(places):
+                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
+
+    def _since(self, rank: int, first: int, last: int | None = None) -> Times:
+        """A rank's lateness in the remembered steps from ``first`` on, to ``last`` if given, seconds."""
+        wanted_H = (self._recent_H >= first) & (self._recent_H <= (self._end if last is None else last))
+        values = self._recent_HR[wanted_H, rank]
         return np.asarray(values[~np.isnan(values)])
 
     def _name(self, rank: int, iteration: int) -> LateSpan:
@@ -388,6 +406,7 @@ class LatenessWatch:
         if level_s - 2.0 * float(self._noise.scale_s_R[rank]) / math.sqrt(steps) > least_s:
             self._set_level(rank, level_s, steps)
             return
+        self._update(rank, first - 1)
         span = self._open.pop(rank)
         span.last = first - 1
         self._closed.append(span)
@@ -404,14 +423,19 @@ class LatenessWatch:
         if self._noise is not None and steps:
             self._noise.move(rank, level_s)
 
-    def _update(self, rank: int) -> None:
+    def _update(self, rank: int, last: int | None = None) -> None:
         """The amount of a lateness that lasts, and its standard error: of a median, with noise that persists."""
         assert self._noise is not None
-        span, steps = self._open[rank], max(float(self._level_steps_R[rank]), 1.0)
+        span = self._open[rank]
+        recent_s = self._since(rank, span.first, last)
+        steps, late_s = float(self._level_steps_R[rank]), float(self._level_s_R[rank])
+        if recent_s.size > steps:
+            steps, late_s = float(recent_s.size), float(np.median(recent_s))
+        steps = max(steps, 1.0)
         longest = int(np.searchsorted(STRETCHES, steps, side="right"))
         persistence = float(self._noise.persistence_J[: max(longest, 1)].max())
         scale_s = float(self._noise.scale_s_R[rank])
-        span.late_s, span.error_s = float(self._level_s_R[rank]), 1.25 * scale_s * math.sqrt(persistence / steps)
+        span.late_s, span.error_s = late_s, 1.25 * scale_s * math.sqrt(persistence / steps)
 
 
 def _joined(edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from paceenv.core.intervals import Interval
+from paceenv.core.metrics import correlation_length
 
 MIN_VALUES: Final = 8
 """Values that an interval needs."""
@@ -114,18 +115,3 @@ def _resampled(step_s_V: Array, gain: float) -> tuple[float, float]:
         # Quantiles of few values vary more than resampling shows; the chi-square law of a spread, for the upper end.
         high = max(high, gain * math.sqrt((independent - 1.0) / float(stats.chi2.ppf(0.025, independent - 1.0))))
     return min(max(low, 0.0), gain), max(high, gain)
-
-
-def correlation_length(values: Array) -> float:
-    """Values after which a series has forgotten: 1 plus twice its autocorrelations up to the first that is small."""
-    centred = values - values.mean()
-    variance = float((centred**2).mean())
-    if not variance > 1e-24 * float(values.mean()) ** 2:
-        return 1.0
-    total, n = 1.0, len(values)
-    for lag in range(1, min(n // 4, 200)):
-        r = float((centred[lag:] * centred[:-lag]).mean()) / variance
-        if r < 2.0 / math.sqrt(n):
-            break
-        total += 2.0 * r
-    return total

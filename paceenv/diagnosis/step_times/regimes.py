@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.metrics import correlation_length
 from paceenv.core.student_t import student_t_quantile
-from paceenv.diagnosis.step_times.ceiling import correlation_length
 
 MIN_LENGTH: Final = 10
 """Values of a regime."""

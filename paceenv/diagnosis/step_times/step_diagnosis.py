@@ -210,7 +210,7 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
         when = f", every {period.steps} steps" if period is not None else ""
         return (
             f"{shown}, {_percent(rare)} of it in rare long steps{when}, which pacing does not remove: look at "
-            "evaluation, checkpoints, the data loader and garbage collection first",
+            "evaluation, checkpoints, the data loader and garbage collection instead",
             f"to see what the long steps wait for: {RECORD}",
         )
     if gain.low < WORTH:

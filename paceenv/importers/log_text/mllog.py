@@ -76,6 +76,9 @@ class Mllog:
         Some submissions count samples, under the same name. The clock tells: a step takes as long as its value says.
         """
         step_V, value_V, clock_s_V = column.arrays()
+        if len(step_V) > 1 and (np.diff(step_V) <= 0.0).mean() > 0.3:
+            step_V = np.cumsum(step_V)  # every block says how long it was, not where it ends
+            column.step = array("d", step_V.tolist())
         if self.batch <= 0.0:
             return column
         if column.kind == "speed":

@@ -1,0 +1,472 @@
+"""How fast a rank that turns late is named, how often wrongly, and whether the kinds of lateness are told apart.
+
+`python -m benchmarks.evidence.detection --write` makes the tables of docs/detection.md: the watch of
+:mod:`paceenv.core.lateness.watch` with its shipped settings on simulated and recorded jobs, healthy ones and ones with
+a lateness put in. Seeds are separate from those of the tests.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+from scipy import stats
+
+from benchmarks.evidence import _lateness_jobs as jobs
+from benchmarks.evidence._lateness_jobs import Series
+from paceenv.core.lateness import common_place, patterns
+from paceenv.core.lateness.watch import LEAST_SHARE, STEPS_PER_FALSE_ALARM, Findings, LatenessWatch, LateSpan
+from paceenv.ui import config_files, output
+from paceenv.ui.output import markdown_table
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "detection.md"
+MARK = "## Measured"
+"""Heading of what this script writes; what stands above it in the document is written by hand."""
+SLOWER: Final = (0.1, 0.2, 0.5)
+WINDOW_STEPS: Final = 500
+"""Steps after the begin of a lateness in which it must be named in simulated jobs; recorded ones go to their end."""
+BEFORE_STEPS: Final = (60, 240)
+"""Healthy steps before it in simulated jobs."""
+HEALTHY: Final = {8: 24_000, 64: 8_000, 512: 2_000}
+"""Steps of healthy simulated jobs for each noise, by number of ranks."""
+JOB_STEPS: Final = 2_000
+"""A healthy job is watched so long; then the next one begins."""
+RESAMPLED_STEPS: Final = 200
+NEW_SEED: Final = 76_001
+"""Healthy jobs of a campaign have seeds from ``NEW_SEED + 1000 * seed`` on."""
+
+
+Table = tuple[str, tuple[str, ...], Sequence[tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """Wrong names in jobs in which no rank is late; ``true`` ones are of ranks that really were, by drift or else."""
+
+    kind: str
+    jobs: int
+    steps: int
+    hours: float
+    wrong: int
+    true: int
+
+
+@dataclass(frozen=True)
+class Delay:
+    """One lateness put into a job: steps and seconds until it was named (NaN: never), and wrong names beside it."""
+
+    kind: str
+    ranks: int
+    slower: float
+    share: float
+    """Lateness over the step."""
+    steps: float
+    seconds: float
+    off: float
+    """Steps between the true begin and the one found."""
+    amount: float
+    """Found lateness over the true one."""
+    wrong: int
+
+
+def watch(series: Series, **options: float) -> tuple[list[LateSpan], Findings]:
+    """The names that a watch of a job gives, as they were when given, and its findings at the end."""
+    watching = LatenessWatch(series.own_TR.shape[1], alike=series.alike, **options)
+    named = []
+    for t in range(series.steps):
+        for span in watching.add(series.own_TR[t], step_s=float(series.step_s_T[t]), iteration=t):
+            named.append(LateSpan(**asdict(span)))
+    return named, watching.findings()
+
+
+def is_true(series: Series, span: LateSpan) -> bool:
+    """Whether the rank really was later than the least that is named, on average from its begin until it was named."""
+    steps = slice(span.first, span.named + 1)
+    return bool(series.true_late_TR[steps, span.rank].mean() > LEAST_SHARE * series.step_s_T[steps].mean())
+
+
+def healthy(kind: str, found: Iterable[Series]) -> Healthy:
+    """Watch jobs in which no lateness was put."""
+    count = steps = wrong = true = 0
+    hours = 0.0
+    for series in found:
+        named, _ = watch(series)
+        right = sum(is_true(series, span) for span in named)
+        count, steps, hours = count + 1, steps + series.steps, hours + series.hours
+        wrong, true = wrong + len(named) - right, true + right
+    return Healthy(kind, count, steps, hours, wrong, true)
+
+
+def healthy_jobs(seed: int) -> Iterator[tuple[str, Iterable[Series]]]:
+    """Healthy jobs by kind."""
+    for noise in jobs.NOISES:
+        for ranks, steps in HEALTHY.items():
+            first = NEW_SEED + 1000 * seed
+            seeds = range(first, first + math.ceil(steps / JOB_STEPS))
+            yield f"simulated, {noise}", map(partial(_simulated, noise, ranks), seeds)
+    for series in jobs.production():
+        rng = np.random.default_rng([seed, len(series.own_TR[0])])
+        yield series.name, [series]
+        yield f"{series.name}, resampled", [jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(40)]
+    yield "recorded socket jobs", jobs.sockets()
+    yield "MLPerf runs side by side", jobs.repeated_runs()
+
+
+def _simulated(noise: str, ranks: int, seed: int) -> Series:
+    return jobs.simulated(noise, ranks, JOB_STEPS, seed)
+
+
+def delay(kind: str, series: Series, rank: int, begin: int, slower: float) -> Delay:
+    """Slow a rank down from a step on, and see when it is named."""
+    slowed = series.slowed(rank, slice(begin, None), slower)
+    named, _ = watch(slowed)
+    right = [span for span in named if span.rank == rank and span.named >= begin and is_true(slowed, span)]
+    wrong = sum(not is_true(slowed, span) for span in named)
+    ranks = series.own_TR.shape[1]
+    share = float(slowed.true_late_TR[begin:, rank].mean() / slowed.step_s_T[begin:].mean())
+    if not right:
+        return Delay(kind, ranks, slower, share, math.nan, math.nan, math.nan, math.nan, wrong)
+    first = right[0]
+    seconds = float(slowed.step_s_T[begin : first.named + 1].sum())
+    true_s = float(slowed.true_late_TR[begin : first.named + 1, rank].mean())
+    return Delay(
+        kind, ranks, slower, share, first.named - begin + 1, seconds, first.first - begin, first.late_s / true_s, wrong
+    )
+
+
+def delays(seed: int, repeats: int) -> Iterator[Delay]:
+    """Lateness put into simulated and recorded jobs; which rank and when is drawn."""
+    rng = np.random.default_rng([seed, 1])
+    for noise in jobs.NOISES:
+        for ranks in HEALTHY:
+            for _ in range(repeats):
+                begin, rank = int(rng.integers(*BEFORE_STEPS)), int(rng.integers(ranks))
+                series = jobs.simulated(noise, ranks, begin + WINDOW_STEPS, int(rng.integers(1 << 30)))
+                for slower in SLOWER:
+                    yield delay(f"simulated, {noise}", series, rank, begin, slower)
+    recorded = [("production traces", s, (12, 24)) for s in jobs.production()]
+    recorded += [("recorded socket jobs", s, (60, 400)) for s in jobs.sockets()]
+    for kind, series, begins in recorded:
+        for _ in range(4 * repeats if kind.startswith("production") else repeats):
+            begin, rank = int(rng.integers(*begins)), int(rng.integers(series.own_TR.shape[1]))
+            for slower in SLOWER:
+                yield delay(kind, series.at(slice(0, begin + WINDOW_STEPS)), rank, begin, slower)
+
+
+STRICT: Final = (1e3, 1e4)
+"""Stated steps per wrong name at which wrong names are frequent enough to be counted."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Wrong names where one in so many steps was stated; ``least`` is the smallest share of the step named."""
+
+    kind: str
+    least: float
+    stated_steps: float
+    steps: int
+    wrong: int
+
+
+def rates(seed: int) -> Iterator[Rate]:
+    """Wrong names at stricter rates: simulated ones without any smallest lateness, recorded ones with the usual."""
+    first = NEW_SEED + 1000 * seed + 900
+    sources: list[tuple[str, float, list[Series]]] = [
+        (
+            f"simulated, {noise}, 8 ranks",
+            0.0,
+            [_simulated(noise, 8, first + k) for k in range(5)],
+        )
+        for noise in ("jitter 5 %", "data imbalance 15 %", "stalls of a step")
+    ]
+    for series in jobs.production():
+        rng = np.random.default_rng([seed, 3])
+        longer = [jobs.resampled(series, RESAMPLED_STEPS, rng) for _ in range(20)]
+        sources.append((f"{series.name}, resampled", LEAST_SHARE, longer))
+    sources.append(("recorded socket jobs", LEAST_SHARE, jobs.sockets()))
+    sources.append(("MLPerf runs side by side", LEAST_SHARE, list(jobs.repeated_runs())))
+    for kind, least, found in sources:
+        for stated in STRICT:
+            named = [
+                not is_true(series, span)
+                for series in found
+                for span in watch(series, least_share=least, steps_per_false_alarm=stated)[0]
+            ]
+            yield Rate(kind, least, stated, sum(series.steps for series in found), sum(named))
+
+
+def rate_table(rows: Sequence[Rate]) -> Table:
+    """Stated and measured rates."""
+    cells = [
+        (
+            r.kind,
+            f"{r.least:.0%}",
+            f"{r.stated_steps:,.0f}",
+            f"{r.steps:,}",
+            f"{r.steps / r.stated_steps:.1f}",
+            str(r.wrong),
+        )
+        for r in rows
+        if r.steps
+    ]
+    columns = ("healthy jobs", "least lateness", "stated: one in", "steps", "so at most, on average", "seen")
+    return "The stated rate", columns, cells
+
+
+STORY_STEPS: Final = 480
+
+
+def _put(*spans: tuple[int, int, int], slower: float = 0.3) -> Callable[[Series], Series]:
+    """Lateness as (rank, first, last + 1) by a share of the work."""
+
+    def change(series: Series) -> Series:
+        for rank, first, end in spans:
+            series = series.slowed(rank, slice(first, end), slower)
+        return series
+
+    return change
+
+
+STORIES: Final[dict[str, tuple[str, Callable[[Series], Series]]]] = {
+    "nobody": (patterns.NONE, lambda series: series),
+    "one step, ten times as long": (patterns.ONCE, _put((3, 200, 201), slower=9.0)),
+    "30 steps, once": (patterns.ONCE, _put((3, 200, 230))),
+    "from the beginning": (patterns.CHRONIC, _put((3, 0, STORY_STEPS))),
+    "since step 200": (patterns.SINCE, _put((3, 200, STORY_STEPS))),
+    "three times 40 steps": (patterns.SOMETIMES, _put((3, 80, 120), (3, 200, 240), (3, 320, 360))),
+    "ranks in turns, 40 steps each": (
+        patterns.IN_TURNS,
+        _put(*[(k % 8, 40 * k, 40 * k + 40) for k in range(STORY_STEPS // 40)]),
+    ),
+    "every rank in turns, 10 steps each": (
+        patterns.IN_TURNS,
+        _put(*[(k % 8, 10 * k, 10 * k + 10) for k in range(STORY_STEPS // 10)]),
+    ),
+    "all vary by 15 %": (patterns.VARIATION, lambda series: series),
+}
+"""What was put in, by name: the right answer, and how."""
+ANSWERS: Final = (*(patterns.NONE, patterns.ONCE, patterns.CHRONIC, patterns.SINCE, patterns.SOMETIMES),
+                  *(patterns.IN_TURNS, patterns.VARIATION))  # fmt: skip
+
+
+def answer(found: Findings) -> str:
+    """The watch's answer in one word: the pattern of all, or the kind of the rank that is or was late."""
+    if found.pattern == patterns.IN_TURNS:
+        return patterns.IN_TURNS
+    if found.late:
+        return found.late[0].kind
+    if found.past:
+        return max(found.past, key=lambda row: len(row.spans)).kind
+    return found.pattern
+
+
+def confusion(seed: int, repeats: int) -> dict[str, dict[str, int]]:
+    """How often each story got each answer; half of the jobs vary by 2 %, half by 8 %."""
+    counts = {name: dict.fromkeys(ANSWERS, 0) for name in STORIES}
+    for k in range(repeats):
+        for n, (name, (right, change)) in enumerate(STORIES.items()):
+            cv = {patterns.VARIATION: 0.15, patterns.NONE: 0.02}.get(right, (0.02, 0.08)[k % 2])
+            rng = np.random.default_rng([seed, 2, k, n])
+            own_TR = 1.0 + cv * rng.normal(size=(STORY_STEPS, 8))
+            calm = Series(name, own_TR, own_TR.max(axis=1) + 0.04, (tuple(range(8)),), 0.0 * own_TR)
+            counts[name][answer(watch(change(calm))[1])] += 1
+    return counts
+
+
+def places(seed: int, repeats: int) -> dict[str, tuple[int, int]]:
+    """How often the place of several late ranks among 64 on 8 hosts in 4 racks was described rightly, of how many."""
+    hosts, racks = {r: f"node{r // 8}" for r in range(64)}, {r: f"rack{r // 16}" for r in range(64)}
+    teams = {
+        common_place.HOST: range(16, 24),
+        common_place.RACK: range(32, 48),
+        common_place.LOCAL_RANK: range(5, 64, 8),
+        "none: three ranks anywhere": (3, 29, 50),
+    }
+    found = {}
+    for what, team in teams.items():
+        right = 0
+        for k in range(repeats):
+            series = jobs.simulated("jitter 5 %", 64, 200, NEW_SEED + 1000 * seed + 500 + k)
+            for rank in team:
+                series = series.slowed(rank, slice(100, None), 0.2)
+            late = [row.rank for row in watch(series)[1].late]
+            place = common_place.find_common_place(
+                late, range(64), {common_place.HOST: hosts, common_place.RACK: racks}
+            )
+            right += sorted(late) == list(team) and (place.key if place else what) == what
+        found[what] = (right, repeats)
+    return found
+
+
+def cost_us() -> dict[int, float]:
+    """Microseconds of processor time for a step, by number of ranks."""
+    found = {}
+    for ranks in (8, 512):
+        own_TR = 1.0 + 0.05 * np.random.default_rng(0).normal(size=(2000, ranks))
+        watching = LatenessWatch(ranks)
+        begin = time.process_time()
+        for own_R in own_TR:
+            watching.add(own_R)
+        found[ranks] = 1e6 * (time.process_time() - begin) / len(own_TR)
+    return found
+
+
+def upper(count: int) -> float:
+    """Upper 95 % limit of a Poisson mean of which ``count`` were seen; 3.0 for none (rule of three)."""
+    return float(stats.chi2.ppf(0.95, 2 * (count + 1)) / 2)
+
+
+def lower(count: int) -> float:
+    """Lower 95 % limit."""
+    return float(stats.chi2.ppf(0.05, 2 * count) / 2) if count else 0.0
+
+
+def healthy_table(rows: Sequence[Healthy]) -> Table:
+    """Wrong names by kind of job."""
+    merged: dict[str, list[Healthy]] = {}
+    for row in rows:
+        merged.setdefault(row.kind, []).append(row)
+    merged["**all simulated**"] = [row for row in rows if row.kind.startswith("simulated")]
+    cells = []
+    for kind, mine in merged.items():
+        steps, wrong, hours = (sum(getattr(r, name) for r in mine) for name in ("steps", "wrong", "hours"))
+        cells.append(
+            (
+                kind,
+                str(sum(r.jobs for r in mine)),
+                f"{steps:,}",
+                f"{hours:,.2f}",
+                str(wrong),
+                f"{1e3 * wrong / hours:.1f} [{1e3 * lower(wrong) / hours:.2g}, {1e3 * upper(wrong) / hours:.2g}]",
+                f"{1e6 * upper(wrong) / steps:,.0f}",
+                str(sum(r.true for r in mine)),
+            )
+        )
+    columns = ("healthy jobs", "jobs", "steps", "hours", "wrong names", "per 1,000 hours [95 % limits]")
+    return "False alarms", (*columns, "at most, per million steps", "true names"), cells
+
+
+def delay_table(rows: Sequence[Delay]) -> Table:
+    """Delays, precision and recall by kind of job and by how much slower the rank is."""
+    kinds = [*dict.fromkeys(row.kind for row in rows)]
+    cells = []
+    for slower in SLOWER:
+        for kind in [*kinds, "**all**"]:
+            mine = [row for row in rows if row.slower == slower and kind in (row.kind, "**all**")]
+            if mine:
+                cells.append((f"{slower:.0%}", kind, *_delay_cells(mine)))
+    columns = ("slower by", "job", "cases", "of the step", "named", "steps, median", "90 %", "seconds, median", "90 %")
+    return "Until a rank that turns slow is named", (*columns, "precision", "begin off by, median"), cells
+
+
+def _delay_cells(rows: Sequence[Delay]) -> tuple[str, ...]:
+    steps = np.array([row.steps for row in rows])
+    seconds, named = np.array([row.seconds for row in rows]), ~np.isnan(steps)
+    wrong = sum(row.wrong for row in rows)
+    whole = [np.where(named, x, np.inf) for x in (steps, seconds)]
+
+    def quantile(values: np.ndarray, q: float) -> str:
+        value = float(np.quantile(values, q, method="higher"))
+        return f"{value:.3g}" if math.isfinite(value) else "never"
+
+    precision = f"{named.sum() / (named.sum() + wrong):.3f}" if named.any() or wrong else "-"
+    off = f"{np.median(np.abs([row.off for row in rows if not math.isnan(row.off)])):.0f}" if named.any() else "-"
+    cells = [quantile(values, q) for values in whole for q in (0.5, 0.9)]
+    share = f"{np.median([row.share for row in rows]):.1%}"
+    return (str(len(rows)), share, f"{named.mean():.0%}", *cells, precision, off)
+
+
+def confusion_table(counts: dict[str, dict[str, int]]) -> Table:
+    """Stories and answers."""
+    rows = [(name, STORIES[name][0], *(str(got[a]) if got[a] else "" for a in ANSWERS)) for name, got in counts.items()]
+    return "Kinds of lateness", ("put in", "right", *ANSWERS), rows
+
+
+def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int, float]) -> Table:
+    """The numbers beside the published ones."""
+    lines = []
+    for slower in SLOWER:
+        mine = [row for row in rows if row.slower == slower]
+        if not mine:
+            continue
+        cells = _delay_cells(mine)
+        lines.append((f"a rank slower by {slower:.0%}: named", cells[2]))
+        lines.append(("its steps until then, median and 90 %", f"{cells[3]}, {cells[4]}"))
+    named, wrong = sum(not math.isnan(row.steps) for row in rows), sum(row.wrong for row in rows)
+    lines.append(("precision over all of them (Minder: 0.904)", f"{named / max(named + wrong, 1):.4f}"))
+    lines.append(("recall over all of them", f"{named / max(len(rows), 1):.3f}"))
+    steps, alarms = sum(row.steps for row in calm), sum(row.wrong for row in calm)
+    lines.append(
+        ("wrong names in healthy jobs", f"{alarms} in {steps:,} steps, {sum(r.hours for r in calm):,.0f} hours")
+    )
+    lines.append(("stated: one wrong name in", f"{STEPS_PER_FALSE_ALARM:,.0f} steps"))
+    lines += [(f"processor time of a step, {ranks} ranks", f"{us:.0f} µs") for ranks, us in cost.items()]
+    return "In short", ("", ""), lines
+
+
+def document(tables: Sequence[Table], note: str) -> str:
+    """``docs/detection.md``: the text above MARK stays, the tables below are new."""
+    head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
+    lines = [head.rstrip(), "", MARK, "", note]
+    for title, columns, rows in tables:
+        lines += ["", f"### {title}", "", *markdown_table(columns, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    repeats: Annotated[int, typer.Option(min=1, help="Cases of every noise and size; four times as many stories.")] = 3,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/detection.md from this run.")] = False,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Put lateness into simulated and recorded jobs, and count how soon and how rightly it is named."""
+    begin = time.process_time()
+    kinds = list(healthy_jobs(seed))
+    rows: list[Delay] = []
+    calm: list[Healthy] = []
+    with output.progress("healthy jobs", len(kinds)) as done:
+        for kind, found in kinds:
+            calm.append(healthy(kind, found))
+            done(len(calm))
+    calm = [row for row in calm if row.jobs]
+    cases = len(jobs.NOISES) * len(HEALTHY) * len(SLOWER) * repeats
+    with output.progress("late ranks", cases) as done:
+        for row in delays(seed, repeats):
+            rows.append(row)
+            done(min(len(rows), cases))
+    strict = list(rates(seed))
+    counts, where = confusion(seed, 4 * repeats), places(seed, repeats)
+    tables = [
+        summary_table(rows, calm, cost_us()),
+        delay_table(rows),
+        healthy_table(calm),
+        rate_table(strict),
+        confusion_table(counts),
+        ("Where late ranks are", ("late, of 64 ranks", "described rightly"),
+         [(what, f"{right} of {of}") for what, (right, of) in where.items()]),
+    ]  # fmt: skip
+    if json_ is not None:
+        data = {"healthy": [asdict(r) for r in calm], "delays": [asdict(r) for r in rows], "kinds": counts}
+        data |= {"rates": [asdict(r) for r in strict], "places": where}
+        output.write_json(data, json_)
+    if json_ != "-":
+        for title, columns, cells in tables:
+            output.print_table(title, columns, cells)
+    if write:
+        minutes = (time.process_time() - begin) / 60.0
+        note = (
+            f"Made by `python -m benchmarks.evidence.detection --repeats {repeats} --seed {seed} --write` in "
+            f"{minutes:.0f} minutes of processor time."
+        )
+        config_files.write_text(DOCUMENT, document(tables, note))
+
+
+if __name__ == "__main__":
+    typer.run(main)

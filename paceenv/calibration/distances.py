@@ -1,0 +1,71 @@
+"""Distances between distributions of held-out and of predicted values, with what chance alone would give.
+
+Axes: T steps, R ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import metrics
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Kolmogorov-Smirnov distance between held-out values of a quantity and simulated ones.
+
+    ``chance`` is what chance alone exceeds in 5 % of cases with so many ``values``, of which neighbours may be alike.
+    """
+
+    quantity: str
+    values: int
+    distance: float
+    chance: float
+
+    @classmethod
+    def between(cls, quantity: str, held_out_TR: Array, simulated: Sequence[Array]) -> Distance:
+        """The distance of ``(T, R)`` held-out values (R may be 1) to all simulated ones together."""
+        distance = metrics.ks_distance(held_out_TR.ravel(), np.concatenate([values.ravel() for values in simulated]))
+        independent = held_out_TR.size / _alike(held_out_TR) / metrics.correlation_length(held_out_TR.mean(axis=1))
+        return cls(quantity, held_out_TR.size, distance, metrics.ks_chance(max(independent, 1.0)))
+
+    def to_record(self) -> dict[str, Any]:
+        """As plain data, to four digits."""
+        numbers = {"distance": self.distance, "chance": self.chance}
+        return {"quantity": self.quantity, "values": self.values} | {k: float(f"{x:.4g}") for k, x in numbers.items()}
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        verdict = "no more than chance" if self.distance <= self.chance else "more than chance"
+        return (
+            f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {verdict} (up to "
+            f"{self.chance:.1%} with {self.values} values)"
+        )
+
+
+def _alike(values_TR: Array) -> float:
+    """Values that tell as much as one independent value, at least 1: those of a step are alike, and of a rank.
+
+    The design effect of a two-way layout, 1 + (R - 1) times the share of the variance between steps + (T - 1) times
+    that between ranks (Kish, *Survey Sampling*, 1965, section 5.4, for each).
+    """
+    steps, ranks = values_TR.shape
+    if steps < 2 or ranks < 2:
+        return 1.0
+    step_T, rank_R = values_TR.mean(axis=1), values_TR.mean(axis=0)
+    left = values_TR - step_T[:, None] - rank_R + values_TR.mean()
+    own = float((left**2).sum()) / ((steps - 1) * (ranks - 1))
+    between_steps = max(float(step_T.var(ddof=1)) - own / ranks, 0.0)
+    between_ranks = max(float(rank_R.var(ddof=1)) - own / steps, 0.0)
+    total = own + between_steps + between_ranks
+    if not total > 0.0:
+        return float(steps * ranks)
+    return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)

@@ -1,0 +1,100 @@
+"""All that can be said of what was read: the diagnosis of a trace, who turned late when, hosts, hangs, step times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
+from paceenv.diagnosis.observed.host_activity import LateHost, find_late_hosts
+from paceenv.diagnosis.observed.lateness_over_time import LatenessOverTime, find_lateness
+from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
+from paceenv.importers.inputs import Inputs
+
+if TYPE_CHECKING:
+    from paceenv.diagnosis.observed.collective_times import CollectiveTimes
+    from paceenv.diagnosis.observed.hang import Hang
+    from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whatever the inputs allow; None or empty where they hold nothing of the kind.
+
+    Attributes:
+        matrix: the job's trace on one clock.
+        notes: on the inputs and on clocks, a line each.
+        diagnosis: slowdown, causes, verdict, and who arrived last.
+        lateness: when ranks turned late; of a trace.
+        late_hosts: what late ranks' hosts did; of profiles.
+        hangs: jobs that hang, or dumps of which nothing hangs.
+        times: of collectives, where no trace can be made of them.
+        steps: what step times alone allow; of text logs, one per job.
+    """
+
+    matrix: OperationMatrix | None
+    notes: tuple[str, ...]
+    diagnosis: Diagnosis | None
+    lateness: LatenessOverTime | None
+    late_hosts: tuple[LateHost, ...]
+    hangs: tuple[Hang, ...]
+    times: CollectiveTimes | None
+    steps: tuple[StepDiagnosis, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
+        if self.diagnosis is None and len(self.steps) == 1 and not self.hangs:
+            return self.steps[0].to_json()
+        found = self.diagnosis.to_json() if self.diagnosis is not None else {}
+        if self.lateness is not None:
+            found["lateness"] = self.lateness.to_json()
+        if self.late_hosts:
+            found["late_hosts"] = [one.to_json() for one in self.late_hosts]
+        if self.hangs:
+            found["hang"] = [one.to_json() for one in self.hangs]
+        if self.times is not None:
+            found["nccl_inspector"] = self.times.to_json()
+        if self.steps:
+            found["step_times"] = [one.to_json() for one in self.steps]
+        return found
+
+
+def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
+    """Diagnose everything that was read.
+
+    Args:
+        inputs: from ``read_inputs``.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: there is nothing to diagnose, or the trace holds no such job.
+    """
+    hangs: tuple[Hang, ...] = ()
+    times: CollectiveTimes | None = None
+    steps: tuple[StepDiagnosis, ...] = ()
+    if inputs.dumps:  # what few need brings libraries that take a second to import
+        from paceenv.diagnosis.observed.hang import find_hangs
+
+        hangs = tuple(find_hangs(inputs.dumps))
+    if inputs.inspected:
+        from paceenv.diagnosis.observed.collective_times import measure_times
+
+        times = measure_times(inputs.inspected)
+    if inputs.steps:
+        from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
+
+        steps = tuple(diagnose_steps(log) for log in inputs.steps)
+    notes, matrix, diagnosis, lateness = inputs.notes, None, None, None
+    late_hosts: tuple[LateHost, ...] = ()
+    if inputs.trace is not None or not (hangs or times or steps):
+        trace = inputs.require_trace()
+        matrix, clocks = on_one_clock(read_matrix(trace, job=job))
+        notes = (*notes, clocks) if clocks else notes
+        diagnosis = diagnose_matrix(matrix)
+        lateness = find_lateness(matrix, hosts=trace.metadata.of_ranks("host"))
+        error_s = trace.metadata.job.get("clock_error_s", 0.0)
+        late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
+    elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
+        notes = (*notes, f"no steps: {inputs.why_no_trace}")
+    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, steps)

@@ -1,0 +1,76 @@
+"""The campaign on detection counts rightly: jobs with a known lateness, its limits, and its tables."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.evidence import detection
+from benchmarks.evidence._lateness_jobs import Series, evened, resampled, simulated
+from paceenv.core.lateness import patterns
+from paceenv.core.lateness.watch import LateSpan
+
+
+def calm(steps: int = 300, cv: float = 0.02) -> Series:
+    own_TR = 1.0 + cv * np.random.default_rng(8).normal(size=(steps, 4))
+    return Series("calm", own_TR, own_TR.max(axis=1) + 0.1, ((0, 1, 2, 3),), np.zeros_like(own_TR))
+
+
+def test_a_slowed_rank_is_named_and_a_name_of_another_one_is_wrong() -> None:
+    found = detection.delay("made", calm(), 2, 150, 0.3)
+    assert 4 <= found.steps <= 10
+    assert found.seconds == pytest.approx(found.steps * 1.45, rel=0.1)
+    assert (found.off, found.wrong) == (0.0, 0)
+    assert found.amount == pytest.approx(1.0, abs=0.1)
+    slowed = calm().slowed(2, slice(150, None), 0.3)
+    assert detection.is_true(slowed, LateSpan(2, 150, None, 160, 11, 0.3, 0.0))
+    assert not detection.is_true(slowed, LateSpan(1, 150, None, 160, 11, 0.3, 0.0))
+    assert detection.healthy("made", [slowed]).true == 1
+    assert detection.healthy("made", [calm()]).wrong == 0
+
+
+def test_a_rank_that_is_never_named_counts_as_never() -> None:
+    missed = detection.delay("made", calm(cv=0.2), 2, 150, 0.1)
+    assert math.isnan(missed.steps)
+    named = detection.delay("made", calm(), 2, 150, 0.5)
+    _, _, rows = detection.delay_table([missed, named])
+    assert [(row[0], row[4]) for row in rows if row[1] == "made"] == [("10%", "0%"), ("50%", "100%")]
+    cells = detection._delay_cells([missed, named])
+    assert (cells[0], cells[2], cells[4]) == ("2", "50%", "never")
+
+
+def test_the_limits_are_those_of_poisson() -> None:
+    assert detection.upper(0) == pytest.approx(-math.log(0.05))
+    for count in (1, 5):
+        mean = detection.upper(count)
+        assert sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1)) == pytest.approx(0.05)
+        mean = detection.lower(count)
+        assert 1.0 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count)) == pytest.approx(0.05)
+
+
+def test_what_lasts_in_a_simulated_rank_is_its_true_lateness() -> None:
+    assert not simulated("jitter 5 %", 4, 50, 3).true_late_TR.any()
+    drifting = simulated("drift 2 %", 4, 600, 3)
+    away_TR = drifting.own_TR - np.median(drifting.own_TR, axis=1, keepdims=True)
+    assert np.corrcoef(away_TR.ravel(), drifting.true_late_TR.ravel())[0, 1] > 0.2
+
+
+def test_evened_and_resampled_jobs_keep_their_steps() -> None:
+    series = calm()
+    series.own_TR[:, 1] *= 2.0
+    own_TR = evened(series).own_TR
+    assert np.median(own_TR, axis=0) == pytest.approx(np.median(own_TR[:, 0]))
+    longer = resampled(series, 500, np.random.default_rng(0))
+    assert longer.steps == 500
+    assert set(longer.step_s_T) <= set(series.step_s_T)
+
+
+@pytest.mark.parametrize("story", ["nobody", "one step, ten times as long", "from the beginning", "since step 200"])
+def test_stories_have_their_answers(story: str) -> None:
+    right, change = detection.STORIES[story]
+    own_TR = 1.0 + 0.02 * np.random.default_rng(1).normal(size=(detection.STORY_STEPS, 8))
+    series = Series(story, own_TR, own_TR.max(axis=1) + 0.04, (tuple(range(8)),), 0.0 * own_TR)
+    assert detection.answer(detection.watch(change(series))[1]) == right
+    assert right in (*patterns.PATTERNS, patterns.ONCE, patterns.SOMETIMES)

@@ -1,0 +1,196 @@
+"""A model of step times, distances of distributions, and larger sizes, on series whose truth is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import log_samples
+import numpy as np
+import pytest
+from scipy import stats
+from traced_jobs import JEAN_ZAY_DIR, needs_jean_zay
+
+from paceenv.calibration.distances import Distance
+from paceenv.cli import application
+from paceenv.core import metrics
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
+from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
+from paceenv.diagnosis.step_times.step_model import ModelCheck, check_model, fit_model
+from paceenv.importers.step_log import StepLog, read_step_log
+
+
+def log_of(step_s: np.ndarray, runs: int = 1) -> StepLog:
+    n = len(step_s)
+    run_V = np.repeat(np.arange(runs), -(-n // runs))[:n]
+    return StepLog("a.log", "test", np.arange(n), step_s, np.ones(n, np.int64), np.full(n, np.nan), run_V)
+
+
+def test_the_distance_is_scipys() -> None:
+    random = np.random.default_rng(1)
+    for n, m in ((5, 7), (200, 50), (1000, 1000)):
+        a, b = random.normal(size=n), np.round(random.normal(0.3, 1.2, size=m), 1)
+        assert metrics.ks_distance(a, b) == pytest.approx(stats.ks_2samp(a, b).statistic)
+    assert metrics.ks_distance(np.ones(3), np.ones(4)) == 0.0
+    assert metrics.ks_distance(np.zeros(3), np.ones(4)) == 1.0
+
+
+def test_chance_is_exceeded_in_a_twentieth_of_cases() -> None:
+    random = np.random.default_rng(2)
+    above = [
+        metrics.ks_distance(random.normal(size=40), random.normal(size=60)) > metrics.ks_chance(40, 60)
+        for _ in range(600)
+    ]
+    assert 0.01 < np.mean(above) < 0.09
+    assert metrics.ks_chance(22) == pytest.approx(0.29, abs=0.005)
+
+
+def test_ranks_that_share_a_common_mode_are_fewer_values() -> None:
+    random = np.random.default_rng(3)
+    independent = random.normal(1.0, 0.1, (200, 16))
+    common = np.repeat(random.normal(1.0, 0.1, (200, 1)), 16, axis=1) + random.normal(0.0, 0.01, (200, 16))
+    one, other = (Distance.between("x", values, [independent]) for values in (independent, common))
+    assert one.chance == pytest.approx(metrics.ks_chance(3200), rel=0.1)
+    assert other.chance == pytest.approx(metrics.ks_chance(200), rel=0.1)
+
+
+def test_a_model_has_the_distribution_and_the_memory_of_its_log() -> None:
+    random = np.random.default_rng(4)
+    noise = np.zeros(6000)
+    for i in range(1, 6000):
+        noise[i] = 0.6 * noise[i - 1] + 0.8 * random.normal()
+    truth_s = 2.0 * (0.9 + 0.1 * stats.gamma.ppf(stats.norm.cdf(noise), 1.0))
+    model = fit_model(log_of(truth_s))
+    drawn_s = model.sample(20_000)
+    assert metrics.ks_distance(truth_s, drawn_s) < 0.03
+    assert model.memory == pytest.approx(0.55, abs=0.1)
+    assert np.corrcoef(drawn_s[1:], drawn_s[:-1])[0, 1] == pytest.approx(model.memory, abs=0.1)
+    assert truth_s.mean() in model.level_s or model.outlier_share > 0.0
+
+
+def test_halves_of_a_steady_job_agree_and_of_a_changed_one_do_not() -> None:
+    random = np.random.default_rng(5)
+    steady = 1.0 + 0.05 * random.gamma(2.0, size=4000)
+    same = check_model(log_of(steady))
+    assert isinstance(same, ModelCheck)
+    assert same.model.distance < 0.06
+    assert same.normal.distance > same.model.distance + 0.02
+    changed = check_model(log_of(np.concatenate([steady[:2000], 1.1 * steady[2000:]])))
+    assert isinstance(changed, ModelCheck)
+    assert changed.model.distance > 0.3 > changed.model.chance
+
+
+def test_runs_are_held_out_where_there_are_enough() -> None:
+    check = check_model(log_of(1.0 + 0.05 * np.random.default_rng(6).normal(size=600), runs=6))
+    assert isinstance(check, ModelCheck)
+    assert check.held_out == "3 runs, fitted to the 3 before"
+    assert check.model.values == 300
+
+
+def test_too_few_values_are_said() -> None:
+    with pytest.raises(InputError, match="allowed: at least 20"):
+        fit_model(log_of(np.linspace(1.0, 1.1, 12)))
+    assert "too few" in str(check_model(log_of(1.0 + 0.01 * np.random.default_rng(7).normal(size=30))))
+
+
+def test_calibrate_takes_a_log_and_says_why_it_gives_no_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log_samples.nanogpt(1.0 + 0.05 * np.random.default_rng(8).normal(size=400), 1))
+    application.run(["calibrate", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Kolmogorov-Smirnov distance of the step times" in said
+    assert "No cluster config" in said
+    application.run(["calibrate", str(path), "--json", "-"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["cluster"] is None
+    assert 0.0 < found["ks"]["model"]["distance"] < 0.2
+    with pytest.raises(InputError, match="tells step times, not a cluster"):
+        application.run(["calibrate", str(path), "-o", str(tmp_path / "c.yaml")])
+    assert not (tmp_path / "c.yaml").exists()
+
+
+def test_diagnose_takes_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(log_samples.srun(log_samples.megatron(1.0 + 0.05 * np.random.default_rng(9).normal(size=900))))
+    application.run(["diagnose", str(path)])
+    assert "Next: " in capsys.readouterr().out
+    application.run(["diagnose", str(path), "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["format"] == "Megatron-LM"
+    (tmp_path / "own.log").write_text("".join(f"{i} took {90 + i % 7} millis\n" for i in range(50)))
+    application.run(["diagnose", str(tmp_path / "own.log"), "--pattern", r"took (?P<ms>\d+)"])
+    assert "50 step times" in capsys.readouterr().out
+    with pytest.raises(InputError, match="no regular expression"):
+        application.run(["diagnose", str(tmp_path / "own.log"), "--pattern", "("])
+
+
+def sized(step_s: float, cv: float, seed: int, **settings: str) -> StepDiagnosis:
+    values = step_s * (1.0 + cv * np.random.default_rng(seed).normal(size=400))
+    return diagnose_steps(replace(log_of(values), settings=settings))
+
+
+def test_a_power_law_goes_on_as_before() -> None:
+    found = predict_sizes([4, 8], [sized(1.0, 0.01, 1), sized(1.2, 0.01, 2)], [16, 8])
+    larger, known = found.sizes
+    assert "power law" in found.law
+    assert larger.mean_s is not None
+    assert larger.mean_s.value == pytest.approx(1.44, rel=0.01)
+    assert larger.mean_s.low == pytest.approx(1.2, rel=0.01)
+    assert known.mean_s is not None
+    assert known.mean_s.value == pytest.approx(1.2, rel=0.01)
+    assert known.mean_s.high == pytest.approx(known.mean_s.low)
+    assert larger.cv.value == pytest.approx(0.01, rel=0.1)
+    assert larger.cv.low < 0.004 < 0.03 < larger.cv.high
+    assert any("two sizes do not identify a law" in note for note in found.notes)
+
+
+def test_a_pipeline_that_grows_has_its_own_law() -> None:
+    """Four micro-batches through 4, 8 and 16 stages of 0.2 s."""
+    settings = {"micro_batch_size": "1", "global_batch_size": "4", "data_parallel_size": "1", "hidden_size": "6144"}
+    logs = [sized(0.2 * (4 + p - 1), 0.01, p, pipeline_model_parallel_size=str(p), **settings) for p in (4, 8)]
+    found = predict_sizes([4, 8], logs, [16])
+    assert found.law.startswith("pipeline: step = (4 micro-batches + stages - 1)")
+    (at16,) = found.sizes
+    assert at16.mean_s is not None
+    assert at16.mean_s.value == pytest.approx(0.2 * 19, rel=0.01)
+    other = [
+        logs[0],
+        sized(0.2 * 11, 0.01, 8, pipeline_model_parallel_size="8", **(settings | {"hidden_size": "8192"})),
+    ]
+    assert any("different models (hidden_size 6144, 8192)" in note for note in predict_sizes([4, 8], other, [16]).notes)
+
+
+def test_one_size_tells_no_mean() -> None:
+    found = predict_sizes([8], [sized(1.0, 0.02, 3)], [16])
+    assert found.sizes[0].mean_s is None
+    assert "cannot be determined from one size" in found.law
+    assert found.to_json()["predicted"][0]["mean_s"] is None
+
+
+def test_sizes_must_fit_the_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="one positive size per log, all different"):
+        predict_sizes([4, 4], [sized(1.0, 0.01, 1), sized(1.2, 0.01, 2)], [16])
+    paths = []
+    for n in (4, 8):
+        paths.append(str(tmp_path / f"log{n}"))
+        Path(paths[-1]).write_text(log_samples.nanogpt(np.full(100, 0.1 * n) + 0.001 * np.arange(100) % 3, 1))
+    application.run(["diagnose", *paths, "--sizes", "4,8", "--predict", "16"])
+    assert "Predicted from sizes 4,8" in " ".join(capsys.readouterr().out.split())
+    for options in (["--sizes", "4,8"], ["--sizes", "4,x", "--predict", "16"], ["--sizes", "4", "--predict", "16"]):
+        with pytest.raises(InputError, match="allowed"):
+            application.run(["diagnose", *paths, *options])
+
+
+@needs_jean_zay
+def test_jean_zay_at_16_nodes_from_4_and_8() -> None:
+    """The log of 16 nodes was known when the law was chosen: the prediction is not blind."""
+    logs = {n: diagnose_steps(read_step_log(next(JEAN_ZAY_DIR.glob(f"*_n{n}_*.out")))) for n in (4, 8, 16)}
+    (found,) = predict_sizes([4, 8], [logs[4], logs[8]], [16]).sizes
+    plain_s = logs[16].log.step_s_V[logs[16].ordinary.plain_V]
+    assert found.mean_s is not None
+    assert found.mean_s.value == pytest.approx(float(np.median(plain_s)), rel=0.05)
+    assert logs[16].plain_cv in found.cv
+    assert float(np.quantile(plain_s, 0.99) / np.median(plain_s)) in found.p99_over_median
