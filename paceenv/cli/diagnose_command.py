@@ -42,6 +42,9 @@ def diagnose(
     operations come from replaying the steps' dependencies; causes are named with their share of the lost time, the
     evidence, and what to do, which is often not pacing. It says so where a trace does not identify the cause.
 
+    Profiles of GPU jobs: where each device's step went, and why a rank is late: its host (and what it did longer than
+    its peers), its kernels or its copies.
+
     Dumps of a job that hangs or died: which ranks it waits for in the end, what each of the others waits for, and what
     the missing ones were last seen doing. Logs of NCCL Inspector: bandwidths, and which rank arrives last.
 

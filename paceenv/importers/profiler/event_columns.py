@@ -187,15 +187,15 @@ class EventColumns:
             kept = [event for event in odd if isinstance(event, Complete)]
         if not kept:
             return
-        kinds = self._kinds
-        start_us = np.array([event.ts for event in kept])
-        dur_us = np.array([event.dur for event in kept])
+        kinds, count = self._kinds, len(kept)
+        start_us = np.fromiter([event.ts for event in kept], np.float64, count)
+        dur_us = np.fromiter([event.dur for event in kept], np.float64, count)
         good = (np.abs(start_us) < MAX_US) & (dur_us >= 0.0) & (dur_us < MAX_US)
         block = (
             start_us,
             dur_us,
-            np.array([kinds[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32),
-            np.array([event.args.correlation for event in kept], np.int64),
+            np.fromiter([kinds[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, count),
+            np.fromiter([event.args.correlation for event in kept], np.int64, count),
         )
         if not good.all():
             block = tuple(column[good] for column in block)
