@@ -191,7 +191,7 @@ class EventColumns:
         start_us = np.fromiter([event.ts for event in kept], np.float64, count)
         dur_us = np.fromiter([event.dur for event in kept], np.float64, count)
         good = (np.abs(start_us) < MAX_US) & (dur_us >= 0.0) & (dur_us < MAX_US)
-        block = (
+        block: tuple[NDArray[Any], ...] = (
             start_us,
             dur_us,
             np.fromiter([kinds[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, count),
