@@ -90,8 +90,9 @@ def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
 def test_time_that_no_operation_explains_has_no_cause() -> None:
     columns = _columns(_late())
     later_s = 0.4 * columns["iteration"]
-    _refused(diagnose(_trace(columns | {"start_s": columns["start_s"] + later_s, "end_s": columns["end_s"] + later_s})),
-             "does not reproduce")  # fmt: skip
+    found = diagnose(_trace(columns | {key: columns[key] + later_s for key in ("start_s", "end_s")}))
+    _refused(found, "does not reproduce")
+    assert found.replay_error == pytest.approx(-0.4 / 2.4, abs=0.01)
 
 
 def test_steps_that_are_not_alike_have_no_usual_step() -> None:
