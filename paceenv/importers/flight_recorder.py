@@ -103,6 +103,8 @@ class Group:
     name: str
     description: str
     ranks: tuple[int, ...]
+    is_guess: bool = False
+    """Whether no dump says who its members are, and those that have it in their dumps are taken for them."""
 
 
 @dataclass(frozen=True)

@@ -239,11 +239,10 @@ class Hang:
         if self.stopped:
             return f"{named}: whether they stopped or waited {UNDETERMINED}"
         if len(ranks) == 1:
-            return f"{named}, and {_count(waiting)} for it in the end: it died, or stopped so that it could not write"
-        return (
-            f"{named}, and {_count(waiting)} for them in the end: they died, or stopped so that they could not write; "
-            f"whether all of them did {UNDETERMINED}"
-        )
+            why = "it died, or could not write, or its dump is not here"
+            return f"{named}, and {_count(waiting)} for it in the end: {why}"
+        why = f"they died, or could not write, or their dumps are not here; which of them wait {UNDETERMINED}"
+        return f"{named}, and {_count(waiting)} for them in the end: {why}"
 
     def _silence(self) -> str:
         silent = self.job.silent
@@ -254,6 +253,8 @@ class Hang:
         where = f"{self.unit_text(unit)} of {self.group_text(unit.group)}"
         if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
             return f"{where} cannot end for that reason, and {_count(root.waiting)} behind it"
+        if unit.group.is_guess:
+            return f"{where} is unfinished, and no dump says who belongs to it: who is absent {UNDETERMINED}"
         late = self._not_begun(root)
         if late:
             begun = _ranks(set(root.ranks) - set(late))

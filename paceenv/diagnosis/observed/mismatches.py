@@ -60,7 +60,7 @@ def find_mismatches(job: Standstill) -> tuple[Mismatch, ...]:
     for group, units_R in first.items():
         seq = min(unit.seq for unit in units_R.values())
         here = {rank: unit for rank, unit in units_R.items() if unit.seq == seq}
-        mismatch = _compare(group, seq, here, whole=len(here) == len(group.ranks))
+        mismatch = _compare(group, seq, here, whole=len(here) == len(group.ranks) and not group.is_guess)
         if mismatch is not None:
             found.append(mismatch)
     return tuple(found)

@@ -85,9 +85,12 @@ class Standstill:
     def __init__(self, dumps: Sequence[Dump]) -> None:
         self.dumps = {dump.rank: dump for dump in dumps}
         self._seen_in: dict[str, set[int]] = defaultdict(set)
+        self._own: dict[tuple[str, int], int] = {}
         for dump in dumps:
             for entry in dump.entries:
                 self._seen_in[entry.group].add(dump.rank)
+                if entry.own >= 0:
+                    self._own[entry.group, entry.own] = dump.rank
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._named = {
             dump.rank: {
@@ -112,8 +115,14 @@ class Standstill:
         named = self._named[rank]
         if name not in named:
             ranks = tuple(sorted(self._seen_in[name]))
-            named[name] = self._groups.setdefault((name, ranks), Group(name, "", ranks))
+            named[name] = self._groups.setdefault((name, ranks), Group(name, "", ranks, is_guess=True))
         return named[name]
+
+    def member(self, group: Group, index: int) -> int:
+        """The global rank of a member; -1 if that is not known."""
+        if group.is_guess:
+            return self._own.get((group.name, index), -1)
+        return group.ranks[index] if index < len(group.ranks) else -1
 
     def _collect(self) -> None:
         for rank, units in self.units.items():
@@ -238,8 +247,7 @@ def _units(dump: Dump, job: Standstill) -> list[Unit]:
         inside = [entry for entry in entries if entry.op != "coalesced"] or entries
         left_out = len(entries) > 1 and not closing and entries[-1].record < last
         group, is_p2p = job.group_of(dump.rank, entries[0].group), any(entry.is_p2p for entry in entries)
-        ranks = group.ranks
-        peers = tuple((e.op, ranks[e.peer] if e.peer < len(ranks) else -1) for e in inside if e.peer >= 0)
+        peers = tuple((e.op, other) for e in inside if e.peer >= 0 and (other := job.member(group, e.peer)) >= 0)
         state = closing[-1:] or entries
         done = left_out or any(entry.is_done for entry in state)
         seq = entries[0].p2p_seq if is_p2p else entries[0].collective_seq
