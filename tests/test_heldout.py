@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from importer_samples import TABLE
 from numpy.typing import NDArray
 
 from benchmarks._common import recorded
+from paceenv.calibration.distances import Distance
 from paceenv.calibration.fits.noise_fit import NoiseFit
 from paceenv.calibration.heldout import HeldOutCheck, Line, check_job, check_stage
 from paceenv.calibration.measurements import StageTimes
@@ -18,6 +20,8 @@ from paceenv.calibration.posterior import measured_step
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.cli import application
 from paceenv.cli.calibrate_command import noise_cluster
+from paceenv.cli.calibrate_job import print_check
+from paceenv.core import metrics
 from paceenv.core.errors import InputError
 from paceenv.core.trace import write_trace
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -123,10 +127,35 @@ def test_the_command_writes_check_and_error_into_the_config(tmp_path: Path) -> N
 def test_draws_that_cannot_be_written_are_refused_before_the_fit(
     source: str, folder: str, said: str, tmp_path: Path
 ) -> None:
-    for name in ("a-file", "links.txt"):
-        (tmp_path / name).write_text("")
+    (tmp_path / "a-file").write_text("")
+    (tmp_path / "links.txt").write_text(TABLE)
     found = str(tmp_path / source) if source.endswith(".txt") else source
     out = tmp_path / "c.yaml"
     with pytest.raises(InputError, match=said):
         application.run(["calibrate", found, "-o", str(out), "--posterior", str(tmp_path / folder)])
     assert not out.exists()
+
+
+def test_the_distribution_of_steps_is_compared(stamps: JobStamps, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job that stays as it was is no farther away than chance puts it; one that changes is."""
+    check = check_job(stamps)
+    assert isinstance(check, HeldOutCheck)
+    (step,) = check.distances
+    assert (step.quantity, step.values) == ("step", 80)
+    assert step.distance <= step.chance
+    assert check.to_record()["ks_distances"][0]["distance"] == pytest.approx(step.distance, rel=1e-3)
+    late = replace(stamps, step_T=np.where(np.arange(len(stamps.step_T)) >= 159, 1.1, 1.0) * stamps.step_T)
+    changed = check_job(late)
+    assert isinstance(changed, HeldOutCheck)
+    assert changed.distances[0].distance > max(changed.distances[0].chance, 0.3)
+    print_check(check)
+    assert "Kolmogorov-Smirnov distance of the step" in " ".join(capsys.readouterr().out.split())
+
+
+def test_values_of_one_rank_are_alike() -> None:
+    random = np.random.default_rng(3)
+    rank_R, noise_TR = random.normal(0.0, 1.0, 4), random.normal(0.0, 0.1, (50, 4))
+    ranks = Distance.between("x", 10.0 + rank_R + noise_TR, [noise_TR])
+    none = Distance.between("x", 10.0 + noise_TR, [noise_TR])
+    assert none.chance == pytest.approx(metrics.ks_chance(200), rel=0.15)
+    assert ranks.chance == pytest.approx(metrics.ks_chance(4), rel=0.15)

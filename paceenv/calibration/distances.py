@@ -33,12 +33,7 @@ class Distance:
     def between(cls, quantity: str, held_out_TR: Array, simulated: Sequence[Array]) -> Distance:
         """The distance of ``(T, R)`` held-out values (R may be 1) to all simulated ones together."""
         distance = metrics.ks_distance(held_out_TR.ravel(), np.concatenate([values.ravel() for values in simulated]))
-        steps, ranks = held_out_TR.shape
-        step_T = held_out_TR.mean(axis=1)
-        within = float(held_out_TR.var(axis=1, ddof=1).mean()) if ranks > 1 else 0.0
-        common = max(float(step_T.var(ddof=1)) - within / ranks, 0.0) if ranks > 1 else 1.0
-        alike = common / (common + within) if common + within > 0.0 else 1.0  # of the ranks of one step
-        independent = steps * ranks / (1.0 + (ranks - 1) * alike) / metrics.correlation_length(step_T)
+        independent = held_out_TR.size / _alike(held_out_TR) / metrics.correlation_length(held_out_TR.mean(axis=1))
         return cls(quantity, held_out_TR.size, distance, metrics.ks_chance(max(independent, 1.0)))
 
     def to_record(self) -> dict[str, Any]:
@@ -54,3 +49,23 @@ class Distance:
             f"Kolmogorov-Smirnov distance of the {self.quantity}: {self.distance:.1%}, {verdict} (up to "
             f"{self.chance:.1%} with {self.values} values)"
         )
+
+
+def _alike(values_TR: Array) -> float:
+    """Values that tell as much as one independent value, at least 1: those of a step are alike, and of a rank.
+
+    The design effect of a two-way layout, 1 + (R - 1) times the share of the variance between steps + (T - 1) times
+    that between ranks (Kish, *Survey Sampling*, 1965, section 5.4, for each).
+    """
+    steps, ranks = values_TR.shape
+    if steps < 2 or ranks < 2:
+        return 1.0
+    step_T, rank_R = values_TR.mean(axis=1), values_TR.mean(axis=0)
+    left = values_TR - step_T[:, None] - rank_R + values_TR.mean()
+    own = float((left**2).sum()) / ((steps - 1) * (ranks - 1))
+    between_steps = max(float(step_T.var(ddof=1)) - own / ranks, 0.0)
+    between_ranks = max(float(rank_R.var(ddof=1)) - own / steps, 0.0)
+    total = own + between_steps + between_ranks
+    if not total > 0.0:
+        return float(steps * ranks)
+    return float(1.0 + ((ranks - 1) * between_steps + (steps - 1) * between_ranks) / total)

@@ -177,8 +177,17 @@ def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldO
     distances = (
         Distance.between("slowest worker", rest_TR.max(axis=1)[:, None], slowest),
         Distance.between("compute of a worker", rest_TR, single),
+        Distance.between(
+            "compute of a worker over the mean of its step", _over_mean(rest_TR), [_over_mean(one) for one in single]
+        ),
     )
     return replace(check, distances=distances)
+
+
+def _over_mean(compute_TR: Array) -> Array:
+    """Each worker's compute over the mean of its step: what makes workers wait, without what all share."""
+    relative: Array = compute_TR / compute_TR.mean(axis=-1, keepdims=True)
+    return relative
 
 
 def _describe(what: str, step_T: Array, compute_TR: Array, entry_TR: Array, groups: int) -> dict[str, float]:

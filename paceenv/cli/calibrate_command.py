@@ -149,8 +149,8 @@ def _without_trace(
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
         _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, inside=inside)
-    elif inputs.steps is not None:
-        calibrate_log(inputs.steps, json_)
+    elif (log := inputs.one_log()) is not None:
+        calibrate_log(log, json_)
     return True
 
 

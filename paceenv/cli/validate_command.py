@@ -11,10 +11,11 @@ from paceenv.calibration.fits.throughput_fit import ThroughputTarget
 from paceenv.core.errors import InputError, short_repr
 from paceenv.sim.cluster import load_cluster
 from paceenv.ui import config_files, output
-from paceenv.validation import closed_forms, described, scaling, simulated_runs
+from paceenv.validation import closed_forms, described, distributions, scaling, simulated_runs
 from paceenv.validation.checks import Check
 from paceenv.validation.closed_forms import ClosedFormTarget
 from paceenv.validation.described import DescribedTarget
+from paceenv.validation.distributions import DistributionTarget
 from paceenv.validation.scaling import Table
 from paceenv.validation.simulated_runs import SimulatedTarget
 
@@ -38,7 +39,8 @@ def validate(
     """Hold the simulator against published and measured numbers, and say which were fitted and which predicted.
 
     A target is a table of expectations: closed forms, runs of clusters, a published scaling table, throughputs of a
-    workload. Pacing acts in the simulation only by moving ranks in time.
+    workload, distances of distributions (Kolmogorov-Smirnov). Pacing acts in the simulation only by moving ranks in
+    time.
 
     Examples: paceenv validate -- paceenv validate sockets --json - -- paceenv validate when-scaling-fails --seeds 32
     """
@@ -89,8 +91,10 @@ def _checks(
             return list(described.throughput_checks(config_files.parse(ThroughputTarget, data, str(path)), cluster))
         case "described":
             return list(described.checks(config_files.parse(DescribedTarget, data, str(path))))
+        case "distribution":
+            return list(distributions.checks(config_files.parse(DistributionTarget, data, str(path))))
         case _:
-            kinds = "scaling, simulated, closed_form, throughput, described"
+            kinds = "scaling, simulated, closed_form, throughput, described, distribution"
             raise InputError(f"{path}: kind = {short_repr(kind)}; allowed: {kinds}")
 
 

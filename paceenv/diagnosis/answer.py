@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.observed.collective_times import CollectiveTimes, measure_times
-from paceenv.diagnosis.observed.hang import Hang, find_hangs
 from paceenv.diagnosis.observed.host_activity import LateHost, find_late_hosts
 from paceenv.diagnosis.observed.lateness_over_time import LatenessOverTime, find_lateness
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
-from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.importers.inputs import Inputs
+
+if TYPE_CHECKING:
+    from paceenv.diagnosis.observed.collective_times import CollectiveTimes
+    from paceenv.diagnosis.observed.hang import Hang
+    from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Answer:
         late_hosts: what late ranks' hosts did; of profiles.
         hangs: jobs that hang, or dumps of which nothing hangs.
         times: of collectives, where no trace can be made of them.
-        steps: what step times alone allow; of a text log.
+        steps: what step times alone allow; of text logs, one per job.
     """
 
     matrix: OperationMatrix | None
@@ -38,12 +40,12 @@ class Answer:
     late_hosts: tuple[LateHost, ...]
     hangs: tuple[Hang, ...]
     times: CollectiveTimes | None
-    steps: StepDiagnosis | None
+    steps: tuple[StepDiagnosis, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it; that of a log alone is that of its step times."""
-        if self.diagnosis is None and self.steps is not None and not self.hangs:
-            return self.steps.to_json()
+        if self.diagnosis is None and len(self.steps) == 1 and not self.hangs:
+            return self.steps[0].to_json()
         found = self.diagnosis.to_json() if self.diagnosis is not None else {}
         if self.lateness is not None:
             found["lateness"] = self.lateness.to_json()
@@ -53,8 +55,8 @@ class Answer:
             found["hang"] = [one.to_json() for one in self.hangs]
         if self.times is not None:
             found["nccl_inspector"] = self.times.to_json()
-        if self.steps is not None:
-            found["step_times"] = self.steps.to_json()
+        if self.steps:
+            found["step_times"] = [one.to_json() for one in self.steps]
         return found
 
 
@@ -68,9 +70,21 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     Raises:
         InputError: there is nothing to diagnose, or the trace holds no such job.
     """
-    hangs = tuple(find_hangs(inputs.dumps))
-    times = measure_times(inputs.inspected) if inputs.inspected else None
-    steps = diagnose_steps(inputs.steps) if inputs.steps is not None else None
+    hangs: tuple[Hang, ...] = ()
+    times: CollectiveTimes | None = None
+    steps: tuple[StepDiagnosis, ...] = ()
+    if inputs.dumps:  # what few need brings libraries that take a second to import
+        from paceenv.diagnosis.observed.hang import find_hangs
+
+        hangs = tuple(find_hangs(inputs.dumps))
+    if inputs.inspected:
+        from paceenv.diagnosis.observed.collective_times import measure_times
+
+        times = measure_times(inputs.inspected)
+    if inputs.steps:
+        from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
+
+        steps = tuple(diagnose_steps(log) for log in inputs.steps)
     notes, matrix, diagnosis, lateness = inputs.notes, None, None, None
     late_hosts: tuple[LateHost, ...] = ()
     if inputs.trace is not None or not (hangs or times or steps):

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.importers.flight_recorder import Dump, Entry
-from paceenv.importers.kineto import op_name
+from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"

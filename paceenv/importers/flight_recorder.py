@@ -22,9 +22,9 @@ import msgspec
 
 from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.kineto import ITEM_BYTES, is_number
 from paceenv.importers.packed import content_of, head_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
+from paceenv.importers.profiler.collective_names import ITEM_BYTES, is_number
 
 SOURCE: Final = "PyTorch Flight Recorder"
 MAX_FRAMES: Final = 12

@@ -25,7 +25,7 @@ from paceenv.importers.nccl_inspector import InspectorLog, ranks_of, read_inspec
 from paceenv.importers.nccl_tests import Table, is_table, read_tables
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.sampled import read_capped
-from paceenv.importers.step_log import StepLog, join_logs, read_step_log
+from paceenv.importers.step_log import StepLog, jobs_of, read_step_log
 from paceenv.importers.straggler import import_straggler
 from paceenv.importers.timelines import Timeline
 from paceenv.ui import output
@@ -47,7 +47,7 @@ class Inputs:
         notes: what is damaged, skipped or left out, one line each.
         activity: where each rank's time went by step, of profiles.
         dumps: Flight Recorder dumps as they are, also of jobs that hang.
-        steps: step times alone, of a text log.
+        steps: step times alone, of text logs, one per job.
         tables: bandwidth tables, one per program run.
         inspected: NCCL Inspector's records, one log per process.
         why_no_trace: why files that could have held a trace do not; "" without any.
@@ -57,10 +57,17 @@ class Inputs:
     notes: tuple[str, ...] = ()
     activity: tuple[RankActivity, ...] = ()
     dumps: tuple[Dump, ...] = ()
-    steps: StepLog | None = None
+    steps: tuple[StepLog, ...] = ()
     tables: tuple[Table, ...] = ()
     inspected: tuple[InspectorLog, ...] = ()
     why_no_trace: str = ""
+
+    def one_log(self) -> StepLog | None:
+        """The only log, None without any. Raises InputError if there are logs of several jobs."""
+        if len(self.steps) > 1:
+            named = ", ".join(log.name for log in self.steps[:3]) + (", ..." if len(self.steps) > 3 else "")
+            raise InputError(f"logs of {len(self.steps)} jobs ({named}); allowed: those of one")
+        return self.steps[0] if self.steps else None
 
     def require_trace(self) -> Trace:
         """The trace. Raises InputError that says what there is instead."""
@@ -177,7 +184,7 @@ class _Found:
         if trace is not None or self._dumps or self._logs or self._inspected:
             named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
             self._notes += [f"{name}: a bandwidth table, which paceenv calibrate reads; skipped" for name in named]
-        steps = join_logs(self._logs, self._note) if self._logs else None
+        steps = jobs_of(self._logs, self._note)
         return Inputs(
             trace,
             (*self._notes, *_skipped(self._refused)),

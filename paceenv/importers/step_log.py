@@ -115,6 +115,35 @@ def read_step_log(
     return replace(joined, notes=(*said, *joined.notes))
 
 
+def jobs_of(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> tuple[StepLog, ...]:
+    """Logs put together that go on where another of the same job ended; jobs in the order of their first log.
+
+    A log goes on if its format and settings are the other's and its steps begin later: a job resumed from a checkpoint.
+
+    Args:
+        logs: in the order in which they follow each other.
+        on_note: called with a line for each job of which several logs were joined.
+    """
+    jobs: list[list[StepLog]] = []
+    for log in logs:
+        for job in jobs:
+            last = job[-1]
+            alike = (log.source, log.settings) == (last.source, last.settings)
+            if (
+                alike
+                and int(log.step_V.min()) > int(last.step_V.min())
+                and int(log.step_V.max()) > int(last.step_V.max())
+            ):
+                job.append(log)
+                break
+        else:
+            jobs.append([log])
+    for job in jobs:
+        if len(job) > 1:
+            on_note(f"{', '.join(log.name for log in job)}: read as one job that was resumed")
+    return tuple(join_logs(job, on_note) for job in jobs)
+
+
 def join_logs(logs: Sequence[StepLog], on_note: Callable[[str], None]) -> StepLog:
     """Logs that follow each other as one, each a run of its own; of several formats that with the most values.
 

@@ -60,3 +60,17 @@ def dump_of(rank: int, late_s: float, steps: int = 12, timing: bool = True) -> d
         }  # fmt: skip
         entries.append(entry | ({"duration_ms": duration_s * 1e3} if timing else {}))
     return {"entries": entries, "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "version": "2.10"}
+
+
+_PLACE = "    time   algbw   busbw #wrong"
+_ROWS = (
+    (1024, 256, 11.2, 0.09),
+    (65536, 16384, 14.0, 4.68),
+    (1 << 20, 1 << 18, 35.0, 29.96),
+    (1 << 28, 1 << 26, 2345.0, 114.47),
+)
+TABLE = f"#       size         count      type   redop    root {_PLACE}{_PLACE}\n" + "".join(
+    f"{size:12} {count:12}     float     sum      -1" + f"  {us}  {rate}  {1.75 * rate}      0" * 2 + "\n"
+    for size, count, us, rate in _ROWS
+)
+"""Output of a program of nccl-tests."""

@@ -1,7 +1,7 @@
 """What `paceenv diagnose` says of what others recorded, beside the truth: docs/first-contact.md.
 
-`python -m benchmarks.evidence.first_contact --write` reads the data folder (`--data`, or PACEENV_DATA_DIR, or
-`../shared/data` beside the checkout), and damages its traces at random, too (benchmarks/faults/mutated_traces.py).
+`python -m benchmarks.reality.first_contact --write` reads the data folder (`--data`, or PACEENV_DATA_DIR, or
+`../shared/data` beside the checkout), and damages its traces at random, too (benchmarks/reality/mutated_traces.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.evidence._mlperf import DATA
-from benchmarks.faults import mutated_traces
+from benchmarks.reality import mutated_traces
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.answer import Answer, find_answer
@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-contact.md"
 HEAD: Final = """# First contact: what others recorded
 
 After reading this page you know how `paceenv diagnose` does on traces, dumps and logs that it had no part in.
-`python -m benchmarks.evidence.first_contact --write` makes it.
+`python -m benchmarks.reality.first_contact --write` makes it.
 The ceilings of MLPerf's systems are in [reality](reality.md), the detection of ranks that turn slow in
 [detection](detection.md).
 
@@ -108,20 +108,20 @@ def _stopped_text(found: Answer) -> str:
 
 def _little(found: Answer) -> bool:
     """Megatron on dedicated nodes: what varies is single long steps, nothing that pacing removes."""
-    top = found.steps.ceiling if found.steps is not None else None
+    top = found.steps[0].ceiling if found.steps else None
     return top is not None and top.gain.value - top.from_outliers < 0.01
 
 
 def _ceiling(found: Answer) -> str:
-    assert found.steps is not None
-    top = found.steps.ceiling
+    steps = found.steps[0]
+    top = steps.ceiling
     if top is None:
-        return found.steps.verdict
+        return steps.verdict
     return f"at most {top.gain.value:.1%} to win, {top.from_outliers:.1%} of it single long steps"
 
 
 def _too_few(found: Answer) -> bool:
-    return found.steps is not None and found.steps.ceiling is None
+    return bool(found.steps) and found.steps[0].ceiling is None
 
 
 _UNEQUAL = ("a pair with more work, a shared uplink", _first_cause(names.SLOW_RANK, names.CONTENTION), _causes)
@@ -146,7 +146,7 @@ CASES: Final = (
 
 def table(data: Path) -> list[tuple[str, ...]]:
     """A row for each recording: truth, answer, right or wrong, CPU seconds."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for case in CASES:
         if not (data / case.path).exists():
             continue

@@ -1,0 +1,50 @@
+"""The ceiling of real systems: read from data that others recorded, or said to be missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traced_jobs import STRAGGLER_DIR
+
+from benchmarks.evidence import ceilings
+from benchmarks.evidence._mlperf import family, pooled, systems
+from paceenv.core.errors import InputError
+from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
+
+DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
+needs_mlperf = pytest.mark.skipif(
+    not (DATA / "mlperf-v5.1").is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others"
+)
+
+
+def test_missing_data_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match=r"no such data; allowed: --data or PACEENV_DATA_DIR"):
+        next(systems(tmp_path))
+    ceilings.main(tmp_path, write=True)
+    assert "skipped: " in capsys.readouterr().err
+
+
+@needs_mlperf
+def test_systems_of_mlperf_and_what_their_values_are() -> None:
+    """Time stamps tell that NeMo's values, 32 steps apart, are of single steps; and which systems log blocks."""
+    found = list(systems(DATA))
+    assert len(found) > 40
+    averaged = {(s.system, s.benchmark): float(np.median(pooled(s).steps_V)) for s in found}
+    assert {m for (_, benchmark), m in averaged.items() if benchmark.startswith("llama31")} == {1.0}
+    assert min(m for (_, benchmark), m in averaged.items() if benchmark == "flux1") > 50.0
+    names = [family(s) for s in found if s.benchmark == "llama31_8b"]
+    assert {size for name, size in names if name.endswith("hpg.dgxb200x8.n#")} == {1, 2, 4, 8, 16, 32}
+
+
+@needs_mlperf
+def test_tuned_clusters_have_little_to_win() -> None:
+    gain = [
+        one.ceiling.gain.value
+        for one in (diagnose_steps(pooled(s)) for s in systems(DATA) if s.benchmark.startswith("llama31"))
+        if one.ceiling is not None
+    ]
+    assert 0.008 < float(np.median(gain)) < 0.018
+    assert max(gain) < 0.06
