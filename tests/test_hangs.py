@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from importer_samples import dump_of
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.observed.hang import NOTHING_HANGS, Hang, find_hangs
+from paceenv.diagnosis.observed.hang import NOTHING_HANGS, UNDETERMINED, Hang, find_hangs
 from paceenv.diagnosis.observed.standstill import ranks_text
 from paceenv.importers.flight_recorder import read_dump
 from paceenv.importers.inputs import read_inputs
+from paceenv.importers.plain_pickle import read_plain_pickle
 
 REAL = Path(__file__).parents[2] / "shared" / "data" / "nvrx-flight-recorder"
 
@@ -61,7 +63,7 @@ def test_a_rank_without_a_dump(tmp_path: Path) -> None:
     found = seen(data_parallel(4, host_stops={1: 3}), tmp_path, without=(1,))
     assert found.stopped == ()
     assert [(root.kind, root.ranks) for root in found.roots] == [("no dump", (1,))]
-    assert "rank 1 left no dump, and 3 other ranks wait for it in the end: it died, or stopped" in found.verdict
+    assert "rank 1 left no dump, and 3 other ranks wait for it in the end: it died, or could not write" in found.verdict
     few = seen(data_parallel(8, host_stops={1: 3}), tmp_path / "few", without=(2, 3, 4, 5, 6))
     assert few.stopped == (1,)
     assert "ranks 2-6 left no dump: whether they stopped or waited cannot be determined" in few.verdict
@@ -362,7 +364,53 @@ def test_real_incidents(capsys: pytest.CaptureFixture[str]) -> None:
         answer = answers[log.parent.name]
         assert {*answer["stopped"], *map(int, answer["never_saw_ends"])} == faulty
         assert answer["stopped"]
-        assert len(answer["waits"]) == 16 - len(answer["stopped"])
+        assert sum(len(wait["ranks"]) for wait in answer["waits"]) == 16 - len(answer["stopped"])
+
+
+def _without(dumps: dict[int, dict[str, Any]], key: str) -> None:
+    for dump in dumps.values():
+        del dump[key]
+
+
+def _drop(dumps: dict[int, dict[str, Any]], *ranks: int) -> None:
+    for rank in ranks:
+        dumps.pop(rank, None)
+
+
+def _cut(dumps: dict[int, dict[str, Any]], first: int, last: int, *ranks: int) -> None:
+    for rank in ranks or dumps:
+        entries = dumps[rank]["entries"]
+        dumps[rank]["entries"] = entries[-first:] if first else entries[: max(len(entries) - last, 1)]
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
+@pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_2nd"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda dumps: _without(dumps, "pg_status"),
+        lambda dumps: _without(dumps, "pg_config"),
+        lambda dumps: _drop(dumps, 0, 5, 13),
+        lambda dumps: _drop(dumps, 12, 10),
+        lambda dumps: _drop(dumps, *range(8)),
+        lambda dumps: _drop(dumps, *range(1, 16, 2)),
+        lambda dumps: _cut(dumps, 5, 0),
+        lambda dumps: _cut(dumps, 0, 6, 1, 4, 8, 13),
+    ],
+)
+def test_real_incidents_damaged(tmp_path: Path, incident: str, change: Callable[[Any], None]) -> None:
+    """Whatever is missing, no rank is named that had no fault."""
+    faulty = set(
+        map(int, re.findall(r"^Rank (\d+)", (REAL / incident / "fault_injection.log").read_text(), re.MULTILINE))
+    )
+    dumps = {rank: read_plain_pickle((REAL / incident / f"_dump_{rank}").read_bytes())[0] for rank in range(16)}
+    change(dumps)
+    for rank, dump in dumps.items():
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    silent = {rank for root in found.roots if root.kind == "no dump" for rank in root.ranks}
+    assert {*found.stopped, *found.blind} <= faulty
+    assert {*found.stopped, *found.blind, *silent} & faulty or UNDETERMINED in found.verdict
 
 
 def test_ranks_are_written_as_ranges() -> None:

@@ -93,13 +93,18 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return self.state == "completed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """A process group as one of its members knows it: name, description, global ranks in the group's order."""
+    """A process group as one of its members knows it: name, description, global ranks in the group's order.
+
+    Compared by identity: its ranks may be thousands.
+    """
 
     name: str
     description: str
     ranks: tuple[int, ...]
+    is_guess: bool = False
+    """Whether no dump says who its members are, and those that have it in their dumps are taken for them."""
 
 
 @dataclass(frozen=True)

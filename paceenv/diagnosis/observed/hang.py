@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any, Final
 
 from paceenv.diagnosis.observed.mismatches import Mismatch, find_mismatches
-from paceenv.diagnosis.observed.standstill import Key, Standstill, Unit, ranks_text
-from paceenv.diagnosis.observed.waits import Root, Wait, find_roots, find_waits
-from paceenv.importers.flight_recorder import Dump, Entry
+from paceenv.diagnosis.observed.standstill import Standstill, Unit, ranks_text
+from paceenv.diagnosis.observed.waits import Place, Root, Wait, find_roots, find_waits
+from paceenv.importers.flight_recorder import Dump, Entry, Group
 from paceenv.importers.inputs import split_recordings
 
 NOTHING_HANGS: Final = "nothing hangs: every operation that a dump shows has completed"
@@ -88,6 +88,7 @@ class Hang:
         latest: dict[int, Dump] = {}
         for dump in sorted(dumps, key=_newest_s):
             latest[dump.rank] = dump
+        self._texts: dict[Group, str] = {}
         self.replaced = len(dumps) - len(latest)
         self.job = Standstill([latest[rank] for rank in sorted(latest)])
         self.waits: dict[int, Wait] = find_waits(self.job)
@@ -121,9 +122,13 @@ class Hang:
         shown = {*self.stopped, *self.blind, *(stuck if len(stuck) < 9 else ())}
         return tuple(self._last_seen(rank) for rank in sorted(shown & set(self.job.dumps)))
 
-    def group_text(self, key: Key) -> str:
+    def group_text(self, group: Group) -> str:
         """A group by its description and ranks."""
-        group = self.job.groups[key]
+        if group not in self._texts:
+            self._texts[group] = self._group_text(group)
+        return self._texts[group]
+
+    def _group_text(self, group: Group) -> str:
         said = group.description or f"process group {group.name or '?'}"
         ranks = f"ranks {ranks_text(group.ranks)}"
         return f"{said} ({ranks if len(ranks) < 60 else f'{len(group.ranks)} ranks'})"
@@ -135,25 +140,26 @@ class Hang:
     def _last_seen(self, rank: int) -> LastSeen:
         dump, ahead = self.job.dumps[rank], self.first_without(rank)
         last = dump.entries[-1] if dump.entries else None
-        group = "" if last is None else self.group_text(self.job.key_of(dump, last.group))
+        group = "" if last is None else self.group_text(self.job.group_of(rank, last.group))
         blind = self.job.blind.get(rank, 0)
         if ahead is None:
             return LastSeen(rank, last, group, blind, 0, "", "", -1)
-        entered, finished = self.job.entered[ahead.key], self.job.finished[ahead.key]
+        entered, finished = self.job.entered[ahead.group], self.job.finished[ahead.group]
         behind = 0 if ahead.is_p2p else max(entered.values()) - entered.get(rank, ahead.seq - 1)
-        where = self.unit_text(ahead), self.group_text(ahead.key)
+        where = self.unit_text(ahead), self.group_text(ahead.group)
         return LastSeen(rank, last, group, blind, behind, *where, finished.get(rank, -1))
 
     def first_without(self, rank: int) -> Unit | None:
         """The first operation that others entered and this rank did not; a collective where there is one."""
+        mine = {group for group in self.job.groups if rank in group.ranks}
         found = [
             unit
             for units in self.job.pending.values()
             for unit in units
             if rank != unit.rank
-            and rank in unit.key[1]
+            and unit.group in mine
             and (rank in self.stopped or not unit.is_p2p)
-            and rank in self.job.not_entered(unit)
+            and not self.job.has_entered(rank, unit)
         ]
         return min(found, key=lambda unit: (unit.is_p2p, unit.created_s), default=None)
 
@@ -164,7 +170,7 @@ class Hang:
             return f"{UNDETERMINED}: the {len(self.job.dumps)} dumps have no entries{self._silence()}"
         if not self.hangs:
             return f"{NOTHING_HANGS}{self._silence()}"
-        said = [mismatch.text(self.group_text(mismatch.key)) for mismatch in self.mismatches]
+        said = [mismatch.text(self.group_text(mismatch.group)) for mismatch in self.mismatches]
         said += [text for text in (self._stopped_text(), self._blind_text(), self._no_dump_text()) if text]
         for root in self.roots:
             if root.kind == "stuck":
@@ -188,7 +194,7 @@ class Hang:
                 f"the newest entry of {_ranks(old)} is {age_s:.0f} s older than the others': stopped long before, or "
                 "dumps of another run"
             )
-        worlds = {key[1] for key in self.job.groups if key[0] == "0"}
+        worlds = {group.ranks for group in self.job.groups if group.name == "0"}
         if len(worlds) > 1:
             sizes = ", ".join(str(size) for size in sorted({len(ranks) for ranks in worlds}))
             doubts.append(f"the dumps disagree on the ranks of group 0 (sizes {sizes}): they are of different runs")
@@ -204,7 +210,7 @@ class Hang:
         text = f"{_ranks(self.stopped)} stopped: {alone} for nobody, and {_count(waiting)} for {whom} in the end"
         firsts = {rank: self.first_without(rank) for rank in self.stopped[:4]}
         places = [
-            f"{self.unit_text(unit)} of {self.group_text(unit.key)}" + ("" if one else f" without rank {rank}")
+            f"{self.unit_text(unit)} of {self.group_text(unit.group)}" + ("" if one else f" without rank {rank}")
             for rank, unit in firsts.items()
             if unit is not None
         ]
@@ -233,11 +239,10 @@ class Hang:
         if self.stopped:
             return f"{named}: whether they stopped or waited {UNDETERMINED}"
         if len(ranks) == 1:
-            return f"{named}, and {_count(waiting)} for it in the end: it died, or stopped so that it could not write"
-        return (
-            f"{named}, and {_count(waiting)} for them in the end: they died, or stopped so that they could not write; "
-            f"whether all of them did {UNDETERMINED}"
-        )
+            why = "it died, or could not write, or its dump is not here"
+            return f"{named}, and {_count(waiting)} for it in the end: {why}"
+        why = f"they died, or could not write, or their dumps are not here; which of them wait {UNDETERMINED}"
+        return f"{named}, and {_count(waiting)} for them in the end: {why}"
 
     def _silence(self) -> str:
         silent = self.job.silent
@@ -245,9 +250,11 @@ class Hang:
 
     def _stuck_text(self, root: Root) -> str:
         unit = self.waits[root.ranks[0]].unit
-        where = f"{self.unit_text(unit)} of {self.group_text(unit.key)}"
-        if any(m.key == unit.key and m.seq == unit.seq for m in self.mismatches):
+        where = f"{self.unit_text(unit)} of {self.group_text(unit.group)}"
+        if any(m.group is unit.group and m.seq == unit.seq for m in self.mismatches):
             return f"{where} cannot end for that reason, and {_count(root.waiting)} behind it"
+        if unit.group.is_guess:
+            return f"{where} is unfinished, and no dump says who belongs to it: who is absent {UNDETERMINED}"
         late = self._not_begun(root)
         if late:
             begun = _ranks(set(root.ranks) - set(late))
@@ -266,7 +273,7 @@ class Hang:
         parts = []
         for rank in root.ranks[:4]:
             wait = self.waits[rank]
-            where = f"{self.unit_text(wait.unit)} of {self.group_text(wait.unit.key)}"
+            where = f"{self.unit_text(wait.unit)} of {self.group_text(wait.unit.group)}"
             parts.append(f"rank {rank} in {where} for {ranks_text(wait.ranks)}")
         text = f"ranks {ranks_text(root.ranks)} wait for each other ({'; '.join(parts)}): "
         late = self._not_begun(root)
@@ -297,17 +304,24 @@ class Hang:
         for rank, wait in sorted(self.waits.items()):
             unit = wait.unit
             op = unit.entries[0].op if unit.is_p2p else self.unit_text(unit)
-            where = self.job.groups[unit.key].description or self.group_text(unit.key)
+            where = unit.group.description or self.group_text(unit.group)
             alike.setdefault((op, where, ends[rank]), []).append(rank)
         rows = []
         for (op, where, last), ranks in alike.items():
-            keys = {self.waits[rank].unit.key for rank in ranks}
+            keys = {self.waits[rank].unit.group for rank in ranks}
             where = self.group_text(next(iter(keys))) if len(keys) == 1 else f"{where}, {len(keys)} groups"
             absent = ranks_text(other for rank in ranks for other in self.waits[rank].absent)
             busy = ranks_text(other for rank in ranks for other in self.waits[rank].busy)
             whom = [f"{absent} (absent)"] * bool(absent) + [f"{busy} (busy before it)"] * bool(busy)
             rows.append((ranks_text(ranks), op, where, ", ".join(whom) or "all are in it", ranks_text(last) or "-"))
         return rows
+
+    def _together(self) -> list[tuple[Wait, list[int]]]:
+        """What ranks wait in, and which ranks."""
+        found: dict[Place, tuple[Wait, list[int]]] = {}
+        for rank, wait in sorted(self.waits.items()):
+            found.setdefault(wait.place, (wait, []))[1].append(rank)
+        return list(found.values())
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
@@ -332,12 +346,12 @@ class Hang:
             "last_seen": [one.to_json() for one in self.last_seen],
             "waits": [
                 {
-                    "rank": rank, "op": wait.unit.op, "is_p2p": wait.unit.is_p2p, "seq": wait.unit.seq,
-                    "group": wait.unit.key[0], "description": self.job.groups[wait.unit.key].description,
-                    "group_ranks": list(wait.unit.key[1]), "absent": list(wait.absent), "busy": list(wait.busy),
-                    "in_the_end_for": list(ends[rank]),
+                    "ranks": ranks, "op": wait.unit.op, "is_p2p": wait.unit.is_p2p, "seq": wait.unit.seq,
+                    "group": wait.unit.group.name, "description": wait.unit.group.description,
+                    "group_ranks": list(wait.unit.group.ranks), "absent": list(wait.absent), "busy": list(wait.busy),
+                    "in_the_end_for": list(ends[ranks[0]]),
                 }
-                for rank, wait in sorted(self.waits.items())
+                for wait, ranks in self._together()
             ],
         }  # fmt: skip
 

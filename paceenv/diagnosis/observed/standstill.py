@@ -7,7 +7,7 @@ proves that all entered it, if it is of a kind that needs all. A send or receive
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -18,8 +18,6 @@ from paceenv.importers.profiler.collective_names import op_name
 NEEDS_ALL: Final = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 """Collectives that no member finishes before all have entered."""
 
-Key = tuple[str, tuple[int, ...]]
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -27,7 +25,7 @@ class Unit:
 
     Attributes:
         rank: the rank.
-        key: name and members of the group.
+        group: the group, the same object on all its members.
         seq: number of the collective in the group, or of the send or receive on this rank.
         is_p2p: whether it is made of sends and receives.
         entries: its entries.
@@ -36,7 +34,7 @@ class Unit:
     """
 
     rank: int
-    key: Key
+    group: Group
     seq: int
     is_p2p: bool
     entries: tuple[Entry, ...]
@@ -78,7 +76,6 @@ class Standstill:
 
     Attributes:
         dumps: by rank.
-        groups: by name and members.
         silent: ranks that are members of a group and left no dump.
         units: each rank's operations in its order.
         entered: the last collective of each group that each rank is known to have entered.
@@ -88,66 +85,85 @@ class Standstill:
     def __init__(self, dumps: Sequence[Dump]) -> None:
         self.dumps = {dump.rank: dump for dump in dumps}
         self._seen_in: dict[str, set[int]] = defaultdict(set)
+        self._own: dict[tuple[str, int], int] = {}
         for dump in dumps:
             for entry in dump.entries:
                 self._seen_in[entry.group].add(dump.rank)
-        self.groups: dict[Key, Group] = {}
-        for dump in dumps:
-            for group in dump.groups.values():
-                self.groups.setdefault((group.name, group.ranks), group)
+                if entry.own >= 0:
+                    self._own[entry.group, entry.own] = dump.rank
+        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._named = {
+            dump.rank: {
+                name: self._groups.setdefault((group.name, group.ranks), group) for name, group in dump.groups.items()
+            }
+            for dump in dumps
+        }
         self.units = {dump.rank: _units(dump, self) for dump in dumps}
-        members = {rank for _, ranks in self.groups for rank in ranks}
+        members = set[int]().union(*(group.ranks for group in self.groups))
         self.silent = tuple(sorted(members - set(self.dumps)))
-        self.entered: dict[Key, dict[int, int]] = defaultdict(dict)
-        self.finished: dict[Key, dict[int, int]] = defaultdict(dict)
+        self.entered: dict[Group, dict[int, int]] = defaultdict(dict)
+        self.finished: dict[Group, dict[int, int]] = defaultdict(dict)
         self._collect()
 
-    def key_of(self, dump: Dump, name: str) -> Key:
+    @property
+    def groups(self) -> Collection[Group]:
+        """All groups, each once."""
+        return self._groups.values()
+
+    def group_of(self, rank: int, name: str) -> Group:
         """The group that a rank calls by this name; of unknown members those that have it in their dumps."""
-        group = dump.groups.get(name)
-        if group is None:
-            group = Group(name, "", tuple(sorted(self._seen_in[name])))
-            self.groups.setdefault((group.name, group.ranks), group)
-        return group.name, group.ranks
+        named = self._named[rank]
+        if name not in named:
+            ranks = tuple(sorted(self._seen_in[name]))
+            named[name] = self._groups.setdefault((name, ranks), Group(name, "", ranks, is_guess=True))
+        return named[name]
+
+    def member(self, group: Group, index: int) -> int:
+        """The global rank of a member; -1 if that is not known."""
+        if group.is_guess:
+            return self._own.get((group.name, index), -1)
+        return group.ranks[index] if index < len(group.ranks) else -1
 
     def _collect(self) -> None:
         for rank, units in self.units.items():
             opened = set()
             for unit in units:
                 if not unit.is_p2p:
-                    _raise(self.entered[unit.key], rank, unit.seq)
+                    _raise(self.entered[unit.group], rank, unit.seq)
                     if unit.is_done:
-                        _raise(self.finished[unit.key], rank, unit.seq)
-                    elif unit.key not in opened:  # a group's collectives end in their order
-                        opened.add(unit.key)
-                        _raise(self.finished[unit.key], rank, unit.seq - 1)
+                        _raise(self.finished[unit.group], rank, unit.seq)
+                    elif unit.group not in opened:  # a group's collectives end in their order
+                        opened.add(unit.group)
+                        _raise(self.finished[unit.group], rank, unit.seq - 1)
         by_order = all(_agrees(dump) for dump in self.dumps.values())
         for dump in self.dumps.values():
             for name, (entered, finished) in _named_status(dump, by_order=by_order).items():
-                key = self.key_of(dump, name)
-                if key not in self.with_p2p:  # there its numbers are those of sends and receives, too
-                    _raise(self.entered[key], dump.rank, entered)
-                    _raise(self.finished[key], dump.rank, finished)
+                group = self.group_of(dump.rank, name)
+                if group not in self.with_p2p:  # there its numbers are those of sends and receives, too
+                    _raise(self.entered[group], dump.rank, entered)
+                    _raise(self.finished[group], dump.rank, finished)
 
     @cached_property
-    def with_p2p(self) -> frozenset[Key]:
+    def with_p2p(self) -> frozenset[Group]:
         """Groups that have sends and receives, so that their members' numbers may differ."""
-        return frozenset(unit.key for units in self.units.values() for unit in units if unit.is_p2p)
+        return frozenset(unit.group for units in self.units.values() for unit in units if unit.is_p2p)
 
     @cached_property
-    def _proven(self) -> dict[Key, tuple[tuple[int, int], tuple[int, int]]]:
+    def _proven(self) -> dict[Group, tuple[tuple[int, int], tuple[int, int]]]:
         """By group: the last collective that a member's end proves that all entered, and which member; the two best."""
-        kinds = {(unit.key, unit.seq): unit.kind for units in self.units.values() for unit in units if not unit.is_p2p}
+        kinds = {
+            (unit.group, unit.seq): unit.kind for units in self.units.values() for unit in units if not unit.is_p2p
+        }
         found = {}
-        for key, ends in self.finished.items():
-            proofs = [(s if kinds.get((key, s), "all_reduce") in NEEDS_ALL else s - 1, r) for r, s in ends.items()]
+        for group, ends in self.finished.items():
+            proofs = [(s if kinds.get((group, s), "all_reduce") in NEEDS_ALL else s - 1, r) for r, s in ends.items()]
             best = sorted(proofs, reverse=True)[:2]
-            found[key] = best[0], best[1] if len(best) > 1 else (-1, -1)
+            found[group] = best[0], best[1] if len(best) > 1 else (-1, -1)
         return found
 
     def ended_elsewhere(self, unit: Unit) -> bool:
         """Whether another member finished this collective, which proves that this rank had entered it, too."""
-        best, second = self._proven.get(unit.key, ((-1, -1), (-1, -1)))
+        best, second = self._proven.get(unit.group, ((-1, -1), (-1, -1)))
         return not unit.is_p2p and unit.seq <= (best if best[1] != unit.rank else second)[0]
 
     @cached_property
@@ -177,10 +193,10 @@ class Standstill:
         return found
 
     @cached_property
-    def _posted(self) -> Counter[tuple[int, Key, str, int]]:
+    def _posted(self) -> Counter[tuple[int, Group, str, int]]:
         """How many sends and receives each rank has pending, by rank, group, direction and other rank."""
         return Counter(
-            (unit.rank, unit.key, way, other)
+            (unit.rank, unit.group, way, other)
             for units in self.pending.values()
             for unit in units
             for way, other in unit.peers
@@ -192,12 +208,12 @@ class Standstill:
         for earlier in self.pending[unit.rank]:
             if earlier.record >= unit.record:
                 break
-            before.update(earlier.peers if earlier.key == unit.key else ())
+            before.update(earlier.peers if earlier.group == unit.group else ())
         missing = []
         for way, other in unit.peers:
             before[way, other] += 1
             answer = "recv" if way == "send" else "send"
-            if self._posted[other, unit.key, answer, unit.rank] < before[way, other]:
+            if self._posted[other, unit.group, answer, unit.rank] < before[way, other]:
                 missing.append(other)
         return tuple(sorted(set(missing)))
 
@@ -205,8 +221,14 @@ class Standstill:
         """Members that are not known to have entered what a rank waits in; those without a dump included."""
         if unit.is_p2p:
             return self.unmatched(unit)
-        entered = self.entered[unit.key]
-        return tuple(rank for rank in unit.key[1] if entered.get(rank, -1) < unit.seq)
+        entered = self.entered[unit.group]
+        return tuple(rank for rank in unit.group.ranks if entered.get(rank, -1) < unit.seq)
+
+    def has_entered(self, rank: int, unit: Unit) -> bool:
+        """Whether a member is known to have entered what another one waits in."""
+        if unit.is_p2p:
+            return rank not in (other for _, other in unit.peers) or rank not in self.unmatched(unit)
+        return self.entered[unit.group].get(rank, -1) >= unit.seq
 
 
 def _units(dump: Dump, job: Standstill) -> list[Unit]:
@@ -224,16 +246,15 @@ def _units(dump: Dump, job: Standstill) -> list[Unit]:
         closing = [entry for entry in entries if entry.op == "coalesced" or entry.op.endswith("_coalesced")]
         inside = [entry for entry in entries if entry.op != "coalesced"] or entries
         left_out = len(entries) > 1 and not closing and entries[-1].record < last
-        key, is_p2p = job.key_of(dump, entries[0].group), any(entry.is_p2p for entry in entries)
-        ranks = key[1]
-        peers = tuple((e.op, ranks[e.peer] if e.peer < len(ranks) else -1) for e in inside if e.peer >= 0)
+        group, is_p2p = job.group_of(dump.rank, entries[0].group), any(entry.is_p2p for entry in entries)
+        peers = tuple((e.op, other) for e in inside if e.peer >= 0 and (other := job.member(group, e.peer)) >= 0)
         state = closing[-1:] or entries
         done = left_out or any(entry.is_done for entry in state)
         seq = entries[0].p2p_seq if is_p2p else entries[0].collective_seq
         kept = tuple(sorted(inside, key=lambda e: e.record))
         if closing and closing[-1] not in kept and closing[-1].state == "started":
             kept = (*kept, closing[-1])
-        found.append(Unit(dump.rank, key, seq, is_p2p, kept, peers, done))
+        found.append(Unit(dump.rank, group, seq, is_p2p, kept, peers, done))
     return sorted(found, key=lambda unit: unit.record)
 
 

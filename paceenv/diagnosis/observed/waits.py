@@ -16,11 +16,12 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from paceenv.diagnosis.observed.standstill import Key, Standstill, Unit
+from paceenv.diagnosis.observed.standstill import Standstill, Unit
+from paceenv.importers.flight_recorder import Group
 
 RootKind = Literal["stopped", "no dump", "stuck", "circle"]
 ORDER: Final[tuple[RootKind, ...]] = ("stopped", "no dump", "stuck", "circle")
-Place = tuple[Key, int, int]
+Place = tuple[Group, int, int]
 """An operation: group, number, and for sends and receives the rank, -1 for a collective."""
 
 
@@ -66,7 +67,7 @@ class Root:
 
 def place_of(unit: Unit) -> Place:
     """The operation that a rank's unit belongs to; sends and receives are told apart by rank."""
-    return unit.key, unit.seq, unit.rank if unit.is_p2p else -1
+    return unit.group, unit.seq, unit.rank if unit.is_p2p else -1
 
 
 def find_waits(job: Standstill) -> dict[int, Wait]:
@@ -87,13 +88,13 @@ def find_waits(job: Standstill) -> dict[int, Wait]:
 def _busy(unit: Unit, fronts: dict[int, Unit], places: dict[int, Place]) -> Iterable[int]:
     """Ranks that entered an operation but are in an earlier one."""
     if not unit.is_p2p:
-        return (rank for rank in unit.key[1] if rank in fronts and places[rank] != place_of(unit))
+        return (rank for rank in unit.group.ranks if rank in fronts and places[rank] != place_of(unit))
     return {other for way, other in unit.peers if other in fronts and not _answers(fronts[other], unit, way)}
 
 
 def _answers(front: Unit, unit: Unit, way: str) -> bool:
     """Whether a rank is in the other side of a send or receive."""
-    return front.key == unit.key and ("recv" if way == "send" else "send", unit.rank) in front.peers
+    return front.group is unit.group and ("recv" if way == "send" else "send", unit.rank) in front.peers
 
 
 def find_roots(job: Standstill, waits: dict[int, Wait]) -> tuple[Root, ...]:
@@ -108,7 +109,7 @@ def find_roots(job: Standstill, waits: dict[int, Wait]) -> tuple[Root, ...]:
     for rank, wait in waits.items():
         if not wait.ranks:
             pair = (
-                (wait.unit.key, -1, min((rank, *(p for _, p in wait.unit.peers)))) if wait.unit.is_p2p else wait.place
+                (wait.unit.group, -1, min((rank, *(p for _, p in wait.unit.peers)))) if wait.unit.is_p2p else wait.place
             )
             together[pair].append(rank)
     ends += [("stuck", tuple(sorted(ranks))) for ranks in together.values()]
