@@ -242,7 +242,7 @@ def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.Capt
     assert application.run(["diagnose", str(path), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     times = {"slowdown", "ideal_step_time_s", "step_time_s", "replay_error"}
-    assert set(result) == times | {"attribution", "causes", "verdict", "arrivals", "notes"}
+    assert set(result) == times | {"attribution", "causes", "verdict", "arrivals", "notes", "lateness"}
     assert {"rank", "stage", "operation"} <= set(result["attribution"])
     assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE

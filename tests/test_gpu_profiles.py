@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from gpu_profiles import Job, Kernel, Meeting, profiles
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from importer_samples import written
 
 from paceenv.core.errors import InputError
@@ -141,6 +145,16 @@ def test_a_rank_that_lost_a_collective_loses_the_step(tmp_path: Path) -> None:
     assert merged.notes == ("step 12 left out: not all ranks have the same collectives in them",)
 
 
+def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
+    made = profiles(Job(ranks=4))
+    for event in made[3]["traceEvents"]:
+        event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#77")
+    merged = read(tmp_path, Job(), [made[0], made[1], made[3]])
+    assert "rank 3 left out: none of its 6 steps is of those of most ranks" in merged.notes[0]
+    assert merged.notes[1].startswith("2 of 4 ranks have no file: ranks 2, 3; ")
+    assert set(merged.trace.column("rank").tolist()) == {0, 1}
+
+
 def test_hidden_and_exposed(tmp_path: Path) -> None:
     """A collective of 3 ms beside 2 ms of compute is hidden for two thirds."""
     job = Job(program=lambda _: [Kernel(4000.0), Meeting(took_us=3000.0, beside=True), Kernel(2000.0), Meeting()])
@@ -214,6 +228,88 @@ def test_nobody_is_late(tmp_path: Path) -> None:
     assert find_late_hosts(read(tmp_path, Job()).activity) == ()
 
 
-def test_a_profile_without_steps_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no ProfilerStep#"):
-        read(tmp_path, Job(marks=False, program=lambda step: [Kernel(10.0 * step)]))
+_PROGRAM: list[Kernel | Meeting] = [Kernel(300.0), Meeting("all_to_all"), Kernel(90.0), Meeting(beside=True)]
+_ODD = st.sampled_from([None, -1, 0, 1, 1e300, "7", [], {}, "ncclKernel", "ProfilerStep#11", "kernel", "cuda_runtime"])
+_CHANGE = st.tuples(
+    st.integers(0, 1),
+    st.integers(0, 200),
+    st.sampled_from(["remove", "repeat", "cat", "name", "ts", "dur", "pid", "tid", "correlation", "In msg nelems"]),
+    _ODD | st.floats(0.9e6, 1.1e6),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    changes=st.lists(_CHANGE, max_size=12),
+    metadata=st.booleans(),
+    calls=st.booleans(),
+    launches=st.booleans(),
+    marks=st.booleans(),
+)
+def test_whatever_is_damaged_the_trace_is_sound_or_refused(
+    tmp_path: Path, changes: list[tuple[int, int, str, Any]], metadata: bool, calls: bool, launches: bool, marks: bool
+) -> None:
+    job = Job(2, range(10, 15), lambda _: _PROGRAM, metadata=metadata, calls=calls, launches=launches, marks=marks)
+    made = profiles(job)
+    for rank, place, what, value in changes:
+        events = made[rank]["traceEvents"]
+        at = place % len(events)
+        if what == "remove":
+            del events[at]
+        elif what == "repeat":
+            events.insert(0, events[at])
+        elif what in ("correlation", "In msg nelems"):
+            events[at] = events[at] | {"args": events[at]["args"] | {what: value}}
+        else:
+            events[at] = events[at] | {what: value}
+    merged = None
+    with contextlib.suppress(InputError):
+        merged = read(tmp_path, job, made)
+    if merged is None:
+        return
+    trace = merged.trace
+    assert (trace.column("end_s") >= trace.column("start_s")).all()
+    assert {one.iteration for one in merged.activity} <= set(trace.column("iteration").tolist())
+    for one in merged.activity:
+        parts = (one.compute_s, one.to_device_s, one.other_copies_s, one.exposed_s, one.host_wait_s, one.idle_s)
+        assert min(*parts, one.hidden_s, one.loader_s) >= -1e-9
+        assert sum(parts) == pytest.approx(one.end_s - one.start_s, rel=1e-3, abs=1e-6)
+    for late in find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s):
+        assert "\n" not in late.text
+        json.dumps(late.to_json(), allow_nan=False)
+
+
+def test_steps_between_calls_of_the_optimizer(tmp_path: Path) -> None:
+    program: list[Kernel | Meeting] = [Kernel(4000.0), Meeting(), Kernel(500.0, range="Optimizer.step#SGD.step")]
+    trace = read(tmp_path, Job(program=lambda _: program, marks=False, took_us=slow_rank_1)).trace
+    assert set(trace.column("iteration").tolist()) == set(range(5)), "between six calls"
+    for step in range(5):
+        ops = trace.column("op")[(trace.column("iteration") == step) & (trace.column("rank") == 1)].tolist()
+        assert ops == ["compute", "all_reduce", "compute"]
+
+
+def test_steps_from_collectives_that_recur(tmp_path: Path) -> None:
+    program = [Kernel(3000.0), Meeting(elements=64), Kernel(1000.0), Meeting("_allgather_base"), Kernel(5000.0)]
+    merged = read(tmp_path, Job(steps=range(12), program=lambda _: program, marks=False, took_us=slow_rank_1))
+    trace = merged.trace
+    assert len(set(trace.column("iteration").tolist())) >= 9
+    for late_R in late_us(merged).values():
+        assert late_R[1] == pytest.approx(1500.0, abs=100.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ([Kernel(10.0)], "and no collectives"),
+        ([Kernel(10.0), Meeting()], "its 6 collectives are all alike"),
+    ],
+)
+def test_a_profile_without_steps_is_refused(tmp_path: Path, program: list[Kernel | Meeting], why: str) -> None:
+    with pytest.raises(InputError, match=f"no ProfilerStep# in .*{why}; allowed: .*prof.step"):
+        read(tmp_path, Job(marks=False, program=lambda _: program))
+
+
+def test_one_sequence_that_never_recurs_is_refused(tmp_path: Path) -> None:
+    job = Job(marks=False, steps=range(9), program=lambda step: [Kernel(10.0), Meeting(elements=step + 1)])
+    with pytest.raises(InputError, match="9 collectives, in which no sequence recurs"):
+        read(tmp_path, job)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
 from traced_jobs import H100_DIR, needs_h100
@@ -77,3 +82,40 @@ def test_where_time_goes(merged: Merged) -> None:
         parts = one.compute_s + one.to_device_s + one.other_copies_s + one.exposed_s + one.host_wait_s + one.idle_s
         assert parts == pytest.approx(one.end_s - one.start_s, abs=5e-5)
         assert one.compute_s == pytest.approx(0.0294, abs=1e-3), "all ranks and steps compute as much"
+
+
+_METADATA = ("Collective name", "In msg nelems", "dtype", "Process Group Name", "Process Group Ranks")
+_CALLS = ("nccl:", "c10d::", "record_param_comms")
+
+
+@pytest.mark.parametrize(
+    ("missing", "skewed", "no_metadata", "no_calls", "one_stream"),
+    [((3, 5), True, True, False, False), ((), True, True, True, True)],
+)
+def test_the_answer_stays(
+    tmp_path: Path, missing: tuple[int, ...], skewed: bool, no_metadata: bool, no_calls: bool, one_stream: bool
+) -> None:
+    """Clocks off by up to a second, ranks missing, no word on collectives, or all on one stream."""
+    draw, timelines = random.Random(1), []
+    for rank in sorted({*range(RANKS)} - {*missing}):
+        profile = json.loads(gzip.decompress((H100_DIR / f"rank{rank}.json.gz").read_bytes()))
+        add_us, events = draw.uniform(-1e6, 1e6) if skewed else 0.0, []
+        for event in profile["traceEvents"]:
+            if event["ph"] != "X" or (no_calls and event["name"].startswith(_CALLS)):
+                continue
+            event["ts"] += add_us
+            if no_metadata:
+                event["args"] = {key: value for key, value in event.get("args", {}).items() if key not in _METADATA}
+            if one_stream and event["cat"] in ("kernel", "gpu_memcpy", "gpu_memset"):
+                event["tid"] = 7
+            events.append(event)
+        about = profile["distributedInfo"] | ({"pg_config": []} if no_metadata else {})
+        path = tmp_path / f"rank{rank}.json"
+        path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
+        timelines.append(import_kineto(path)[0])
+    merged = merge_ranks(timelines, "h100", "test")
+    first, second = find_late_hosts(merged.activity, clock_error_s=merged.clocks.error_s)
+    assert (first.rank, first.iterations, first.reason) == (1, (11, 12, 13), "host")
+    assert (second.rank, second.iterations, second.reason) == (0, (10,), "host")
+    np.testing.assert_allclose(first.late_s, [0.0093, 0.0105, 0.0076], atol=3e-4)
+    assert any(f"{len(missing)} of 8 ranks have no file" in note for note in merged.notes) == bool(missing)

@@ -264,6 +264,38 @@ def test_a_dump_of_an_unknown_rank_is_refused(tmp_path: Path, name: str) -> None
         read_dump(tmp_path / name)
 
 
+def test_of_two_dumps_of_a_rank_the_later_counts(tmp_path: Path) -> None:
+    early = data_parallel(3, host_stops={2: 1}).run()
+    late = data_parallel(3, host_stops={1: 4}).run()
+    for rank in range(3):
+        dump = late.dump(rank)
+        for entry in dump["entries"]:
+            entry["time_created_ns"] += int(60e9)
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(early.dump(rank), 2))
+        (tmp_path / f"nccl_trace_rank_{rank}_1758610505").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([tmp_path]).dumps)
+    assert found.stopped == (1,)
+    assert found.verdict.endswith("3 older dumps of the same ranks left out")
+
+
+def test_dumps_of_another_run_are_doubted(tmp_path: Path) -> None:
+    folder = data_parallel(4, host_stops={1: 4}).run().write(tmp_path)
+    dump = data_parallel(5).run().dump(3)
+    for entry in dump["entries"]:
+        entry["time_created_ns"] -= int(3600e9)
+    (folder / "nccl_trace_rank_3").write_bytes(pickle.dumps(dump, 2))
+    (found,) = find_hangs(read_inputs([folder]).dumps)
+    assert re.search("the newest entry of rank 3 is 3[56]00 s older than the others'", found.verdict)
+    assert "disagree on the ranks of group 0 (sizes 4, 5): they are of different runs" in found.verdict
+
+
+@pytest.mark.parametrize("content", [{"log": {"entries": []}}, {"entries": [{"a": 1}]}, {"entries": {"a": 1}}])
+def test_other_json_with_entries_is_no_dump(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / "rank_0.json").write_text(json.dumps(content))
+    with pytest.raises(InputError):
+        read_inputs([tmp_path])
+
+
 def test_dumps_without_groups_are_of_those_that_wrote_them(tmp_path: Path) -> None:
     """As versions before 2.0 wrote them."""
     job = data_parallel(3, host_stops={1: 2}).run()

@@ -28,9 +28,10 @@ from paceenv.diagnosis.diagnose import diagnose
 from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.json_events import MAX_EVENT, EventFile
-from paceenv.importers.kineto import import_kineto, op_name
+from paceenv.importers.kineto import import_kineto
 from paceenv.importers.nccl_tests import read_tables
 from paceenv.importers.plain_pickle import read_plain_pickle
+from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.profiler.event_columns import decode
 
 Found = TypeVar("Found")

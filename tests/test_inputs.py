@@ -135,6 +135,15 @@ def test_calibrate_takes_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert out.exists()
 
 
+def test_a_table_beside_a_trace_is_named(tmp_path: Path) -> None:
+    profiles(tmp_path)
+    rows = "".join(f"{2**k} 1 float sum -1 {9 + k} 1 1.75 0 {9 + k} 1 1.75 0\n" for k in range(10, 16))
+    (tmp_path / "log.txt").write_text("# size count type redop root time algbw busbw #wrong time algbw busbw\n" + rows)
+    found = read_inputs([tmp_path])
+    assert len(found.tables) == 1
+    assert f"{tmp_path}/log.txt: a bandwidth table, which paceenv calibrate reads; skipped" in found.notes
+
+
 def test_a_table_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     header = "#       size         count      type   redop    root     time   algbw   busbw #wrong\n"

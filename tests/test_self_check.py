@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, needs_socket_runs, needs_traces
 
-from benchmarks.faults import mutated_traces
+from benchmarks.reality import mutated_traces
 from paceenv.core.trace import Trace, TraceMetadata
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.dependency_graph import build_graph

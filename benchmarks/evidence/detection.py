@@ -34,7 +34,7 @@ WINDOW_STEPS: Final = 500
 """Steps after the begin of a lateness in which it must be named in simulated jobs; recorded ones go to their end."""
 BEFORE_STEPS: Final = (60, 240)
 """Healthy steps before it in simulated jobs."""
-HEALTHY: Final = {8: 48_000, 64: 12_000, 512: 4_000}
+HEALTHY: Final = {8: 24_000, 64: 8_000, 512: 2_000}
 """Steps of healthy simulated jobs for each noise, by number of ranks."""
 JOB_STEPS: Final = 2_000
 """A healthy job is watched so long; then the next one begins."""

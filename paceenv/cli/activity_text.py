@@ -13,7 +13,8 @@ from paceenv.diagnosis.observed.host_activity import LateHost
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.ui import output
 
-_MOST_ROWS: Final = 16
+ACTIVITY: Final = "Where a step's time went on each device"
+MOST_ROWS: Final = 16
 _SHOWN: Final = (
     ("kernels", "compute_s"),
     ("copies to it", "to_device_s"),
@@ -26,10 +27,8 @@ _SHOWN: Final = (
 )
 
 
-def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> None:
-    """Print a row per rank, those that are late first, and a sentence for each of them."""
-    if not activity:
-        return
+def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of where a mean step's time went on each rank's device, those that are late first."""
     of_rank: dict[int, list[RankActivity]] = defaultdict(list)
     for one in activity:
         of_rank[one.rank].append(one)
@@ -37,10 +36,22 @@ def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
     ranks = [*first, *(rank for rank in sorted(of_rank) if rank not in first)]
     shown = [(title, key) for title, key in _SHOWN if any(getattr(one, key) > 0.0 for one in activity)]
     rows = [
-        (str(rank), *(duration(float(np.mean([getattr(one, key) for one in of_rank[rank]]))) for _, key in shown))
-        for rank in ranks[:_MOST_ROWS]
+        [str(rank), *(duration(float(np.mean([getattr(one, key) for one in of_rank[rank]]))) for _, key in shown)]
+        for rank in ranks
     ]
-    more = f"{len(ranks) - _MOST_ROWS} more ranks. " if len(ranks) > _MOST_ROWS else ""
-    why = "\n".join(f"{one.text[:1].upper()}{one.text[1:]}." for one in late)
-    note = f"{more}{why}".strip()
-    output.print_table("Where a step's time went on each device", ("rank", *(title for title, _ in shown)), rows, note)
+    return ["rank", *(title for title, _ in shown)], rows
+
+
+def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> None:
+    """Print a row per rank, those that are late first, and a sentence for each of them."""
+    if not activity:
+        return
+    columns, rows = activity_table(activity, late)
+    more = f"{len(rows) - MOST_ROWS} more ranks. " if len(rows) > MOST_ROWS else ""
+    why = "\n".join(sentence(one.text) for one in late)
+    output.print_table(ACTIVITY, columns, rows[:MOST_ROWS], f"{more}{why}".strip())
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."

@@ -83,8 +83,8 @@ def _print(found: Diagnosis, name: str) -> None:
     ideal = ""
     if found.ideal_step_time_s is not None:
         ideal = (
-            f"{bare}, with all workers equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; the "
-            f"replay is off by {found.replay_error:+.1%})"
+            f"{bare}, with all workers equal {found.ideal_step_time_s:.4g} s (slowdown {found.slowdown:.3f}; "
+            f"replayed within {max(abs(found.replay_error), 1e-3):.1%})"
         )
     for note in found.notes:
         output.say(note)

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.importers.flight_recorder import Dump, Entry
-from paceenv.importers.kineto import op_name
+from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.timelines import Collective, Step, Timeline
 
 HOW_TO: Final = "allowed: a dump of a job that ran with TORCH_NCCL_ENABLE_TIMING=1"
@@ -88,7 +88,10 @@ def steps_of(path: Path, entries: list[Placed], advice: str) -> list[Step]:
         if end_s > begin_s and 0 <= number // per_step < 1 << 31:
             steps.append(Step(number // per_step, begin_s, end_s, tuple(e[1] for e in inside), nothing, nothing))
     counts = Counter(step.iteration for step in steps)
-    return [step for step in steps if counts[step.iteration] == 1]
+    whole = [step for step in steps if counts[step.iteration] == 1]
+    if not whole:
+        raise InputError(f"{path}: {len(entries)} collectives without a whole step; {advice}")
+    return whole
 
 
 def _period(keys: list[tuple[str, str, int]]) -> int | None:

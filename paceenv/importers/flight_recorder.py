@@ -22,9 +22,9 @@ import msgspec
 
 from paceenv.core.errors import InputError
 from paceenv.importers.json_events import EventFile
-from paceenv.importers.kineto import ITEM_BYTES, is_number
 from paceenv.importers.packed import content_of, head_of
 from paceenv.importers.plain_pickle import MAX_BYTES, is_pickle, read_plain_pickle
+from paceenv.importers.profiler.collective_names import ITEM_BYTES, is_number
 
 SOURCE: Final = "PyTorch Flight Recorder"
 MAX_FRAMES: Final = 12
@@ -131,6 +131,8 @@ def read_dump(path: str | Path) -> Dump:
     found = (_entry(event, seen, keep=i == last) for i, event in enumerate(events))
     entries = sorted((entry for entry in found if entry is not None), key=lambda entry: entry.record)
     groups = _groups(about.get("pg_config"))
+    if events and not entries:
+        raise InputError(f"{path}: {len(events)} entries without a collective; allowed: a dump of the Flight Recorder")
     rank, doubt = _rank(path, about, entries, groups)
     notes = tuple(note for note in (damage, doubt) if note)
     return Dump(rank, path, tuple(entries), groups, _status(about.get("pg_status")), notes)
@@ -143,12 +145,19 @@ def _json(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
         found = None if torn else json.loads(content.decode("utf-8", "replace").lstrip("\ufeff"))
     except (ValueError, RecursionError):
         found = None
-    if isinstance(found, dict) and isinstance(entries := found.get("entries", []), list):
+    if isinstance(found, dict) and isinstance(entries := _entries_in(found), list):
         return [entry for entry in entries if isinstance(entry, dict)], found, ""
+    if found is not None:
+        raise InputError(f'{path}: JSON without a list "entries" at its top; allowed: a dump of the Flight Recorder')
     with EventFile(path, "entries") as file:
         events = list(file)
         about = {key: file.value(key) for key in ("pg_config", "pg_status", "rank")}
         return events, about, f"{path}: {file.damage}" if file.damage else ""
+
+
+def _entries_in(found: dict[str, Any]) -> Any:
+    """The list of entries; a dump of a rank without any may leave it out."""
+    return found.get("entries", [] if "pg_config" in found or "pg_status" in found else None)
 
 
 def _pickled(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
@@ -156,7 +165,7 @@ def _pickled(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     content, torn = content_of(path, MAX_BYTES)
     found, damage = read_plain_pickle(content)
     if not damage:
-        entries = found.get("entries", [] if "pg_config" in found else None) if isinstance(found, dict) else None
+        entries = _entries_in(found) if isinstance(found, dict) else None
         if not isinstance(entries, list):
             raise InputError(f'{path}: a pickle without a list "entries"; allowed: a dump of the Flight Recorder')
         return [entry for entry in entries if isinstance(entry, dict)], found, ""

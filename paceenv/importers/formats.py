@@ -20,6 +20,7 @@ ALLOWED: Final = (
 )
 _NO_JSON: Final = re.compile(r"\{'|\[(?!\s*[{\]])")
 """Beginnings of logs: Python's dictionaries, and tags or time stamps in brackets."""
+_PROFILE_KEYS: Final = re.compile(r'"(?:traceEvents|ph|schemaVersion|deviceProperties|distributedInfo)"')
 _DUMP_KEYS: Final = re.compile(r'"(?:pg_config|pg_status|nccl_version|record_id|comm_lib_version)"')
 
 
@@ -34,8 +35,9 @@ def find_format(path: str | Path) -> Format:
     if text[:1] == "{" and '"traceEvents"' not in text and is_inspector(text):
         return "nccl inspector"
     if text[:1] in {"{", "["} and not _is_log(text):
-        is_dump = '"traceEvents"' not in text and ('"entries"' in text or _DUMP_KEYS.search(text))
-        return "flight recorder" if is_dump else "profile"
+        if '"traceEvents"' not in text and ('"entries"' in text or _DUMP_KEYS.search(text)):
+            return "flight recorder"
+        return "profile" if _PROFILE_KEYS.search(text) else "text"
     if not text or "\0" in text:
         raise InputError(f"{path}: {'unknown format' if text else 'empty'}; {ALLOWED}")
     return "text"

@@ -181,6 +181,9 @@ class _Found:
             more = 0 if why else len(self._refused) - 1
             also = f" ({more} more {'file' if more == 1 else 'files'} cannot be used either)" if more > 0 else ""
             raise InputError(reasons[0] + also)
+        if trace is not None or self._dumps or self._logs or self._inspected:
+            named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
+            self._notes += [f"{name}: a bandwidth table, which paceenv calibrate reads; skipped" for name in named]
         steps = jobs_of(self._logs, self._note)
         return Inputs(
             trace,

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from paceenv.core.errors import InputError
+from paceenv.importers.dump_steps import steps_of
 from paceenv.importers.json_events import EventFile
 from paceenv.importers.profiler.activity import device_activity
 from paceenv.importers.profiler.collective_events import MARKED, device_collectives, host_collectives
-from paceenv.importers.profiler.collective_names import ITEM_BYTES, is_number, op_name
-from paceenv.importers.profiler.device_steps import STEP, Device, find_device, step_marks
+from paceenv.importers.profiler.collective_names import is_number
+from paceenv.importers.profiler.device_steps import STEP, Device, StepMarks, find_device, host_marks
 from paceenv.importers.profiler.event_columns import Array, EventColumns, EventTable, decode
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.importers.timelines import Collective, Step, Timeline, union
-
-__all__ = ["ITEM_BYTES", "SOURCE", "import_kineto", "is_number", "op_name"]
 
 SOURCE: Final = "PyTorch profiler"
 _NO_WORK: Final = ("c10d::", "record_param_comms")
@@ -47,6 +46,9 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         steps = _host_steps(table)
     else:
         collectives = device_collectives(table, device, _only_group(file))
+        if not len(device.number_T):
+            given = _recurring(file, table, device, collectives)
+            device = find_device(table, given) or device
         steps = _device_steps(table, device, collectives)
         activity = device_activity(table, device, collectives)
     if not steps:
@@ -56,7 +58,8 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         )
     base_ns = file.value("baseTimeNanoseconds")
     base_s = base_ns * 1e-9 if is_number(base_ns) else 0.0
-    about = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
+    about: dict[str, Any] = {"host": host} if isinstance(host := file.value("host_name"), str) else {}
+    about |= {"world_size": size} if (size := _world_size(file)) else {}
     rank = _rank(file)
     return Timeline(
         rank,
@@ -65,6 +68,33 @@ def _timeline(file: EventFile, table: EventTable) -> Timeline:
         about,
         _notes(file.path, device),
         tuple(one.moved(rank, one.iteration, base_s) for one in activity),
+    )
+
+
+def _recurring(file: EventFile, table: EventTable, device: Device, collectives: dict[int, Collective]) -> StepMarks:
+    """Steps of a profile that marks none: the shortest sequence of collectives that recurs.
+
+    Raises InputError if none does, or if all collectives are alike.
+    """
+    advice = "allowed: a profile of a job that calls prof.step() at the end of every step"
+    groups = {c.group for c in collectives.values() if c.group}
+    places = sorted((place for place, c in collectives.items() if c.group), key=lambda place: collectives[place].end_s)
+    said = [table.arguments.get(int(device.event_D[place])) for place in places]
+    numbered = len(groups) == 1 and all(one is not None and one.number >= 0 for one in said)
+    placed = []
+    for k, place in enumerate(places):
+        c, arguments = collectives[place], said[k]
+        number = arguments.number if numbered and arguments is not None else k
+        placed.append((number, c, (c.op, c.group, c.bytes)))
+    if not placed:
+        raise InputError(f"{file.path}: no ProfilerStep# in {file.events} events, and no collectives; {advice}")
+    if len({key for _, _, key in placed}) == 1:
+        why = f"no ProfilerStep# in {file.events} events, and its {len(placed)} collectives are all alike"
+        raise InputError(f"{file.path}: {why}; {advice}")
+    steps = steps_of(file.path, placed, advice)
+    numbers = np.array([step.iteration for step in steps], np.int64)
+    return StepMarks(
+        numbers, np.array([step.start_s for step in steps]) * 1e6, np.array([step.end_s for step in steps]) * 1e6
     )
 
 
@@ -88,7 +118,7 @@ def _device_steps(table: EventTable, device: Device, collectives: dict[int, Coll
 
 
 def _host_steps(table: EventTable) -> list[Step]:
-    marks = step_marks(table, device=False)
+    marks = host_marks(table)
     is_work = table.in_categories(lambda category: category == "cpu_op")
     is_work &= table.named(lambda name: not (name.startswith(_NO_WORK) or MARKED.match(name) or STEP.match(name)))
     busy = union(table.start_us_E[is_work] * 1e-6, table.end_us_E[is_work] * 1e-6)
@@ -120,6 +150,13 @@ def _only_group(file: EventFile) -> str:
         return ""
     name, ranks = groups[0].get("pg_name"), groups[0].get("ranks")
     return f"{ranks}/{name}" if isinstance(ranks, list) and isinstance(name, str) and len(ranks) > 1 else ""
+
+
+def _world_size(file: EventFile) -> int:
+    """How many ranks the job has, 0 where unknown."""
+    about = file.value("distributedInfo")
+    size = about.get("world_size") if isinstance(about, dict) else None
+    return size if isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1 << 31 else 0
 
 
 def _rank(file: EventFile) -> int:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.dump_steps import steps_of
-from paceenv.importers.kineto import op_name
 from paceenv.importers.packed import GZIP
+from paceenv.importers.profiler.collective_names import op_name
 from paceenv.importers.timelines import Collective, Timeline
 
 SOURCE: Final = "NCCL Inspector"

@@ -33,7 +33,8 @@ td.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space:
 th.number {{ text-align: right }}
 figure {{ margin: .8rem 0 }} figcaption, .note {{ color: #555; font-size: .92em }}
 figure svg {{ width: 100%; height: auto; display: block }}
-@media (max-width: 40rem) {{ figure {{ overflow-x: auto }} figure svg {{ width: 44rem }} }}
+@media (max-width: 40rem) {{ figure, table {{ overflow-x: auto }} table {{ display: block }}
+  figure svg {{ width: 44rem }} }}
 details {{ margin: .3rem 0 }} summary {{ cursor: pointer; color: #335; font-size: .92em }}
 .verdict {{ border-left: 4px solid #4c72b0; background: #f3f5f9; padding: .7rem 1rem; margin: 1rem 0;
   font-size: 1.1em }}

@@ -19,7 +19,10 @@ from pathlib import Path
 import atheris
 import log_samples
 import numpy as np
+from gpu_profiles import Job, Kernel, Meeting, profiles
+from hung_jobs import data_parallel
 from importer_samples import TABLE, dump_of, profile_of
+from inspector_logs import log_of
 
 with atheris.instrument_imports(
     include=["paceenv.importers", "paceenv.calibration.fits.bandwidth", "paceenv.core.trace"]
@@ -30,9 +33,10 @@ with atheris.instrument_imports(
     from paceenv.importers.step_log import read_step_log
 
 from paceenv.core.errors import InputError
-from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 
+BENCHMARK = "0 data size: 4.0 GB\n1 data size: 4.0 GB\n" + "0:\n duration: 0.7 sec\n1:\n duration: 0.7 sec\n" * 3
 MOST_STEPS = 6
 """Of the samples: mutations reach more of a small file."""
 
@@ -41,12 +45,18 @@ def samples() -> dict[str, bytes]:
     """A small file of every format but Parquet, whose reader is pyarrow's."""
     profile = profile_of(0)
     profile["traceEvents"] = profile["traceEvents"][: 1 + 7 * MOST_STEPS]
-    del profile["distributedInfo"]  # a file's name says which rank it is
+    program = [Kernel(900.0), Meeting("all_to_all"), Kernel(90.0), Meeting(beside=True)]
+    (gpu,) = profiles(Job(1, range(4), lambda _: program))
+    del profile["distributedInfo"], gpu["distributedInfo"]  # a file's name says which rank it is
     dump = dump_of(0, 0.0, steps=MOST_STEPS)
-    found = {"profile": json.dumps(profile).encode(), "dump": json.dumps(dump).encode(), "table": TABLE.encode()}
+    found = {"profile": profile, "gpu": gpu, "dump": dump}
+    packed = {name: json.dumps(content).encode() for name, content in found.items()} | {"table": TABLE.encode()}
+    packed |= {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    hung, seen = data_parallel(2, steps=2, host_stops={1: 2}).run(), log_of(0, 2, late={}, steps=4, verbose=True)
+    packed |= {"hung": pickle.dumps(hung.dump(0), 2), "hung_json": json.dumps(hung.dump(0)).encode()}
+    packed |= {"inspector": "\n".join(map(json.dumps, seen)).encode(), "benchmark": BENCHMARK.encode()}
     step_s = 1.0 + 0.05 * np.sin(np.arange(64.0))
-    found |= {f"log{i}": write(step_s).encode()[:8192] for i, write in enumerate(log_samples.LOGS.values())}
-    return found | {f"pickle{protocol}": pickle.dumps(dump, protocol) for protocol in (2, 4)}
+    return packed | {f"log{i}": write(step_s).encode()[:8192] for i, write in enumerate(log_samples.LOGS.values())}
 
 
 def take(content: bytes, paths: list[Path]) -> None:
@@ -54,7 +64,9 @@ def take(content: bytes, paths: list[Path]) -> None:
     for path in paths:
         path.write_bytes(content)
     with contextlib.suppress(InputError):
-        diagnose(read_inputs(paths).require_trace())
+        found = find_answer(read_inputs(paths))
+        json.dumps(found.to_json())
+        assert not any("\n" in late.text for late in found.late_hosts)
     with contextlib.suppress(InputError):
         diagnose_steps(read_step_log(paths[0])).to_json()
     with contextlib.suppress(InputError):

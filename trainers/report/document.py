@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from paceenv.cli.activity_text import ACTIVITY
 from paceenv.core import metrics
 from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.operation_matrix import OperationMatrix
@@ -28,6 +29,10 @@ class Report:
     matrix: OperationMatrix
     diagnosis: Diagnosis
     fitted: Fitted | str
+    lateness: Sequence[str] = ()
+    """When which rank turned late, and what the hosts of late ranks did, in sentences."""
+    activity: tuple[list[str], list[list[str]]] | None = None
+    """Columns and rows of where a step's time went on each device."""
     pictures: list[Picture] = field(default_factory=list)
     sizes: Answer | str = ""
     policies: list[Paced] | str = ""
@@ -59,7 +64,7 @@ class Report:
         name, verdict = self.matrix.name, self.diagnosis.verdict
         parts = [html_page.paragraph(self._read(), "note")]
         parts.append(html_page.paragraph(f"{verdict[:1].upper()}{verdict[1:]}.", "verdict"))
-        parts += [self._facts(), html_page.heading("Causes"), self._causes()]
+        parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
             parts.append(self._viewer_link(beside))
@@ -104,6 +109,13 @@ class Report:
             why = "costs enough to be named" if self.diagnosis.bare_step_s is not None else "can be named, see above"
             return html_page.paragraph(f"No cause {why}.")
         return html_page.table(("cause", "of lost time", f"{unit.name} a step", "evidence", "what to do"), rows)
+
+    def _late(self) -> list[str]:
+        """Which ranks were late when, and why."""
+        parts = [html_page.paragraph(line) for line in self.lateness]
+        if self.activity is not None:
+            parts += [html_page.heading(ACTIVITY), html_page.table(*self.activity)]
+        return [html_page.heading("Late ranks"), *parts] if parts else []
 
     def _viewer_link(self, beside: Path) -> str:
         assert self.viewer is not None

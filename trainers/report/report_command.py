@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from paceenv.cli.activity_text import activity_table, sentence
 from paceenv.cli.step_log_output import PATTERN_HELP, rows
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.diagnosis.clocks import on_one_clock
+from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.dependency_graph import build_graph
-from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
-from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 from paceenv.importers.inputs import read_inputs
@@ -67,19 +67,25 @@ def report(
     if inputs.trace is None and (log := inputs.one_log()) is not None:
         _report_log(log, inputs.notes, out, json_)
         return
-    trace, notes = inputs.require_trace(), inputs.notes
-    matrix, note = on_one_clock(read_matrix(trace, job=job))
-    if not matrix.step_s_T.max() > 0.0:
-        raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
+    trace = inputs.require_trace()
     with output.progress("diagnose and draw", 3) as done:
-        diagnosis, graph = diagnose_matrix(matrix), build_graph(matrix)
+        answer = find_answer(inputs, job)
+        matrix, diagnosis, late = answer.matrix, answer.diagnosis, answer.late_hosts
+        assert matrix is not None, "there is a trace"
+        assert diagnosis is not None, "there is a trace"
+        if not matrix.step_s_T.max() > 0.0:
+            raise InputError(f"trace of {matrix.name}: steps that take no time; allowed: a job that takes some")
+        graph = build_graph(matrix)
         done(1)
         kinds, met = spans(matrix, graph), arrivals(matrix, graph)
         drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, _by_rank(diagnosis))]
         drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
         fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
-        found = Report(traces, (*notes, note) if note else notes, matrix, diagnosis, fitted)
+        found = Report(traces, answer.notes, matrix, diagnosis, fitted)
+        over_time = answer.lateness.text() if answer.lateness and not answer.lateness.why_not else ()
+        found.lateness = [sentence(line) for line in (*over_time, *(one.text for one in late))]
+        found.activity = activity_table(inputs.activity, late) if inputs.activity else None
         found.pictures = [picture for picture in drawn if picture is not None]
     _predict(found, names)
     if chrome_trace is not None:

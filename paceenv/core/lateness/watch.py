@@ -1,13 +1,15 @@
 """Watches ranks step by step: which are late, since when, by how much, and whether once, always, or in turns.
 
 Of each step it takes the ranks' own work, without waiting, and compares each rank with the median of the others. For
-every rank it then tests one statement: "given the past, this rank is not later than ``least_share`` of the step".
+every rank it then tests one statement: "given the past, this rank is on average not later than the middle rank by more
+than ``least_share`` of the step". (Where noise has a long tail, every rank's mean lies above the others' median.)
+
 A score sums the evidence against it and begins again from zero where there is none (Page's CUSUM). Its increments are
 ``weight * noise - price`` where the price makes ``exp(increment)`` at most 1 on average. Such a score passes ``log(n)``
-at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors", 2022, theorem
-2.4). With four weights and R ranks the threshold is ``log(4 * R * steps_per_false_alarm)``; looking at every step is
-part of that count. The price is measured on the ranks themselves (``usual_noise``), so the count is an estimate: it
-supposes that noise is as it was in the last thousand steps.
+at most once in n steps on average, whatever the distribution (Shin, Ramdas & Rinaldo, "E-detectors: a nonparametric
+framework for sequential change detection", 2022). With four weights and R ranks the threshold is
+``log(4 * R * steps_per_false_alarm)``; looking at every step is part of that count. The price is measured on the ranks
+themselves (``usual_noise``), so the count is an estimate: it supposes noise as in the last thousand steps.
 
 A rank is named only if, besides, it was late in clearly more than half of the steps since its score began. So a few
 steps of a garbage collector or of a checkpoint are not a late rank; they are told as late once.
@@ -183,6 +185,7 @@ class LatenessWatch:
         self._recent_HR, self._recent_H = np.full((KEPT_STEPS, ranks), math.nan), np.full(KEPT_STEPS, -1, np.int64)
         self._off_HR, self._off_steps_R = np.zeros((KEPT_STEPS, ranks), np.bool_), np.zeros(ranks)
         self._judged, self._learned = 0, FIRST_STEPS
+        self._usual_s_R = np.zeros(ranks)
         self._late_R = np.zeros(ranks, np.bool_)
         self._level_s_R, self._level_steps_R = np.zeros(ranks), np.zeros(ranks)
         self._calm_since_R = np.zeros(ranks, np.int64)
@@ -310,7 +313,7 @@ class LatenessWatch:
         least_s = self._least_share * max(self._step_s, 0.0)
         scale_s_R = np.maximum(noise.scale_s_R, 1e-3 * least_s + np.finfo(np.float64).tiny)
         price_J = noise.price_J
-        bar_s_R = least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
+        bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
         up_R = np.clip((late_s_R - bar_s_R) / scale_s_R, -CLIP, CLIP)
         near_s_R = np.clip(late_s_R, self._level_s_R - 2.0 * CLIP * scale_s_R, self._level_s_R + 2.0 * CLIP * scale_s_R)
         self._calm_steps_R += known_R & ~self._late_R
@@ -323,7 +326,8 @@ class LatenessWatch:
         risen_R = self._rising.add(up_R, price_J, near_s_R, known_R, iteration)
         fallen_R = np.zeros(self.ranks, np.bool_)
         if self._open:
-            down_R = np.clip((np.maximum(0.5 * self._level_s_R, least_s) - late_s_R) / scale_s_R, -CLIP, CLIP)
+            low_s_R = np.maximum(0.5 * self._level_s_R, self._usual_s_R + least_s)
+            down_R = np.clip((low_s_R - late_s_R) / scale_s_R, -CLIP, CLIP)
             fallen_R = self._falling.add(down_R, price_J, near_s_R, used_R, iteration)
         apart_s_R = np.maximum(2.0 * CLIP * scale_s_R, ONE_OFF_STEPS * least_s)
         for rank in np.flatnonzero(known_R & (late_s_R - self._level_s_R > apart_s_R)).tolist():
@@ -342,6 +346,8 @@ class LatenessWatch:
         off_R = self._off_HR[since_H].sum(axis=0) > LAG // 2
         usual_R = ~np.isnan(late_s_R) & (self._recent_H[h] >= self._settled_R) & ~off_R
         noise.add(late_s_R, usual_R)
+        if self._learned % LAG == 0:
+            self._learn_usual(noise)
         still_R = usual_R & self._late_R
         self._level_steps_R += still_R
         change_s_R = np.where(still_R, late_s_R - self._level_s_R, 0.0) / np.maximum(self._level_steps_R, 1.0)
@@ -350,6 +356,12 @@ class LatenessWatch:
         for rank in np.flatnonzero(self._off_steps_R >= KEPT_STEPS).tolist():
             noise.move(rank, float(np.nanmedian(self._recent_HR[:, rank])))  # this is what is usual now
             self._off_steps_R[rank] = 0.0
+
+    def _learn_usual(self, noise: UsualNoise) -> None:
+        """The mean difference of the middle rank to the median of its others: above 0 where noise has a long tail."""
+        for places in self._alike if self._alike is not None else [np.arange(self.ranks)]:
+            if len(places):
+                self._usual_s_R[places] = np.median(noise.centre_s_R[places])
 
     def _since(self, rank: int, first: int, last: int | None = None) -> Times:
         """A rank's lateness in the remembered steps from ``first`` on, to ``last`` if given, seconds."""

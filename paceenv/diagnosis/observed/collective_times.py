@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.diagnosis.observed.standstill import NEEDS_ALL
-from paceenv.importers.kineto import op_name
 from paceenv.importers.nccl_inspector import InspectorLog
+from paceenv.importers.profiler.collective_names import op_name
 
 MIN_SHARED: Final = 20
 """Collectives that all members of a communicator must have recorded."""

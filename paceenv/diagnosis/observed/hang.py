@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from paceenv.diagnosis.observed.mismatches import Mismatch, find_mismatches
@@ -16,6 +17,8 @@ from paceenv.importers.inputs import split_recordings
 
 NOTHING_HANGS: Final = "nothing hangs: every operation that a dump shows has completed"
 UNDETERMINED: Final = "cannot be determined"
+OLDER_S: Final = 120.0
+"""A dump whose newest entry is older than the others' by more may be of another run."""
 _FRAMES: Final = 3
 """Stack frames printed."""
 _LIBRARY: Final = ("/torch/", "torch/distributed", "site-packages/torch", "<frozen")
@@ -77,11 +80,16 @@ class Hang:
         waits: what each rank waits in and for.
         roots: where all chains of waiting end.
         mismatches: collectives entered differently.
+        replaced: dumps left out, because a later one of the same rank lies beside them.
     """
 
     def __init__(self, dumps: Sequence[Dump]) -> None:
         self.name = str(dumps[0].path.parent)
-        self.job = Standstill(dumps)
+        latest: dict[int, Dump] = {}
+        for dump in sorted(dumps, key=_newest_s):
+            latest[dump.rank] = dump
+        self.replaced = len(dumps) - len(latest)
+        self.job = Standstill([latest[rank] for rank in sorted(latest)])
         self.waits: dict[int, Wait] = find_waits(self.job)
         self.roots: tuple[Root, ...] = find_roots(self.job, self.waits)
         self.mismatches: tuple[Mismatch, ...] = find_mismatches(self.job)
@@ -163,7 +171,28 @@ class Hang:
                 said.append(self._stuck_text(root))
             elif root.kind == "circle":
                 said.append(self._circle_text(root))
-        return "; ".join(said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"])
+        said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
+        return "; ".join([*said, *self._doubts()])
+
+    def _doubts(self) -> list[str]:
+        """Why the dumps may not be of the same moment."""
+        doubts = [f"{self.replaced} older {_plural(self.replaced, 'dump')} of the same ranks left out"] * bool(
+            self.replaced
+        )
+        newest = {rank: _newest_s(dump) for rank, dump in self.job.dumps.items() if dump.entries}
+        usual_s = median(newest.values()) if newest else 0.0
+        old = [rank for rank, at_s in newest.items() if usual_s - at_s > OLDER_S]
+        if old:
+            age_s = usual_s - max(newest[rank] for rank in old)
+            doubts.append(
+                f"the newest entry of {_ranks(old)} is {age_s:.0f} s older than the others': stopped long before, or "
+                "dumps of another run"
+            )
+        worlds = {key[1] for key in self.job.groups if key[0] == "0"}
+        if len(worlds) > 1:
+            sizes = ", ".join(str(size) for size in sorted({len(ranks) for ranks in worlds}))
+            doubts.append(f"the dumps disagree on the ranks of group 0 (sizes {sizes}): they are of different runs")
+        return doubts
 
     def _stopped_text(self) -> str:
         if not self.stopped:
@@ -317,6 +346,11 @@ def find_hangs(dumps: Sequence[Dump]) -> tuple[Hang, ...]:
     """One answer for each incident; dumps of the same rank in different folders belong to different ones."""
     parts = split_recordings([(Path(dump.path), dump.rank) for dump in dumps])
     return tuple(Hang([dumps[i] for i in part]) for part in parts if part)
+
+
+def _newest_s(dump: Dump) -> float:
+    """When a rank enqueued its last operation; -1 if its dump has none."""
+    return max((entry.created_s for entry in dump.entries), default=-1.0)
 
 
 def _count(ranks: Collection[int]) -> str:

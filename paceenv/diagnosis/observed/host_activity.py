@@ -19,6 +19,8 @@ from paceenv.importers.timelines import union
 
 LEAST_SHARE: Final = 0.01
 """Share of a mean step: a rank that is last by less, summed over a step, is not named."""
+_MAX_CLOCK_ERROR: Final = 0.05
+"""Share of a mean step: on clocks that are off by more, nobody is named."""
 _LEAST_PART: Final = 0.5
 """Share of the lateness that a reason must explain."""
 _SAID_RANGES: Final = 3
@@ -125,6 +127,8 @@ def find_late_hosts(activity: Sequence[RankActivity], *, clock_error_s: float = 
     steps = sorted({one.iteration for one in activity})
     step_s = float(np.mean([one.end_s - one.start_s for one in activity]))
     least_s = LEAST_SHARE * step_s
+    if clock_error_s > _MAX_CLOCK_ERROR * step_s:
+        return ()
     late: dict[int, list[_Late]] = defaultdict(list)
     for one in _late_arrivals(activity):
         if one.late_s > clock_error_s:

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceenv.core.lateness import common_place, patterns
 from paceenv.core.lateness.watch import FIRST_STEPS, LatenessWatch, LateRank, LateSpan
+from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis.operation_matrix import Array, OperationMatrix
 
 ALIKE: Final = 0.75
@@ -75,7 +76,7 @@ class LatenessOverTime:
         lines = [_late_line(team) for team in self.late] + list(self.places)
         if self.pattern == patterns.IN_TURNS:
             ranks = sorted({rank for team in (*self.late, *self.past) for rank in team.ranks})
-            lines = [f"the ranks take turns: in different steps another of {_name(ranks)} is late", *self.places]
+            lines = [f"the ranks take turns: in different steps another of {name_ranks(ranks)} is late", *self.places]
         else:
             lines += [_past_line(team) for team in self.past[:LISTED]]
             if len(self.past) > LISTED:
@@ -84,7 +85,9 @@ class LatenessOverTime:
             share = self.lost_s / self.step_s
             lines.append(f"no rank is late for long, but the last one of each step is late by {share:.0%} of it")
         if self.alone:
-            lines.append(f"{_name(self.alone)}: no other rank has the same stage, so lateness cannot be determined")
+            lines.append(
+                f"{name_ranks(self.alone)}: no other rank has the same stage, so lateness cannot be determined"
+            )
         return tuple(lines) or ("no rank is late",)
 
 
@@ -117,10 +120,11 @@ def find_lateness(
     stage_R[matrix.rank_N] = matrix.stage_N
     alike = [np.flatnonzero(stage_R == stage).tolist() for stage in np.unique(stage_R)]
     alone = [matrix.ranks[places[0]] for places in alike if len(places) == 1]
-    why_not = _why_not(matrix, len(alone))
+    own_s_RT = own_work(matrix, own_NT)
+    why_not = _why_not(matrix, len(alone), own_s_RT)
     watch = LatenessWatch(len(matrix.ranks), alike=alike)
     if not why_not:
-        for t, own_s_R in enumerate(own_work(matrix, own_NT).T):
+        for t, own_s_R in enumerate(own_s_RT.T):
             watch.add(own_s_R, step_s=float(matrix.step_s_T[t]), iteration=int(matrix.iteration_T[t]))
     found = watch.findings()
     late = _teams(matrix, found.late, found.step_s)
@@ -145,14 +149,14 @@ def find_lateness(
     )
 
 
-def _why_not(matrix: OperationMatrix, alone: int) -> str:
+def _why_not(matrix: OperationMatrix, alone: int, own_s_RT: Array) -> str:
     if matrix.steps < FIRST_STEPS:
         return f"{matrix.steps} steps; at least {FIRST_STEPS} are needed"
     if len(matrix.ranks) < 2:
         return "one rank, without a peer to compare it with"
     if alone == len(matrix.ranks):
         return "each rank is the only one of its pipeline stage"
-    if not own_work(matrix).any():
+    if not own_s_RT.any():
         return "the trace has no work besides communication"
     return ""
 
@@ -197,15 +201,10 @@ def _team(matrix: OperationMatrix, rows: Sequence[LateRank], step_s: float) -> L
     )
 
 
-def _name(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:LISTED]))
-    more = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
-
-
 def _amount(team: LateTeam) -> str:
     each = " each" if len(team.ranks) > 1 else ""
-    return f"by {team.late_share:.0%} of the step ({team.late_s:.3g} s, standard error {team.error_s:.2g} s){each}"
+    error = f"standard error {duration(team.error_s)}"
+    return f"by {team.late_share:.0%} of the step ({duration(team.late_s)}, {error}){each}"
 
 
 def _late_line(team: LateTeam) -> str:
@@ -213,14 +212,16 @@ def _late_line(team: LateTeam) -> str:
         patterns.CHRONIC: "from the first step on",
         patterns.SINCE: f"since step {team.since}",
     }.get(team.kind, f"now and then, {team.spans} times since step {team.since}")
-    soon = f"named after {team.named_after_steps} steps, {team.named_after_s:.3g} s"
-    return f"{_name(team.ranks)} {'are' if len(team.ranks) > 1 else 'is'} late {_amount(team)} {when}; {soon}"
+    soon = f"named after {team.named_after_steps} steps, {duration(team.named_after_s)}"
+    return f"{name_ranks(team.ranks)} {'are' if len(team.ranks) > 1 else 'is'} late {_amount(team)} {when}; {soon}"
 
 
 def _past_line(team: LateTeam) -> str:
     was = "were" if len(team.ranks) > 1 else "was"
-    amount = f"by {team.late_s:.3g} s a step"
+    amount = f"by {duration(team.late_s)} a step"
     if team.kind == patterns.ONCE:
         until = f" to {team.until}" if team.until != team.since else ""
-        return f"{_name(team.ranks)} {was} late once, {amount}, in step{'s' if until else ''} {team.since}{until}"
-    return f"{_name(team.ranks)} {was} late now and then, {team.spans} times, last {amount}, until step {team.until}"
+        return f"{name_ranks(team.ranks)} {was} late once, {amount}, in step{'s' if until else ''} {team.since}{until}"
+    return (
+        f"{name_ranks(team.ranks)} {was} late now and then, {team.spans} times, last {amount}, until step {team.until}"
+    )

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Final
 
 from paceenv.importers.flight_recorder import Dump, Entry, Group
-from paceenv.importers.kineto import op_name
+from paceenv.importers.profiler.collective_names import op_name
 
 NEEDS_ALL: Final = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 """Collectives that no member finishes before all have entered."""

@@ -19,7 +19,7 @@ from paceenv.importers.timelines import UNNAMED_GROUP, Timeline
 
 MIN_SHARED: Final = 3
 """Collectives that two ranks must share for their clocks to be aligned."""
-_MOST_OFFSET: Final = 16
+MOST_OFFSET: Final = 16
 """Steps by which two ranks may count differently."""
 _AGREES: Final = 0.01
 """Share of a step within which ends of one collective lie when they are compared rightly."""
@@ -28,6 +28,8 @@ _SURE_S: Final = 10e-6
 """Ends that agree as well as that need no other count of steps to be tried."""
 _MOST_TRIED: Final = 2000
 """Collectives with which other counts of steps are tried."""
+_DOUBTFUL: Final = 5.0
+"""Times the usual disagreement from which on ends say nothing."""
 _CLEARLY: Final = 0.2
 """Ends must disagree this much less for another count of steps to be believed."""
 
@@ -104,7 +106,10 @@ def _renumbered(ends: dict[Key, float], offset: int) -> dict[Key, float]:
 def _against_known(
     mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], agrees_s: float
 ) -> tuple[float, int] | None:
-    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it."""
+    """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
+
+    A clock stays as it is where only groups that nothing names could tell, and their collectives do not end together.
+    """
     best: tuple[float, float, int] | None = None
     for rank, add_s in known.items():
         found = _compare(mine, ends[rank], agrees_s)
@@ -112,6 +117,8 @@ def _against_known(
             best = (found[0], found[1] + add_s, found[2])
             if best[0] <= agrees_s:
                 break
+    if best is not None and best[0] > _DOUBTFUL * agrees_s and all(key[1].startswith(UNNAMED_GROUP) for key in mine):
+        return 0.0, 0
     return None if best is None else best[1:]
 
 
@@ -121,7 +128,7 @@ def _compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -
     if found is not None and found[0] <= _SURE_S:
         return *found, 0
     few = dict(islice(sorted(mine.items()), _MOST_TRIED))
-    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, _MOST_OFFSET + 1) for k in (-d, d)]
+    tried = [(_apart(_renumbered(few, k), other), k) for d in range(1, MOST_OFFSET + 1) for k in (-d, d)]
     better = [(*apart, k) for apart, k in tried if apart is not None]
     best = min(better, default=None)
     if best is not None and best[0] <= agrees_s and (found is None or best[0] < _CLEARLY * found[0]):

@@ -8,7 +8,7 @@ has the same operations in the same order, on all ranks.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -16,17 +16,22 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
-from paceenv.importers.merging.clock_alignment import Clocks, align_clocks
-from paceenv.importers.merging.unnamed_groups import name_groups
+from paceenv.importers.merging.clock_alignment import MOST_OFFSET, Clocks, align_clocks
+from paceenv.importers.merging.unnamed_groups import Steps, name_groups
+from paceenv.importers.profiler.collective_names import POINT_TO_POINT
 from paceenv.importers.profiler.rank_activity import RankActivity
-from paceenv.importers.timelines import Collective, Step, Timeline, union, without
+from paceenv.importers.timelines import UNNAMED_GROUP, Collective, Step, Timeline, union, without
 
 _MIN_WAIT: Final = 0.002
 """Share of a step: shorter waits are compute."""
 _EMPTY: Final = 1e-4
 """Share of a step: a piece of compute that is never longer, in no step and on no rank, is left out."""
+_NAMED: Final = 8
+"""Ranks or steps named in a line."""
 _SAME_CLOCK_S: Final = 1e-3
 """Clocks that differ by less need no line."""
+_TOO_FAR: Final = 0.25
+"""Share of a step: collectives that end further apart are not the same ones."""
 _MAX_ERROR: Final = 0.01
 """Share of a step: ends of collectives that lie further apart are worth a line."""
 
@@ -63,7 +68,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         by_rank[timeline.rank] = timeline
     if not by_rank:
         raise InputError(f"{name}: no ranks; allowed: one file per rank")
-    ordered = [by_rank[rank] for rank in sorted(by_rank)]
+    ordered, notes = _belong_together([by_rank[rank] for rank in sorted(by_rank)])
     clocks = align_clocks(ordered)
     steps_of = {
         t.rank: {
@@ -73,7 +78,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         }
         for t in ordered
     }
-    notes = [note for t in ordered for note in t.notes]
+    notes += [note for t in ordered for note in t.notes]
     notes += [
         f"{t.path}: its steps are numbered {clocks.renumber[t.rank]:+d} against those of rank {ordered[0].rank}"
         for t in ordered
@@ -83,7 +88,9 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
+    _agree(clocks, steps_of, common, name)
     steps_of = name_groups(steps_of, common)
+    notes += _unknown_members(steps_of, ordered)
     kept, dropped = _whole(steps_of, common)
     notes += dropped
     if not kept:
@@ -94,6 +101,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = min(columns["start_s"])
     for key in ("start_s", "end_s"):
         columns[key] = (np.array(columns[key]) - origin_s).tolist()
+    notes += _missing(ordered)
     notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
     job = {"name": name, "ranks": len(ordered), "clock_error_s": clocks.error_s}
@@ -101,12 +109,83 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
     activity = tuple(
-        one.moved(t.rank, one.iteration + clocks.renumber[t.rank], clocks.shift_s[t.rank] - origin_s)
+        _named_like(one.moved(t.rank, number, clocks.shift_s[t.rank] - origin_s), steps_of[t.rank][number])
         for t in ordered
         for one in t.activity
-        if one.iteration + clocks.renumber[t.rank] in set(kept)
+        if (number := one.iteration + clocks.renumber[t.rank]) in set(kept)
     )
     return Merged(trace, clocks, tuple(notes), activity)
+
+
+def _agree(clocks: Clocks, steps_of: Steps, common: list[int], name: str) -> None:
+    """Raises InputError if collectives of groups that the files name do not end together on any clocks."""
+    found = [c for steps in steps_of.values() for i in common for c in steps[i].collectives]
+    if not any(c.group and not c.group.startswith(UNNAMED_GROUP) for c in found):
+        return
+    step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
+    if clocks.error_s > _TOO_FAR * step_s:
+        raise InputError(
+            f"{name}: collectives of the same group and place end up to {clocks.error_s:.3g} s apart on any clocks, "
+            f"{clocks.error_s / step_s:.0%} of a step, so these are not the same collectives; allowed: complete files "
+            "of the same steps of one job"
+        )
+
+
+def _unknown_members(steps_of: Steps, timelines: list[Timeline]) -> list[str]:
+    """A line on collectives of groups that nothing names, and whose ends do not show their members either."""
+    unnamed = sum(c.group.startswith(UNNAMED_GROUP) for t in timelines for s in t.steps for c in s.collectives)
+    found = [c for steps in steps_of.values() for step in steps.values() for c in step.collectives]
+    left = sum(not c.group and c.op not in POINT_TO_POINT for c in found)
+    if not (unnamed and left):
+        return []
+    return [f"{left} of {unnamed} collectives name no process group and end with no other rank's: who waits is unknown"]
+
+
+def _named_like(one: RankActivity, step: Step) -> RankActivity:
+    """The activity with the names that operations and groups have in the trace."""
+    ordered = _in_order(step)
+    if len(ordered) != len(one.collectives):
+        return one
+    pairs = zip(one.collectives, ordered, strict=True)
+    return replace(one, collectives=tuple(replace(a, op=c.op, group=c.group) for a, c in pairs))
+
+
+def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
+    """Ranks that share steps, and lines on those left out: a minority that has none of the steps that most ranks have.
+
+    Ranks that only count otherwise are kept where that may be: their clocks will tell.
+    """
+    empty = [t for t in timelines if not t.steps]
+    if len(empty) == len(timelines):
+        raise InputError(f"{timelines[0].path}: no whole step; allowed: files of at least one step of one job")
+    if empty:
+        rest, notes = _belong_together([t for t in timelines if t.steps])
+        return rest, [*(f"{t.path}: rank {t.rank} left out: it has no whole step" for t in empty), *notes]
+    having = Counter(step.iteration for t in timelines for step in t.steps)
+    usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
+    near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
+    apart = [t for t in timelines if usual and near.isdisjoint(step.iteration for step in t.steps)]
+    if not apart or len(apart) * 2 >= len(timelines):
+        return timelines, []
+    notes = [
+        f"{t.path}: rank {t.rank} left out: none of its {len(t.steps)} steps is of those of most ranks" for t in apart
+    ]
+    return [t for t in timelines if t not in apart], notes
+
+
+def _missing(timelines: list[Timeline]) -> list[str]:
+    """A line on ranks of the job that no file is of."""
+    size = max((int(t.about.get("world_size", 0)) for t in timelines), default=0)
+    missing = size - len(timelines)
+    if missing <= 0:
+        return []
+    known, named = {t.rank for t in timelines}, ""
+    if size < 1 << 16:
+        first = [rank for rank in range(size) if rank not in known][:_NAMED]
+        named = f": rank{'s' if missing > 1 else ''} {', '.join(map(str, first))}" + (
+            "" if missing <= _NAMED else ", ..."
+        )
+    return [f"{missing} of {size} ranks have no file{named}; whoever waits for them seems to wait for a late peer"]
 
 
 def _clock_note(clocks: Clocks, step_s: list[float]) -> list[str]:
@@ -168,7 +247,7 @@ def _part(one: tuple[Signature, ...], other: tuple[Signature, ...], *, end: bool
 
 
 def _named(steps: list[int]) -> str:
-    text = ", ".join(map(str, steps[:8])) + (f" and {len(steps) - 8} more" if len(steps) > 8 else "")
+    text = ", ".join(map(str, steps[:_NAMED])) + (f" and {len(steps) - _NAMED} more" if len(steps) > _NAMED else "")
     return f"step{'s' if len(steps) > 1 else ''} {text}"
 
 

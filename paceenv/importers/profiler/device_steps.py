@@ -19,6 +19,10 @@ from paceenv.importers.profiler.collective_names import is_collective_kernel
 from paceenv.importers.profiler.event_columns import Array, EventTable, Integers
 
 STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})\Z")
+OPTIMIZER: Final = "Optimizer.step#"
+"""What PyTorch annotates the host's call of an optimizer with, followed by its class."""
+MIN_MARKS: Final = 4
+"""Calls of an optimizer from which on they mark steps."""
 MAX_STEPS: Final = 100_000
 _ON_DEVICE: Final = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _MIN_LAUNCHED: Final = 0.5
@@ -83,10 +87,31 @@ def step_marks(table: EventTable, *, device: bool) -> StepMarks:
     return StepMarks(number_E[chosen], table.start_us_E[chosen], table.end_us_E[chosen])
 
 
-def find_device(table: EventTable) -> Device | None:
+def host_marks(table: EventTable) -> StepMarks:
+    """The host's steps: annotated ones, else those between the ends of its most frequent optimizer's calls."""
+    marks = step_marks(table, device=False)
+    if len(marks):
+        return marks
+    is_call = table.named(lambda name: name.startswith(OPTIMIZER))
+    is_call &= table.in_categories(lambda category: category in ("user_annotation", "cpu_op"))
+    calls = np.flatnonzero(is_call)
+    if len(calls) < MIN_MARKS:
+        return marks
+    often = np.bincount(table.name_E[calls])
+    ends_us = np.sort(table.end_us_E[calls[table.name_E[calls] == int(often.argmax())]])[: MAX_STEPS + 1]
+    if len(ends_us) < MIN_MARKS:
+        return marks
+    return StepMarks(np.arange(len(ends_us) - 1), ends_us[:-1], ends_us[1:])
+
+
+def find_device(table: EventTable, given: StepMarks | None = None) -> Device | None:
     """The device that the profile is about, with its operations in steps; None without any operation of a device.
 
     Of several devices it is the one with collectives, and of these, or without any, the busiest.
+
+    Args:
+        table: the events of the profile.
+        given: steps on the device's own time, if the profile has no others.
     """
     is_device_E = table.in_categories(lambda category: category in _ON_DEVICE)
     operations = np.flatnonzero(is_device_E)
@@ -99,9 +124,12 @@ def find_device(table: EventTable) -> Device | None:
     mine = operations[process == int(weight.argmax())]
     event_D = mine[np.argsort(table.start_us_E[mine], kind="stable")]
     launch_D = _launches(table, event_D)
-    host = step_marks(table, device=False)
+    host = host_marks(table)
     known_D = launch_D >= 0
-    if len(host) and known_D.mean() >= _MIN_LAUNCHED:
+    if given is not None:
+        marks = given
+        step_D = given.at(table.start_us_E[event_D])
+    elif len(host) and known_D.mean() >= _MIN_LAUNCHED:
         step_D = _filled(host.at(table.start_us_E[launch_D]), known_D)
         marks = host
     else:

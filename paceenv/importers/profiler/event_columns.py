@@ -42,6 +42,7 @@ class CollectiveArguments(Launch, gc=False, frozen=True):
     name: str = msgspec.field(default="", name="Collective name")
     elements: int | float = msgspec.field(default=-1, name="In msg nelems")
     dtype: str = msgspec.field(default="", name="dtype")
+    number: int = msgspec.field(default=-1, name="Seq")
     group_name: str | int = msgspec.field(default="", name="Process Group Name")
     group_ranks: str | list[int] = msgspec.field(default="", name="Process Group Ranks")
 

@@ -1,7 +1,7 @@
 """What `paceenv diagnose` says of what others recorded, beside the truth: docs/first-contact.md.
 
-`python -m benchmarks.evidence.first_contact --write` reads the data folder (`--data`, or PACEENV_DATA_DIR, or
-`../shared/data` beside the checkout), and damages its traces at random, too (benchmarks/faults/mutated_traces.py).
+`python -m benchmarks.reality.first_contact --write` reads the data folder (`--data`, or PACEENV_DATA_DIR, or
+`../shared/data` beside the checkout), and damages its traces at random, too (benchmarks/reality/mutated_traces.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from benchmarks.evidence._mlperf import DATA
-from benchmarks.faults import mutated_traces
+from benchmarks.reality import mutated_traces
 from paceenv.core.wording import duration, name_ranks
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.answer import Answer, find_answer
@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-contact.md"
 HEAD: Final = """# First contact: what others recorded
 
 After reading this page you know how `paceenv diagnose` does on traces, dumps and logs that it had no part in.
-`python -m benchmarks.evidence.first_contact --write` makes it.
+`python -m benchmarks.reality.first_contact --write` makes it.
 The ceilings of MLPerf's systems are in [reality](reality.md), the detection of ranks that turn slow in
 [detection](detection.md).
 

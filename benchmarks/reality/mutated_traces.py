@@ -1,6 +1,6 @@
 """Real traces, damaged at random: is the diagnosis right, or does it say that it cannot be?
 
-`python -m benchmarks.faults.mutated_traces DATA` damages production traces and recorded jobs whose causes are known,
+`python -m benchmarks.reality.mutated_traces DATA` damages production traces and recorded jobs whose causes are known,
 and diagnoses each. An answer is wrong if it names another first cause than the true one with the trace as evidence.
 """
 

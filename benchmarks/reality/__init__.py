@@ -1,0 +1,1 @@
+"""Answers on what others recorded, held against the truth."""
