@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from traced_jobs import STRAGGLER_DIR
 
-from benchmarks._mlperf import family, pooled, systems
 from benchmarks.evidence import ceilings
+from benchmarks.evidence._mlperf import family, pooled, systems
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from benchmarks._mlperf import DATA, FOLDER, MIN_VALUES, family, pooled, systems
+from benchmarks.evidence._mlperf import DATA, FOLDER, MIN_VALUES, family, pooled, systems
 from paceenv.core.errors import InputError
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.step_times.larger_sizes import SPREAD, TAIL_SPREAD, predict_sizes

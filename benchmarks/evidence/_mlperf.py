@@ -20,7 +20,7 @@ from paceenv.importers.log_text.log_lines import Stamp
 from paceenv.importers.log_text.mllog import Mllog
 from paceenv.importers.step_log import StepLog
 
-DATA: Final = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[2] / "shared" / "data")
+DATA: Final = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
 """The folder of data that others recorded."""
 FOLDER: Final = "mlperf-v5.1"
 MIN_VALUES: Final = 30
