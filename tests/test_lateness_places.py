@@ -63,6 +63,11 @@ def test_without_hosts_numbers_can_say_it() -> None:
     assert "remainder 3 modulo 8" in describe(every)
 
 
+def test_on_a_single_host_numbers_can_say_it() -> None:
+    found = find_common_place(range(8, 16), range(16), {HOST: dict.fromkeys(range(16), "node0")})
+    assert found == CommonPlace(NEIGHBOURS, (8, 15), 8, 8)
+
+
 def test_a_stage_is_found_and_a_property_that_a_rank_lacks_is_left_out() -> None:
     stages = {rank: rank // 4 for rank in range(16)}
     found = find_common_place(range(4, 8), range(16), {HOST: {0: "a"}, STAGE: stages})

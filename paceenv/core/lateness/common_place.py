@@ -59,21 +59,19 @@ def find_common_place(
         late: the late ranks.
         ranks: all ranks that are known.
         places: properties of ranks by name, such as HOST, RACK or STAGE; a property that some rank lacks (or has as
-            None or "") is left out. With hosts, the place on a host is a property, too.
+            None or ""), or that is the same for all, is left out. With hosts, the place on a host is a property, too.
     """
     everyone, chosen = set(ranks) | set(late), set(late)
     if len(chosen) < 2 or len(everyone) <= len(chosen):
         return None
     known = {
-        name: of for name, of in places.items() if all(of.get(rank) is not None and of[rank] != "" for rank in everyone)
+        name: of
+        for name, of in places.items()
+        if all(of.get(rank) not in (None, "") for rank in everyone) and len(set(_on(of, everyone))) > 1
     }
     if HOST in known and LOCAL_RANK not in known:
         known[LOCAL_RANK] = local_ranks({rank: known[HOST][rank] for rank in everyone})
-    found = [
-        (_bits(of, chosen, everyone), _describe(name, of, chosen, everyone))
-        for name, of in known.items()
-        if len(set(_on(of, everyone))) > 1
-    ]
+    found = [(_bits(of, chosen, everyone), _describe(name, of, chosen, everyone)) for name, of in known.items()]
     best = _shortest(found, len(chosen), len(everyone))
     if HOST not in known:
         return best or _shortest(_by_number(chosen, everyone), len(chosen), len(everyone))
