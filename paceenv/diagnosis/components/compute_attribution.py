@@ -150,6 +150,9 @@ def _episodes(load_RT: Array) -> tuple[NDArray[np.bool_], Array]:
     factor_RT = np.ones_like(load_RT)
     for r in np.flatnonzero(on_RT.any(axis=1)):
         high, low = np.median(load_RT[r, on_RT[r]]), np.median(load_RT[r, ~on_RT[r]])
+        if not high > low > 0.0:  # no two levels
+            on_RT[r] = False
+            continue
         place_T = (load_RT[r] - low) / (high - low)
         if np.mean((place_T > 0.3) & (place_T < 0.7)) > MAX_BETWEEN:  # it wanders
             on_RT[r] = False
