@@ -55,6 +55,15 @@ def test_who_arrives_last_is_seen_without_a_model() -> None:
     assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
 
 
+def test_two_collectives_that_wait_for_one_rank_at_once_count_once() -> None:
+    columns = _columns(_late())
+    second = {key: column[columns["op"] == "all_reduce"].copy() for key, column in columns.items()}
+    second["op"], second["seq"] = np.full(len(second["seq"]), "all_gather"), second["seq"] + 1
+    matrix = read_matrix(_trace({key: np.concatenate([columns[key], second[key]]) for key in columns}))
+    (late,) = measure_arrivals(matrix, build_graph(matrix)).late
+    assert late.mean_s == pytest.approx(0.49, abs=0.02)
+
+
 def test_ranks_that_take_turns_are_no_culprit() -> None:
     compute_TR = np.ones((40, 4))
     compute_TR[np.arange(40), np.arange(40) % 4] = 1.5
@@ -138,7 +147,7 @@ def test_kinds_of_steps_that_take_turns_are_diagnosed_kind_by_kind() -> None:
 
 def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
     found = diagnose(_in_turn(4))
-    assert "2 steps are too few" in found.verdict
+    assert "2 steps of a kind are too few" in found.verdict
     assert "rank 1 arrives last in 2 of 4 steps, by 300 ms, 300 ms" in found.verdict
     assert found.slowdown is None
 

@@ -91,16 +91,18 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
     kinds = kinds_of_steps(matrix)
     if len(kinds) == 1:
         return _diagnose_kind(matrix, arrivals)
-    return _together([(_diagnose_kind(matrix.of_steps(at), arrivals), len(at)) for at in kinds], matrix, arrivals)
+    return _together(
+        [(_diagnose_kind(matrix.of_steps(at), arrivals, " of a kind"), len(at)) for at in kinds], matrix, arrivals
+    )
 
 
-def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals) -> Diagnosis:
+def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") -> Diagnosis:
     graph = build_graph(matrix)
     own_NT = own_durations(matrix, graph)
     ideal_NT = ideal_durations(matrix, own_NT)
     replayed_T, ideal_s = replay(graph, own_NT), float(replay(graph, ideal_NT).mean())
     replayed_s, measured_s = float(replayed_T.mean()), float(matrix.step_s_T.mean())
-    few, refused = _insufficient(matrix, graph), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
+    few, refused = _insufficient(matrix, graph, of), self_check.why_not(matrix, graph, own_NT, replayed_T, ideal_s)
     causes: tuple[Cause, ...] = ()
     bare_s, doubt = None, ""
     slowdown = max(replayed_s / ideal_s, 1.0) if ideal_s > 0.0 else 1.0
@@ -174,9 +176,9 @@ def _add_causes(parts: list[tuple[float, Diagnosis]]) -> tuple[Cause, ...]:
     return tuple(sorted(found, key=lambda cause: -cause.lost_s))
 
 
-def _insufficient(matrix: OperationMatrix, graph: Graph) -> str:
+def _insufficient(matrix: OperationMatrix, graph: Graph, of: str) -> str:
     if matrix.steps < MIN_STEPS:
-        return f"{matrix.steps} steps are too few to see anything lasting; at least {MIN_STEPS} are needed"
+        return f"{matrix.steps} steps{of} are too few to see anything lasting; at least {MIN_STEPS} are needed"
     computes = int((matrix.is_compute_N & matrix.usual_N).sum()) * matrix.steps // len(matrix.ranks)
     if 0 < computes < MIN_OPERATIONS:
         return f"{computes} compute operations of a rank in {matrix.steps} steps; at least {MIN_OPERATIONS} are needed"

@@ -1,7 +1,8 @@
 """Who arrived last in collectives, and by how much: what a trace shows without any model of the job.
 
 A rank's lateness in a collective is the time between its arrival, as the last one, and that of the rank before it: with
-an arrival beside the others the collective would have begun that much earlier. Axes: R ranks, T steps, K collectives.
+an arrival beside the others the collective would have begun that much earlier. Time in which several collectives wait
+for the same rank counts once. Axes: R ranks, T steps, K collectives.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         graph: which of them meet.
     """
     ranks, steps = len(matrix.ranks), matrix.steps
-    late_RT, waiting_s, transfer_s = np.zeros((ranks, steps)), 0.0, 0.0
+    waiting_s, transfer_s = 0.0, 0.0
+    late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]] = []
     worst_s_R, op_R = np.zeros(ranks), [""] * ranks
     collective_N = matrix.is_collective_N & graph.meets_N
     for k in np.unique(graph.task_of_N[collective_N]):
@@ -113,7 +115,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         two = np.partition(arrival_MT, len(members) - 2, axis=0)[-2:]
         at_R = matrix.rank_N[members][last]
         late_s = two[1] - two[0]
-        np.add.at(late_RT, (at_R, np.flatnonzero(here_T)), late_s)
+        late.append((at_R, np.flatnonzero(here_T), two[0], two[1]))
         for place in np.unique(at_R):
             sum_s = float(late_s[at_R == place].sum())
             if sum_s > worst_s_R[place]:
@@ -122,6 +124,7 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         waiting_s += float(np.nansum(waited_MT))
         transfer_s += float(np.nansum(np.maximum(end_MT - start_MT, 0.0) - waited_MT))
     step_s = float(matrix.step_s_T.mean())
+    late_RT = _united(late, (ranks, steps))
     return Arrivals(
         steps=steps,
         step_s=step_s,
@@ -130,6 +133,21 @@ def measure_arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals:
         late_RT=late_RT,
         late=_late(matrix, late_RT, op_R, LEAST_SHARE * step_s),
     )
+
+
+def _united(late: list[tuple[NDArray[np.int64], NDArray[np.int64], Array, Array]], shape: tuple[int, int]) -> Array:
+    """Seconds that each rank was waited for in each step, from ranks, steps, begins and ends of waiting."""
+    late_RT = np.zeros(shape)
+    if not late:
+        return late_RT
+    rank, step, begin_s, end_s = (np.concatenate(part) for part in zip(*late, strict=True))
+    order = np.lexsort((begin_s, step, rank))
+    rank, step, begin_s, end_s = rank[order], step[order], begin_s[order], end_s[order]
+    # all rank-steps behind each other on one line, so that one running maximum says how far each is covered
+    apart_s = (rank * shape[1] + step) * (2.0 * max(np.abs(begin_s).max(), np.abs(end_s).max()) + 1.0)
+    covered_s = np.concatenate([[-np.inf], np.maximum.accumulate(end_s + apart_s)[:-1]]) - apart_s
+    np.add.at(late_RT, (rank, step), np.maximum(end_s - np.maximum(begin_s, covered_s), 0.0))
+    return late_RT
 
 
 def _late(matrix: OperationMatrix, late_RT: Array, op_R: list[str], least_s: float) -> tuple[LateRank, ...]:
