@@ -34,7 +34,7 @@ demo: $(STAMP) ## the guided tour
 
 WORKERS ?= $(shell nproc)
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-test: $(STAMP) ## the tests of every contract, WORKERS (a core each) at a time, in at most 5 minutes
+test: $(STAMP) ## the tests of every contract, WORKERS (a core each) at a time
 	@$(BIN)/python -m pytest -m "not gpu and not slow and not alone" $(PARALLEL)
 
 test-slow: $(STAMP) ## every scenario, statistics, long property tests; then, one at a time, what judges real time
