@@ -132,9 +132,8 @@ def main(argv: list[str] | None = None) -> Path:
     save_policy(options.out, PolicyFile(Learned(layers, (MECHANISM,))))
     suite = Suite(name="example", cases=[Case(cluster=CLUSTER)], seeds=options.seeds, iterations=1280)
     found = evaluate([str(options.out)], suite).score(str(options.out), suite.cases[0])
-    print(
-        f"{CLUSTER}: throughput {found.gain:+.2%} ({found.gain_ci95[0]:+.2%} to {found.gain_ci95[1]:+.2%}) over no pacing"
-    )
+    low, high = found.gain_ci95
+    print(f"{CLUSTER}: throughput {found.gain:+.2%} ({low:+.2%} to {high:+.2%}) over no pacing")
     print(f"wrote {options.out}; next: paceenv evaluate {options.out} --suite demo")
     return options.out
 

@@ -33,7 +33,7 @@ CLUSTER, MECHANISM = "two-jobs", "phase_shift"
 
 def make(context: dict[str, Any]) -> gymnasium.Env | gymnasium.vector.VectorEnv:
     """One environment, of which RLlib reads the spaces, or a batch, if it says how many it wants."""
-    options = {"cluster": CLUSTER, "mechanisms": (MECHANISM,), "cv_weight": 0.1, "reward": "paired"}
+    options = {"cluster": CLUSTER, "mechanisms": MECHANISM, "cv_weight": 0.1}
     if "num_envs" in context:
         return PacingVectorEnv(context["num_envs"], autoreset_mode=AutoresetMode.NEXT_STEP, **options)
     return PacingEnv(**options)
