@@ -80,18 +80,18 @@ def _sequence(weights: Arrays, place: str) -> list[dict[str, NDArray[Any]]]:
 
 def _folded(parts: list[dict[str, NDArray[Any]]]) -> list[Layer]:
     """Linear layers, with the normalisation before each folded into it."""
-    layers, factor, shift = list[Layer](), None, None
+    layers, norm = list[Layer](), None
     for part in parts:
         if "ra_mean" in part:
             mean, variance, scale, bias = (np.asarray(part[name], np.float64) for name in _NORMS)
             factor = scale / np.sqrt(variance + _NORM_EPS)
-            shift = bias - factor * mean
+            norm = factor, bias - factor * mean
         elif "weight" in part:
             weight = np.asarray(part["weight"], np.float64)
             bias = np.asarray(part.get("bias", np.zeros(len(weight))), np.float64)
-            if factor is not None:
+            if norm is not None:
+                (factor, shift), norm = norm, None
                 weight, bias = weight * factor, bias + weight @ shift
-                factor = None
             layers.append((weight.astype(np.float32), bias.astype(np.float32)))
     return layers
 

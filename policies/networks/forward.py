@@ -35,7 +35,7 @@ def _sigmoid(x: Array) -> Array:
     y = np.tanh(_HALF * x)
     y += np.float32(1.0)
     y *= _HALF
-    return y
+    return np.asarray(y)
 
 
 def _silu(x: Array) -> Array:
@@ -89,11 +89,11 @@ class Cell(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        return self.view[0].shape[-1]
+        return int(self.view[0].shape[-1])
 
     @property
     def units(self) -> int:
-        return self.memory[0].shape[-1]
+        return int(self.memory[0].shape[-1])
 
     def start(self, rows: int) -> Array:
         """The state of ranks that have seen nothing, ``(S, B, H)``: the output, and an LSTM's cell state."""
@@ -108,7 +108,7 @@ class Cell(NamedTuple):
             return np.stack([_sigmoid(o) * np.tanh(cell), cell])
         (r, z, n), (hr, hz, hn) = np.split(from_view, 3, axis=1), np.split(from_memory, 3, axis=1)
         new = np.tanh(n + _sigmoid(r + hr) * hn)
-        return (new + _sigmoid(z + hz) * (state_SBH[0] - new))[None]
+        return np.asarray(new + _sigmoid(z + hz) * (state_SBH[0] - new))[None]
 
     def memory_steps(self, x_BI: Array) -> int:
         """Steps after which two different pasts differ by 1/e of what they did, each row seeing the same from then on.

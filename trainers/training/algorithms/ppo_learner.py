@@ -59,6 +59,7 @@ class RecurrentPpoLearner(PpoLearner):
 
     def advance(self, segment: int, rollouts: int) -> None:
         # new episodes begin: with the same bits of state, too, whatever the last segment left
-        states: Any = self.model._last_lstm_states
-        self.model._last_lstm_states = RNNStates(*((torch.zeros_like(h), torch.zeros_like(c)) for h, c in states))
+        model: Any = self.model  # the library declares the states as None
+        states = model._last_lstm_states
+        model._last_lstm_states = RNNStates(*((torch.zeros_like(h), torch.zeros_like(c)) for h, c in states))
         super().advance(segment, rollouts)
