@@ -81,7 +81,7 @@ released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on 
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 
-reality: $(STAMP) ## rebuild docs/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
+reality: $(STAMP) ## rebuild docs/evidence/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
 	@$(BIN)/python -m benchmarks.evidence.ceilings --write
 
 commit-checks: lint format-check typecheck test ## what CI runs first; then it runs test-slow

@@ -346,7 +346,7 @@ def test_configs_accept_the_mechanisms_that_are_defined() -> None:
 
 @pytest.mark.parametrize("table", [signals.table(), pacing.mechanism_table(), pacing.action_table()])
 def test_tables_of_the_docs_are_those_of_the_definitions(table: str) -> None:
-    assert table in (Path(__file__).parents[1] / "docs" / "model.md").read_text()
+    assert table in (Path(__file__).parents[1] / "docs" / "explanation" / "model.md").read_text()
 
 
 def test_info_has_the_raw_terms_of_the_reward() -> None:

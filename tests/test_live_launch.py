@@ -157,7 +157,7 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 
 def test_the_docs_list_the_options_as_they_are() -> None:
-    assert options_table() in (TESTS.parent / "docs" / "live.md").read_text()
+    assert options_table() in (TESTS.parent / "docs" / "how-to" / "live.md").read_text()
 
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.meaning.allowed], ids=lambda option: option.name)

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.evidence.learners --out FOLDER` trains every algorithm with every seed on the clusters, inputs and
 selection of the config `distilled`, one after the other, and goes on where it was stopped. With `--minutes` every run
-gets as many CPU-minutes: two segments tell an algorithm's pace, once for all seeds. `--write` makes docs/learners.md
-and its picture from what the folder holds.
+gets as many CPU-minutes: two segments tell an algorithm's pace, once for all seeds. `--write` makes
+docs/evidence/policies/learners.md and its picture from what the folder holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEARCHES = ("cma_es", "ars")
 PACE, PACE_SEED = "pace.json", 999
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """CPU-minutes at which the best score so far is compared."""
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "learners.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "policies" / "learners.md"
 HEADER = """# Learners
 
 Here you find which algorithm learns pacing best for its time.
@@ -45,7 +45,7 @@ CPU-minutes are of one core and include the evaluations.
 `distill` is ours: a student of a teacher that knows the future of the training clusters.
 The others are PPO and SAC of Stable-Baselines3, RecurrentPPO, TQC and CrossQ of sb3-contrib, CMA-ES of the package
 cmaes, and ARS, which is ours, too: version V2, its networks tried on one native batch as those of CMA-ES are
-([why](decisions.md)).
+([why](../../decisions.md)).
 RecurrentPPO has the means as inputs, too, and an LSTM after them.
 """
 
@@ -206,7 +206,7 @@ def main(
         float | None, typer.Option(min=0.1, help="CPU-minutes of every run, about, instead of decisions.")
     ] = None,
     note: Annotated[str, typer.Option(help="A sentence for the page, such as on a reduced budget.")] = "",
-    write: Annotated[bool, typer.Option(help="Write docs/learners.md.")] = False,
+    write: Annotated[bool, typer.Option(help="Write docs/evidence/policies/learners.md.")] = False,
 ) -> None:
     """Train what is missing, and print or write the tables."""
     if timesteps is not None and minutes is not None:
