@@ -155,6 +155,7 @@ _DEST = "agent_"
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        message = message.replace("training_script, training_script_args", "SCRIPT")
         raise InputError(f"{message}. See paceenv live run --help")
 
 

@@ -69,15 +69,18 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Lines and a table below, cropped to the width of the terminal, in place of what it showed before.
+    """Lines and a table below, cropped to the size of the terminal, in place of what it showed before.
 
     Args:
-        lines: the first is a title.
+        lines: the first is a title; the last ones are left out where the table needs their room.
         columns: headers.
         rows: cells as plain text.
     """
     clear_screen()
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    room = max(console.height - len(rows) - 2, 2) if sys.stdout.isatty() else len(lines)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines: --all, or paceenv live summary)"]
     for number, line in enumerate(lines):
         console.print(escape(line), style="bold" if number == 0 else None, no_wrap=True, overflow="ellipsis")
     table = Table(box=None, padding=(0, 1, 0, 0))
