@@ -43,9 +43,9 @@ def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.
         ("train.py --lr 1", "", "", "train.py --lr 1"),
         ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out=d", "train.py"),
         (
-            "--mode shadow --role=r --strict -- a.py -- --mode x",
+            "--mode off --role=r --strict -- a.py -- --mode x",
             "--role=r",
-            "--mode=shadow --strict",
+            "--mode=off --strict",
             "a.py -- --mode x",
         ),
         ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "-m --policy=learned", "pkg.train --nnodes 9"),

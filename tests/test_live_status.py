@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_samples import ATTEMPT, snapshot
+from live_samples import ATTEMPT, record, snapshot
 
 from paceenv.core.errors import InputError
 from paceenv.live.inspect.canary_outlook import canary_outlook
 from paceenv.live.inspect.conditions import CONDITIONS, holding
+from paceenv.live.inspect.prediction import read_prediction
 from paceenv.live.inspect.ranks import worst
 from paceenv.live.live_command import application
 from paceenv.live.record.findings import verdict_of
@@ -145,3 +146,40 @@ def test_the_outlook_of_a_canary_takes_the_larger_noise() -> None:
     assert noisier is not None
     assert noisier[0].pair_noise == pytest.approx(0.1823, rel=1e-3)
     assert canary_outlook(ranks(1)) is None  # a canary has its own
+
+
+def shadowed(folder: Path, iterations: int) -> None:
+    """A recorded run of four ranks in mode shadow: a plain barrier job, on which nothing can be gained."""
+    for rank in range(4):
+        record(folder, iterations, rank=rank, world_size=4, host=f"node{rank // 2}")
+        write_status(folder, snapshot(rank, mode="shadow", state="shadow", policy={"source": "paper"}))
+
+
+def test_a_trace_that_is_too_short_allows_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadowed(tmp_path, 3)
+    live("predict", str(tmp_path), "--json", str(tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text())["policies"] == []
+    assert "predicted gain: none, because the trace does not allow one: " in capsys.readouterr().out
+    live("status", str(tmp_path))
+    assert "the trace does not allow one" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_prediction_is_kept_with_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadowed(tmp_path, 200)
+    live("predict", str(tmp_path), "--seeds", "2", "--iterations", "200")
+    live("status", str(tmp_path))
+    found = read_prediction(RunFolder(tmp_path), ATTEMPT)
+    assert found is not None
+    [one] = found["policies"]
+    assert (one["policy"], found["missing"]) == ("paper", "")
+    assert abs(one["gain"]) < 0.01  # a delay never lowers a maximum
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("predicted gain of paper: ") == 2
+    assert "it rests on 199 steps of 4 ranks" in out
+
+
+def test_a_run_without_a_policy_has_nothing_to_predict(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(0, policy={"source": "none given"}))
+    with pytest.raises(InputError, match="has no policy; allowed: with --policy NAME"):
+        live("predict", str(tmp_path))

@@ -33,7 +33,7 @@ class DelayLengths:
         for place, number in enumerate(self._bins):
             left -= number
             if number and left <= 0:
-                return min(SHORTEST_S * RATIO ** (place + 0.5), self.longest_s)
+                return min(SHORTEST_S * math.pow(RATIO, place + 0.5), self.longest_s)
         return None
 
     def as_dict(self) -> dict[str, float | None]:

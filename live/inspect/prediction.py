@@ -131,8 +131,12 @@ def lines_of(found: Mapping[str, Any] | None, snapshots: Sequence[Snapshot]) -> 
         gain, low, high = (number(one, name) for name in ("gain", "low", "high"))
         if gain is None:
             continue
-        between = f" [{100 * low:+.1f}, {100 * high:+.1f}]" if low is not None and high is not None else ""
+        between = f" [{_percent(low)}, {_percent(high)}]" if low is not None and high is not None else ""
         outside = f"; {text(one, 'outside')}" if text(one, "outside") else ""
-        gains = f"{100 * gain:+.1f} %{between} of mean step time"
+        gains = f"{_percent(gain)} %{between} of mean step time"
         lines.append(f"predicted gain of {text(one, 'policy')}: {gains}{outside}")
     return [*lines, f"it rests on {text(found, 'rests_on')}"] if lines else []
+
+
+def _percent(share: float) -> str:
+    return f"{round(100.0 * share, 1) + 0.0:+.1f}"  # no -0.0

@@ -29,7 +29,7 @@ def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], *,
     if again:
         output.clear_screen()
     rows = [_row(snapshot, now_s) for snapshot in snapshots]
-    output.print_table(_title(run, attempt, snapshots), COLUMNS, rows, "; ".join(notes(run, attempt, snapshots)))
+    output.print_table(_title(run, attempt, snapshots), COLUMNS, rows, "\n".join(notes(run, attempt, snapshots)))
 
 
 def print_worst(

@@ -172,9 +172,8 @@ def _torchrun_parser() -> argparse.ArgumentParser:
 def _add_agent_options(parser: argparse.ArgumentParser) -> None:
     kinds = {option.name: option.type for option in OPTIONS} | {"policy": str}
     for name, kind in kinds.items():
-        action: dict[str, Any] = {"action": "store_true"} if kind is bool else {}
-        unset = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=f"{_DEST}{name}", **unset, **action)
+        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": f"{_DEST}{name}"}
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true" if kind is bool else "store", **how)
 
 
 def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:

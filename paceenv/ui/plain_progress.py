@@ -85,9 +85,14 @@ def _line(description: str, reached: float, total: float | None, took_s: float) 
     """``train: 40 %, 20 s so far, about 30 s left``."""
     share = reached / total if total else 0.0
     if not 0.0 < share <= 1.0:
-        return f"{description}: {hours(took_s)} so far"
+        return f"{description}: {_clock(took_s)} so far"
     left = f", about {hours(took_s / share - took_s)} left" if share < 1.0 else ""
-    return f"{description}: {100.0 * share:.0f} %, {hours(took_s)} so far{left}"
+    return f"{description}: {100.0 * share:.0f} %, {_clock(took_s)} so far{left}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _to_stderr(line: str) -> None:
