@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released reality commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs bench-setup bench fuzz tuned scores released reality commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +57,10 @@ format: $(STAMP) ## format, and repair what ruff can repair
 typecheck: $(STAMP) ## mypy, strict
 	@$(BIN)/python -m mypy
 
+docs: $(STAMP) ## the documentation as a site, in build/site: without the network, warnings are errors, links are checked
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
+
 FUZZ_S ?= 300
 fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidance, for FUZZ_S (300)
 	@$(PIP) install -qq -c constraints.txt -e '.[fuzz]'
@@ -81,7 +85,7 @@ released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on 
 	@$(BIN)/paceenv train distilled -o runs/released --resume
 	@cp runs/released/policy.safetensors policies/learned.safetensors
 
-reality: $(STAMP) ## rebuild docs/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
+reality: $(STAMP) ## rebuild docs/evidence/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
 	@$(BIN)/python -m benchmarks.evidence.ceilings --write
 
 commit-checks: lint format-check typecheck test ## what CI runs first; then it runs test-slow

@@ -1,7 +1,7 @@
 """Timings as ratios within one run: ``python -m benchmarks`` runs all, ``python -m benchmarks.speed.engine_speed`` one
 of them.
 
-Not part of the package and never asserted in a test; ``docs/benchmarks.md`` is what a run on one machine gave.
+Not part of the package and never asserted in a test; ``docs/evidence/benchmarks.md`` is what a run on one machine gave.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs every benchmark; ``--write`` rebuilds ``docs/benchmarks.md``."""
+"""Runs every benchmark; ``--write`` rebuilds ``docs/evidence/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BENCHMARKS = {
     "agent": agent_cost.run,
     "diagnosis": diagnosis_speed.run,
 }
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "evidence" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
@@ -55,7 +55,7 @@ Absolute values change with the machine and with its other work.
 
 
 def document(reports: Sequence[Report]) -> str:
-    """``docs/benchmarks.md``."""
+    """``docs/evidence/benchmarks.md``."""
     lines = [
         HEAD.format(names="{" + ",".join(run.__module__.rpartition(".")[2] for run in BENCHMARKS.values()) + "}"),
         "## Machine",
@@ -80,7 +80,7 @@ def document(reports: Sequence[Report]) -> str:
 
 def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/benchmarks.md from this run.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/benchmarks.md from this run.")] = False,
 ) -> None:
     """Run every benchmark and print its tables; takes about four minutes."""
     reports = {}

@@ -137,7 +137,7 @@ def attach(
             only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
-        options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/live.md``.
+        options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.
 
     Returns:
         The agent; the attached one, if there is one already.

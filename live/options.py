@@ -1,7 +1,7 @@
 """The agent's options: the one list of their names, types, defaults, allowed values and meanings.
 
-The command line of ``-m paceenv.live``, its ``--help``, the checks and the table in ``docs/live.md`` are made from
-:class:`Options`. This module also applies the kill switch of the environment.
+The command line of ``-m paceenv.live``, its ``--help``, the checks and the table in the documentation are made
+from :class:`Options`. This module also applies the kill switch of the environment.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ OPTIONS = tuple(_options())
 
 
 def options_table() -> str:
-    """The options as the Markdown table in ``docs/live.md``."""
+    """The options as a Markdown table, for the documentation."""
     rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
     for name, kind, default, means in OPTIONS:
         type_name = (get_args(kind) or (kind,))[0].__name__

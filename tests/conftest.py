@@ -95,11 +95,11 @@ def simulator() -> Callable[..., Simulator]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where tests ran on a GPU, print what they found as a page for ``docs/gpu.md``."""
+    """Where tests ran on a GPU, print what they found as a page for ``docs/evidence/gpu.md``."""
     found = [r for outcome in ("passed", "failed", "skipped") for r in terminalreporter.getreports(outcome)]
     reports = [r for r in found if "gpu" in r.keywords and (r.when == "call" or r.outcome != "passed")]
     if any(r.when == "call" for r in reports):
-        terminalreporter.section("page for docs/gpu.md")
+        terminalreporter.section("page for docs/evidence/gpu.md")
         terminalreporter.write_line(gpu_page(sorted(reports, key=lambda r: r.location), device_facts()))
 
 

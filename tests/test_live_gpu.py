@@ -1,7 +1,7 @@
 """The agent on a GPU, with NCCL: the same results, no synchronisation of its own, delays on the GPU's timeline.
 
 Run by ``make test-gpu``. World size 1 always; two ranks on one card with NCCL told that they sit on different hosts.
-The run ends with a page for ``docs/gpu.md``: every check, and what it measured.
+The run ends with a page for ``docs/evidence/gpu.md``: every check, and what it measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md as they stand there: their scripts and commands are taken from the page and run."""
+"""docs/how-to/recipes.md as it stands there: its scripts and commands are taken from the page and run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "recipes.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "recipes.md").read_text()
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 TOOLS = {
     "torchrun": '"{python}" -m torch.distributed.run "$@"',

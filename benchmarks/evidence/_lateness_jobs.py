@@ -28,7 +28,7 @@ from paceenv.sim.engine.simulator import Simulator, episode_keys
 
 Array = NDArray[np.float64]
 DATA: Final = Path(os.environ.get("PACEENV_DATA_DIR") or Path(__file__).resolve().parents[3] / "shared" / "data")
-"""Data recorded by others; see docs/detection.md for what it is."""
+"""Data recorded by others; see docs/evidence/detection.md for what it is."""
 MEMORYLESS: Final = ("jitter_cv", "imbalance_cv", "stall_rate", "common_cv")
 """Noise of single steps; without it only what lasts is left."""
 MOST_STEPS: Final = 4000

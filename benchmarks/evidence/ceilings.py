@@ -1,7 +1,7 @@
 """The ceiling of real systems: what removing every variation of step times could give at most.
 
-`make reality` (or `python -m benchmarks.evidence.ceilings --write`) rebuilds docs/reality.md from data that others
-recorded; their folder is `--data`, or PACEENV_DATA_DIR, or `../shared/data` beside the checkout.
+`make reality` (or `python -m benchmarks.evidence.ceilings --write`) rebuilds docs/evidence/reality.md from data that
+others recorded; their folder is `--data`, or PACEENV_DATA_DIR, or `../shared/data` beside the checkout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceenv.importers.inputs import read_inputs
 from paceenv.importers.step_log import StepLog, join_logs, read_step_log
 from paceenv.ui import config_files, output
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reality.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "reality.md"
 HEAD = """# Reality: how much is there to win?
 
 After reading this page you know how much the step times of real systems vary, and how much pacing could win at most.
@@ -190,7 +190,7 @@ def unseen(data: Path) -> list[str]:
 
 
 def page(data: Path) -> str:
-    """docs/reality.md."""
+    """docs/evidence/reality.md."""
     rows = mlperf(data)
     single = [one for _, one in rows if one.averaged == 1.0]
     blocks = [one for _, one in rows if one.averaged != 1.0]
@@ -239,7 +239,7 @@ def page(data: Path) -> str:
 
 def main(
     data: Annotated[Path, typer.Option(help="The folder of data that others recorded.")] = DATA,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/reality.md.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/reality.md.")] = False,
 ) -> None:
     """Print the tables, or rebuild the page; says so in a line where the data are missing."""
     try:

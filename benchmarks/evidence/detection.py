@@ -1,6 +1,6 @@
 """How fast a rank that turns late is named, how often wrongly, and whether the kinds of lateness are told apart.
 
-`python -m benchmarks.evidence.detection --write` makes the tables of docs/detection.md: the watch of
+`python -m benchmarks.evidence.detection --write` makes the tables of docs/evidence/detection.md: the watch of
 :mod:`paceenv.core.lateness.watch` with its shipped settings on simulated and recorded jobs, healthy ones and ones with
 a lateness put in. Seeds are separate from those of the tests.
 """
@@ -26,7 +26,7 @@ from paceenv.core.lateness.watch import LEAST_SHARE, STEPS_PER_FALSE_ALARM, Find
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "detection.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "detection.md"
 MARK = "## Measured"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 SLOWER: Final = (0.1, 0.2, 0.5)
@@ -412,7 +412,7 @@ def summary_table(rows: Sequence[Delay], calm: Sequence[Healthy], cost: dict[int
 
 
 def document(tables: Sequence[Table], note: str) -> str:
-    """``docs/detection.md``: the text above MARK stays, the tables below are new."""
+    """``docs/evidence/detection.md``: the text above MARK stays, the tables below are new."""
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     lines = [head.rstrip(), "", MARK, "", note]
     for title, columns, rows in tables:
@@ -423,7 +423,7 @@ def document(tables: Sequence[Table], note: str) -> str:
 def main(
     repeats: Annotated[int, typer.Option(min=1, help="Cases of every noise and size; four times as many stories.")] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/detection.md from this run.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/detection.md from this run.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Put lateness into simulated and recorded jobs, and count how soon and how rightly it is named."""

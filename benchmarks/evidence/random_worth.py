@@ -33,7 +33,7 @@ SETTLING_ITERATIONS = 40
 WORTH = 1.0
 """Gain in % from which on a cluster has something to gain."""
 FIRST_SEED = 6_000_000
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "suites.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "suites.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.evidence.random_worth --write -->", "<!-- end -->"
 
 
@@ -122,7 +122,7 @@ def main(
     clusters: Annotated[int, typer.Option(min=1, help="Clusters of each seed.")] = 96,
     max_ranks: Annotated[int, typer.Option(help="Of the largest job.")] = 512,
     limit: Annotated[list[str] | None, typer.Option(help="Another limit of delays, such as cap_share=0.1.")] = None,
-    write: Annotated[bool, typer.Option(help="Write the table into docs/suites.md.")] = False,
+    write: Annotated[bool, typer.Option(help="Write the table into docs/reference/suites.md.")] = False,
 ) -> None:
     """What share of the random clusters has anything to gain from pacing, by form."""
     drawn: Iterable[tuple[Cluster, bool]] = (

@@ -1,7 +1,7 @@
 """Evidence on the released policy beyond the score table: its training, Pareto front, far-off clusters.
 
-`python -m benchmarks.evidence.released --write` makes docs/released-policy.md from the folder of a training
-(`paceenv train distilled -o FOLDER`, with or without `--seeds`).
+`python -m benchmarks.evidence.released --write` makes docs/evidence/policies/released-policy.md from the folder of a
+training (`paceenv train distilled -o FOLDER`, with or without `--seeds`).
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def published() -> list[str]:
         "",
         f"`{SCENARIO}` as calibrated on Table 1 of the paper: throughput against this scenario's own baseline, and CV "
         f"of step time; {suite.seeds} seeds of {suite.iterations} iterations.\nThe scenario was fitted to that "
-        "table, and chosen with its paced column in view ([validation](validation.md#when-scaling-fails)).\n"
+        "table, and chosen with its paced column in view ([validation](../validation.md#when-scaling-fails)).\n"
         "The calibrated physics does not allow "
         "more than the bound reaches: throughput with preference 0, variation with preference 1.",
         "",
@@ -261,7 +261,7 @@ def slack_quantile() -> list[str]:
 
 HEAD = """# The released policy
 
-Here you find the training of the released policy and results beyond the score table, [SCORES.md](../SCORES.md).
+Here you find the training of the released policy and results beyond the score table, [SCORES.md](../scores.md).
 Its properties and limitations are in the [model card](policy-card.md).
 `python -m benchmarks.evidence.released --write` makes this page.
 """
@@ -269,10 +269,12 @@ Its properties and limitations are in the [model card](policy-card.md).
 
 def main(
     folder: Annotated[Path, typer.Option(help="What `paceenv train distilled -o` left.")] = Path("runs/released"),
-    write: Annotated[bool, typer.Option(help="Write docs/released-policy.md and its pictures.")] = False,
+    write: Annotated[
+        bool, typer.Option(help="Write docs/evidence/policies/released-policy.md, with pictures.")
+    ] = False,
 ) -> None:
     """Hold the released policy to what it promises beyond the score table."""
-    docs = Path(__file__).resolve().parents[2] / "docs" if write else folder
+    docs = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "policies" if write else folder
     sections = [
         of_seeds(folder),
         pareto(docs / "released-policy-pareto.png"),

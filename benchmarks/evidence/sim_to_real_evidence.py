@@ -1,4 +1,4 @@
-"""Collects closed loops on testbed scenarios: their reports go into ``docs/sim-to-real.json``, and that into a page.
+"""Collects closed loops on testbed scenarios: their reports go into a JSON file, and that into a page: sim-to-real.md.
 
 ``paceenv testbed loop NAME -o runs/sim-to-real/NAME`` measures one scenario; it takes root, a quiet machine and up to
 hours. Scenarios that were not measured again keep the rows they have.
@@ -34,7 +34,7 @@ from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "sim-to-real.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "policies" / "sim-to-real.md"
 RESULTS = DOCUMENT.with_suffix(".json")
 LEAST_INSIDE_SHARE = 7 / 9
 """Of the scenarios, those whose prediction has to lie in the measured interval."""
@@ -49,7 +49,7 @@ EXPLAINED: dict[str, str] = {}
 HEAD = """# From simulation to real sockets
 
 Here you find how well predictions from simulation hold on real jobs, and how policies compare on them.
-The jobs are real torchrun jobs on gloo, over real TCP between network namespaces ([testbed](testbed.md)).
+The jobs are real torchrun jobs on gloo, over real TCP between network namespaces ([testbed](../../how-to/testbed.md)).
 One command measures a scenario of `configs/testbed`, and one makes this page from what was measured:
 
 ```sh
@@ -195,7 +195,7 @@ EFFECTS = ("scenario", "policy", "role", "always on", "predicted", "measured", "
 
 
 def document(results: Mapping[str, Any]) -> str:
-    """``docs/sim-to-real.md``, from the content of ``docs/sim-to-real.json``."""
+    """``docs/evidence/policies/sim-to-real.md``, from the content of ``docs/evidence/policies/sim-to-real.json``."""
     reports: Reports = results["reports"]
     lines = [HEAD]
     missing = [name for name in config_files.names("testbed") if name not in reports]
@@ -298,7 +298,9 @@ def main(
     folder: Annotated[
         Path | None, typer.Argument(help="Folder of loops; their reports replace those that were kept. Default: none.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Keep the reports, and rebuild docs/sim-to-real.md.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Keep the reports, and rebuild the page sim-to-real.md.")
+    ] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Hold what was predicted for real jobs against what was measured, for every scenario that was."""

@@ -1,4 +1,4 @@
-"""What `paceenv diagnose` says of what others recorded, beside the truth: docs/first-contact.md.
+"""What `paceenv diagnose` says of what others recorded, beside the truth: docs/evidence/first-contact.md.
 
 `python -m benchmarks.reality.first_contact --write` reads the data folder (`--data`, or PACEENV_DATA_DIR, or
 `../shared/data` beside the checkout), and damages its traces at random, too (benchmarks/reality/mutated_traces.py).
@@ -23,7 +23,7 @@ from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.importers.inputs import read_inputs
 from paceenv.ui import config_files, output
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "first-contact.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "first-contact.md"
 HEAD: Final = """# First contact: what others recorded
 
 After reading this page you know how `paceenv diagnose` does on traces, dumps and logs that it had no part in.
@@ -185,7 +185,7 @@ def main(
     data: Annotated[Path, typer.Option(help="The folder with the recordings.")] = DATA,
     damaged: Annotated[int, typer.Option(min=0, help="Damaged traces.")] = 1000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/first-contact.md.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/first-contact.md.")] = False,
 ) -> None:
     """Hold answers on recordings of others against the truth."""
     rows = table(data)

@@ -5,7 +5,7 @@ the model's device. The training thread reads it at a tick one or two iterations
 has passed. Nothing here synchronises, and nothing creates a context on another device.
 
 Stamps are recorded by every thread that starts a collective (autograd has its own). Events are read and released by the
-training thread only: a query by another thread breaks the capture of a CUDA graph (``docs/gpu.md``).
+training thread only: a query by another thread breaks the capture of a CUDA graph (``docs/evidence/gpu.md``).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _markdown(
         "",
         "Here you can check the simulator against published and measured numbers. Each number is simulated with "
         f"{seeds} seeds of up to {iterations} iterations.",
-        "Rebuild this page with `paceenv validate --write docs/validation.md`.",
+        "Rebuild this page with `paceenv validate --write docs/evidence/validation.md`.",
         "",
         "| kind | meaning |",
         "| --- | --- |",

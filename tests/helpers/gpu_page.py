@@ -1,4 +1,4 @@
-"""What the tests on a GPU found, as one page of Markdown for ``docs/gpu.md``."""
+"""What the tests on a GPU found, as one page of Markdown for ``docs/evidence/gpu.md``."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from paceenv.importers.step_log import StepLog
 
 SPREAD, TAIL_SPREAD = 0.7, 0.95
 """Standard deviations of the logarithms of the ratios of CVs, and of p99 / median - 1, at twice the nodes: eleven pairs
-of MLPerf v5.1's systems (docs/reality.md)."""
+of MLPerf v5.1's systems (docs/evidence/reality.md)."""
 _T: Final = 2.23
 """Student's t at 97.5 % for eleven pairs."""
 _MODEL: Final = ("num_layers", "hidden_size", "seq_length", "micro_batch_size", "global_batch_size")
