@@ -4,7 +4,7 @@ You learn: which settings make an off-policy algorithm fit a batch of environmen
 that SAC's actor squashes its action, which the policy file has to say. It prints the gain in throughput over no pacing
 before and after training, and the same for the fixed setting that the cluster's own config suggests.
 
-    python examples/sb3_sac.py --timesteps 100000
+    python examples/sb3_sac.py --timesteps 60000
 """
 
 import argparse
@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from gymnasium.vector import AutoresetMode
 from stable_baselines3 import SAC
 
 from paceenv.envs.pacing_env import PacingVectorEnv
@@ -41,7 +42,7 @@ def scores(policies: list[str], seeds: int) -> list[str]:
 
 def main(argv: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--timesteps", type=int, default=100_000, help="decisions to train on (%(default)s)")
+    parser.add_argument("--timesteps", type=int, default=60_000, help="decisions to train on (%(default)s)")
     parser.add_argument("--rows", type=int, default=64, help="environments side by side (%(default)s)")
     parser.add_argument("--seeds", type=int, default=32, help="of the score (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the training (%(default)s)")
@@ -49,10 +50,11 @@ def main(argv: list[str] | None = None) -> Path:
     options = parser.parse_args(argv)
 
     torch.set_num_threads(1)
-    paced, passive = (PacingVectorEnv(options.rows, CLUSTER, mechanisms=(MECHANISM,), cv_weight=0.1) for _ in range(2))
+    mode = AutoresetMode.SAME_STEP  # as Stable-Baselines3 expects
+    envs = PacingVectorEnv(options.rows, CLUSTER, mechanisms=MECHANISM, cv_weight=0.1, autoreset_mode=mode)
     model = SAC(
         "MlpPolicy",
-        NativeVecEnv([paced], 2**63 + options.seed, [passive], paired=True),
+        NativeVecEnv([envs], seed=2**63 + options.seed),
         learning_rate=1e-3,
         learning_starts=min(5_000, options.timesteps // 4),
         batch_size=256,

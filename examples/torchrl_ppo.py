@@ -1,7 +1,8 @@
 """PPO with TorchRL's building blocks: environment, collector, advantage and loss as modules over TensorDicts.
 
 You learn: ``GymWrapper`` takes the native batch as one environment with a batch size, which leaves resets to TorchRL
-(autoreset mode DISABLED); collector, GAE and ``ClipPPOLoss`` are as for any other. The actor becomes a policy file. It prints the paired reward of the
+(autoreset mode DISABLED); collector, GAE and ``ClipPPOLoss`` are as for any other. The actor becomes a policy file.
+It prints the paired reward of the
 collected batches (0 is what no pacing gets), and the gain in throughput over no pacing before and after training.
 
     pip install 'paceenv[torchrl]'

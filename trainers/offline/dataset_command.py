@@ -67,10 +67,13 @@ def simulate(
     found: list[Episode] = []
     with output.progress("simulate", len(clusters) * len(behaviours) * intervals) as done:
         for place, config in enumerate(map(load_cluster, clusters)):
-            before = place * len(behaviours) * intervals
+
+            def so_far(n: float, before: int = place * len(behaviours) * intervals) -> None:
+                done(before + n)
+
             found += simulated_episodes(
                 config, behaviours, mechanisms=names, episodes=episodes, intervals=intervals, reward=kind,
-                cv_weight=cv_weight, seed=seed, on_done=lambda n, before=before: done(before + n),
+                cv_weight=cv_weight, seed=seed, on_done=so_far,
             )  # fmt: skip
     where = clusters[0] if len(clusters) == 1 else clusters
     env = {"cluster": where, "mechanisms": list(names), "episode_intervals": intervals, "cv_weight": cv_weight}
