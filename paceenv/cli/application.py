@@ -20,6 +20,7 @@ SUMMARIES = {
     "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
     "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
     "calibrate": "Fit a cluster config to a trace or to published numbers.",
+    "analyse": "Recognise what lies in a folder, do what can be done with it, and say the next step.",
     "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
     "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
     "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
@@ -35,6 +36,8 @@ SUMMARIES = {
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
 EXTRAS = {
+    "analyse": "sim",
+    "diagnose": "sim",
     "trainers": "train",
     "live": "live",
     "testbed": "testbed",
