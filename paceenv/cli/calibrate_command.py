@@ -160,7 +160,7 @@ def _without_trace(
         option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
-        _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside)
+        calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside)
     elif (log := inputs.one_log()) is not None:
         calibrate_log(log, json_)
     return True
@@ -172,7 +172,7 @@ def _draw(cluster: Cluster, folder: Path | None) -> None:
         output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
 
 
-def _calibrate_links(
+def calibrate_links(
     fits: list[BandwidthFit], out: Path | None, json_: str | None, base: str | None, asked: bool | None
 ) -> None:
     places = [fit.is_inside(asked) for fit in fits]

@@ -37,6 +37,8 @@ class Report:
     """Columns and rows of where a step's time went on each device."""
     pictures: list[Picture] = field(default_factory=list)
     sizes: Answer | str = ""
+    more: Sequence[str] = ()
+    """Further pieces of HTML, below all else."""
     viewer: Path | None = None
     viewer_steps: tuple[int, int] = (0, 0)
 
@@ -69,7 +71,7 @@ class Report:
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
             parts.append(self._viewer_link(beside))
-        parts += self._fit()
+        parts += [*self._fit(), *self.more]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:

@@ -23,7 +23,7 @@ from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.report import log_page
 from paceenv.trainers.report.arrivals import arrivals, heat_map
-from paceenv.trainers.report.conclusion import NO_FLOPS, POLICIES, Flops, conclude_answer
+from paceenv.trainers.report.conclusion import NO_FLOPS, POLICIES, Conclusion, Flops, conclude_answer
 from paceenv.trainers.report.diagnose_command import FLOPS_HELP, PEAK_HELP
 from paceenv.trainers.report.document import Report, say
 from paceenv.trainers.report.fitted import sizes
@@ -84,6 +84,7 @@ def make_report(
     job: str | None = None,
     flops: Flops = NO_FLOPS,
     chrome_trace: Path | None = None,
+    conclusion: Conclusion | None = None,
 ) -> Report:
     """Diagnose, draw and predict.
 
@@ -94,6 +95,7 @@ def make_report(
         job: which job, where the trace holds several.
         flops: for the share of the peak.
         chrome_trace: also write what the ranks did here.
+        conclusion: where it is known already.
 
     Raises:
         InputError: there is no such trace, or its steps take no time.
@@ -112,7 +114,7 @@ def make_report(
         drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, _by_rank(diagnosis))]
         drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
-        conclusion = conclude_answer(
+        conclusion = conclusion or conclude_answer(
             answer, trace, str(files[0]), job, policies=policies, tables=inputs.tables, flops=flops,
             on_done=lambda n: done(2 + n),
         )  # fmt: skip

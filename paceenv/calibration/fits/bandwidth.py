@@ -58,6 +58,15 @@ class BandwidthFit:
         """The same without the square root."""
         return float(np.sqrt(np.mean(self.plain_residual**2)))
 
+    @property
+    def text(self) -> str:
+        """The law in a sentence."""
+        law, table = self.law, self.table
+        said = f"{table.op} among {table.members} ranks: {law.bandwidth_Bps / 1e9:.4g} GB/s"
+        if not self.is_bandwidth_only:
+            said += f", {law.hop_s * 1e6:.4g} us a round; the law misses the table by {self.misfit:.1%}"
+        return said + "."
+
     def warnings(self, asked: bool | None = None) -> tuple[str, ...]:
         """What to know before the law is used, a line each; ``asked`` as in :meth:`is_inside`."""
         table, said = self.table, []
