@@ -38,6 +38,7 @@ _LOOK = """() => {
     })),
     scroll_width: document.documentElement.scrollWidth,
     scripts: document.scripts.length,
+    cells_right: Math.max(0, ...[...document.querySelectorAll('td')].map(e => e.getBoundingClientRect().right)),
   };
 }"""
 _FOCUSED = """() => {
@@ -50,14 +51,18 @@ _TWO_FRAMES = "() => new Promise(d => requestAnimationFrame(() => requestAnimati
 
 @dataclass(frozen=True)
 class Seen:
-    """A page as it was shown: ``problems`` are console errors, exceptions and refused loads, ``requests`` all addresses
-    asked for but its own, ``screenshot`` is ``(height, width, 3)`` from 0 to 1."""
+    """A page as it was shown.
+
+    ``problems`` are console errors, exceptions and refused loads, ``requests`` all addresses asked for but its own,
+    ``cells_right`` is where the rightmost cell of a table ends, ``screenshot`` is ``(height, width, 3)`` from 0 to 1.
+    """
 
     text: str
     title: str
     pictures: list[dict[str, Any]]
     scroll_width: int
     scripts: int
+    cells_right: float
     problems: list[str]
     requests: list[str]
     screenshot: NDArray[np.float64]
