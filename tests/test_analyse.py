@@ -109,11 +109,11 @@ def test_everything_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     page = tmp_path / "out" / "page.html"
     found = analysed(capsys, "analyse", str(tmp_path), "-o", str(page))
     assert len(found["found"]) == 4
-    assert found["diagnosis"]["headline"]["pacing"]["claim"] == "not simulated"
+    assert found["diagnosis"]["headline"]["pacing"]["claim"] == "gains nothing"
     assert "rank 1 stopped" in found["diagnosis"]["hang"][0]["verdict"]
     assert found["diagnosis"]["step_times"][0]["ceiling"]["value"] > 0.0
     text = page.read_text()
-    for said in ("persistent slow rank", "rank 1 stopped", "GB/s", "paceenv calibrate"):
+    for said in ("persistent slow rank", "Rank 1 stopped", "GB/s", "paceenv calibrate"):
         assert said in text, said
 
 
@@ -125,16 +125,16 @@ def test_pacing_on_a_cluster_is_that_of_what_if(tmp_path: Path, capsys: pytest.C
     assert abs(gain["paper"]) < 5.0
 
 
-@pytest.mark.parametrize(
-    "kind", ["clusters", "testbed", "suites", "train", "sweeps", "measurements", "contests", "targets"]
-)
-def test_every_packaged_config_is_of_its_kind(kind: str) -> None:
-    wanted = {"clusters": "cluster", "testbed": "scenario", "suites": "suite", "train": "training", "sweeps": "sweep"}
-    wanted |= {"contests": "comparison", "targets": "target"}
-    found = recognise([packaged(kind)])
-    assert {one for one, _ in found.configs} == {wanted.get(kind, kind)}
+CONFIGS = {"clusters": "cluster", "testbed": "scenario", "suites": "suite", "train": "training", "sweeps": "sweep"}
+CONFIGS |= {"contests": "comparison", "targets": "target", "measurements": "measurements"}
+
+
+@pytest.mark.parametrize("folder", CONFIGS)
+def test_every_packaged_config_is_of_its_kind(folder: str) -> None:
+    found = recognise([packaged(folder)])
+    assert {kind for kind, _ in found.configs} == {CONFIGS[folder]}
     assert not found.recorded
-    assert wanted.get(kind, kind) in NEXT
+    assert CONFIGS[folder] in NEXT
 
 
 def test_what_is_no_command_and_no_path_is_refused() -> None:

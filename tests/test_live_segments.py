@@ -32,7 +32,7 @@ HEADER = {"source": "test", "job": {"name": "job"}}
 
 
 def block(kind: bytes, content: bytes) -> bytes:
-    """A block with a right checksum, written by the words of docs/how-to/live.md."""
+    """A block with a right checksum, written by the words of docs/reference/live-folder.md."""
     head = kind + struct.pack("<I", len(content))
     return head + struct.pack("<I", zlib.crc32(head + content)) + content
 
@@ -45,7 +45,7 @@ def whole(number: int = 20) -> bytes:
 
 
 def test_a_file_can_be_read_by_its_description(tmp_path: Path) -> None:
-    """By the table in docs/how-to/live.md alone."""
+    """By the table in docs/reference/live-folder.md alone."""
     record(tmp_path, 3, delay_s=0.002)
     content = segment_files(tmp_path)[0].read_bytes()
     magic, version, _, length, crc = struct.unpack("<8sHHII", content[:20])

@@ -1,8 +1,8 @@
 """Does `paceenv calibrate` give back what a trace was made with? Random simulated clusters of every mechanism.
 
-`python -m benchmarks.evidence.recovery --write` makes the tables of docs/how-to/calibration.md. Each cluster is
-simulated, calibrated from its trace alone (an operator's base has latencies and racks, nothing of what is to be
-found), and every parameter that the trace tells is held against the value the trace was made with.
+`python -m benchmarks.evidence.recovery --write` makes the tables of docs/evidence/calibration-recovery.md. Each
+cluster is simulated, calibrated from its trace alone (an operator's base has latencies and racks, nothing of what is
+to be found), and every parameter that the trace tells is held against the value the trace was made with.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "calibration.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "calibration-recovery.md"
 MARK = "## Recovery, measured"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 LEVELS = (0.90, 0.95)
@@ -267,7 +267,9 @@ def main(
     count: Annotated[int, typer.Option(min=TENANTS_IN, help="Clusters of every mechanism.")] = 100,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/how-to/calibration.md from this run.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Rebuild docs/evidence/calibration-recovery.md from this run.")
+    ] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Calibrate traces of random clusters, and print how often their parameters are inside the stated intervals."""
@@ -366,7 +368,7 @@ def _share(found: Sequence[Recovered], level: int) -> str:
 
 
 def document(cases: Sequence[Case]) -> str:
-    """``docs/how-to/calibration.md``: the text above MARK stays, the tables below are new."""
+    """``docs/evidence/calibration-recovery.md``: the text above MARK stays, the tables below are new."""
     head = DOCUMENT.read_text(encoding="utf-8").partition(MARK)[0] if DOCUMENT.exists() else ""
     lines = [head.rstrip(), "", MARK, ""]
     lines += [

@@ -1,6 +1,6 @@
 """Is the cause that `paceenv diagnose` names the one that is there? Simulated jobs with known causes, single and mixed.
 
-`python -m benchmarks.evidence.simulated_causes --write` makes docs/how-to/diagnosis.md. A cause's true share is what
+`python -m benchmarks.evidence.simulated_causes --write` makes docs/evidence/causes.md. A cause's true share is what
 its removal saves in the simulator, on the same noise, averaged over all orders of removal (Shapley); the diagnosis sees
 only the trace.
 """
@@ -30,7 +30,7 @@ from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "diagnosis.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "causes.md"
 ITERATIONS = 400
 WITHIN = 0.1
 """Of lost time: how far a share may be off, and how close two causes may be for either to count as the top one."""
@@ -269,7 +269,7 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Jobs with causes.")] = 200,
     sound: Annotated[int, typer.Option(min=1, help="Jobs without.")] = 200,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/how-to/diagnosis.md from this run.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Rebuild docs/evidence/causes.md from this run.")] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Diagnose jobs with known causes, and print the confusion matrix."""
@@ -318,7 +318,7 @@ def _row(v: Verdict) -> dict[str, Any]:
 
 
 def document(with_cause: list[Verdict], without: list[Verdict], result: dict[str, Any]) -> str:
-    """``docs/how-to/diagnosis.md``: the text above MARK stays, the tables below are new.
+    """``docs/evidence/causes.md``: the text above MARK stays, the tables below are new.
 
     Args:
         with_cause: verdicts on jobs with causes.

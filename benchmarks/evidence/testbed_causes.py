@@ -1,6 +1,6 @@
 """Whether `paceenv diagnose` names the cause that was put there: real jobs on the testbed, over real sockets.
 
-`python -m benchmarks.evidence.testbed_causes --write` puts the table into docs/how-to/diagnosis.md. Takes root, and an
+`python -m benchmarks.evidence.testbed_causes --write` puts the table into docs/evidence/causes.md. Takes root, and an
 hour of a machine with nothing else to do. A real host adds causes of its own. A cause that was not put there is an
 error only if it is named before the right one.
 """
@@ -32,7 +32,7 @@ from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "diagnosis.md"
+DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "causes.md"
 MARK: Final = "## Causes put into real jobs"
 """Heading of the section that this script writes."""
 ITERATIONS: Final = 120
@@ -250,7 +250,7 @@ def write(found: list[Found], iterations: int) -> None:
 
 def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-    document: Annotated[bool, typer.Option("--write", help="Put the table into docs/how-to/diagnosis.md.")] = False,
+    document: Annotated[bool, typer.Option("--write", help="Put the table into docs/evidence/causes.md.")] = False,
     only: Annotated[str, typer.Option(help="Only cases whose label has this text in it.")] = "",
     iterations: Annotated[int, typer.Option(min=20, help="Of every job that count.")] = ITERATIONS,
     keep: Annotated[

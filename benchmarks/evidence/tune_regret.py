@@ -40,7 +40,7 @@ QUIET, MOST_ITERATIONS = 60, 150_000
 WORD_S, LEAD_S = 60.0, 20.0
 FIRST_SEED = 5_000_000
 """Far from the seeds of training, evaluation and the closed loop."""
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "tune.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "policies" / "tune-regret.md"
 BEGIN, END = "<!-- begin: python -m benchmarks.evidence.tune_regret --write -->", "<!-- end -->"
 
 
@@ -236,7 +236,9 @@ def main(
     most_ranks: Annotated[int, typer.Option(min=2, help="Larger clusters are left out.")] = 64,
     processes: Annotated[int, typer.Option(min=1, help="Searches at a time.")] = os.cpu_count() or 1,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-    write: Annotated[bool, typer.Option("--write", help="Replace the table in docs/how-to/tune.md.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Replace the table in docs/evidence/policies/tune-regret.md.")
+    ] = False,
 ) -> None:
     """Search on every cluster of a suite and print the table."""
     cases = [case for case in load_suite(suite).cases if start(case.load(), np.array([0])).batch.ranks <= most_ranks]

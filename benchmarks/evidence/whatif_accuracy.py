@@ -1,8 +1,8 @@
 """Is what-if right? Clusters whose truth is known: predicted from a trace of today's job, held against the changed one.
 
-`python -m benchmarks.evidence.whatif_accuracy --write` makes the tables of docs/how-to/whatif.md. A prediction sees
-only the trace of a run at 16 nodes; the truth is the true cluster with the same change, simulated. An interval should
-hold 95 % of single runs.
+`python -m benchmarks.evidence.whatif_accuracy --write` makes the tables of docs/evidence/whatif-accuracy.md. A
+prediction sees only the trace of a run at 16 nodes; the truth is the true cluster with the same change, simulated. An
+interval should hold 95 % of single runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 from paceenv.ui.output import markdown_table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "whatif.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "whatif-accuracy.md"
 MARK = "## Results: random clusters"
 """Heading of what this script writes; what stands above it in the document is written by hand."""
 NODES = 16
@@ -214,7 +214,9 @@ def main(
     count: Annotated[int, typer.Option(min=1, help="Clusters of each kind.")] = 40,
     kind: Annotated[list[str] | None, typer.Option(help="Only this kind of job.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    write: Annotated[bool, typer.Option("--write", help="Rebuild the tables of docs/how-to/whatif.md.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Rebuild the tables of docs/evidence/whatif-accuracy.md.")
+    ] = False,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Predict changed jobs from traces of random clusters, and count how often the truth is in the interval."""
@@ -242,7 +244,7 @@ def main(
 
 
 def document(found: list[Found], refused: list[str], count: int) -> str:
-    """``docs/how-to/whatif.md``: the text above MARK stays, the table below is new.
+    """``docs/evidence/whatif-accuracy.md``: the text above MARK stays, the table below is new.
 
     Args:
         found: predictions beside the truth.

@@ -1,7 +1,7 @@
 """Sweeps: candidates a minute, what Ray costs against a plain loop over the same trials, and Optuna against the grid.
 
 Wall-clock time, as Ray's cost is waiting as much as computing; the contestants take turns.
-``python -m benchmarks.speed.sweep_speed --write`` puts the numbers into ``docs/how-to/sweep.md``.
+``python -m benchmarks.speed.sweep_speed --write`` puts the numbers into ``docs/evidence/sweeps.md``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIN_PER_MINUTE, MAX_OVERHEAD = 500.0, 0.10
 FRONT_SUITE, FRONT_SEEDS, FRONT_BUDGET = "mixed", 5, 109
 SAMPLERS = ("tpe", "nsga2")
 Array = NDArray[np.float64]
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "sweep.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "sweeps.md"
 MARK = "<!-- what follows is made by python -m benchmarks.speed.sweep_speed --write -->"
 
 
@@ -171,7 +171,7 @@ def targets(
 
 
 def document(report: Report) -> str:
-    """The part of ``docs/how-to/sweep.md`` that is measured."""
+    """The part of ``docs/evidence/sweeps.md`` that is measured."""
     rows = [(t.what, t.wanted, t.measured, "met" if t.met else "**missed**", t.because) for t in report.targets]
     lines = [MARK, "", report.text, "", *output.markdown_table(("what", "target", "measured", "", "remark"), rows)]
     for table in report.tables:
@@ -181,7 +181,7 @@ def document(report: Report) -> str:
 
 def main(
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-    write: Annotated[bool, typer.Option("--write", help="Put the numbers into docs/how-to/sweep.md.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Put the numbers into docs/evidence/sweeps.md.")] = False,
     candidates: Annotated[int, typer.Option(min=128, help="Of the race; by 64.")] = CANDIDATES,
     turns: Annotated[int, typer.Option(min=1, help="Of the race.")] = TURNS,
 ) -> None:
