@@ -142,6 +142,13 @@ class Options:
         str, Meaning("Where the numbers go as well: systems of the operators, the user's own run", rule=_SINKS_RULE)
     ] = ""
     kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
+    strict: Annotated[
+        bool,
+        Meaning(
+            "An invalid policy, or a mode that cannot be entered, ends the launch with exit code 2 before the script "
+            "starts; without it the job runs unpaced and says so"
+        ),
+    ] = False
     actuator: Annotated[
         str,
         Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
@@ -176,6 +183,10 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise InputError for a value that is not one of the choices, or not a number within the range."""
         means, whole = self.meaning, self.type in (int, int | None)
+        if self.type is bool:
+            if type(value) is not bool:
+                raise out_of_range(self.name, value, "true or false", "live")
+            return
         if means.choices:
             fits = value in means.choices
         elif means.low == -math.inf or (value is None and self.default is None):
