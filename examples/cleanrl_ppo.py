@@ -18,8 +18,7 @@ from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.policies import save_network
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite
 
@@ -111,8 +110,7 @@ def main(argv: list[str] | None = None) -> Path:
         if update % max(options.updates // 6, 1) == 0 or update == options.updates - 1:
             print(f"rollout {update + 1:3d}: paired reward {np.mean(paired):+.4f} (0 is what no pacing gets)")
 
-    layers = [(m.weight.detach().numpy(), m.bias.detach().numpy()) for m in agent.actor if isinstance(m, nn.Linear)]
-    save_policy(options.out, PolicyFile(Learned(layers, (MECHANISM,))))
+    save_network(options.out, agent.actor, mechanisms=[MECHANISM])
     suite = Suite(name="example", cases=[Case(cluster=CLUSTER)], seeds=options.seeds, iterations=1280)
     found = evaluate([str(options.out)], suite).score(str(options.out), suite.cases[0])
     low, high = found.gain_ci95

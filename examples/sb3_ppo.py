@@ -19,8 +19,7 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.policies import save_network
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.training.vec_env import NativeVecEnv
@@ -38,13 +37,6 @@ def make_envs(rows: int, seed: int) -> NativeVecEnv:
     return NativeVecEnv(
         [PacingVectorEnv(rows, CLUSTER, mechanisms=MECHANISM, cv_weight=0.1, autoreset_mode=mode)], seed
     )
-
-
-def save(model: PPO, path: Path) -> None:
-    """The actor's layers as a policy file: data only, read by NumPy in microseconds, deployable in a live job."""
-    linear = [m for m in [*model.policy.mlp_extractor.policy_net, model.policy.action_net] if hasattr(m, "weight")]
-    layers = [(m.weight.detach().numpy().copy(), m.bias.detach().numpy().copy()) for m in linear]
-    save_policy(path, PolicyFile(Learned(layers, (MECHANISM,))))
 
 
 def score(path: Path, seeds: int) -> str:
@@ -80,11 +72,11 @@ def main(argv: list[str] | None = None) -> Path:
         seed=options.seed,
         device="cpu",
     )
-    save(model, options.out)
+    save_network(options.out, model, mechanisms=[MECHANISM])
     print(f"{CLUSTER}: throughput against no pacing, {options.seeds} seeds, 95 % interval")
     print(f"  before training  {score(options.out, options.seeds)}")
     model.learn(options.timesteps)
-    save(model, options.out)
+    save_network(options.out, model, mechanisms=[MECHANISM])
     print(f"  after {model.num_timesteps:,} decisions  {score(options.out, options.seeds)}")
     print(
         f"  mean paired return of the last episodes  {np.mean([e['r'] for e in model.ep_info_buffer]):+.3f} (0: none)"
