@@ -147,7 +147,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     def state(self) -> Array:
         """The views of all ranks, ``(R, O)``: for a critic that is trained in one place."""
-        return self._batch.observe_ranks()[0]
+        return np.asarray(self._batch.observe_ranks()[0])
 
     @property
     def _cluster(self) -> str:
