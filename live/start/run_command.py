@@ -59,7 +59,7 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         found = Split([], [], args)
-        if args and args[0] != "--help" and not is_rank(os.environ):
+        if args and args[0] != "--help" and not ctx.resilient_parsing and not is_rank(os.environ):
             found = split(args)
         ctx.meta[_SPLIT] = found
         rest = [*found.agent, *found.script]
