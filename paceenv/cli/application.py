@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import sys
 import warnings
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TextIO
 
 from paceenv import __version__
@@ -20,6 +22,7 @@ SUMMARIES = {
     "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
     "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
     "calibrate": "Fit a cluster config to a trace or to published numbers.",
+    "analyse": "Recognise what lies in a folder, do what can be done with it, and say the next step.",
     "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
     "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
     "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
@@ -38,6 +41,8 @@ SUMMARIES = {
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
 EXTRAS = {
+    "analyse": "sim",
+    "diagnose": "sim",
     "trainers": "train",
     "live": "live",
     "testbed": "testbed",
@@ -81,6 +86,10 @@ def _show_warning(
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit code."""
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if asks_for_completion(arguments):
+        from paceenv.cli.completion import complete
+
+        complete(arguments, commands, SUMMARIES)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         _print_help(sorted(commands, key=lambda name: (list(SUMMARIES).index(name) if name in SUMMARIES else 99, name)))
         return 0
@@ -88,11 +97,18 @@ def run(arguments: list[str]) -> int:
         print(f"paceenv {__version__}")
         return 0
     name, *rest = arguments
+    if name not in commands and (Path(name).exists() or (glob.has_magic(name) and glob.glob(name, recursive=True))):
+        name, rest = "analyse", arguments
     if name not in commands:
         close = difflib.get_close_matches(name, commands, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
         raise InputError(f"no command {name}{hint}")
     return _run_command(commands[name], rest)
+
+
+def asks_for_completion(arguments: list[str]) -> bool:
+    """Whether this call is about completion by the shell, and runs no command."""
+    return "_PACEENV_COMPLETE" in os.environ or arguments[:1] in (["--install-completion"], ["--show-completion"])
 
 
 def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
@@ -130,4 +146,6 @@ def _print_help(names: list[str]) -> None:
     print("Commands:")
     for name in names:
         print(f"  {name:<10} {SUMMARIES.get(name, '')}")
-    print("\n  paceenv COMMAND --help explains a command. First steps: paceenv demo")
+    print("\n  paceenv PATH recognises what lies there (analyse).")
+    print("  paceenv COMMAND --help explains a command. First steps: paceenv demo")
+    print("  paceenv --install-completion lets the shell complete commands and options.")

@@ -125,12 +125,17 @@ class _Batch:
         self, action_EA: NDArray[np.floating]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
         """One control interval: observations, rewards, truncations and the raw terms."""
-        if self.simulator is None:
-            raise gymnasium.error.ResetNeeded("call reset() before step()")
         expected = (len(self.seeds_E), *(self.action_space.shape or ()))
         if np.shape(action_EA) != expected:
             raise ValueError(f"{_WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
-        settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
+        return self.advance(pacing.decode_action(action_EA, self.mechanisms)[:, None])
+
+    def advance(
+        self, settings: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
+        """As :meth:`step`, with settings ``(E, 1, M, 2)`` for all ranks of a job, or ``(E, R, M, 2)`` for each."""
+        if self.simulator is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
         kept_E = self.simulator.outcome().useful_iterations
         step_ET = self.simulator.run(settings, self.interval_iterations)
         self.elapsed_E += 1
