@@ -64,7 +64,7 @@ class Protocol(Config):
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        found = {}
+        found = dict[str, str]()
         for split in SCORED_SPLITS:
             suite = self.suite(split)
             parts = [(case.name, case.null_case, digest(case.load())) for case in suite.cases]

@@ -217,12 +217,18 @@ def policy_path(text: str) -> Path | None:
     return saved.released() if name == names.LEARNED else Path(name)
 
 
+def _is_by_name(text: str) -> bool:
+    """Whether everybody has the policy's file by its name: the released one, and one on the Hub."""
+    name, _ = saved.parts(text)
+    return name == names.LEARNED or name.startswith(repository.PREFIX)
+
+
 def enter(row: Row, folder: Path) -> Path:
     """Put a row and copies of its policies into a folder of rows, where anybody can make it again; its path."""
     kept = []
     for one in row.policies:
         path = policy_path(one.policy)
-        if path is None or one.policy.startswith((names.LEARNED, repository.PREFIX)):
+        if path is None or one.sha256 is None or _is_by_name(one.policy):
             kept.append(one)
             continue
         copy = folder / POLICIES / f"{one.sha256[:16]}{path.suffix}"
@@ -243,7 +249,7 @@ def located(one: Scored, folder: Path) -> str:
         if names_class(one.policy):
             raise InputError(f"policy {one.policy}: a class, which nobody else can run; allowed: a policy file")
         return one.policy
-    here = path if one.policy.startswith(names.LEARNED) or path.is_absolute() else folder / path
+    here = path if _is_by_name(one.policy) or path.is_absolute() else folder / path
     if not here.is_file():
         raise InputError(f"policy {one.policy}: no such file in {folder}")
     if hashlib.sha256(here.read_bytes()).hexdigest() != one.sha256:
