@@ -20,7 +20,9 @@ class Entry(NamedTuple):
 
 
 INFO = (
-    Entry("cluster", "name of the cluster of the present episode", "string", "reset and step"),
+    Entry("cluster", "number of the present episode's cluster in `env.unwrapped.cluster_names`", "integer",
+          "reset and step"),
+    Entry("cluster_name", "its name", "string", "reset and step, with `names_in_info`"),
     Entry("step_mean_s", "mean step time of the interval", "s", "step"),
     Entry("step_cv", "standard deviation of the step time / mean step", "ratio", "step"),
     Entry("throughput_ratio", "ideal step / mean step, less what failures undid", "ratio", "step"),
@@ -29,7 +31,7 @@ INFO = (
     Entry("passive_step_mean_s", "mean step time of the unpaced twin", "s", "step, with a twin"),
     Entry("passive_reward", "raw reward of the unpaced twin", "ratio", "step, with a twin"),
     Entry("gain", "mean step of the twin / mean step, less 1", "ratio", "step, with a twin"),
-)
+)  # fmt: skip
 """What ``info`` holds, in its order."""
 
 OPTIONS = (
