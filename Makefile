@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck bench-setup bench fuzz tuned scores released reality commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs bench-setup bench fuzz tuned scores released reality commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,10 @@ format: $(STAMP) ## format, and repair what ruff can repair
 
 typecheck: $(STAMP) ## mypy, strict
 	@$(BIN)/python -m mypy
+
+docs: $(STAMP) ## the documentation as a site, in build/site: without the network, warnings are errors, links are checked
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/site
+	@echo "build/site/index.html"
 
 FUZZ_S ?= 300
 fuzz: $(STAMP) ## feed the importers whatever breaks them, under coverage guidance, for FUZZ_S (300)

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from paceenv.core.errors import out_of_range
-from paceenv.live.decide.live_policy import TUNE_CANDIDATES, find_candidates, find_policy
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.log_once import Messages, described
 from paceenv.live.loop import Loop
 from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS, make_options
 from paceenv.live.reporting import Output
+from paceenv.live.start.obstacles import obstacle
 from paceenv.policies.base import Policy
 
 
@@ -126,8 +127,8 @@ def attach(
 ) -> Agent:
     """Attach the agent to this rank's training job; call it on every rank, before the training loop.
 
-    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is not an error:
-    the agent observes and reports the reason.
+    Under ``-m paceenv.live`` the settings on its command line replace all of these. An invalid policy is no error,
+    except with ``strict``: the agent observes and reports the reason.
 
     Args:
         model_or_optimizer: the optimizer whose step ends an iteration; with a model or None, the first that steps.
@@ -136,13 +137,14 @@ def attach(
             only observe and probe.
         mode: off, observe, probe, shadow, canary (a switchback test: every rank alternates paired blocks with and
             without pacing) or active.
-        options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/how-to/live.md``.
+        options: fields of :class:`paceenv.live.options.Options`; the table is in ``docs/reference/live-options.md``.
 
     Returns:
         The agent; the attached one, if there is one already.
 
     Raises:
-        InputError: an unknown option or a value out of range, before anything is touched.
+        InputError: an unknown option or a value out of range, or with ``strict`` a mode that cannot be entered; before
+            anything is touched.
     """
     import torch
 
@@ -160,12 +162,10 @@ def attach(
     if settings:
         policy, in_a_group_only = settings.pop("policy"), settings.pop(IN_A_GROUP_ONLY, False)
         chosen = make_options(settings)
+    elif chosen.strict and (why := obstacle(chosen, policy)):
+        raise InputError(f"mode {chosen.mode} cannot be entered: {why}")
     try:
-        found = find_policy(policy)
-        if chosen.mode == "tune" or (chosen.mode in ("canary", "active") and chosen.candidates):
-            text = chosen.candidates or TUNE_CANDIDATES
-            found = find_candidates(text, found if policy is not None else None)
-        loop = Loop(chosen, found, optimizer=optimizer)
+        loop = Loop(chosen, needed_policy(chosen.mode, policy, chosen.candidates), optimizer=optimizer)
         loop.in_a_group_only = in_a_group_only
         return Agent(loop)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""``paceenv live``: inspect a run by its folder, while it trains or after, and change what its agents do."""
+"""``paceenv live``: run a job with the agent, inspect its run by the folder, and change what its agents do."""
 
 from __future__ import annotations
 
@@ -12,24 +12,33 @@ import typer
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
-from paceenv.core.wording import count, duration, percent
+from paceenv.core.wording import count
 from paceenv.live import control_file
+from paceenv.live.inspect.conditions import CONDITIONS, FAIL_IF_HELP, chosen_conditions, holding
+from paceenv.live.inspect.prediction import lines_of, policies_of, predict, read_prediction, write_prediction
+from paceenv.live.inspect.ranks import missing
+from paceenv.live.inspect.status_table import print_status, print_worst
 from paceenv.live.record.findings import find, with_verdicts
-from paceenv.live.record.run_folder import RunFolder, status_period_s
-from paceenv.live.record.snapshot import Snapshot, number, text
-from paceenv.live.record.summary import summarise, tuned
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.record.snapshot import Snapshot, text
+from paceenv.live.record.summary import summarise
+from paceenv.live.start import run_command
 from paceenv.ui import output
 
 WATCH_S = 2.0
-SILENT_S, SILENT_PERIODS = 30.0, 5.0
-"""A rank without a new status for this long, and for so many of its periods, is called silent."""
-COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
+REST = 30.0
+"""With --watch: at least so many times the time that a look takes passes before the next one."""
+WORST = 10
 
 application = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Inspect a live run by its folder: early and late ranks, effect of pacing, where the time goes.",
+    help="Run a training script with the agent, and inspect its run: late ranks, effect of pacing, where time goes.",
 )
+
+application.command(
+    name="run", cls=run_command.RunCommand, help=run_command.HELP, context_settings={"allow_interspersed_args": False}
+)(run_command.run)
 
 Folder = Annotated[Path, typer.Argument(help="The folder given to the agent as out.", show_default=False)]
 Attempt = Annotated[
@@ -42,14 +51,33 @@ Attempt = Annotated[
 def status(
     folder: Folder,
     attempt: Attempt = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every 2 seconds, until all ranks have ended.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, the worst ranks only, until all ranks have ended.")
+    ] = False,
+    worst: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of the worst ranks. Default: all; with --watch 10.")
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="With --watch: a line for every rank.")] = False,
+    fail_if: Annotated[str | None, typer.Option(help=f"{FAIL_IF_HELP}.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
-) -> None:
-    """One line per rank: state, step time, waits, pacing, and the age of its last status."""
+) -> int:
+    """State, step time, waits, pacing of the ranks, and the age of their last status.
+
+    Examples: paceenv live status runs/mine -- paceenv live status runs/mine --watch -- in a pipeline:
+    paceenv live status runs/mine --json status.json --fail-if hurts,agent-lost
+
+    Exit codes: 0; 2 for a mistake in the command or a folder that is no run; those of --fail-if. With --watch and
+    --fail-if it ends as soon as a condition holds.
+    """
     if watch and json_ is not None:
         raise InputError("--watch: prints tables; allowed: without --json")
+    if all_ and worst is not None:
+        raise InputError("--all: shows every rank; allowed: without --worst")
+    wanted = chosen_conditions(fail_if)
     run = RunFolder(folder)
+    most = worst or (WORST if watch and not all_ else None)
     while True:
+        began_s = time.monotonic()
         chosen = run.chosen(attempt)
         snapshots = run.statuses(chosen)
         if not snapshots and not watch:
@@ -57,16 +85,22 @@ def status(
         findings = find(snapshots) if snapshots else None
         if findings is not None:
             snapshots = with_verdicts(snapshots, findings)
+        hold = holding(snapshots, chosen, time.time())
         if json_ is not None:
             found = {"attempt": chosen, "attempts": run.attempts(), "ranks": snapshots, "findings": findings}
-            output.write_json(found | {"notes": run.notes}, json_)
-            return
-        if watch and sys.stdout.isatty():
-            sys.stdout.write("\x1b[H\x1b[2J")
-        _print_status(run, chosen, snapshots)
-        if not watch or (snapshots and not _missing(snapshots) and all(s.get("final") for s in snapshots)):
-            return
-        time.sleep(WATCH_S)
+            found |= {"conditions": hold, "prediction": read_prediction(run, chosen), "notes": run.notes}
+            output.write_json(found, json_)
+        elif most is not None:
+            print_worst(run, chosen, snapshots, findings, most)
+        else:
+            print_status(run, chosen, snapshots, again=watch)
+        failed = next((name for name in wanted if name in hold), None)
+        if failed is not None:
+            output.say(f"{folder}: {failed}: {hold[failed]}")
+            return CONDITIONS[failed].code
+        if not watch or (snapshots and not missing(snapshots) and all(s.get("final") for s in snapshots)):
+            return 0
+        time.sleep(max(WATCH_S, REST * (time.monotonic() - began_s)))
 
 
 @application.command()
@@ -78,6 +112,7 @@ def summary(folder: Folder, attempt: Attempt = None) -> None:
     if not snapshots:
         raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
     sys.stdout.write(summarise(snapshots))
+    sys.stdout.writelines(f"{line}\n" for line in lines_of(read_prediction(run, chosen), snapshots))
     _say_notes(run)
 
 
@@ -100,6 +135,40 @@ def trace(
         f"wrote {out}: {count(merged.rows)} rows of {len(merged.spread_s)} ranks, attempt {merged.attempt}; "
         f"{describe_spread(merged)}"
     )
+
+
+@application.command(name="predict")
+def predict_(
+    folder: Folder,
+    attempt: Attempt = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Predict for this policy; repeatable. Default: those of the run.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=2, help="Simulated runs of each policy.")] = 16,
+    iterations: Annotated[int, typer.Option(min=40, help="Iterations of a simulated run.")] = 2000,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Predict what the run's policy would gain: simulated on the cluster that its trace calibrates to.
+
+    Needs pip install 'paceenv[sim]', and not on a node of the job: copy the folder. The prediction is kept with the
+    run, and status and summary show it. Where the trace does not allow one, it says what is missing.
+    """
+    run = RunFolder(folder)
+    chosen = run.chosen(attempt)
+    policies = list(dict.fromkeys(policy or policies_of(run.statuses(chosen))))
+    if not policies:
+        raise InputError(f"{folder}: the run has no policy; allowed: with --policy NAME")
+    with output.progress(f"predict {', '.join(policies)}", 1) as done:
+        found = predict(run, chosen, policies, seeds=seeds, iterations=iterations, on_done=done)
+    write_prediction(run, found)
+    if json_ is not None:
+        output.write_json(found, json_)
+    if json_ != "-":
+        sys.stdout.writelines(f"{line}\n" for line in lines_of(found, []))
+        for name, lines in (("assumed", found.get("assumes")), ("not identified", found.get("not_identified"))):
+            for line in lines or ():
+                output.say(f"{name}: {line}")
+    _say_notes(run)
 
 
 @application.command(name="set")
@@ -145,7 +214,7 @@ def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, s
         if changed and state != ("off" if wish.kill else wish.mode):
             return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"
         followed += changed
-    return (followed if followed == len(statuses) and not _missing(statuses) else 0), ""
+    return (followed if followed == len(statuses) and not missing(statuses) else 0), ""
 
 
 @application.command()
@@ -155,53 +224,6 @@ def dashboard(
     """Write the Grafana dashboard for the agents' Prometheus endpoints."""
     atomic_write(out, (resources.files("paceenv.live") / "dashboards" / "grafana.json").read_bytes())
     output.say(f"wrote {out}")
-
-
-def _print_status(run: RunFolder, attempt: str, snapshots: list[Snapshot]) -> None:
-    now_s = time.time()
-    rows = [_row(snapshot, now_s) for snapshot in snapshots]
-    missing = _missing(snapshots)
-    newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
-    notes = [f"no status of {missing} ranks" if missing else "", text(newest, "canary", "text")]
-    notes += [text(newest, "canary", "forecast", "text"), *(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
-    title = f"{text(newest, 'job') or run.path}: attempt {attempt}, {count(number(newest, 'world_size'))} ranks"
-    output.print_table(title, COLUMNS, rows, "; ".join(filter(None, notes)))
-
-
-def _row(snapshot: Snapshot, now_s: float) -> tuple[str, ...]:
-    state, mode = text(snapshot, "state"), text(snapshot, "mode")
-    arrival = text(snapshot, "arrival", "verdict")
-    amount = {"early": "early_s", "late": "late_s"}.get(arrival)
-    return (
-        str(snapshot["rank"]),
-        text(snapshot, "host") or "-",
-        (state if state == mode else f"{state} (asked: {mode})") or "-",
-        count(number(snapshot, "iterations")),
-        duration(number(snapshot, "step", "mean_s")),
-        percent(number(snapshot, "step", "cv")),
-        duration(number(snapshot, "wait", "mean_s")),
-        f"{arrival} {duration(number(snapshot, 'arrival', amount))}" if amount else arrival or "-",
-        duration(number(snapshot, "pacing", "mean_s")),
-        text(snapshot, "canary", "verdict") or "-",
-        _heard(snapshot, now_s),
-    )
-
-
-def _heard(snapshot: Snapshot, now_s: float) -> str:
-    if snapshot.get("final"):
-        return "ended"
-    written_s = number(snapshot, "unix_time_s")
-    if written_s is None:
-        return "-"
-    age_s = max(now_s - written_s, 0.0)
-    period_s = status_period_s(int(number(snapshot, "world_size") or 1))
-    silent = age_s > max(SILENT_S, SILENT_PERIODS * period_s)
-    return f"silent {duration(age_s)}" if silent else f"{age_s:.0f} s ago"
-
-
-def _missing(snapshots: list[Snapshot]) -> int:
-    size = max((number(s, "world_size") or 0.0 for s in snapshots), default=0.0)
-    return max(int(size) - len(snapshots), 0)
 
 
 def _notes(run: RunFolder) -> str:

@@ -1,6 +1,6 @@
 """The agent's options: the one list of their names, types, defaults, allowed values and meanings.
 
-The command line of ``-m paceenv.live``, its ``--help``, the checks and the table in ``docs/how-to/live.md`` are made
+The command line of ``-m paceenv.live``, its ``--help``, the checks and the table in the documentation are made
 from :class:`Options`. This module also applies the kill switch of the environment.
 """
 
@@ -142,6 +142,13 @@ class Options:
         str, Meaning("Where the numbers go as well: systems of the operators, the user's own run", rule=_SINKS_RULE)
     ] = ""
     kill_file: Annotated[Path | None, Meaning("The agent detaches as soon as this file exists", unset="none")] = None
+    strict: Annotated[
+        bool,
+        Meaning(
+            "An invalid policy, or a mode that cannot be entered, ends the launch with exit code 2 before the script "
+            "starts; without it the job runs unpaced and says so"
+        ),
+    ] = False
     actuator: Annotated[
         str,
         Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
@@ -176,6 +183,10 @@ class Option(NamedTuple):
     def check(self, value: Any) -> None:
         """Raise InputError for a value that is not one of the choices, or not a number within the range."""
         means, whole = self.meaning, self.type in (int, int | None)
+        if self.type is bool:
+            if type(value) is not bool:
+                raise out_of_range(self.name, value, "true or false", "live")
+            return
         if means.choices:
             fits = value in means.choices
         elif means.low == -math.inf or (value is None and self.default is None):
@@ -198,7 +209,7 @@ OPTIONS = tuple(_options())
 
 
 def options_table() -> str:
-    """The options as the Markdown table in ``docs/how-to/live.md``."""
+    """The options as a Markdown table, for the documentation."""
     rows = ["| option | type | default | allowed | meaning |", "| --- | --- | --- | --- | --- |"]
     for name, kind, default, means in OPTIONS:
         type_name = (get_args(kind) or (kind,))[0].__name__

@@ -147,6 +147,7 @@ class Output:
             "wait": history.wait(),
             "arrival": ALONE,
             "pacing": loop.control.delays(),
+            "shadow": loop.control.foregone(),
             "canary": _verdict(loop),
             "tune": _tune(loop),
             "probe": loop.control.probe.snapshot() if loop.control.probe is not None else None,

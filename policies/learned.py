@@ -1,10 +1,10 @@
-"""The learned policy at run time: a small tanh network in numpy, microseconds a decision, no torch."""
+"""The learned policy at run time: a small network in numpy, microseconds a decision, no torch."""
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,22 +12,26 @@ from numpy.typing import NDArray
 from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
+from paceenv.policies.networks.forward import Cell, Layer, perceptron
 from paceenv.policies.observation_average import ObservationEMA, time_scales
 from paceenv.policies.ranges import Outside, RangeHold
 
-_einsum: Callable[..., NDArray[np.float32]] = inspect.unwrap(np.einsum)
-"""The same function without numpy's look-up of other array types, a quarter of its time on one row."""
+HELD_VIEWS = 64
+"""Views that a recurrent cell is shown to find how long it remembers."""
 
 
 class Learned(Policy):
-    """A multilayer perceptron over one rank's signals; the action is decoded by the project's one codec.
+    """A network over one rank's signals; the action is decoded by the project's one codec.
+
+    The network is a multilayer perceptron, with a recurrent cell before it or not. A cell's state is each rank's own:
+    it begins with nothing at :meth:`reset`, moves on with every view, and stands still where no view is shown.
 
     A rank is passive where its view has been outside the calibrated range for ``ranges.OUTSIDE_INTERVALS``, and for
     ``ranges.HOLD_INTERVALS`` after; :meth:`outside` says how often.
 
     Args:
-        layers: weight ``(out, in)`` and bias ``(out,)`` in order, tanh between them, the last one linear. Inputs are
-            the signals, then their means if there is a memory, then one number if there is a preference.
+        layers: weight ``(out, in)`` and bias ``(out,)`` in order, the last one linear. Inputs of the network are the
+            signals, then their means if there is a memory, then one number if there is a preference.
         mechanisms: those whose threshold and window the action sets, in its order.
         name: for messages.
         preference: weight of variation against throughput that it follows; None for a network without that input.
@@ -38,6 +42,8 @@ class Learned(Policy):
         interval_iterations: iterations of the control interval that it was trained with, at least 1.
         change_intervals: control intervals over which it averages how much its view changes; 0: not.
         squashes: whether the action is the tanh of the last layer, as the actors of SAC, TQC and CrossQ have it.
+        activation: between the layers, one of ``paceenv.policies.networks.forward.ACTIVATIONS``.
+        cell: recurrent cell before the layers, which then take its output; None: without.
 
     Raises:
         InputError: where preference, its range, memory and width of the network do not fit together.
@@ -45,7 +51,7 @@ class Learned(Policy):
 
     def __init__(
         self,
-        layers: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+        layers: Sequence[Layer],
         mechanisms: Sequence[str],
         name: str = "learned",
         preference: float | None = None,
@@ -56,6 +62,8 @@ class Learned(Policy):
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
         squashes: bool = False,
+        activation: str = "tanh",
+        cell: Cell | None = None,
     ) -> None:
         self.layers, self.mechanisms, self.name = tuple(layers), tuple(mechanisms), name
         self.preference, self.preference_range = preference, preference_range
@@ -70,14 +78,15 @@ class Learned(Policy):
         self.memory_intervals, self.change_intervals = time_scales(memory_intervals, where), change_intervals
         remembers = bool(self.memory_intervals or change_intervals)
         self._memory = ObservationEMA(self.memory_intervals, change_intervals) if remembers else None
-        self.squashes = squashes
-        inputs = self.layers[0][0].shape[-1]
+        self.squashes, self.activation, self.cell = squashes, activation, cell
+        inputs = self.layers[0][0].shape[-1] if cell is None else cell.inputs
         views = signals.SIGNALS + (self._memory.entries if self._memory is not None else 0)
         if inputs != views + (preference is not None and self.PREFERENCE_IS_INPUT):
             allowed = f"a number with {views + 1} inputs, None with {views}"
             raise out_of_range("preference", preference, f"{allowed}; the network has {inputs}", where)
         self._preference = np.float32(0.0 if preference is None else signals.squashed_preference(preference))
         self._hold = RangeHold(self.calibrated_range, where)
+        self._state_SBH = np.zeros((0, 0, 0), np.float32)
 
     PREFERENCE_IS_INPUT = True
     """Whether the network reads the preference; otherwise it acts on what the network says."""
@@ -98,7 +107,14 @@ class Learned(Policy):
             interval_iterations=self.interval_iterations,
             change_intervals=self.change_intervals,
             squashes=self.squashes,
+            activation=self.activation,
+            cell=self.cell,
         )
+
+    @property
+    def weights(self) -> tuple[Layer, ...]:
+        """All weights in order: the two pairs of the cell, if there is one, then the layers."""
+        return self.layers if self.cell is None else (self.cell.view, self.cell.memory, *self.layers)
 
     def _name_with(self, preference: float) -> str:
         """The name of the same policy with a preference; InputError where it takes none."""
@@ -109,12 +125,33 @@ class Learned(Policy):
         return f"{self.name.partition(':')[0]}:preference={preference:g}"
 
     def memory_iterations(self) -> int:
-        return max(*self.memory_intervals, self.change_intervals, 0) * self.interval_iterations
+        longest = max(*self.memory_intervals, self.change_intervals, 0)
+        return max(longest, self._cell_memory) * self.interval_iterations
+
+    @cached_property
+    def _cell_memory(self) -> int:
+        """Control intervals over which its cell remembers, on views within the calibrated range that are held."""
+        if self.cell is None:
+            return 0
+        ends_O2 = [self._hold.watch.ends(name) for name in signals.NAMES]
+        low_O, high_O = np.array(ends_O2, np.float32).T
+        held_BO = np.random.default_rng(0).uniform(low_O, high_O, (HELD_VIEWS, signals.SIGNALS)).astype(np.float32)
+        changes = [np.zeros_like(held_BO)] * (self.change_intervals > 0)
+        preference = [np.full((HELD_VIEWS, 1), self._preference, np.float32)] * (self.preference is not None)
+        x_BI = np.concatenate([held_BO] * (1 + len(self.memory_intervals)) + changes + preference, axis=1)
+        return self.cell.memory_steps(x_BI)
 
     def reset(self, rows: int) -> None:
         self._hold.reset(rows)
         if self._memory is not None:
             self._memory.reset(rows)
+        if self.cell is not None:
+            self._state_SBH = self.cell.start(rows)
+
+    def restart(self, rows_B: NDArray[np.bool_]) -> None:
+        """A new episode begins in the rows ``(B,)``: their cell's state is as at :meth:`reset`."""
+        if self.cell is not None:
+            self._state_SBH[:, rows_B] = 0.0
 
     def inputs(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float32]:
         """Inputs of the network ``(B, I)``: signals, their averages, the squashed preference.
@@ -128,18 +165,17 @@ class Learned(Policy):
         return np.concatenate(parts, axis=1) if len(parts) > 1 else x_BO
 
     def outputs(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the last layer says, ``(B, outputs)``."""
-        # einsum and not a matrix product: that would round a row differently in batches of different size, and a live
-        # rank, with a batch of one, would not decide exactly as the simulated one
+        """What the last layer says, ``(B, outputs)``.
+
+        A cell's state moves on, so call it once for each view. Another number of rows starts anew.
+        """
         x = np.asarray(inputs_BI, np.float32)
-        for weight, bias in self.layers[:-1]:
-            x = _einsum("bi,oi->bo", x, weight)
-            x += bias
-            np.tanh(x, out=x)
-        weight, bias = self.layers[-1]
-        x = _einsum("bi,oi->bo", x, weight)
-        x += bias
-        return x
+        if self.cell is not None:
+            if self._state_SBH.shape[1:] != (len(x), self.cell.units):
+                self._state_SBH = self.cell.start(len(x))
+            self._state_SBH = self.cell.step(x, self._state_SBH)
+            x = self._state_SBH[0]
+        return perceptron(x, self.layers, self.activation)
 
     def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
         """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""

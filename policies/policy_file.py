@@ -28,6 +28,7 @@ from paceenv.core.renames import RENAMED_MECHANISMS
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
+from paceenv.policies.networks.forward import ACTIVATIONS, GATES, Cell, Layer
 from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
 
 FORMAT = "paceenv.policy/1"
@@ -35,6 +36,8 @@ ACTION_SCHEMA = "paceenv.pacing/1"
 KINDS = ("network", "distilled")
 """What the network's outputs mean: an action, or the gains of candidate settings."""
 OUTPUTS = ("linear", "tanh")
+CELL = ("cell.view", "cell.memory")
+"""Names of a recurrent cell's weights; the layers are ``layer0``, ``layer1``, ..."""
 _MAX_LAYERS, _MAX_BYTES, _MAX_INTERVAL = 16, 64 << 20, 10_000
 
 
@@ -67,21 +70,24 @@ class PolicyFile:
 def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
     """Write a policy file whole or not at all; returns its SHA-256 digest."""
     tensors: dict[str, NDArray[np.float32]] = {}
-    for i, (weight, bias) in enumerate(content.policy.layers):
-        tensors[f"layer{i}.weight"] = np.ascontiguousarray(weight, np.float32)
-        tensors[f"layer{i}.bias"] = np.ascontiguousarray(bias, np.float32)
+    policy = content.policy
+    names = [*(CELL if policy.cell else ()), *(f"layer{i}" for i in range(len(policy.layers)))]
+    for name, (weight, bias) in zip(names, policy.weights, strict=True):
+        tensors[f"{name}.weight"] = np.ascontiguousarray(weight, np.float32)
+        tensors[f"{name}.bias"] = np.ascontiguousarray(bias, np.float32)
     header = {
         "format": FORMAT,
         "observation_schema": signals.SCHEMA,
         "observation_names": list(signals.NAMES),
         "action_schema": ACTION_SCHEMA,
-        "mechanisms": list(content.policy.mechanisms),
-        "activation": "tanh",
-        "preference": _preference_header(content.policy),
-        "memory_intervals": list(content.policy.memory_intervals),
-        "change_intervals": content.policy.change_intervals,
-        "interval_iterations": content.policy.interval_iterations,
-        **_kind_header(content.policy),
+        "mechanisms": list(policy.mechanisms),
+        "activation": policy.activation,
+        "preference": _preference_header(policy),
+        "memory_intervals": list(policy.memory_intervals),
+        "change_intervals": policy.change_intervals,
+        "interval_iterations": policy.interval_iterations,
+        **({} if policy.cell is None else {"cell": policy.cell.kind}),
+        **_kind_header(policy),
         "calibrated_range": {k: list(v) for k, v in content.calibrated_range.items()},
         "provenance": dict(content.provenance),
     }
@@ -118,7 +124,8 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
         inputs, outputs, why = views, len(candidates), "as many candidates"
     else:
         inputs, outputs, why = views, 2 * len(candidates), f"{len(candidates)} candidates and a preference"
-    layers = _layers(target, tensors, inputs)
+    cell = _cell(target, header, tensors, inputs)
+    layers = _layers(target, tensors, inputs if cell is None else cell.units)
     if len(layers[-1][1]) != outputs:
         raise InputError(f"{target}: {len(layers[-1][1])} outputs; allowed: {outputs} for {why}")
     ranges = _ranges(target, header.get("calibrated_range", {}))
@@ -138,6 +145,8 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             change_intervals=change,
             interval_iterations=interval,
             squashes=header.get("output", "linear") == "tanh",
+            activation=header["activation"],
+            cell=cell,
         )
     else:
         policy = Distilled(
@@ -170,11 +179,16 @@ def _header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         "observation_schema": signals.SCHEMA,
         "observation_names": list(signals.NAMES),
         "action_schema": ACTION_SCHEMA,
-        "activation": "tanh",
     }
     for key, value in expected.items():
         if header.get(key) != value:
             raise out_of_range(key, header.get(key), f"{value!r}, which this version understands", str(path))
+    distilled = header.get("kind") == "distilled"
+    activations, cells = (("tanh",), (None,)) if distilled else (tuple(ACTIVATIONS), (*GATES, None))
+    for key, allowed in (("activation", activations), ("cell", cells)):
+        if header.get(key) not in allowed:
+            words = ", ".join("none" if one is None else one for one in allowed)
+            raise out_of_range(key, header.get(key), f"{words}, which this version understands", str(path))
     mechanisms = header.get("mechanisms")
     if isinstance(mechanisms, list):  # files of earlier versions stay valid without a warning
         header["mechanisms"] = mechanisms = [RENAMED_MECHANISMS.get(str(name), name) for name in mechanisms]
@@ -261,27 +275,51 @@ def _preference(path: Path, data: Any) -> tuple[float | None, tuple[float, float
     return default, (low, high)
 
 
-def _layers(
-    path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int
-) -> Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+def _cell(path: Path, header: Mapping[str, Any], tensors: dict[str, NDArray[Any]], inputs: int) -> Cell | None:
+    """The recurrent cell, whose tensors it takes from ``tensors``; None where the header names none."""
+    kind = header.get("cell")
+    if kind is None:
+        return None
+    pairs = [[tensors.pop(f"{name}.{part}", None) for part in ("weight", "bias")] for name in CELL]
+    if any(tensor is None for pair in pairs for tensor in pair):
+        raise InputError(
+            f"{path}: no tensors of a cell; allowed with cell = {kind}: {', '.join(CELL)}, weight and bias"
+        )
+    (view, view_bias), (memory, memory_bias) = pairs
+    units = memory.shape[-1] if memory is not None and memory.ndim == 2 else 0
+    gates = GATES[kind] * units
+    return Cell(
+        kind,
+        _layer(path, CELL[0], view, view_bias, inputs, gates),
+        _layer(path, CELL[1], memory, memory_bias, units, gates),
+    )
+
+
+def _layers(path: Path, tensors: Mapping[str, NDArray[Any]], inputs: int) -> Sequence[Layer]:
     count = len(tensors) // 2
     names = {f"layer{i}.{part}" for i in range(count) for part in ("weight", "bias")}
     if not 1 <= count <= _MAX_LAYERS or set(tensors) != names:
         raise InputError(
             f"{path}: tensors {sorted(tensors)[:6]}; allowed: layer0.weight, layer0.bias, layer1.weight, ..."
         )
-    layers, width = [], inputs
+    layers, width = list[Layer](), inputs
     for i in range(count):
-        weight, bias = tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"]
-        if weight.dtype != np.float32 or bias.dtype != np.float32:
-            raise InputError(f"{path}: layer{i} is {weight.dtype}/{bias.dtype}; allowed: float32")
-        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
-            raise InputError(f"{path}: layer{i} has shapes {weight.shape}, {bias.shape}; allowed: (n, {width}), (n,)")
-        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-            raise InputError(f"{path}: layer{i} holds values that are not finite numbers")
-        layers.append((weight, bias))
-        width = len(bias)
+        layers.append(_layer(path, f"layer{i}", tensors[f"layer{i}.weight"], tensors[f"layer{i}.bias"], width))
+        width = len(layers[-1][1])
     return layers
+
+
+def _layer(path: Path, name: str, weight: Any, bias: Any, inputs: int, outputs: int | None = None) -> Layer:
+    """A checked pair of weight and bias."""
+    if weight.dtype != np.float32 or bias.dtype != np.float32:
+        raise InputError(f"{path}: {name} is {weight.dtype}/{bias.dtype}; allowed: float32")
+    fits = weight.ndim == 2 and weight.shape[1] == inputs and bias.shape == weight.shape[:1]
+    if not fits or outputs not in (None, len(bias)) or not len(bias):
+        n = "n" if outputs is None else outputs
+        raise InputError(f"{path}: {name} has shapes {weight.shape}, {bias.shape}; allowed: ({n}, {inputs}), ({n},)")
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise InputError(f"{path}: {name} holds values that are not finite numbers")
+    return weight, bias
 
 
 def _ranges(path: Path, data: Any) -> dict[str, tuple[float, float]]:

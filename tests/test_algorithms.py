@@ -8,24 +8,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.logger import Logger
 
 from paceenv.core.errors import InputError
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import load_policy, save_policy
+from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.algorithm_configs import SECTIONS
+from paceenv.trainers.training.algorithms.learner import Curve
 from paceenv.trainers.training.algorithms.off_policy import OFF_POLICY
+from paceenv.trainers.training.algorithms.random_search import ArsLearner
+from paceenv.trainers.training.algorithms.search_learner import SearchLearner
 from paceenv.trainers.training.train_config import TrainConfig
 from paceenv.ui import config_files
 
+LOG = Logger(None, [])
 REPLAY = {"total_timesteps": 1024, "learning_starts": 256, "batch_size": 32, "buffer_size": 800, "gradient_steps": 1}
 TINY: dict[str, dict[str, Any]] = {
     "ppo": {"total_timesteps": 1024, "n_steps": 32, "batch_size": 64, "n_epochs": 1},
+    "recurrent_ppo": {
+        "total_timesteps": 1024,
+        "n_steps": 32,
+        "batch_size": 64,
+        "n_epochs": 1,
+        "lstm_hidden_size": 6,
+        "net_arch": [5],
+    },
     "sac": REPLAY,
     "tqc": REPLAY,
     "crossq": {**REPLAY, "renorm_warmup_steps": 20},
     "cma_es": {"total_timesteps": 16 * 6 * 6 * 2, "population_size": 6, "intervals": 6, "net_arch": [5]},
+    "ars": {"total_timesteps": 16 * 6 * 6 * 2, "n_delta": 3, "n_top": 2, "intervals": 6, "net_arch": [5]},
     "distill": {
         "total_timesteps": 1200,
         "rounds": 2,
@@ -99,6 +113,67 @@ def test_the_deployed_action_is_the_actor_s_mean(algorithm: str) -> None:
     np.testing.assert_allclose(policy.action(x), expected, atol=1e-5)
 
 
+def test_the_deployed_recurrent_action_is_the_actor_s_mean_step_by_step(tmp_path: Path) -> None:
+    run = training_run.Run(config("recurrent_ppo", selection=None))
+    run.advance()
+    learner: Any = run.learner
+    learner.average.layers = []
+    save_policy(tmp_path / "a.safetensors", PolicyFile(learner.policy()))
+    policy, model = load_policy(tmp_path / "a.safetensors").policy, learner.model
+    assert isinstance(policy, Learned)
+    assert policy.cell is not None
+    rng, state, rows = np.random.default_rng(0), None, 7
+    starts, seen = np.ones(rows, np.bool_), []
+    policy.reset(rows)
+    for t in range(40):
+        x = rng.uniform(-1, 1, (rows, policy.cell.inputs)).astype(np.float32)
+        expected, state = model.policy.predict(x, state, starts, deterministic=True)
+        policy.restart(starts)
+        seen.append(np.clip(policy.action(x), -1.0, 1.0))
+        np.testing.assert_allclose(seen[-1], expected, atol=1e-6)
+        starts = rng.random(rows) < 0.1 if t > 5 else np.zeros(rows, np.bool_)
+    assert np.ptp(seen) > 1e-3
+
+
+def test_ars_moves_along_the_best_directions() -> None:
+    """On rewards in closed form: by the paper's step, and to their maximum."""
+    learner = ArsLearner(
+        config("ars", selection=None, constraint=None, ars={"n_delta": 8, "n_top": 4}), None, Curve(LOG)
+    )
+    goal = np.random.default_rng(1).normal(size=len(learner.weights))
+    tried: list[np.ndarray[Any, Any]] = []
+
+    def rewards(networks: list[np.ndarray[Any, Any]]) -> list[float]:
+        tried[:] = networks
+        return [-float(((x - goal) ** 2).sum()) for x in networks]
+
+    learner._rewards = rewards  # type: ignore[method-assign, assignment]
+    before, start = learner.weights.copy(), float(((learner.weights - goal) ** 2).sum())
+    found = learner._generation()
+    plus, minus = np.array(found[:8]), np.array(found[8:])
+    np.testing.assert_allclose((np.array(tried[:8]) + np.array(tried[8:])) / 2, np.tile(before, (8, 1)), atol=1e-12)
+    top = np.argsort(-np.maximum(plus, minus))[:4]
+    direction = (np.array(tried)[top] - before) / learner.section.delta_std
+    spread = np.concatenate([plus[top], minus[top]]).std()
+    step = learner.section.learning_rate / (4 * spread) * ((plus - minus)[top] @ direction)
+    np.testing.assert_allclose(learner.weights - before, step, rtol=1e-4)
+    for learner.generation in range(1, 300):
+        learner._generation()
+    assert float(((learner.weights - goal) ** 2).sum()) < 0.05 * start
+
+
+def test_ars_standardises_by_what_its_networks_were_shown() -> None:
+    learner = ArsLearner(config("ars", selection=None), None, Curve(LOG))
+    x = np.random.default_rng(0).normal(0.3, 0.5, (4000, learner.inputs)).astype(np.float32)
+    weights = np.random.default_rng(1).normal(size=len(learner.weights))
+    plain = learner.with_layers(SearchLearner._layers(learner, weights), {})
+    learner._see(x)
+    learner._scale()
+    mean, spread = x.mean(axis=0), x.std(axis=0)
+    expected = plain.action((x[:9] - mean) / spread)
+    np.testing.assert_allclose(learner.with_layers(learner._layers(weights), {}).action(x[:9]), expected, atol=1e-3)
+
+
 def test_a_squashed_action_is_kept_by_the_file(tmp_path: Path) -> None:
     trained = training_run.train(config("sac", selection=None))
     save_policy(tmp_path / "a.safetensors", trained.file)
@@ -111,12 +186,13 @@ def test_a_squashed_action_is_kept_by_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"algorithm": "dqn"}, "algorithm = 'dqn'; allowed: input should be 'ppo', 'distill', 'sac'"),
+        ({"algorithm": "dqn"}, "algorithm = 'dqn'; allowed: input should be 'ppo', 'recurrent_ppo', 'distill', 'sac'"),
         ({"algorithm": "sac", "ppo": {"gamma": 0.5}}, "section ppo with algorithm: sac; allowed: sac, the section of"),
         ({"sac": {"gamma": 0.5}}, "section sac with algorithm: ppo; allowed: ppo, the section of the algorithm, or"),
         ({"algorithm": "sac", "sac": {"gama": 0.5}}, "unknown key sac.gama = 0.5; did you mean gamma?"),
         ({"algorithm": "sac", "sac": {"ent_coef": "some"}}, "ent_coef = some; allowed: a number of at least 0, auto"),
         ({"algorithm": "distill", "distill": {"rounds": 0}}, "distill.rounds = 0; allowed: "),
+        ({"algorithm": "ars", "ars": {"n_top": 20}}, "n_top = 20; allowed: 1 to 12, which is n_delta"),
         (
             {"environment": {"mechanisms": ["slack"], "suites": ["slack"], "memory_intervals": [3, 3]}},
             "memory_intervals = [3, 3]; allowed: an integer from 0 to 10000, or at most 16 different ones",

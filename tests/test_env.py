@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import gymnasium
@@ -352,11 +351,6 @@ def test_signals_stay_within_their_defined_ends(cluster: str) -> None:
 
 def test_configs_accept_the_mechanisms_that_are_defined() -> None:
     assert get_args(get_args(AnyMechanism)[0]) == pacing.MECHANISMS
-
-
-@pytest.mark.parametrize("table", [signals.table(), pacing.mechanism_table(), pacing.action_table()])
-def test_tables_of_the_docs_are_those_of_the_definitions(table: str) -> None:
-    assert table in (Path(__file__).parents[1] / "docs" / "explanation" / "model.md").read_text()
 
 
 def test_info_has_the_raw_terms_of_the_reward() -> None:

@@ -105,10 +105,15 @@ def test_where_a_vector_wrapper_fails_it_fails_on_gymnasium_s_own_vector_environ
     copies = SyncVectorEnv([lambda: PacingEnv(**SHORT)] * 2, autoreset_mode=mode)
     for envs in (copies, batch):
         with quiet_libraries(), pytest.raises((ValueError, BufferError)):
-            wrapped = VECTOR[name].wrap(envs, tmp_path)
-            wrapped.reset(seed=0)
-            for _ in range(2):
-                wrapped.step(_tensor(np.zeros((2, 2), np.float32)))
+            _play(VECTOR[name], envs, tmp_path)
+
+
+def _play(recipe: Recipe, envs: Any, folder: Path) -> None:
+    """Wrap a vector environment and play it to the end of its first episodes."""
+    wrapped = recipe.wrap(envs, folder)
+    wrapped.reset(seed=0)
+    for _ in range(2):
+        wrapped.step(_tensor(np.zeros((2, 2), np.float32)))
 
 
 def _tensor(action: Any) -> Any:

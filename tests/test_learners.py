@@ -59,7 +59,7 @@ def test_all_train_on_the_same_clusters_and_inputs(algorithm: str) -> None:
 
 
 def test_an_unknown_algorithm_is_one_line() -> None:
-    with pytest.raises(InputError, match="algorithm = 'dqn'; allowed: input should be 'ppo', 'distill'"):
+    with pytest.raises(InputError, match="algorithm = 'dqn'; allowed: input should be 'ppo', 'recurrent_ppo'"):
         learners.config_of("dqn", 0, None)
 
 

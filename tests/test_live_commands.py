@@ -24,10 +24,10 @@ from paceenv.live.live_command import application
 from paceenv.live.record.run_folder import write_status
 
 
-def live(*arguments: str) -> None:
+def live(*arguments: str) -> int:
     """Run ``paceenv live`` in this process; errors come out as the command line gets them."""
     assert isinstance(application, typer.Typer)
-    application(args=list(arguments), prog_name="paceenv live", standalone_mode=False)
+    return int(application(args=list(arguments), prog_name="paceenv live", standalone_mode=False) or 0)
 
 
 @pytest.fixture
@@ -74,6 +74,8 @@ def test_status_for_machines(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_watching_ends_with_the_job(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_status(run, snapshot(3, unix_time_s=time.time()))
     live("status", str(run), "--watch")
+    assert "4 ended" in capsys.readouterr().out
+    live("status", str(run), "--watch", "--all")
     assert capsys.readouterr().out.count("ended") == 4
 
 

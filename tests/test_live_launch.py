@@ -19,7 +19,7 @@ from live_jobs import results, run_ranks, run_torchrun
 from live_train import train
 
 from paceenv.core.errors import InputError
-from paceenv.live.options import OPTIONS, Option, Options, options_table
+from paceenv.live.options import OPTIONS, Option, Options
 from paceenv.live.record.run_folder import RunFolder
 
 TESTS = Path(__file__).parent
@@ -156,10 +156,6 @@ def test_help_teaches(tmp_path: Path) -> None:
         assert option.meaning.allowed in words
 
 
-def test_the_docs_list_the_options_as_they_are() -> None:
-    assert options_table() in (TESTS.parent / "docs" / "how-to" / "live.md").read_text()
-
-
 @pytest.mark.parametrize("option", [o for o in OPTIONS if o.meaning.allowed], ids=lambda option: option.name)
 def test_an_option_is_checked_as_it_is_described(option: Option) -> None:
     means = option.meaning
@@ -292,7 +288,7 @@ def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], 
     ended = run_torchrun(arguments, ranks=2, folder=tmp_path, restarts=1, environ=environ)
     assert ended.exit_code == 0, ended.output
     assert "RuntimeError: as asked for" in ended.output
-    assert "live/run_script.py" not in ended.output
+    assert "live/start/run_script.py" not in ended.output
     assert [(rank["attempt"], rank["agent"], rank["losses"]) for rank in written(tmp_path)] == [
         ("1", True, losses) for losses in plain
     ]

@@ -97,7 +97,7 @@ FORBIDDEN = {"numba", "gymnasium", "stable_baselines3", "ray", "pydantic", "scip
     ("modules", "forbidden"),
     [
         (
-            ("live", "live.decide.pacer", "live.decide.control", "live.launch", "policies.policy_file"),
+            ("live", "live.decide.pacer", "live.decide.control", "live.start.launch", "policies.policy_file"),
             FORBIDDEN | {"torch"},
         ),
         (

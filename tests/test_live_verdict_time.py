@@ -51,9 +51,11 @@ def test_before_the_first_pair_the_noise_is_that_of_the_quiet_start() -> None:
     assert not found.measured
     assert found.pair_noise == pytest.approx(0.05 * math.sqrt(2.0 / 10), rel=0.2)
     text = found.text(STEP_S)
-    assert "1 %: 64 pairs, 1,560 iterations, about 5.2 min" in text
-    assert "estimated from the first steps" in text
-    assert found.more_text(STEP_S) == ""
+    assert "1 %: 64 pairs, 1,560 iterations, about 5 min" in text
+    assert "estimated from steps without pacing" in text
+    assert found.more_text(STEP_S).startswith(
+        "0 pairs so far, needs about 64 more pairs, 1,660 iterations, about 6 min"
+    )
     assert forecast(schedule, comparison, []) is None
 
 
@@ -78,8 +80,8 @@ def test_insufficient_evidence_says_how_much_is_missing() -> None:
     assert found is not None
     assert found.more_pairs is not None
     assert found.more_pairs + 4 in (8, 16, 32, 64, 128, 256)
-    minutes = found.more_pairs * 2 * BLOCK * STEP_S / 60.0
-    assert found.more_text(STEP_S).startswith(f"needs about {found.more_pairs} more pairs, ")
+    minutes = (found.more_pairs * 2 + 2) * BLOCK * STEP_S / 60.0  # from iteration 0: with the warm-up
+    assert found.more_text(STEP_S).startswith(f"4 pairs so far, needs about {found.more_pairs} more pairs, ")
     data = found.as_dict(STEP_S)
     assert data["more_minutes"] == pytest.approx(minutes)
     assert [row["effect"] for row in data["effects"]] == list(EFFECTS)

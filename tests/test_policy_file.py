@@ -213,7 +213,7 @@ def test_a_pickle_under_another_name_is_not_executed(tmp_path: Path) -> None:
         ("observation_names", ["a"], "observation_names = ['a']; allowed: "),
         ("observation_names", list(signals.NAMES)[::-1], "observation_names = "),
         ("action_schema", 3, "action_schema = 3; allowed: "),
-        ("activation", "relu", "activation = 'relu'; allowed: 'tanh'"),
+        ("activation", "gelu", "activation = 'gelu'; allowed: tanh, relu, silu"),
         ("mechanisms", [], "mechanisms = []; allowed: different ones of slack, phase_shift, paper"),
         ("mechanisms", ["slack", "slack"], "mechanisms = ['slack', 'slack']; allowed"),
         ("mechanisms", ["magic", "phase_shift"], "mechanisms = ['magic', 'phase_shift']; allowed"),

@@ -68,8 +68,10 @@ def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.Ca
     seen = browser.look(out)
     check_shown(seen, [*OF_TRACE, "At other sizes", "Would pacing help?"])
     assert seen.scripts == 0
-    verdict = result["diagnosis"]["verdict"]
-    assert verdict[1:] in seen.text
+    headline = result["headline"]
+    for said in (headline["lost"], headline["pacing"]["policy"], *headline["checks"]):
+        assert said[1:] in seen.text
+    assert "pacing helps against fabric contention (simulated: learned +" in seen.text.lower()
     for line in (*answer["assumes"], *answer["left_open"]):
         assert line in seen.text
     assert result["diagnosis"]["causes"]

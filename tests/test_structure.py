@@ -76,7 +76,7 @@ def _statements(tree: ast.AST, lazily: bool) -> Iterable[ast.AST]:
 
 def _room(name: str) -> str:
     """The room of a module; what has more rights than its folder has a name of its own."""
-    if name.startswith(("paceenv.live.testbed", "paceenv.live.live_command")):
+    if name.startswith(("paceenv.live.testbed", "paceenv.live.live_command", "paceenv.live.inspect")):
         return "live command"
     parts = name.split(".")
     return parts[1] if parts[0] == "paceenv" and len(parts) > 1 else parts[0]

@@ -26,6 +26,8 @@ from paceenv.ui import config_files, figures, output
 from paceenv.ui.output import markdown_table
 
 BASE, RELEASED = "distilled", "ppo"
+SEARCHES = ("cma_es", "ars")
+"""Algorithms with rollouts that are some twenty times as long."""
 PACE, PACE_SEED = "pace.json", 999
 MINUTES = (0.5, 1.0, 2.0, 4.0, 8.0)
 """CPU-minutes at which the best score so far is compared."""
@@ -41,10 +43,10 @@ control intervals and its mean change), and are scored on the same validation cl
 The policy of a run is that of its best score.
 CPU-minutes are of one core and include the evaluations.
 `distill` is ours: a student of a teacher that knows the future of the training clusters.
-The others are PPO and SAC of Stable-Baselines3, TQC and CrossQ of sb3-contrib, and CMA-ES of the package cmaes.
-RecurrentPPO is missing: a recurrent network has no place in the policy file.
-ARS is missing: sb3-contrib's tries its networks one after the other on whole episodes, some hundred times the cost of
-a decision; CMA-ES stands for search without gradients.
+The others are PPO and SAC of Stable-Baselines3, RecurrentPPO, TQC and CrossQ of sb3-contrib, CMA-ES of the package
+cmaes, and ARS, which is ours, too: version V2, its networks tried on one native batch as those of CMA-ES are
+([why](../../decisions.md)).
+RecurrentPPO has the means as inputs, too, and an LSTM after them.
 """
 
 
@@ -91,9 +93,11 @@ def config_of(algorithm: str, seed: int, timesteps: int | None) -> TrainConfig:
     data["environment"] = {**data["environment"], "suites": released["environment"]["suites"]}
     if algorithm != "distill":
         data["constraint"] = released["constraint"]
-        data["selection"] = {**data["selection"], "every": 20 if algorithm != "cma_es" else 2, "patience": 20}
-    if algorithm == "ppo":
-        data["ppo"] = released["ppo"]
+        data["selection"] = {**data["selection"], "every": 2 if algorithm in SEARCHES else 20, "patience": 20}
+    if algorithm in ("ppo", "recurrent_ppo"):
+        data[algorithm] = dict(released["ppo"])
+    if algorithm == "recurrent_ppo":
+        del data[algorithm]["net_arch"]  # its own: fewer layers, after the LSTM
     if timesteps is not None:  # all of it: nobody gets less time for having a plateau
         data["selection"]["patience"] = 10_000
     config = config_files.parse(TrainConfig, data, f"algorithm {algorithm}")

@@ -261,7 +261,7 @@ def slack_quantile() -> list[str]:
 
 HEAD = """# The released policy
 
-Here you find the training of the released policy and results beyond the score table, [SCORES.md](../../../SCORES.md).
+Here you find the training of the released policy and results beyond the score table, [SCORES.md](../scores.md).
 Its properties and limitations are in the [model card](policy-card.md).
 `python -m benchmarks.evidence.released --write` makes this page.
 """

@@ -18,7 +18,7 @@ class _Finder:
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         try:
-            from paceenv.live.attach_hook import inherited
+            from paceenv.live.start.attach_hook import inherited
 
             finder = inherited()
             return finder and finder.find_spec(name, path, target)

@@ -13,9 +13,10 @@ from typing import Any
 
 from paceenv.core.limits import Limits
 from paceenv.core.probing import Plan
-from paceenv.live.decide.actuator import Actuator, Delay, DeviceActuator, HostActuator
+from paceenv.live.decide.actuator import MIN_DELAY_S, Actuator, Delay, DeviceActuator, HostActuator
 from paceenv.live.decide.canary import ACTIVE_HOLDOUT_EVERY, Verdict, block_plan, shared_seed
 from paceenv.live.decide.contest import Comparisons, Contest
+from paceenv.live.decide.delay_lengths import DelayLengths
 from paceenv.live.decide.guard import Guard, GuardedPolicy, OutOfRange, PolicyFault
 from paceenv.live.decide.live_policy import NamedPolicy
 from paceenv.live.decide.pacer import RankPacer
@@ -72,8 +73,9 @@ class Control:
         self._slack: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._quiet_steps_s: deque[float] = deque(maxlen=QUIET_STEPS)
         self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
-        self._asked = self._taken = 0
-        self._delays_s = self._longest_s = 0.0
+        self._asked = 0
+        self._taken, self._foregone = DelayLengths(), DelayLengths()
+        self._shadowed, self._shadowed_s = 0, 0.0  # steps that were decided on in mode shadow
         self.guard = Guard(
             Limits(
                 cap_s=options.cap_s,
@@ -98,6 +100,7 @@ class Control:
         self.comparisons = Comparisons(names, self._contest, min_gain=options.min_gain, memory_pairs=memory)
         """Of blocks with and without pacing, in modes canary and active."""
         self._place, self._inform, self._said = (0, 1), inform, False
+        self._iteration = begins_at
         self.probe: Probe | None = None
         """In mode probe: draws the delays instead of a policy."""
         if options.mode == "probe":
@@ -130,7 +133,8 @@ class Control:
         if self._options.mode not in ("canary", "active"):
             return None
         k = self.comparisons.leader
-        return forecast(self._contest.schedules[k], self.comparisons.of[k], self._quiet_steps_s, self._contest)
+        schedule, comparison = self._contest.schedules[k], self.comparisons.of[k]
+        return forecast(schedule, comparison, self._quiet_steps_s, self._contest, iteration=self._iteration)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.
@@ -186,7 +190,8 @@ class Control:
             member: this rank's place in the process group of the payload, 0 to ``members - 1``.
             members: size of that group.
         """
-        acting = self._acting(iteration.iteration)
+        self._iteration = iteration.iteration
+        acting = self._acting(self._iteration)
         self._newest_s.append(iteration.step_s)
         try:
             if self.pacer is None:
@@ -209,8 +214,11 @@ class Control:
             too_costly = self.probe.add(iteration.iteration, iteration.step_s)
             if too_costly:
                 self.downgrade(too_costly)
-        if self.mode in PACED and self.pacer is not None:
+        if self.mode in (*PACED, "shadow") and self.pacer is not None:
             self._slack.append(self.pacer.slack_low_s)
+        if self.mode == "shadow" and acting is not None:
+            self._shadowed += 1
+            self._shadowed_s += iteration.step_s
         if self.tuner is not None and self.tune_plan is not None:
             self.tuner.add(iteration.iteration, self.tune_plan.turn(iteration.iteration), iteration.step_s)
         if self.mode in ("canary", "active"):
@@ -246,15 +254,21 @@ class Control:
         if not asked_s > 0.0:
             return None
         self._asked += 1
-        if self.mode == "shadow" or self._actuator is None:
+        if self._actuator is None:
             return None
+        now_s = self._clock()
         allowed_s = self.guard.allowed_s(
             asked_s,
             iteration=iteration,
-            now_s=self._clock(),
+            now_s=now_s,
             step_s=self.pacer.step_baseline_s,
             slack_s=self._slack_s(acting),
         )
+        if self.mode == "shadow":
+            if allowed_s >= MIN_DELAY_S:  # else the actuator would leave it out
+                self._foregone.add(allowed_s)
+                self.guard.taken(allowed_s, now_s)
+            return None
         if not allowed_s > 0.0:
             return None
         delay = self._actuator.delay(allowed_s)
@@ -267,22 +281,25 @@ class Control:
         effective_s = self._actuator.settle(delay) if delay is not None and self._actuator is not None else 0.0
         if not effective_s:
             return 0.0
-        self._taken += 1
-        self._delays_s += effective_s
-        self._longest_s = max(self._longest_s, effective_s)
+        self._taken.add(effective_s)
         return effective_s
 
     def delays(self) -> dict[str, Any]:
         """Requested and taken delays: counts, and seconds."""
         return {
             "asked": self._asked,
-            "taken": self._taken,
-            "mean_s": self._delays_s / self._taken if self._taken else None,
-            "max_s": self._longest_s,
-            "total_s": self._delays_s,
+            "taken": self._taken.count,
+            **self._taken.as_dict(),
             "ineffective": self._actuator.ineffective if self._actuator is not None else 0,
             "cut": dict(self.guard.cut),
         }
+
+    def foregone(self) -> dict[str, Any] | None:
+        """In mode shadow: the delays that it would have taken within all limits; None in other modes."""
+        if self._options.mode != "shadow":
+            return None
+        share = self._foregone.total_s / self._shadowed_s if self._shadowed_s else None
+        return {"count": self._foregone.count, "steps": self._shadowed, "share": share, **self._foregone.as_dict()}
 
     def _acting(self, iteration: int) -> int | None:
         """Number of the policy to which mode and schedule allow a delay before ``iteration``; None: no delay."""

@@ -75,6 +75,20 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
         return NamedPolicy(passive(), text, fault=reason)
 
 
+def needed_policy(mode: str, policy: Policy | str | os.PathLike[str] | None, candidates: str) -> NamedPolicy:
+    """What a mode decides by: the policy or, where it has several, the candidates.
+
+    Args:
+        mode: one of ``paceenv.live.options.MODES``.
+        policy: as for :func:`find_policy`.
+        candidates: the option of that name.
+    """
+    found = find_policy(policy)
+    if mode == "tune" or (mode in ("canary", "active") and candidates):
+        return find_candidates(candidates or TUNE_CANDIDATES, found if policy is not None else None)
+    return found
+
+
 def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     """The candidates that ``text`` names (option ``candidates``), and one ``more``.
 

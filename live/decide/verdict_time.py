@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from paceenv.core.student_t import student_t_quantile
+from paceenv.core.wording import hours
 from paceenv.live.decide.canary import ALPHA, FIRST_EVALUATION_PAIRS, PairedComparison, Schedule
 from paceenv.live.decide.contest import Contest
 
@@ -29,17 +30,21 @@ class Forecast(NamedTuple):
         measured: whether that is from compared pairs; otherwise from the steps of the quiet start.
         pairs: for each of :data:`EFFECTS` the pairs that its verdict takes; None: more than :data:`MOST_PAIRS`.
         iterations: the same in iterations from the start of the blocks.
+        done_pairs: pairs compared so far.
+        waits: whether the evidence was insufficient so far.
         more_pairs: pairs that are still needed where the evidence was insufficient so far; None: no such case, or more
             than :data:`MOST_PAIRS`.
-        pair_iterations: iterations from one pair to the next.
+        more_iterations: iterations that these take from now on; None as for the pairs.
     """
 
     pair_noise: float
     measured: bool
     pairs: tuple[int | None, ...]
     iterations: tuple[int | None, ...]
+    done_pairs: int
+    waits: bool
     more_pairs: int | None
-    pair_iterations: int
+    more_iterations: int | None
 
     def as_dict(self, step_s: float | None) -> dict[str, Any]:
         """As plain data for a snapshot, with minutes where the step time is known."""
@@ -52,7 +57,7 @@ class Forecast(NamedTuple):
                 for effect, pairs, iterations in rows
             ],
             "more_pairs": self.more_pairs,
-            "more_minutes": _minutes(self.more_pairs and self.more_pairs * self.pair_iterations, step_s),
+            "more_minutes": _minutes(self.more_iterations, step_s),
             "text": self.text(step_s),
         }
 
@@ -62,15 +67,20 @@ class Forecast(NamedTuple):
         for effect, pairs, iterations in zip(EFFECTS, self.pairs, self.iterations, strict=True):
             takes = "too many pairs" if pairs is None else f"{pairs} pairs, {_long(iterations, step_s)}"
             found.append(f"{100 * effect:g} %: {takes}")
-        by = "measured" if self.measured else "estimated from the first steps"
-        noise = f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
-        return f"time to a verdict on an effect of {'; '.join(found)} ({noise})"
+        return f"time to a verdict on an effect of {'; '.join(found)} ({self._noise()})"
 
     def more_text(self, step_s: float | None) -> str:
-        """What is missing to a verdict; "" where nothing is."""
-        if self.more_pairs is None:
+        """What is missing to a verdict at the present spread; "" where nothing is known to be."""
+        if not self.waits:
             return ""
-        return f"needs about {self.more_pairs} more pairs, {_long(self.more_pairs * self.pair_iterations, step_s)}"
+        if self.more_pairs is None:
+            return f"{self.done_pairs} pairs so far, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
+        takes = _long(self.more_iterations, step_s)
+        return f"{self.done_pairs} pairs so far, needs about {self.more_pairs} more pairs, {takes} ({self._noise()})"
+
+    def _noise(self) -> str:
+        by = "measured" if self.measured else "estimated from steps without pacing"
+        return f"noise of a pair {100 * self.pair_noise:.2g} %, {by}"
 
 
 def forecast(
@@ -78,6 +88,8 @@ def forecast(
     comparison: PairedComparison,
     quiet_steps_s: Sequence[float],
     contest: Contest | None = None,
+    *,
+    iteration: int = 0,
 ) -> Forecast | None:
     """The time to a verdict of ``comparison``; None while nothing is known about the noise.
 
@@ -86,6 +98,7 @@ def forecast(
         comparison: as far as it is.
         quiet_steps_s: regular steps without pacing, seconds; used until two pairs are compared.
         contest: in which the blocks of several candidates take turns; None: nobody else has blocks.
+        iteration: the present one; the warm-up that is still to come counts.
     """
     noise, measured = comparison.pair_noise, True
     if noise is None:
@@ -93,16 +106,36 @@ def forecast(
             return None
         step_noise = stdev(quiet_steps_s) / fmean(quiet_steps_s)
         noise, measured = step_noise * math.sqrt(2.0 / schedule.counted_iterations), False
+    return _forecast(noise, measured, contest or schedule, comparison, iteration)
+
+
+def outlook(pair_noise: float, schedule: Schedule, *, min_gain: float = 0.01) -> Forecast:
+    """The time to a verdict of a comparison that has not begun.
+
+    Args:
+        pair_noise: standard deviation of the log ratio of one pair of its blocks, as far as it is known.
+        schedule: of the blocks.
+        min_gain: smallest relative gain that counts as help.
+    """
+    begun = PairedComparison(schedule, min_gain=min_gain)
+    return _forecast(pair_noise, False, schedule, begun, schedule.first_iteration)
+
+
+def _forecast(
+    noise: float, measured: bool, whole: Schedule | Contest, comparison: PairedComparison, iteration: int
+) -> Forecast:
     pairs = tuple(pairs_for(-math.log1p(-effect), noise, comparison.alpha) for effect in EFFECTS)
-    whole = contest or schedule
     begin, each = whole.after(0) - whole.first_iteration, whole.after(1) - whole.after(0)
-    more: int | None = None
-    if comparison.verdict.kind == "insufficient evidence" and comparison.mean_log_ratio is not None:
-        gain = -math.expm1(comparison.mean_log_ratio)
+    waits, more = comparison.verdict.kind == "insufficient evidence", None
+    if waits:
+        ratio = comparison.mean_log_ratio
+        gain = 0.0 if ratio is None else -math.expm1(ratio)  # before the first pair: as if it did nothing
         half = max(abs(gain), comparison.min_gain - gain)  # it helps, it hurts, or it does not help enough
         needed = pairs_for(half, noise, comparison.alpha, comparison.pairs)
         more = None if needed is None else needed - comparison.pairs
-    return Forecast(noise, measured, pairs, tuple(n and begin + n * each for n in pairs), more, each)
+    left = None if more is None else max(whole.after(0) - iteration, 0) + more * each
+    takes = tuple(n and begin + n * each for n in pairs)
+    return Forecast(noise, measured, pairs, takes, comparison.pairs, waits, more, left)
 
 
 def pairs_for(half_width: float, pair_noise: float, alpha: float = ALPHA, after: int = 0) -> int | None:
@@ -129,4 +162,4 @@ def _minutes(iterations: int | None, step_s: float | None) -> float | None:
 
 def _long(iterations: int | None, step_s: float | None) -> str:
     minutes = _minutes(iterations, step_s)
-    return f"{iterations:,} iterations" + ("" if minutes is None else f", about {max(minutes, 0.1):.2g} min")
+    return f"{iterations:,} iterations" + ("" if minutes is None else f", about {hours(60.0 * minutes)}")

@@ -94,6 +94,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.notes: list[str] = []
+        self._read: dict[Path, tuple[tuple[int, ...], Snapshot | None]] = {}
         if not self.path.is_dir():
             raise InputError(f"{self.path}: {'not a folder' if self.path.exists() else 'no such folder'}")
         if not self.attempts():
@@ -127,7 +128,7 @@ class RunFolder:
         """The snapshots of an attempt's ranks, ordered by rank; of a rank that is there twice, the newest."""
         found: dict[int, tuple[Path, Snapshot]] = {}
         for path, _ in self._files(attempt, _STATUS_NAME):
-            snapshot = self._read_status(path)
+            snapshot = self._status(path)
             says = (snapshot[key] for key in ("attempt", "host", "rank", "world_size")) if snapshot else ()
             if snapshot is None or not self.is_in_place(path, *says):
                 continue
@@ -193,6 +194,17 @@ class RunFolder:
                 for path in _entries(host):
                     if match := name.fullmatch(path.name):
                         yield path, match
+
+    def _status(self, path: Path) -> Snapshot | None:
+        """A status; a file that is the same as at the last look is not read again."""
+        try:
+            stat = path.lstat()
+        except OSError:
+            return None
+        state = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if path not in self._read or self._read[path][0] != state:
+            self._read[path] = state, self._read_status(path)
+        return self._read[path][1]
 
     def _read_status(self, path: Path) -> Snapshot | None:
         try:

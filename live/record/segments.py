@@ -1,8 +1,9 @@
 """The segments of a rank's trace: plain binary files that are only appended to, without any native library.
 
 A file is a header and then blocks; every part has a CRC-32, so a reader takes all that was written before a torn or
-damaged place. The format is described in ``docs/reference/live-folder.md``. Whatever a file holds, reading it allocates at most
-:data:`MAX_FILE_BYTES` and runs nothing. Legend: T iterations, N operations; times in seconds on the rank's own clock.
+damaged place. The format is described in ``docs/reference/live-folder.md``. Reading a file allocates at most
+:data:`MAX_FILE_BYTES` and runs nothing, whatever it holds.
+Legend: T iterations, N operations; times in seconds on the rank's own clock.
 """
 
 from __future__ import annotations

@@ -28,8 +28,11 @@ wait        in the barrier, and blocked elsewhere beyond ``baseline_s``, the lea
 arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``share``, ``evidence``; a rank alone claims
             nothing, verdicts come from :mod:`paceenv.live.record.findings`
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
-pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``max_s``, ``total_s``;
-            ``cut``: how often each limit shortened or forbade one
+pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
+            ``total_s``; ``cut``: how often each limit shortened or forbade one
+shadow      null, or in mode shadow the delays that it would have taken within all limits, on the job as it is without
+            them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``p50_s``, ``p95_s``,
+            ``max_s``, ``total_s``
 group       the process group whose ranks wait for each other at the end of a step: ``number``, ``members``
 stamps      CUDA events ``dropped``
 canary      null, or ``verdict`` (one of :data:`VERDICTS`), ``text``, ``gain``, ``low``, ``high``, ``pairs``, and

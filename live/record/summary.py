@@ -162,7 +162,9 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
 
     lines = ["What pacing did", *_probes(own)]
     asked, taken = total("asked"), total("taken")
-    if not asked and not taken:
+    if foregone := shadowed(ranks):
+        lines += [f"  {line}" for line in foregone]
+    elif not asked and not taken:
         lines.append("  nothing: no delay was asked for")
     else:
         longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
@@ -170,6 +172,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
             f"  {count(taken)} delays taken of {count(asked)} asked for, {duration(total('total_s'))} in all, "
             f"longest {duration(longest)}"
         )
+        if spread := _lengths(ranks, "pacing"):
+            lines.append(f"  {spread}")
         paced = sorted(
             ((number(s, "pacing", "total_s") or 0.0, int(s["rank"])) for s in ranks if number(s, "pacing", "taken")),
             reverse=True,
@@ -177,6 +181,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         if paced:
             listed = ", ".join(f"rank {rank} {duration(total_s)}" for total_s, rank in paced[:LISTED])
             lines.append(f"  most by {listed}")
+    if asked or taken:
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in _cut(ranks)]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
@@ -194,6 +199,40 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
     return lines
+
+
+def shadowed(ranks: Sequence[Snapshot]) -> list[str]:
+    """In mode shadow: the delays that it would have taken, and what they would take of the step."""
+    own = [s for s in ranks if number(s, "shadow", "steps")]
+    if not own:
+        return []
+    counts = {int(s["rank"]): int(number(s, "shadow", "count") or 0.0) for s in own}
+    steps = sum(int(number(s, "shadow", "steps") or 0.0) for s in own)
+    if not any(counts.values()):
+        return [f"mode shadow: it would have taken no delay in {count(steps)} steps"]
+    shares = {int(s["rank"]): number(s, "shadow", "share") or 0.0 for s in own}
+    most = max(shares, key=shares.__getitem__)
+    return [
+        f"mode shadow, nothing was delayed: it would have taken {count(sum(counts.values()))} delays in "
+        f"{count(steps)} steps of {len(own)} ranks, {percent(fmean(shares.values()))} of the step on average, "
+        f"most by rank {most}: {percent(shares[most])}",
+        _lengths(own, "shadow"),
+    ]
+
+
+def _lengths(ranks: Sequence[Snapshot], what: str) -> str:
+    """The distribution of the ranks' delays: their medians, 95 % quantiles and the longest; "" where none is known."""
+    known = [s for s in ranks if number(s, what, "p50_s") is not None]
+    if not known:
+        return ""
+    parts = []
+    for name, words in (("p50_s", "median"), ("p95_s", "95 % quantile")):
+        of_rank = {int(s["rank"]): number(s, what, name) or 0.0 for s in known}
+        least, most = min(of_rank, key=of_rank.__getitem__), max(of_rank, key=of_rank.__getitem__)
+        both = f"{duration(of_rank[least])} (rank {least}) to {duration(of_rank[most])} (rank {most})"
+        parts.append(f"{words} {both if least != most else duration(of_rank[most])}")
+    longest = max(number(s, what, "max_s") or 0.0 for s in known)
+    return f"length of a delay: {', '.join(parts)}, longest {duration(longest)}"
 
 
 def _contest(own: Snapshot) -> list[str]:

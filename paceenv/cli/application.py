@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import sys
 import warnings
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TextIO
 
 from paceenv import __version__
@@ -20,6 +22,7 @@ SUMMARIES = {
     "demo": "The guided tour: calibrate, train, compare, draw; results in runs/demo.",
     "simulate": "Run a job on a simulated cluster and print its step-time statistics.",
     "calibrate": "Fit a cluster config to a trace or to published numbers.",
+    "analyse": "Recognise what lies in a folder, do what can be done with it, and say the next step.",
     "diagnose": "Say what a job loses against its ideal step, to whom, and why.",
     "whatif": "Predict a job after a change: other nodes, fabric, ranks, pacing; with intervals.",
     "report": "Write one page about a traced job: causes, pictures, other sizes, would pacing help.",
@@ -35,6 +38,8 @@ SUMMARIES = {
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
 EXTRAS = {
+    "analyse": "sim",
+    "diagnose": "sim",
     "trainers": "train",
     "live": "live",
     "testbed": "testbed",
@@ -85,6 +90,8 @@ def run(arguments: list[str]) -> int:
         print(f"paceenv {__version__}")
         return 0
     name, *rest = arguments
+    if name not in commands and (Path(name).exists() or (glob.has_magic(name) and glob.glob(name, recursive=True))):
+        name, rest = "analyse", arguments
     if name not in commands:
         close = difflib.get_close_matches(name, commands, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
@@ -127,4 +134,5 @@ def _print_help(names: list[str]) -> None:
     print("Commands:")
     for name in names:
         print(f"  {name:<10} {SUMMARIES.get(name, '')}")
-    print("\n  paceenv COMMAND --help explains a command. First steps: paceenv demo")
+    print("\n  paceenv PATH recognises what lies there (analyse).")
+    print("  paceenv COMMAND --help explains a command. First steps: paceenv demo")

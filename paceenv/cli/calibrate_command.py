@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,8 +55,12 @@ def calibrate(
     ] = None,
     generations: Annotated[int, typer.Option(min=1, help="Length of the search that fits a scaling table.")] = 40,
     inside: Annotated[
-        bool, typer.Option("--inside/--across", help="nccl-tests output: run inside one node, or across nodes.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--inside/--across",
+            help="nccl-tests output: run inside one node, or across nodes. Default: as its header lists hosts.",
+        ),
+    ] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     posterior: Annotated[
         Path | None,
@@ -81,14 +86,15 @@ def calibrate(
 
     From a table of throughputs of a described workload: the hardware parameters that it frees, likewise.
 
-    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as keys to paste into
-    a cluster's fabric.
+    From nccl-tests output: the law latency + size/bandwidth + sqrt(size) of the links it ran on, as a cluster's fabric.
+    Rows that failed their own check are left out. With --out: a cluster with these links, which paceenv simulate takes;
+    with --base that cluster, on these links.
 
     From a text log of a training program: a model of its step times, and how far (Kolmogorov-Smirnov) it is from step
     times that it has not seen. Step times alone give no cluster.
 
     Examples: paceenv calibrate trace.parquet -o mine.yaml -- paceenv calibrate rank*.json.gz -o mine.yaml --
-    paceenv calibrate all_reduce_perf.log --across -- paceenv calibrate log.txt
+    paceenv calibrate all_reduce_perf.log -o links.yaml -- paceenv calibrate log.txt
     """
     if posterior is not None and posterior.exists() and not posterior.is_dir():
         raise InputError(f"--posterior {posterior}: is a file; allowed: a folder")
@@ -98,7 +104,7 @@ def calibrate(
         inputs = read_inputs(source, pattern=pattern)
         for note in inputs.notes:
             output.say(note)
-        if _without_trace(inputs, source[0], out, posterior, json_, inside=inside):
+        if _without_trace(inputs, source[0], out, posterior, json_, base, inside):
             return
         trace = inputs.require_trace()
     if out is None:
@@ -139,7 +145,13 @@ def calibrate(
 
 
 def _without_trace(
-    inputs: Inputs, name: str, out: Path | None, posterior: Path | None, json_: str | None, *, inside: bool
+    inputs: Inputs,
+    name: str,
+    out: Path | None,
+    posterior: Path | None,
+    json_: str | None,
+    base: str | None,
+    inside: bool | None,
 ) -> bool:
     """Fit what there is where there is no trace: links to a table, or a model to step times; False where neither is."""
     if inputs.trace is not None or not (inputs.tables or inputs.steps):
@@ -148,7 +160,7 @@ def _without_trace(
         option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
-        _calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, inside=inside)
+        calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside)
     elif (log := inputs.one_log()) is not None:
         calibrate_log(log, json_)
     return True
@@ -160,20 +172,33 @@ def _draw(cluster: Cluster, folder: Path | None) -> None:
         output.say(f"wrote {len(written) - 2} drawn clusters, {written[-2]} and {written[-1]}")
 
 
-def _calibrate_links(fits: list[BandwidthFit], out: Path | None, json_: str | None, *, inside: bool) -> None:
+def calibrate_links(
+    fits: list[BandwidthFit], out: Path | None, json_: str | None, base: str | None, asked: bool | None
+) -> None:
+    places = [fit.is_inside(asked) for fit in fits]
+    for warning in (line for fit in fits for line in fit.warnings(asked)):
+        output.say(f"warning: {warning}")
     if out is not None:
         if len(fits) > 1:
             named = ", ".join(fit.table.source for fit in fits[:4])
             raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
-        config_files.write_yaml(out, {"fabric": fits[0].to_config(inside)})
+        config_files.write_yaml(out, _linked(fits[0], places[0], out.stem, base).model_dump(exclude_defaults=True))
     if json_ is not None:
-        results = [_links_json(fit, inside=inside) for fit in fits]
+        results = [_links_json(fit, inside=place) for fit, place in zip(fits, places, strict=True)]
         output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
     if json_ != "-":
-        for fit in fits:
-            _print_links(fit)
+        for fit, place in zip(fits, places, strict=True):
+            _print_links(fit, inside=place)
         if out is not None:
-            output.say(f"wrote {out}")
+            output.say(f"wrote {out}; next: paceenv simulate {shlex.quote(str(out))}")
+
+
+def _linked(fit: BandwidthFit, inside: bool, name: str, base: str | None) -> Cluster:
+    """A cluster with the measured links: a stand-in of its own, or ``base`` with these keys of its fabric."""
+    if base is None:
+        return fit.to_cluster(inside, name)
+    values = fit.to_config(inside).items()
+    return load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
 
 
 def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
@@ -186,6 +211,10 @@ def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
         "hop_s": {"value": law.hop_s, "se": fit.hop_se},
         "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
         "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
+        "nodes": table.nodes or None,
+        "place": "inside" if inside else "across",
+        "left_out": list(table.notes),
+        "warnings": list(fit.warnings(inside)),
         "misfit": fit.misfit,
         "misfit_without_sqrt": fit.plain_misfit,
         "residuals": [{"size_bytes": size, "relative": residual} for size, residual in sizes],
@@ -193,9 +222,10 @@ def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
     }
 
 
-def _print_links(fit: BandwidthFit) -> None:
+def _print_links(fit: BandwidthFit, *, inside: bool) -> None:
     table, law = fit.table, fit.law
-    title = f"{table.op} among {table.members}: fitted to {table.source}"
+    place = "inside a node" if inside else f"across {table.nodes or 'several'} nodes"
+    title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
     if fit.is_bandwidth_only:
         rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"
         note = f"{len(table.time_s)} runs of too few sizes: latency cannot be identified"

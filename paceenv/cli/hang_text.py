@@ -8,7 +8,7 @@ from paceenv.diagnosis.observed.hang import Hang, LastSeen
 from paceenv.ui import output
 
 _MOST_ROWS = 24
-_COLUMNS = ("ranks", "wait in", "of the group", "for", "in the end for")
+WAIT_COLUMNS = ("ranks", "wait in", "of the group", "for", "in the end for")
 
 
 def print_hang(hang: Hang) -> None:
@@ -21,7 +21,7 @@ def print_hang(hang: Hang) -> None:
         return
     rows = hang.waiting_rows()
     more = f"{len(rows) - _MOST_ROWS} more rows; --json has all ranks" if len(rows) > _MOST_ROWS else ""
-    output.print_table("What the ranks wait for", _COLUMNS, rows[:_MOST_ROWS], more)
+    output.print_table("What the ranks wait for", WAIT_COLUMNS, rows[:_MOST_ROWS], more)
     seen = hang.last_seen
     if seen:
         columns = ("rank", "last recorded", "behind", "did not enter", "called from")

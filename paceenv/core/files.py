@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import importlib.resources
 import os
 import stat
@@ -97,8 +98,14 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str | os.PathLike[str]) -> Path:
-    """The file of a config, given as a path or as a name in ``configs/<kind>``. Raises InputError if it is missing."""
+    """The file of a config: a path, the only config of a folder or pattern, or a name in ``configs/<kind>``.
+
+    Raises InputError if it is missing, or if several are there.
+    """
     path = Path(name)
+    is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()
+    if not is_name and (path.is_dir() or glob.has_magic(str(name))):
+        return _only_config(path)
     if path.suffix in YAML_SUFFIXES or os.sep in str(name):
         if not path.is_file():
             raise InputError(f"{path}: no such file")
@@ -113,6 +120,15 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     close = difflib.get_close_matches(str(name), known, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise InputError(f"{name}: neither a file nor one of configs/{kind}: {', '.join(known)}{hint}")
+
+
+def _only_config(path: Path) -> Path:
+    inside = path.iterdir() if path.is_dir() else map(Path, glob.iglob(str(path), recursive=True))
+    found = sorted(one for one in inside if one.suffix in YAML_SUFFIXES and one.is_file())
+    if len(found) != 1:
+        named = f" ({', '.join(map(str, found[:3]))}{', ...' if len(found) > 3 else ''})" if found else ""
+        raise InputError(f"{path}: {len(found)} configs{named}; allowed: one of them, or a folder with one")
+    return found[0]
 
 
 def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:

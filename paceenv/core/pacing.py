@@ -222,3 +222,31 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
         settings[:, m, THRESHOLD] = MAX_THRESHOLD[m] * threshold[:, k]
         settings[:, m, WINDOW] = window[:, k]
     return settings
+
+
+def encode_action(settings_BM2: NDArray[np.float64], mechanisms: Sequence[str]) -> NDArray[np.float32]:
+    """The actions ``(B, 2 * len(mechanisms))`` that :func:`decode_action` turns into these settings, up to rounding.
+
+    A mechanism with window 0 is off, whatever its threshold; its action is (-1, -1).
+
+    Args:
+        settings_BM2: thresholds and windows as ratios, ``(B, M, 2)``.
+        mechanisms: those that the action sets, in its order.
+
+    Raises:
+        ValueError: for settings that no action stands for: out of range, or of another mechanism.
+    """
+    settings = np.asarray(settings_BM2, dtype=np.float64)
+    at = [MECHANISMS.index(name) for name in mechanisms]
+    on_BM = settings[..., WINDOW] > 0.0
+    others = [name for m, name in enumerate(MECHANISMS) if m not in at and on_BM[:, m].any()]
+    if others:
+        raise ValueError(f"settings of {others[0]}; allowed: of {', '.join(mechanisms)}")
+    ratio = np.where(on_BM[..., None], settings / np.stack([MAX_THRESHOLD, np.full(len(MECHANISMS), MAX_WINDOW)], 1), 0)
+    if not ((ratio >= 0.0) & (ratio <= 1.0)).all():
+        raise ValueError(f"settings up to {settings.max():g}; allowed: thresholds and windows that an action can set")
+    root = np.sqrt(ratio[:, at])
+    action = np.empty((len(settings), 2 * len(at)), np.float32)
+    action[:, ::2] = 2.0 * root[..., THRESHOLD] - 1.0
+    action[:, 1::2] = np.where(on_BM[:, at], OFF_BELOW + (1.0 - OFF_BELOW) * root[..., WINDOW], -1.0)
+    return action

@@ -52,13 +52,14 @@ HIDDEN: Final = 0.5
 
 @dataclass(frozen=True)
 class Cause:
-    """``share`` is of the lost time, ``lost_s`` seconds of a mean step."""
+    """``share`` is of the lost time, ``lost_s`` seconds of a mean step; ``pacing``: how delays may act on it, or ""."""
 
     cause: str
     share: float
     evidence: str
     advice: str
     lost_s: float
+    pacing: str = ""
 
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
@@ -74,8 +75,26 @@ def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
     for name, cost in sorted(costs.items(), key=lambda item: -item[1]):
         if lost_s > 0.0 and cost >= MIN_SHARE * lost_s and cost >= MIN_LOST * attribution.measured_s:
             evidence, advice = _WORDS[name](matrix, attribution)
-            found.append(Cause(name, cost / lost_s, evidence + _saved(attribution, cost, parts[name]), advice, cost))
+            evidence += _saved(attribution, cost, parts[name])
+            found.append(Cause(name, cost / lost_s, evidence, advice, cost, _pacing(name, attribution)))
     return tuple(found)
+
+
+def _pacing(cause: str, attribution: TimeAttribution) -> str:
+    """How delays may act on a cause; "" where they cannot."""
+    if cause == CONTENTION and _is_between_groups(attribution):
+        return "pacing of the groups that have slack (slack)"
+    if cause == TENANT:
+        return "pacing (phase_shift) where the other job's period is close to ours"
+    if cause == INCAST:
+        found = _worst(attribution, lambda k: k.timeout_s)
+        return "" if found is None or found.op == "all_to_all" else "pacing (stagger)"
+    return ""
+
+
+def _is_between_groups(attribution: TimeAttribution) -> bool:
+    """Whether the job's own groups contend, and not some traffic without memory, which no delay can anticipate."""
+    return attribution.cost_s.get("contention", 0.0) >= attribution.cost_s.get("transfer", 0.0)
 
 
 def _saved(attribution: TimeAttribution, cost_s: float, parts: Sequence[tuple[str, float]]) -> str:
@@ -152,7 +171,7 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     if not len(at):
         return (
             "some ranks always compute longer than others",
-            "pacing will not help; give all ranks equal hardware and work",
+            "give all ranks equal hardware and work",
         )
     worst = int(at[0])
     evidence = (
@@ -163,8 +182,8 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
     clear = [int(r) for r in at if c.rank_R[r] - 1.0 > 0.5 * (c.rank_R[worst] - 1.0)]
     if len(clear) <= max(1, len(matrix.ranks) // 8):
         word = "worker" if len(clear) == 1 else "workers"
-        return evidence, f"pacing will not help, replace {word} {_ranks(matrix, clear, 8)}"
-    return evidence, "pacing will not help: ranks are unequal; give slower ones less work, or pair like with like"
+        return evidence, f"replace {word} {_ranks(matrix, clear, 8)}"
+    return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
 
 
 def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -177,7 +196,7 @@ def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[s
     )
     return (
         evidence,
-        "pacing will not help while it lasts; look at clocks, thermals and neighbours of these ranks when it begins",
+        "look at clocks, thermals and neighbours of these ranks when it begins",
     )
 
 
@@ -189,8 +208,8 @@ def _data(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         why = f"compute varies by {c.rest_cv:.1%} with a long upper tail (skewness {c.skewness:.2f})"
     evidence = f"{why}, another rank in every step, without memory"
     advice = (
-        "pacing has nothing to exploit: it cannot know the next batch; balance sequence lengths across ranks and "
-        "micro-batches (sort or pack by length), or spread the work of long sequences"
+        "balance sequence lengths across ranks and micro-batches (sort or pack by length), or spread the work of long "
+        "sequences"
     )
     return evidence, advice
 
@@ -202,8 +221,8 @@ def _amplification(matrix: OperationMatrix, attribution: TimeAttribution) -> tup
         f"slowest of {len(matrix.ranks)}"
     )
     advice = (
-        "pacing will not help: delaying a rank never lowers a maximum; reduce the jitter itself (system services, "
-        "clocks, garbage collection), or wait less often (local SGD, overlap, fewer and larger groups)"
+        "reduce the jitter itself (system services, clocks, garbage collection), or wait less often (local SGD, "
+        "overlap, fewer and larger groups); delaying a rank never lowers a maximum"
     )
     return evidence, advice
 
@@ -217,7 +236,7 @@ def _stage(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, 
     evidence = f"stage {stages[worst]} computes {factor:.2f} times as long as the others"
     if not c.twins:
         evidence += "; with one rank a stage, a slow rank would look the same"
-    return evidence, f"pacing will not help: move layers away from stage {stages[worst]}, or split its output layer"
+    return evidence, f"move layers away from stage {stages[worst]}, or split its output layer"
 
 
 def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) -> TransferClass | None:
@@ -226,17 +245,13 @@ def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) 
 
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     found = _worst(attribution, lambda k: k.contention.value)
-    if attribution.cost_s.get("contention", 0.0) >= attribution.cost_s.get("transfer", 0.0) and found is not None:
+    if _is_between_groups(attribution) and found is not None:
         times, low, high = found.contention
         evidence = (
             f"{found.groups} groups run {found.op} side by side; each takes {times:.2f} times as long as "
             f"alone, as a shared uplink under their own starts explains (90 % likely: {low:.2f} to {high:.2f})"
         )
-        advice = (
-            "more uplink, or groups that share leaves; if the groups have unequal slack, pacing the early ones (slack) "
-            "gives the uplink to the late one: calibrate this trace and compare with `paceenv evaluate`"
-        )
-        return evidence, advice
+        return evidence, "more uplink, or groups that share leaves"
     varies = "transfers take longer now and then, without memory"
     advice = (
         "look for other traffic on the same links and, if transfers are small, for other work on the hosts; without "
@@ -252,11 +267,7 @@ def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         f"{found.op} takes {found.inflated:.0%} longer than its best on average, and comes and goes with a memory (its "
         f"last steps predict it, correlation {found.predictability:.2f}) that the job's own ranks do not explain"
     )
-    advice = (
-        "another job's transfers collide with ours: move one of them, or shift the phase; pacing (phase_shift) pays "
-        "where its period is close to ours: calibrate this trace and compare with `paceenv evaluate`"
-    )
-    return evidence, advice
+    return evidence, "another job's transfers collide with ours: move one of them, or shift the phase"
 
 
 def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -266,7 +277,7 @@ def _incast(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
     evidence = f"{found.collapsed:.0%} of the {found.op}s take {late_ms:.0f} ms longer than the others: a timeout"
     if found.op == "all_to_all":
         return evidence, "deeper buffers or lossless links; staggering costs in an all_to_all"
-    return evidence, "pacing (stagger) may help; or deeper buffers, lossless links, a tree instead of a gather"
+    return evidence, "deeper buffers, lossless links, a tree instead of a gather"
 
 
 def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -278,7 +289,7 @@ def _locality(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[st
         f"{found.op} of the group of ranks {at} always takes {found.link_K[k]:.2f} times as long as that of the "
         "others, once all its members are there"
     )
-    return evidence, "pacing will not help: check which NIC, socket and PCIe switch these ranks use, and the cable"
+    return evidence, "check which NIC, socket and PCIe switch these ranks use, and the cable"
 
 
 def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -303,7 +314,7 @@ def _stalls(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str,
         typical = float(np.median(c.stall_s[c.stall_s > 0.0])) if c.stalls else 0.0
         evidence = f"{share:.2%} of compute operations take {typical:.3g} s longer than their like, on any rank"
     advice = (
-        "pacing will not help: look at garbage collection, allocation, data loading and services of the host; "
+        "look at garbage collection, allocation, data loading and services of the host; "
         "run collections on all ranks in the same step"
     )
     return evidence, advice
@@ -317,12 +328,12 @@ def _checkpoint(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
         k.partition(":")[2] for k in attribution.present if k.startswith("extra:") and k not in _OTHER_EXTRAS
     )
     evidence = f"{' and '.join(names)} in {steps} of {matrix.steps} steps"
-    return evidence, "pacing will not help: write checkpoints asynchronously, or less often (Young's interval)"
+    return evidence, "write checkpoints asynchronously, or less often (Young's interval)"
 
 
 def _restart(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     steps = attribution.present.get("extra:restart", 0)
-    return f"{steps} restarts in {matrix.steps} steps", "pacing will not help: find the failing node; restart warm"
+    return f"{steps} restarts in {matrix.steps} steps", "find the failing node; restart warm"
 
 
 def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
@@ -331,7 +342,7 @@ def _drift(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, 
     evidence = (
         f"ranks' compute wanders by {spread:.1%}, each rank by itself, with a memory of some {c.drift_steps:.0f} steps"
     )
-    return evidence, "pacing will not help by itself: look at clocks, temperature and power of the ranks that wander"
+    return evidence, "look at clocks, temperature and power of the ranks that wander"
 
 
 def _own_pacing(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:

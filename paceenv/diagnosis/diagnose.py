@@ -12,7 +12,7 @@ from paceenv.core.trace import Trace
 from paceenv.core.wording import duration
 from paceenv.diagnosis import self_check
 from paceenv.diagnosis.attribution import TimeAttribution, split
-from paceenv.diagnosis.causes import PACING_MAY_HELP, Cause, name_causes
+from paceenv.diagnosis.causes import Cause, name_causes
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.dependency_graph import Graph, build_graph
 from paceenv.diagnosis.graph_replay import own_durations, replay
@@ -20,6 +20,8 @@ from paceenv.diagnosis.ideal_replay import SlowdownAttribution, add_attributions
 from paceenv.diagnosis.kinds_of_steps import kinds_of_steps
 from paceenv.diagnosis.observed.arrivals import Arrivals, measure_arrivals
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
+from paceenv.diagnosis.verdict import HEALTHY as HEALTHY
+from paceenv.diagnosis.verdict import conclude
 
 MIN_STEPS: Final = 3
 """With fewer steps nothing that lasts or recurs is visible."""
@@ -27,7 +29,6 @@ MIN_OPERATIONS: Final = 8
 """Compute operations of a rank in all steps together; fewer do not show what is usual."""
 INSUFFICIENT: Final = "insufficient evidence"
 UNDETERMINED: Final = "cannot be determined"
-HEALTHY: Final = "healthy"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Diagnosis:
         step_time_s: the measured mean step.
         replay_error: by how much the replayed mean step exceeds the measured one, as a share of it.
         causes: the largest first; none where they cannot be determined.
-        verdict: in one sentence.
+        refused: why no causes can be named; "" where they can.
         bare_step_s: the mean step without any cause (``paceenv.diagnosis.attribution``); the difference to the measured
             one is the cost of all causes, including those too small to be named. None where causes are not determined.
         arrivals: who arrived last where, seen without any model.
@@ -56,11 +57,16 @@ class Diagnosis:
     step_time_s: float
     replay_error: float
     causes: tuple[Cause, ...]
-    verdict: str
+    refused: str
     bare_step_s: float | None
     arrivals: Arrivals
     doubt: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence, without a simulation."""
+        return conclude(self).text
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as ``paceenv diagnose --json`` prints it."""
@@ -71,7 +77,7 @@ class Diagnosis:
             "step_time_s": self.step_time_s,
             "replay_error": self.replay_error,
             "attribution": {key: {str(k): v for k, v in values.items()} for key, values in attribution.items()},
-            "causes": [{k: v for k, v in vars(c).items() if k != "lost_s"} for c in self.causes],
+            "causes": [{k: v for k, v in vars(c).items() if k not in {"lost_s", "pacing"}} for c in self.causes],
             "verdict": self.verdict,
             "arrivals": self.arrivals.to_json(),
             "notes": list(self.notes),
@@ -110,13 +116,8 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
         parts = split(matrix, graph, own_NT)
         causes = name_causes(matrix, parts)
         refused = self_check.why_no_sum(parts) or ("" if causes else self_check.why_not_healthy(slowdown))
-    if few:
-        verdict = f"{INSUFFICIENT}: {few}; {arrivals.text}"
-    elif refused:
-        verdict = f"{UNDETERMINED}: {refused}; {arrivals.text}"
-    else:
+    if not (few or refused):
         doubt, bare_s = _doubt(parts), parts.base_s
-        verdict = _verdict(causes, measured_s, doubt)
     return Diagnosis(
         slowdown=None if refused else slowdown,
         ideal_step_time_s=None if refused else min(ideal_s, replayed_s),
@@ -124,7 +125,7 @@ def _diagnose_kind(matrix: OperationMatrix, arrivals: Arrivals, of: str = "") ->
         step_time_s=measured_s,
         replay_error=replayed_s / measured_s - 1.0 if measured_s > 0.0 else 0.0,
         causes=causes if bare_s is not None else (),
-        verdict=verdict,
+        refused=f"{INSUFFICIENT}: {few}" if few else f"{UNDETERMINED}: {refused}" if refused else "",
         bare_step_s=bare_s,
         arrivals=arrivals,
         doubt=doubt,
@@ -154,10 +155,10 @@ def _together(parts: list[tuple[Diagnosis, int]], matrix: OperationMatrix, arriv
         step_time_s=measured_s,
         replay_error=error,
         causes=causes,
-        verdict=_verdict(causes, measured_s, doubt := next((one.doubt for _, one in weighed if one.doubt), "")),
+        refused="",
         bare_step_s=sum(w * (one.bare_step_s or 0.0) for w, one in weighed),
         arrivals=arrivals,
-        doubt=doubt,
+        doubt=next((one.doubt for _, one in weighed if one.doubt), ""),
         notes=notes,
     )
 
@@ -204,15 +205,3 @@ def _doubt(attribution: TimeAttribution) -> str:
         f"; the trace does not identify whether the {open_[0].groups} groups of {open_[0].op} contend with each other "
         "(a probe does)"
     )
-
-
-def _verdict(causes: tuple[Cause, ...], measured_s: float, doubt: str) -> str:
-    if not causes:
-        return f"{HEALTHY}: no cause costs as much as 2 % of a step{doubt}"
-    first = causes[0]
-    text = f"{first.cause} costs {first.lost_s / measured_s:.0%} of the step"
-    if len(causes) > 1:
-        text += " (" + ", ".join(f"{c.cause} {c.lost_s / measured_s:.0%}" for c in causes[1:3]) + " besides)"
-    may = [c for c in causes if c.cause in PACING_MAY_HELP]
-    pacing = "pacing may help against " + " and ".join(c.cause for c in may) if may else "pacing has nothing to exploit"
-    return f"{text}: {first.advice.removeprefix('pacing will not help: ')}; {pacing}{doubt}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceenv.core import pacing, signals
@@ -65,7 +66,7 @@ def autoreset_table() -> str:
     return _table(("Mode", "After the end of an episode"), [(f"`{e.name}`", e.meaning) for e in AUTORESET])
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows))
 
 
@@ -77,6 +78,7 @@ def by_name() -> dict[str, str]:
         "OBSERVATION_TABLE": signals.table(),
         "INFO_TABLE": info_table(),
         "OPTION_TABLE": option_table(),
+        "AUTORESET_TABLE": autoreset_table(),
         "DEFAULT_CLUSTER": DEFAULT_CLUSTER,
         "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
         "SIGNALS + 1": str(signals.SIGNALS + 1),

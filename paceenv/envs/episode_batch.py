@@ -220,7 +220,7 @@ class EpisodeBatch:
             cluster: the name of one that is there, or any that ``PacingEnv`` takes.
         """
         if isinstance(cluster, str) and cluster in self.names_C:
-            return self.names_C.tolist().index(cluster)
+            return [one.name for one in self.clusters].index(cluster)
         found = loaded(cluster)
         if found not in self.clusters:
             self._add([found])
@@ -273,12 +273,17 @@ class EpisodeBatch:
             action_EA: an action for each row; those of rows that do not run are not looked at.
             running: which rows run, ``(E,)``; default: all.
         """
-        if self.simulator is None:
-            raise gymnasium.error.ResetNeeded("call reset() before step()")
         expected = (len(self.seeds_E), *(self.action_space.shape or ()))
         if np.shape(action_EA) != expected:
             raise ValueError(f"{WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
-        settings = pacing.decode_action(action_EA, self.mechanisms)[:, None]
+        return self.advance(pacing.decode_action(action_EA, self.mechanisms)[:, None], running)
+
+    def advance(
+        self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
+        """As :meth:`step`, with settings ``(E, 1, M, 2)`` for all ranks of a job, or ``(E, R, M, 2)`` for each."""
+        if self.simulator is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
         if self.rules.has_twin:
             passive_E, passive = self._interval(TWIN, pacing.off(len(settings), 1), running)

@@ -102,7 +102,10 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Episode End
 
-    Truncated after ``episode_intervals`` steps; never terminated.
+    Truncated after ``episode_intervals`` steps; never terminated. The vector environment then does as its
+    ``autoreset_mode`` says:
+
+    AUTORESET_TABLE
 
     ## Arguments
 
@@ -197,7 +200,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         info = self._where() | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
 
-    def render(self) -> Frame | None:  # type: ignore[override]
+    def render(self) -> Frame | None:
         """The timeline of ranks in the last iterations: a string, or a picture ``(480, 800, 3)`` of bytes."""
         return None if self.render_mode is None else frame(self._batch, 0, self.render_mode)
 
@@ -284,10 +287,11 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
             limits,
             names_in_info,
         )
-        modes = {mode.value: mode for mode in AutoresetMode}
-        self.autoreset_mode = modes.get(getattr(autoreset_mode, "value", autoreset_mode))
-        if self.autoreset_mode is None:
-            raise out_of_range("autoreset_mode", autoreset_mode, f"one of {', '.join(modes)}", WHERE)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            allowed = f"one of {', '.join(mode.value for mode in AutoresetMode)}"
+            raise out_of_range("autoreset_mode", autoreset_mode, allowed, WHERE) from None
         self.render_mode = _checked_mode(render_mode)
         self.metadata = METADATA | {"autoreset_mode": self.autoreset_mode}
         self._batch = EpisodeBatch(num_envs, rules, threads, keeps_stamps=render_mode is not None)
@@ -316,12 +320,12 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         cluster = _option_cluster(self._batch, options, ("cluster", "reset_mask"))
         which = np.flatnonzero(started_E)
         if seed is not None:
-            one = isinstance(seed, (int, np.integer))
-            given = [int(seed) + n for n in range(self.num_envs)] if one else list(seed)  # type: ignore[call-overload, arg-type]
+            number = isinstance(seed, (int, np.integer))
+            given = [int(seed) + n for n in range(self.num_envs)] if number else list(seed)  # type: ignore[arg-type]
             if len(given) != self.num_envs:
                 raise out_of_range("seed", f"{len(given)} numbers", f"one for each of {self.num_envs} rows", WHERE)
-            seeded = [n for n in which.tolist() if given[n] is not None]
-            self._batch.seed(np.array(seeded, np.int64), [given[n] for n in seeded])
+            seeds = {n: one for n in which.tolist() if (one := given[n]) is not None}
+            self._batch.seed(np.array(list(seeds), np.int64), list(seeds.values()))
         self._batch.start(which, cluster)
         self._ended[which] = False
         return self._batch.observe(), self._clusters(started_E)
@@ -370,7 +374,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         info |= self._clusters(everyone)
         return self._batch.observe(), reward, np.zeros(self.num_envs, np.bool_), truncated, info
 
-    def render(self) -> tuple[Frame, ...] | None:  # type: ignore[override]
+    def render(self) -> tuple[Frame, ...] | None:
         """A frame for each row, as :meth:`PacingEnv.render`."""
         mode = self.render_mode
         return None if mode is None else tuple(frame(self._batch, n, mode) for n in range(self.num_envs))
@@ -408,7 +412,8 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
         return {}
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found[name] = np.where(mask_E, value, None if value.dtype == object else value.dtype.type(0))
+        absent: Any = None if value.dtype == object else value.dtype.type(0)
+        found[name] = np.where(mask_E, value, absent)
         found[f"_{name}"] = mask_E.copy()
     return found
 

@@ -164,7 +164,9 @@ class _Found:
     def text(self, path: Path) -> None:
         """A table, or a log."""
         if is_table(path):
-            self._tables += self._try(path, read_tables) or []
+            found = self._try(path, read_tables) or []
+            self._tables += found
+            self._notes += [note for table in found for note in table.notes]
         else:
             log = self._try(path, lambda p: read_step_log(p, pattern=self._pattern, on_bytes=self._on_bytes))
             self._logs += [] if log is None else [log]
@@ -183,7 +185,9 @@ class _Found:
             raise InputError(reasons[0] + also)
         if trace is not None or self._dumps or self._logs or self._inspected:
             named = dict.fromkeys(table.source.partition(", table ")[0] for table in self._tables)
-            self._notes += [f"{name}: a bandwidth table, which paceenv calibrate reads; skipped" for name in named]
+            self._notes += [
+                f"{name}: a bandwidth table, for paceenv calibrate and an absolute check of a trace" for name in named
+            ]
         steps = jobs_of(self._logs, self._note)
         return Inputs(
             trace,

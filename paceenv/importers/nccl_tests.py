@@ -38,7 +38,7 @@ _PROGRAMS: Final[dict[str, Op]] = {
 _NO_LAW: Final = ("gather_perf", "scatter_perf", "hypercube_perf")
 _PROGRAM: Final = re.compile(rf"(?<![a-z_])({'|'.join([*_PROGRAMS, *_NO_LAW])})\b")
 _COLUMNS: Final = re.compile(r"#\s+size\s+count\s+type\b.*\btime\b.*\balgbw\b.*")
-_RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\b")
+_RANK: Final = re.compile(r"#\s+Rank\s+(\d+)\b(?:.*?\bon\s+(\S+)\s+device\b)?")
 _TYPES: Final = (
     "int8|uint8|int32|uint32|int64|uint64|half|float|double|bfloat16|char|int|fp8_e4m3|fp8_e5m2|f8e4m3|f8e5m2|fp16|bf16"
 )
@@ -47,6 +47,8 @@ _TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]?|\d\d?:\d\d(?::\d\d)?(?:[.,]\d+)?Z?|[+-]\d\d:?\d\d\b"
     r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.{0,24}?\b\d{4}\b"
 )
+_WRONG: Final = "#wrong"
+"""The column with the number of wrong elements of a row; versions before 2.13 have the largest error there."""
 _RESULTS: Final = 4
 """Columns of one way of running: time, algbw, busbw, #wrong."""
 _BENCH_SIZE: Final = re.compile(r"\b(\d+) data size: ([\d.]+) GB")
@@ -58,7 +60,8 @@ _BENCH_TIME: Final = re.compile(r"\bduration: ([\d.]+) sec")
 class Table:
     """One run of a program: sizes in bytes as nccl-tests counts them, seconds; a size may stand several times.
 
-    ``paceenv.sim.cluster.collectives.volume`` counts bytes alike.
+    ``paceenv.sim.cluster.collectives.volume`` counts bytes alike. ``nodes`` is how many hosts the header lists, 0 if it
+    lists none; ``notes`` say what was left out.
     """
 
     op: Op
@@ -66,6 +69,8 @@ class Table:
     size_bytes: NDArray[np.float64]
     time_s: NDArray[np.float64]
     source: str
+    nodes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,8 +80,10 @@ class _Open:
     ways: int
     line: int
     said: str
-    ranks: set[int]
+    host_of: dict[int, str]
+    is_checked: bool
     rows: list[tuple[float, float, float, float]] = field(default_factory=list)
+    wrong_bytes: list[int] = field(default_factory=list)
     redop: str = ""
 
 
@@ -107,11 +114,23 @@ def read_tables(path: str | os.PathLike[str]) -> list[Table]:
     for i, one in enumerate(opened):
         where = f"{path}, table {i + 1} in line {one.line}" if len(opened) > 1 else str(path)
         kept = np.array(sorted(row for row in one.rows if row[0] > 0), dtype=np.float64).reshape(-1, 4)
+        if not len(kept) and one.wrong_bytes:
+            raise InputError(f"{where}: all {len(one.wrong_bytes)} rows failed their own check ({_WRONG} > 0)")
         if not len(kept):
             raise InputError(f"{where}: 0 sizes; allowed: at least 1")
         op, members = _operation(one, path.name, kept, where)
-        tables.append(Table(op, members, kept[:, 0], kept[:, 1], where))
+        hosts = set(one.host_of.values()) - {""}
+        tables.append(Table(op, members, kept[:, 0], kept[:, 1], where, len(hosts), _left_out(one, where)))
     return tables
+
+
+def _left_out(table: _Open, where: str) -> tuple[str, ...]:
+    wrong = len(table.wrong_bytes)
+    if not wrong:
+        return ()
+    sizes = ", ".join(map(str, table.wrong_bytes[:4])) + (", ..." if wrong > 4 else "")
+    rows = f"{wrong} row{'s' if wrong > 1 else ''} of {wrong + len(table.rows)}"
+    return (f"{where}: {rows} failed their own check ({_WRONG} > 0; bytes {sizes}) and are left out: look at it first",)
 
 
 def _text(path: Path) -> str:
@@ -125,7 +144,7 @@ def _text(path: Path) -> str:
 def _split(text: str, where: str) -> Iterator[_Open]:
     """Tables in the order of their headers; lines of different decoration belong to different ones."""
     opened: dict[str, _Open] = {}
-    ranks: dict[str, set[int]] = defaultdict(set)
+    host_of: dict[str, dict[int, str]] = defaultdict(dict)
     order: list[_Open] = []
     program = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -134,14 +153,14 @@ def _split(text: str, where: str) -> Iterator[_Open]:
         if (header := _COLUMNS.search(line)) is not None:
             decoration = _decoration(line[: header.start()])
             ways = max(header[0].count("algbw"), 1)
-            opened[decoration] = _Open(ways, number, program, ranks.pop(decoration, set()))
+            opened[decoration] = _Open(ways, number, program, host_of.pop(decoration, {}), _WRONG in header[0])
             order.append(opened[decoration])
         elif (ranked := _RANK.search(line)) is not None:
-            ranks[_decoration(line[: ranked.start()])].add(int(ranked[1]))
+            host_of[_decoration(line[: ranked.start()])][int(ranked[1])] = ranked[2] or ""
         elif opened and (row := _ROW.search(line)) is not None:
             table = opened.get(_decoration(line[: row.start()]))
             if table is not None:
-                table.rows.append(_row(row[0], table, f"{where}, line {number}"))
+                _add_row(row[0], table, f"{where}, line {number}")
     return iter(order)
 
 
@@ -150,7 +169,7 @@ def _decoration(before: str) -> str:
     return "".join(_TIME.sub("", before).split()).strip("[]()|")
 
 
-def _row(text: str, table: _Open, where: str) -> tuple[float, float, float, float]:
+def _add_row(text: str, table: _Open, where: str) -> None:
     """Size in bytes, time in seconds, algorithm and bus bandwidth of a line, whatever columns lie between."""
     words = text.split()
     wanted = table.ways * _RESULTS
@@ -167,7 +186,11 @@ def _row(text: str, table: _Open, where: str) -> tuple[float, float, float, floa
         raise InputError(f"{where}: {text.strip()!r}; allowed: numbers for size, time and bandwidth") from None
     if not (math.isfinite(row[1]) and row[1] > 0.0):
         raise InputError(f"{where}: time {time_us} us; allowed: greater than 0")
-    return row
+    wrong = [word for word in results[_RESULTS - 1 :: _RESULTS] if word.isdecimal() and int(word) > 0]
+    if wrong and table.is_checked:
+        table.wrong_bytes.append(int(row[0]))
+    else:
+        table.rows.append(row)
 
 
 def _operation(table: _Open, name: str, rows: NDArray[np.float64], where: str) -> tuple[Op, int]:
@@ -184,7 +207,7 @@ def _operation(table: _Open, name: str, rows: NDArray[np.float64], where: str) -
     op: Op = "all_reduce" if ratio >= whole and table.redop not in {"none", ""} else "all_gather"
     op = _PROGRAMS.get(program, op)
     passes = 2.0 if op == "all_reduce" else 1.0
-    members = len(table.ranks) or (round(passes / (passes - ratio)) if 0.0 < ratio < passes else 0)
+    members = len(table.host_of) or (round(passes / (passes - ratio)) if 0.0 < ratio < passes else 0)
     if op == "send":
         members = max(members, 2)
     if members < 2:

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
+from paceenv.ui.plain_progress import plain_progress
 
 JSON_HELP = "Write the result as JSON to this file, or to standard output with '-'."
 _LONGEST_NUMBER = 40
@@ -67,6 +68,35 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         console.print(escape(note))
 
 
+def print_screen(lines: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Lines and a table below, cropped to the size of the terminal, in place of what it showed before.
+
+    Args:
+        lines: the first is a title; the last ones are left out where the table needs their room.
+        columns: headers.
+        rows: cells as plain text.
+    """
+    clear_screen()
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    room = max(console.height - len(rows) - 2, 2) if sys.stdout.isatty() else len(lines)
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more lines: --all, or paceenv live summary)"]
+    for number, line in enumerate(lines):
+        console.print(escape(line), style="bold" if number == 0 else None, no_wrap=True, overflow="ellipsis")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name, is_number in zip(columns, are_numbers(columns, rows), strict=True):
+        table.add_column(escape(name), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+
+
+def clear_screen() -> None:
+    """Clear a terminal; nothing where output goes elsewhere."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J")
+
+
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown, columns of numbers to the right."""
     rule = ["---:" if is_number else "---" for is_number in are_numbers(columns, rows)]
@@ -88,17 +118,24 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(description: str, total: float, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
-    """A progress bar on the error stream; the yielded function takes how much of ``total`` is done.
+def progress(description: str, total: float | None = None, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
+    """A progress bar on the error stream, or plain lines there where it is no terminal.
+
+    The first line comes after two seconds, the next ones ten seconds or more apart, over all bars of the process.
 
     Args:
         description: what is being done.
-        total: all of it.
+        total: all of it; None where nobody knows how much there is.
         shown: False for what is done at once, so that no bar flickers.
+
+    Yields:
+        A function that takes how much of ``total`` is done.
     """
+    if shown and not sys.stderr.isatty():
+        with plain_progress(description, total) as done:
+            yield done
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty())
-    ) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.update(task, completed=done)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from matplotlib import image
 from numpy.typing import NDArray
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import ConsoleMessage, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, sync_playwright
 
 DEADLINE_S = 90.0
 """For a browser that hangs, which then fails; no test waits for it otherwise."""
@@ -37,21 +38,31 @@ _LOOK = """() => {
     })),
     scroll_width: document.documentElement.scrollWidth,
     scripts: document.scripts.length,
+    cells_right: Math.max(0, ...[...document.querySelectorAll('td')].map(e => e.getBoundingClientRect().right)),
   };
+}"""
+_FOCUSED = """() => {
+  const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
+  const shown = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) > 1 && box.width > 0 && box.right > 0;
+  return [e.className || e.tagName.toLowerCase(), shown];
 }"""
 _TWO_FRAMES = "() => new Promise(d => requestAnimationFrame(() => requestAnimationFrame(d)))"
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A page as it was shown: ``problems`` are console errors, exceptions and refused loads, ``requests`` all addresses
-    asked for but its own, ``screenshot`` is ``(height, width, 3)`` from 0 to 1."""
+    """A page as it was shown.
+
+    ``problems`` are console errors, exceptions and refused loads, ``requests`` all addresses asked for but its own,
+    ``cells_right`` is where the rightmost cell of a table ends, ``screenshot`` is ``(height, width, 3)`` from 0 to 1.
+    """
 
     text: str
     title: str
     pictures: list[dict[str, Any]]
     scroll_width: int
     scripts: int
+    cells_right: float
     problems: list[str]
     requests: list[str]
     screenshot: NDArray[np.float64]
@@ -69,12 +80,47 @@ class Browser:
     def __init__(self, chromium: Chromium) -> None:
         self._chromium = chromium
 
-    def look(self, path: Path, width: int = WIDTH) -> Seen:
+    def _open(self, path: Path, width: int, *, dark: bool, opened: bool = False) -> Page:
+        page = self._chromium.new_page(
+            viewport={"width": width, "height": 900}, offline=True, color_scheme="dark" if dark else "light"
+        )
+        page.set_default_timeout(1e3 * DEADLINE_S)
+        if opened:
+            page.goto(path.resolve().as_uri())
+            page.evaluate("() => document.querySelectorAll('details').forEach(e => e.open = true)")
+        return page
+
+    def violations(self, path: Path, width: int = WIDTH, *, dark: bool = False) -> list[str]:
+        """What axe finds wrong for readers with a screen reader, a keyboard or weak eyes; all tables opened.
+
+        The marks inside a picture are one image to it.
+        """
+        page = self._open(path, width, dark=dark, opened=True)
+        page.evaluate(files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
+        found = page.evaluate("() => axe.run({exclude: [['svg *']]})")
+        page.context.close()
+        assert len(found["passes"]) > 10, "axe has looked"
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found["violations"]]
+
+    def tab_stops(self, path: Path, width: int = WIDTH) -> list[tuple[str, bool]]:
+        """Where the tabulator key leads, in order: class or name of each element, and whether its focus is visible."""
+        page = self._open(path, width, dark=False)
+        page.goto(path.resolve().as_uri())
+        stops: list[tuple[str, bool]] = []
+        for _ in range(200):
+            page.keyboard.press("Tab")
+            name, seen = page.evaluate(_FOCUSED)
+            if name == "body":
+                break
+            stops.append((name, seen))
+        page.context.close()
+        return stops
+
+    def look(self, path: Path, width: int = WIDTH, *, dark: bool = False) -> Seen:
         """Show a file in a window so many pixels wide, wait until it is drawn, and tell what there is."""
         problems: list[str] = []
         requests: list[str] = []
-        page = self._chromium.new_page(viewport={"width": width, "height": 900}, offline=True)
-        page.set_default_timeout(1e3 * DEADLINE_S)
+        page = self._open(path, width, dark=dark)
         page.on("console", lambda message: problems.extend(_problem(message)))
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(f"failed: {request.url}: {request.failure}"))

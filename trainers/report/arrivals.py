@@ -1,4 +1,4 @@
-"""Arrivals at the operations in which ranks meet: a heat map, rank by step, early to late.
+"""Who keeps the others waiting: a heat map, rank by step, of lateness where ranks meet.
 
 Axes: N operations, K tasks, R ranks, T steps; B bins of ranks, C bins of steps.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.patches import Patch
 
 from paceenv.diagnosis.dependency_graph import Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
@@ -20,14 +22,19 @@ MAX_RANKS: Final = 96
 MAX_STEPS: Final = 160
 """Cells of the heat map; with more ranks or steps, several share one."""
 _EXTREME = 99.0
-"""Percentile of arrivals at which colours end, so that one restart does not make all else pale."""
+"""Percentile of lateness at which colours end, so that one restart does not make all else pale."""
+
+_SHADES: Final = ("#f6f1ee", "#f3b48f", "#c9302c", "#67000d")
+"""From pale (on time, or waiting) to dark red (waited for)."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """``late_RT`` is a rank's arrival at ``op`` after the median of the ranks that it meets, seconds.
+    """``late_RT``: how long a rank keeps its typical peer waiting in a step, seconds.
 
-    It is not a number where the rank did not take part. ``last_R`` is the share of steps in which the rank was last.
+    That is its lateness after the median of those it meets, summed over the step's collectives; 0 where it is on time
+    or waits itself. It is not a number where the rank did not take part. ``last_R`` is the share of steps in which no
+    rank keeps others waiting longer. ``op`` is the kind of collective with the most waiting.
     """
 
     op: str
@@ -36,62 +43,61 @@ class Arrivals:
 
 
 def arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals | None:
-    """Arrivals at the kind of collective with the most waiting; None where ranks meet in none.
+    """Lateness at all collectives; None where ranks meet in none.
 
     Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
-    others. If a rank has several such operations in a step, their mean counts.
+    others.
     """
     operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
     operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
     if not len(operation):
         return None
-    waited_n = np.maximum(np.nansum(met_s(matrix, graph)[operation] - matrix.start_NT[operation], axis=1), 0.0) + 1e-12
     low_K, high_K = np.full(len(graph.queued_K), np.iinfo(np.int64).max), np.full(len(graph.queued_K), -1)
     np.minimum.at(low_K, graph.task_of_N[operation], matrix.stage_N[operation])
     np.maximum.at(high_K, graph.task_of_N[operation], matrix.stage_N[operation])
     alike_n = (low_K == high_K)[graph.task_of_N[operation]]
-    op = int(np.argmax(np.bincount(matrix.op_N[operation], np.where(alike_n, waited_n, 1e-15 * waited_n))))
-    operation = operation[matrix.op_N[operation] == op]
-    late_nT, last_nT = _against_peers(matrix, graph, operation)
-    rank_n, (R, T) = matrix.rank_N[operation], (len(matrix.ranks), matrix.steps)
-    there_nT, late_RT, count_RT = np.isfinite(late_nT), np.zeros((R, T)), np.zeros((R, T))
-    np.add.at(late_RT, rank_n, np.nan_to_num(late_nT))
-    np.add.at(count_RT, rank_n, there_nT)
-    late_RT = np.where(count_RT > 0, late_RT / np.maximum(count_RT, 1), np.nan)
-    seen_R = np.maximum(np.bincount(rank_n, there_nT.sum(axis=1), R), 1)
-    return Arrivals(matrix.ops[op], late_RT, np.bincount(rank_n, last_nT.sum(axis=1), R) / seen_R)
+    operation = operation[alike_n] if alike_n.any() else operation
+    waited_n = np.maximum(np.nansum(met_s(matrix, graph)[operation] - matrix.start_NT[operation], axis=1), 0.0)
+    op = int(np.argmax(np.bincount(matrix.op_N[operation], waited_n + 1e-12)))
+    late_nT = _against_peers(matrix, graph, operation)
+    late_RT, there_RT = np.zeros((2, len(matrix.ranks), matrix.steps))
+    np.add.at(late_RT, matrix.rank_N[operation], np.maximum(np.nan_to_num(late_nT), 0.0))
+    np.add.at(there_RT, matrix.rank_N[operation], np.isfinite(late_nT))
+    longest_T = late_RT.max(axis=0)
+    last_RT = (late_RT >= longest_T) & (longest_T > 0.0)
+    late_RT = np.where(there_RT > 0, late_RT, np.nan)
+    return Arrivals(matrix.ops[op], late_RT, last_RT.sum(axis=1) / np.maximum((there_RT > 0).sum(axis=1), 1))
 
 
-def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -> tuple[Array, Array]:
-    """How long after the median of those it meets each operation began, and whether it was the last, ``(n, T)``."""
+def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -> Array:
+    """How long after the median of those it meets each operation began, seconds, ``(n, T)``."""
     start_nT = matrix.start_NT[operation]
-    late_nT, last_nT = np.full_like(start_nT, np.nan), np.zeros_like(start_nT)
+    late_nT = np.full_like(start_nT, np.nan)
     order = np.argsort(graph.task_of_N[operation], kind="stable")
     for members in np.split(order, np.flatnonzero(np.diff(graph.task_of_N[operation][order])) + 1):
         start_mT = start_nT[members]
         there_T = np.isfinite(start_mT).sum(axis=0) >= 2
         mine_mT = start_mT[:, there_T]
         late_nT[np.ix_(members, there_T)] = mine_mT - np.nanmedian(mine_mT, axis=0)
-        last_nT[np.ix_(members, there_T)] = mine_mT == np.nanmax(mine_mT, axis=0)
-    return late_nT, last_nT
+    return late_nT
 
 
 def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
-    """Rank by step, early to late, and how often each rank is the last."""
+    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
     R, T = found.late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = _shared(ranks, steps)
     late_BC = binned(found.late_RT, ranks, steps)
-    edge_s = max(float(np.nanpercentile(np.abs(late_BC), _EXTREME)), 1e-9)
+    edge_s = max(float(np.nanpercentile(late_BC, _EXTREME)), 1e-9)
     unit = Unit.of(edge_s)
     figure, (panel, beside) = figures.figure(2)
     figure.set_size_inches(11.2, 1.3 + min(max(0.24 * len(late_BC), 1.6), 5.0))
     grid = panel.get_gridspec()
     assert grid is not None
     grid.set_width_ratios([4.2, 1.0])
-    limit = unit.per_s * edge_s
+    colours = LinearSegmentedColormap.from_list("lateness", _SHADES)
     image = panel.imshow(
-        unit.per_s * late_BC, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest"
+        unit.per_s * late_BC, aspect="auto", cmap=colours, vmin=0.0, vmax=unit.per_s * edge_s, interpolation="nearest"
     )
     ticks_C = np.unique(np.linspace(0, late_BC.shape[1] - 1, 9).astype(int))
     ticks_B = np.unique(np.linspace(0, len(late_BC) - 1, min(len(late_BC), 16)).astype(int))
@@ -100,17 +106,34 @@ def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
     panel.set(xlabel="iteration")
     panel.grid(visible=False)
     bar = figure.colorbar(image, ax=panel, pad=0.01)
-    bar.ax.set_title(f"late, {unit.name}", fontsize=8)
+    bar.ax.set_title(f"{unit.name} a step", fontsize=8)
+    keys = [Patch(fc=_SHADES[-1], label="the others wait for it"), Patch(fc=_SHADES[0], ec="#999", label="it waits")]
+    figure.legend(handles=keys, loc="outside lower left", ncols=2, fontsize=9, frameon=False)
     panel.set_title(shared, loc="left", fontsize=9)
     last_B = np.array([found.last_R[b * ranks : (b + 1) * ranks].max() for b in range(len(late_BC))])
-    beside.barh(range(len(late_BC)), 100.0 * last_B, color="#4c72b0", height=1.0 if len(late_BC) > 24 else 0.8)
-    beside.set(ylim=panel.get_ylim(), yticks=[], xlabel="is the last, % of steps", xlim=(0.0, max(100.0 * last_B) + 1))
+    height = 1.0 if len(late_BC) > 24 else 0.8
+    beside.barh(range(len(late_BC)), 100.0 * last_B, color=_SHADES[-2], height=height)
+    beside.set(
+        ylim=panel.get_ylim(), yticks=[], xlabel="waited for most, % of steps", xlim=(0.0, max(100.0 * last_B) + 1)
+    )
     caption = (
-        f"When each rank arrives at {found.op}, in which ranks wait longest for each other, against the median of "
-        "those it meets there. Red is late: the others wait. Blue is early: it waits."
-        f" {shared} Colours end at the {_EXTREME:.0f}th percentile."
+        "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
+        f"{_culprit(matrix, found, unit)} A cell is a rank's lateness after the median of those it meets, summed over "
+        f"a step's collectives. Most is waited at {found.op}. {shared} Colours end at the {_EXTREME:.0f}th percentile."
     )
     return drawn("Arrival skew", caption, figure, _per_rank(matrix, found, unit), _cells(matrix, late_BC, ranks, steps))
+
+
+def _culprit(matrix: OperationMatrix, found: Arrivals, unit: Unit) -> str:
+    """The rank that is waited for most, in a sentence."""
+    late_R = np.nan_to_num(np.nanmean(np.nan_to_num(found.late_RT), axis=1))
+    worst = int(np.argmax(late_R))
+    if late_R[worst] <= 0.0:
+        return "No rank keeps others waiting."
+    return (
+        f"Most is waited for {label(matrix, worst)}: {unit.text(float(late_R[worst]))} a step, in "
+        f"{found.last_R[worst]:.0%} of the steps longer than for any other."
+    )
 
 
 def _shared(ranks: int, steps: int) -> str:
@@ -144,7 +167,10 @@ def _per_rank(matrix: OperationMatrix, found: Arrivals, unit: Unit) -> Numbers:
         if len(late_T):
             mean, p95 = (f"{unit.per_s * x:.4g}" for x in (late_T.mean(), np.percentile(late_T, 95)))
             rows.append((str(rank), label(matrix, r), mean, p95, f"{100.0 * found.last_R[r]:.1f}"))
-    columns = ("rank", "which is", f"mean, {unit.name}", f"95th percentile, {unit.name}", "last, % of steps")
+    columns = (
+        "rank", "which is", f"others wait for it, mean {unit.name}", f"95th percentile, {unit.name}",
+        "most of all, % of steps",
+    )  # fmt: skip
     return Numbers("arrivals-by-rank", columns, rows)
 
 
@@ -154,5 +180,5 @@ def _cells(matrix: OperationMatrix, late_BC: Array, ranks: int, steps: int) -> N
         for b, row_C in enumerate(late_BC)
         for c, value in enumerate(row_C.tolist())
     ]
-    columns = ("from rank", "from iteration", "arrives after the median, s")
+    columns = ("from rank", "from iteration", "others wait for it, s")
     return Numbers("arrivals", columns, rows)

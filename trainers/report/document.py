@@ -10,12 +10,14 @@ from typing import Any
 from urllib.parse import quote
 
 from paceenv.cli.activity_text import ACTIVITY
+from paceenv.cli.diagnosis_text import headline
 from paceenv.core import metrics
 from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 from paceenv.policies.whatif.answer import Answer
 from paceenv.trainers.report import prediction_pictures
-from paceenv.trainers.report.fitted import Fitted, Paced
+from paceenv.trainers.report.conclusion import Conclusion
+from paceenv.trainers.report.fitted import Paced
 from paceenv.trainers.report.picture import Picture, Unit
 from paceenv.ui import html_page, output
 
@@ -28,20 +30,21 @@ class Report:
     notes: Sequence[str]
     matrix: OperationMatrix
     diagnosis: Diagnosis
-    fitted: Fitted | str
+    conclusion: Conclusion
     lateness: Sequence[str] = ()
     """When which rank turned late, and what the hosts of late ranks did, in sentences."""
     activity: tuple[list[str], list[list[str]]] | None = None
     """Columns and rows of where a step's time went on each device."""
     pictures: list[Picture] = field(default_factory=list)
     sizes: Answer | str = ""
-    policies: list[Paced] | str = ""
+    more: Sequence[str] = ()
+    """Further pieces of HTML, below all else."""
     viewer: Path | None = None
     viewer_steps: tuple[int, int] = (0, 0)
 
     def as_json(self) -> dict[str, Any]:
         """The numbers of the page as plain data."""
-        fitted = self.fitted
+        fitted = self.conclusion.fitted
         cluster = (
             {"why_not": fitted} if isinstance(fitted, str) else fitted.fit.to_json() | {"doubt": fitted.doubt or None}
         )
@@ -53,22 +56,22 @@ class Report:
             "steps": self.matrix.steps,
             "steps_left_out": self.matrix.dropped,
             "step_time_s": metrics.step_statistics(self.matrix.step_s_T),
-            "diagnosis": self.diagnosis.to_json(),
+            "diagnosis": self.diagnosis.to_json() | {"verdict": self.conclusion.verdict.text},
+            **self.conclusion.to_json(),
             "fitted": cluster,
             "sizes": {"why_not": self.sizes} if isinstance(self.sizes, str) else self.sizes.as_dict(),
-            "policies": [] if isinstance(self.policies, str) else [one.as_dict() for one in self.policies],
         }
 
     def html(self, beside: Path) -> str:
         """The page; links are relative to the folder ``beside``."""
-        name, verdict = self.matrix.name, self.diagnosis.verdict
+        name = self.matrix.name
         parts = [html_page.paragraph(self._read(), "note")]
-        parts.append(html_page.paragraph(f"{verdict[:1].upper()}{verdict[1:]}.", "verdict"))
+        parts.append(html_page.paragraph(headline(self.conclusion.verdict), "verdict"))
         parts += [self._facts(), html_page.heading("Causes"), self._causes(), *self._late()]
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
             parts.append(self._viewer_link(beside))
-        parts += self._fit()
+        parts += [*self._fit(), *self.more]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:
@@ -102,7 +105,7 @@ class Report:
     def _causes(self) -> str:
         unit = Unit.of(self.diagnosis.step_time_s)
         rows = [
-            (c.cause, f"{c.share:.0%}", f"{unit.per_s * c.lost_s:.4g}", c.evidence, c.advice)
+            (c.cause, f"{c.share:.0%}", f"{unit.per_s * c.lost_s:.4g}", c.evidence, self.conclusion.verdict.advice(c))
             for c in self.diagnosis.causes
         ]
         if not rows:
@@ -126,11 +129,11 @@ class Report:
 
     def _fit(self) -> list[str]:
         """The fitted cluster, or why there is none."""
-        if isinstance(self.fitted, str):
-            why = f"This trace gives no cluster to simulate: {self.fitted}."
+        if isinstance(self.conclusion.fitted, str):
+            why = f"This trace gives no cluster to simulate: {self.conclusion.fitted}."
             said = f"{why} So other sizes and pacing policies are not predicted here."
             return [html_page.heading("At other sizes, and with pacing"), html_page.paragraph(said)]
-        fitted, fit = self.fitted, self.fitted.fit
+        fitted, fit, policies = self.conclusion.fitted, self.conclusion.fitted.fit, self.conclusion.policies
         unit = Unit.of(fit.measured.mean_s)
         mean_s, cv = (fit.measured.mean_s, fit.simulated.mean_s), (fit.measured.cv, fit.simulated.cv)
         said = (
@@ -151,10 +154,10 @@ class Report:
             parts += [html_page.heading("At other sizes"), html_page.paragraph(f"Not predicted: {self.sizes}.")]
         else:
             parts.append(prediction_pictures.scaling(self.sizes).html())
-        if isinstance(self.policies, str):
+        if isinstance(policies, str):
             parts += [html_page.heading("Would pacing help?")]
-            return [*parts, html_page.paragraph(f"Not predicted: {self.policies}.")]
-        return [*parts, prediction_pictures.policies(fitted, self.policies).html()]
+            return [*parts, html_page.paragraph(f"Not predicted: {policies}.")]
+        return [*parts, prediction_pictures.policies(fitted, policies).html()]
 
 
 def _number(value: float | None) -> str:
@@ -167,17 +170,19 @@ def say(report: Report, out: Path) -> None:
     rows = [("mean step", unit.text(d.step_time_s), "")]
     if d.slowdown is not None:
         rows.append(("slowdown", f"{d.slowdown:.3f}", ""))
-    rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", c.advice) for c in d.causes]
+    verdict = report.conclusion.verdict
+    rows += [(c.cause, f"{c.lost_s / d.step_time_s:.0%} of the step", verdict.advice(c)) for c in d.causes]
     rows += [
         (f"throughput with {one.policy}", f"{one.gain[0]:+.1%}", one.verdict)
-        for one in report.policies
+        for one in report.conclusion.policies
         if isinstance(one, Paced)
     ]
     title = f"{report.matrix.name}: {len(report.matrix.ranks)} ranks, {report.matrix.steps} steps"
     output.print_table(title, ("", "", ""), rows)
-    output.say(d.verdict)
-    if isinstance(report.fitted, str):
-        output.say(f"not predicted: {report.fitted}")
-    elif report.fitted.doubt:
-        output.say(report.fitted.doubt)
+    output.say(headline(verdict))
+    fitted = report.conclusion.fitted
+    if isinstance(fitted, str):
+        output.say(f"not predicted: {fitted}")
+    elif fitted.doubt:
+        output.say(fitted.doubt)
     output.say(f"wrote {out} ({out.stat().st_size / 1e6:.1f} MB)")

@@ -22,6 +22,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.causes import TENANT
+from paceenv.diagnosis.verdict import NO_DIFFERENCE, word_of
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
@@ -31,7 +32,6 @@ from paceenv.policies.whatif.change import Change
 from paceenv.policies.whatif.simulated import MIN_SEEDS, check, drawn, predict
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.closed_loop.predict import one_more
-from paceenv.trainers.evaluation.evaluate import NULL_LIMIT
 
 Array = NDArray[np.float64]
 SEEDS: Final = 4
@@ -66,6 +66,16 @@ class Fitted:
         if any(p.is_identified and p.key.startswith("tenants.") for p in self.fit.parameters):
             return True
         return None if TENANT in self.causes else False
+
+    @property
+    def short_doubt(self) -> str:
+        """The same as :attr:`doubt`, for a headline."""
+        said = []
+        if abs(self.fit.mean_error) > GOOD_MEAN:
+            said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
+        if self.tenants is None:
+            said.append("the fitted cluster lacks the other job among the causes")
+        return ", and ".join(said)
 
     @property
     def doubt(self) -> str:
@@ -158,10 +168,12 @@ class Paced:
     @property
     def verdict(self) -> str:
         """The interval in words."""
-        _, low, high = self.gain
-        if max(-low, high) < NULL_LIMIT:
-            return f"makes no difference (less than {NULL_LIMIT:.1%})"
-        return "helps" if low > 0.0 else "costs" if high < 0.0 else "makes no difference that this trace shows"
+        word = word_of(self.gain)
+        more = {
+            "makes no difference": f" (less than {NO_DIFFERENCE:.1%})",
+            "is open": "; this trace does not show whether it helps",
+        }
+        return word + more.get(word, "")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -5,6 +5,7 @@ Axes: V logged values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,13 +28,16 @@ _LINE, _BAND, _MARK, _LEVEL, _WARM = "#333333", "#aebfd8", "#d55e00", "#1f7a8c",
 Array = NDArray[np.float64]
 
 
-def page(found: StepDiagnosis, rows: list[tuple[str, str, str]], notes: tuple[str, ...]) -> str:
+def page(
+    found: StepDiagnosis, rows: list[tuple[str, str, str]], notes: tuple[str, ...], more: Sequence[str] = ()
+) -> str:
     """The page.
 
     Args:
         found: the diagnosis.
         rows: name, value and meaning of its numbers, as ``paceenv diagnose`` prints them.
         notes: of reading, beside those of the log itself.
+        more: further pieces of HTML, below.
     """
     log, top = found.log, found.ceiling
     unit = Unit.of(found.median_s)
@@ -59,6 +63,7 @@ def page(found: StepDiagnosis, rows: list[tuple[str, str, str]], notes: tuple[st
         html_page.heading("What to record next"),
         html_page.paragraph(f"{found.next_step[:1].upper()}{found.next_step[1:]}."),
         html_page.paragraph(f"No cause is named here: {WHY_NO_CLUSTER}."),
+        *more,
     ]
     return html_page.page(f"Step times of {log.name}", parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,22 +17,21 @@ from paceenv.diagnosis.dependency_graph import build_graph
 from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.sources import MAX_ROWS
 from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
-from paceenv.importers.inputs import read_inputs
+from paceenv.importers.inputs import Inputs, read_inputs
 from paceenv.importers.step_log import StepLog
 from paceenv.policies.select import POLICY_HELP, select_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.trainers.report import log_page
 from paceenv.trainers.report.arrivals import arrivals, heat_map
+from paceenv.trainers.report.conclusion import NO_FLOPS, POLICIES, Conclusion, Flops, conclude_answer
+from paceenv.trainers.report.diagnose_command import FLOPS_HELP, PEAK_HELP
 from paceenv.trainers.report.document import Report, say
-from paceenv.trainers.report.fitted import compare, fit, sizes
+from paceenv.trainers.report.fitted import sizes
 from paceenv.trainers.report.spans import spans
 from paceenv.trainers.report.step_times import course, spread
 from paceenv.trainers.report.timeline import timeline, write_steps
 from paceenv.trainers.report.waterfall import slowdowns, waterfall
 from paceenv.ui import output
-
-POLICIES = ("paper", "learned")
-"""Always compared; others by option."""
 
 
 def report(
@@ -48,6 +48,8 @@ def report(
         Path | None,
         typer.Option(help="Also write what the ranks did for ui.perfetto.dev or chrome://tracing (.json, .json.gz)."),
     ] = None,
+    flops_per_step: Annotated[float | None, typer.Option(help=FLOPS_HELP)] = None,
+    peak_flops: Annotated[float | None, typer.Option(help=PEAK_HELP)] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Write one page about a traced job: why its steps take so long, which ranks are slow, and what would help.
@@ -67,8 +69,39 @@ def report(
     if inputs.trace is None and (log := inputs.one_log()) is not None:
         _report_log(log, inputs.notes, out, json_)
         return
+    found = make_report(inputs, traces, names, job, Flops(flops_per_step, peak_flops), chrome_trace)
+    atomic_write(out, found.html(out.parent).encode())
+    if json_ is not None:
+        output.write_json(found.as_json(), json_)
+    if json_ != "-":
+        say(found, out)
+
+
+def make_report(
+    inputs: Inputs,
+    files: Sequence[Path],
+    policies: Sequence[str] = POLICIES,
+    job: str | None = None,
+    flops: Flops = NO_FLOPS,
+    chrome_trace: Path | None = None,
+    conclusion: Conclusion | None = None,
+) -> Report:
+    """Diagnose, draw and predict.
+
+    Args:
+        inputs: what was read; it holds a trace.
+        files: what the user named.
+        policies: to simulate.
+        job: which job, where the trace holds several.
+        flops: for the share of the peak.
+        chrome_trace: also write what the ranks did here.
+        conclusion: where it is known already.
+
+    Raises:
+        InputError: there is no such trace, or its steps take no time.
+    """
     trace = inputs.require_trace()
-    with output.progress("diagnose and draw", 3) as done:
+    with output.progress("diagnose, draw, simulate", 4 + len(policies)) as done:
         answer = find_answer(inputs, job)
         matrix, diagnosis, late = answer.matrix, answer.diagnosis, answer.late_hosts
         assert matrix is not None, "there is a trace"
@@ -81,20 +114,20 @@ def report(
         drawn = [waterfall(diagnosis), slowdowns(diagnosis), timeline(matrix, kinds, _by_rank(diagnosis))]
         drawn += [heat_map(matrix, met) if met else None, course(matrix), spread(matrix)]
         done(2)
-        fitted = fit(trace, str(traces[0]), job, frozenset(c.cause for c in diagnosis.causes))
-        found = Report(traces, answer.notes, matrix, diagnosis, fitted)
+        conclusion = conclusion or conclude_answer(
+            answer, trace, str(files[0]), job, policies=policies, tables=inputs.tables, flops=flops,
+            on_done=lambda n: done(2 + n),
+        )  # fmt: skip
+        found = Report(files, answer.notes, matrix, diagnosis, conclusion)
         over_time = answer.lateness.text() if answer.lateness and not answer.lateness.why_not else ()
         found.lateness = [sentence(line) for line in (*over_time, *(one.text for one in late))]
         found.activity = activity_table(inputs.activity, late) if inputs.activity else None
         found.pictures = [picture for picture in drawn if picture is not None]
-    _predict(found, names)
+        if not isinstance(conclusion.fitted, str):
+            found.sizes = sizes(conclusion.fitted, lambda part: done(2 + len(policies) + part))
     if chrome_trace is not None:
         found.viewer, found.viewer_steps = chrome_trace, write_steps(matrix, kinds, chrome_trace)
-    atomic_write(out, found.html(out.parent).encode())
-    if json_ is not None:
-        output.write_json(found.as_json(), json_)
-    if json_ != "-":
-        say(found, out)
+    return found
 
 
 def _report_log(log: StepLog, notes: tuple[str, ...], out: Path, json_: str | None) -> None:
@@ -124,13 +157,3 @@ def _check(out: Path, chrome_trace: Path | None, policies: list[str]) -> None:
     for name in policies:
         if name != "projection":  # which would simulate
             select_policy(name, load_cluster("null-jitter"))
-
-
-def _predict(found: Report, names: list[str]) -> None:
-    """Add the fitted cluster's predictions for other sizes and policies."""
-    if isinstance(found.fitted, str):
-        return
-    fitted = found.fitted
-    with output.progress("simulate other sizes and policies", 1 + len(names)) as done:
-        found.sizes = sizes(fitted, done)
-        found.policies = compare(fitted, names, lambda n: done(1 + n))

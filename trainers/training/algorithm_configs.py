@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from paceenv.ui.config_files import Config
 
-Algorithm = Literal["ppo", "distill", "sac", "tqc", "crossq", "cma_es"]
+Algorithm = Literal["ppo", "recurrent_ppo", "distill", "sac", "tqc", "crossq", "cma_es", "ars"]
 _Timesteps = Annotated[int, Field(ge=1, description="decisions, summed over rows")]
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _Percent = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -30,6 +30,14 @@ class Ppo(Config):
     log_std_init: float = -0.5
     average_last: _Share = Field(0.3, description=_AVERAGE)
     net_arch: list[int] = Field([64, 64], min_length=1)
+
+
+class RecurrentPpo(Ppo):
+    """Hyperparameters of sb3-contrib's RecurrentPPO: those of PPO, and of the LSTM before ``net_arch``."""
+
+    lstm_hidden_size: int = Field(32, ge=1, le=1024)
+    enable_critic_lstm: bool = Field(False, description="an LSTM of the critic's own, which is not deployed")
+    net_arch: list[int] = Field([32], description="hidden layers after the LSTM")
 
 
 class Sac(Config):
@@ -82,15 +90,35 @@ class CrossQ(Sac):
     renorm_warmup_steps: int = Field(2_000, ge=0, description="updates until its batch renormalisation is in force")
 
 
-class CmaEs(Config):
-    """Hyperparameters of CMA-ES (package ``cmaes``): a generation tries ``population_size`` networks on one batch."""
+class Search(Config):
+    """What searches without gradients share: a generation tries networks, all on the same episodes of one batch."""
 
     total_timesteps: _Timesteps = 2_000_000
-    population_size: int = Field(24, ge=4)
-    sigma: float = Field(0.2, gt=0, description="step size at the start")
     intervals: int = Field(24, ge=1, description="control intervals that every network of a generation is tried for")
-    separable: bool = Field(True, description="a diagonal covariance: for hundreds of weights")
     net_arch: list[int] = Field([], description="hidden layers; none: linear")
+
+
+class CmaEs(Search):
+    """Hyperparameters of CMA-ES (package ``cmaes``)."""
+
+    population_size: int = Field(24, ge=4, description="networks of a generation")
+    sigma: float = Field(0.2, gt=0, description="step size at the start")
+    separable: bool = Field(True, description="a diagonal covariance: for hundreds of weights")
+
+
+class Ars(Search):
+    """Hyperparameters of augmented random search, version V2, by the names of sb3-contrib's ARS."""
+
+    n_delta: int = Field(12, ge=1, description="directions of a generation; each is tried both ways")
+    n_top: int = Field(6, ge=1, description="best directions that move the weights, at most n_delta")
+    learning_rate: float = Field(0.05, gt=0)
+    delta_std: float = Field(0.05, gt=0, description="how far a direction is tried")
+
+    @model_validator(mode="after")
+    def _top_of_them(self) -> Ars:
+        if self.n_top > self.n_delta:
+            raise ValueError(f"n_top = {self.n_top}; allowed: 1 to {self.n_delta}, which is n_delta")
+        return self
 
 
 class Distill(Config):
@@ -121,10 +149,12 @@ class Distill(Config):
 
 SECTIONS: dict[Algorithm, type[Config]] = {
     "ppo": Ppo,
+    "recurrent_ppo": RecurrentPpo,
     "distill": Distill,
     "sac": Sac,
     "tqc": Tqc,
     "crossq": CrossQ,
     "cma_es": CmaEs,
+    "ars": Ars,
 }
 """The section of each algorithm; it has the algorithm's name."""

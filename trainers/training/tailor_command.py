@@ -12,14 +12,18 @@ from paceenv.calibration.job_fit import calibrate_job
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.core.trace import read_trace
+from paceenv.importers.inputs import read_inputs
+from paceenv.policies.whatif.baseline import is_config
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import output
 
 
 def tailor(
     source: Annotated[
-        str, typer.Argument(help="A trace of the job (Parquet), or a cluster: a file, or a name in configs/clusters.")
+        str,
+        typer.Argument(
+            help="A trace as paceenv diagnose reads it, or a cluster: a file, or a name in configs/clusters."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The policy file to write (.safetensors).")],
     seconds: Annotated[float, typer.Option(min=10, help="CPU-seconds of one core to spend, about.")] = 60.0,
@@ -71,10 +75,12 @@ def tailor(
 
 
 def _cluster(source: str) -> Cluster:
-    path = Path(source)
-    if not path.is_file() or path.suffix in {".yaml", ".yml"}:
+    if is_config([source]):
         return load_cluster(source)
-    return calibrate_job(read_trace(path), name=path.stem).cluster
+    inputs = read_inputs([source])
+    for note in inputs.notes:
+        output.say(note)
+    return calibrate_job(inputs.require_trace(), name=Path(source).stem).cluster
 
 
 def _percent(gain: Interval) -> str:

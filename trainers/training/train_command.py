@@ -35,8 +35,8 @@ def train(
     """Train a pacing policy on the simulator.
 
     algorithm: in the config says what learns, and its hyperparameters are the section of the same name, by the names of
-    its library: ppo and sac (Stable-Baselines3), tqc and crossq (sb3-contrib), cma_es (cmaes), and distill, which fits
-    the policy to a teacher that knows the future.
+    its library: ppo and sac (Stable-Baselines3), recurrent_ppo, tqc and crossq (sb3-contrib), cma_es (cmaes), ars (of
+    our own), and distill, which fits the policy to a teacher that knows the future.
 
     Writes the policy file, the learning curve (JSON and picture), the resolved config, a checkpoint and TensorBoard's
     event files (tensorboard --logdir). The same config and seed give the same file, digest and all, on one machine,

@@ -17,10 +17,12 @@ from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suit
 from paceenv.trainers.training.algorithm_configs import (
     SECTIONS,
     Algorithm,
+    Ars,
     CmaEs,
     CrossQ,
     Distill,
     Ppo,
+    RecurrentPpo,
     Sac,
     Tqc,
 )
@@ -132,11 +134,13 @@ class TrainConfig(Config):
     selection: Selection | None = None
     algorithm: Algorithm = Field("ppo", description="what learns; its hyperparameters are the section of its name")
     ppo: Ppo | None = None
+    recurrent_ppo: RecurrentPpo | None = None
     distill: Distill | None = None
     sac: Sac | None = None
     tqc: Tqc | None = None
     crossq: CrossQ | None = None
     cma_es: CmaEs | None = None
+    ars: Ars | None = None
 
     @model_validator(mode="before")
     @classmethod

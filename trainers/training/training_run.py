@@ -168,7 +168,7 @@ class Run:
         arrays = {f"learner.{name}": value for name, value in saved.arrays.items()}
         best = None
         if self.best is not None:
-            arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.layers) for k, a in enumerate(pair)}
+            arrays |= {f"best.{i}.{k}": a for i, pair in enumerate(self.best.weights) for k, a in enumerate(pair)}
             best = {"score": self.best_score, "options": self.learner.options(self.best)}
         progress = {
             "config": self.config.model_dump(mode="json"),

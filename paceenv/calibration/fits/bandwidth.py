@@ -16,10 +16,16 @@ from scipy.optimize import nnls
 
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
+from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, Law, volume
+from paceenv.ui import config_files
 
 FEWEST_SIZES: Final = 4
 """A law of three terms needs one size more than that to have a residual."""
+POOR: Final = 0.1
+"""Misfit beyond which a law is no description of its table."""
+LARGEST_NODE: Final = 8
+"""Ranks that usual nodes have at most: where a table lists no hosts, more are taken to be on several nodes."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,75 @@ class BandwidthFit:
     def plain_misfit(self) -> float:
         """The same without the square root."""
         return float(np.sqrt(np.mean(self.plain_residual**2)))
+
+    @property
+    def text(self) -> str:
+        """The law in a sentence."""
+        law, table = self.law, self.table
+        said = f"{table.op} among {table.members} ranks: {law.bandwidth_Bps / 1e9:.4g} GB/s"
+        if not self.is_bandwidth_only:
+            said += f", {law.hop_s * 1e6:.4g} us a round; the law misses the table by {self.misfit:.1%}"
+        return said + "."
+
+    def warnings(self, asked: bool | None = None) -> tuple[str, ...]:
+        """What to know before the law is used, a line each; ``asked`` as in :meth:`is_inside`."""
+        table, said = self.table, []
+        if self.misfit > POOR:
+            worst = int(np.argmax(np.abs(self.residual)))
+            said.append(
+                f"{table.source}: the law misses the table by {self.misfit:.0%} (root mean square; "
+                f"{self.residual[worst]:+.0%} at {table.size_bytes[worst]:.0f} bytes), more than {POOR:.0%}: a sketch "
+                "only, as where the program changes its algorithm between sizes or the machine was not quiet"
+            )
+        if not table.nodes and asked is None:
+            where = "inside one node" if self.is_inside() else "across nodes"
+            said.append(
+                f"{table.source}: lists no hosts; {table.members} ranks are taken to be {where} "
+                "(say --inside or --across if you know)"
+            )
+        return tuple(said)
+
+    def is_inside(self, asked: bool | None = None) -> bool:
+        """Whether the table is of the links inside a node.
+
+        Args:
+            asked: what the user says; None: from the header's hosts, or where there are none from the number of ranks.
+
+        Raises:
+            InputError: it is said to be inside a node, and its header lists several.
+        """
+        table = self.table
+        if asked and table.nodes > 1:
+            raise InputError(f"--inside: {table.source} was run on {table.nodes} nodes; allowed: --across")
+        if asked is not None:
+            return asked
+        return table.nodes == 1 or (not table.nodes and table.members <= LARGEST_NODE)
+
+    def to_cluster(self, inside: bool, name: str) -> Cluster:
+        """A cluster to simulate: the measured links, and a job that all-reduces the table's largest payload on them.
+
+        The table knows nothing of the job's compute: a second is put there. Across nodes each rank is a node, as the
+        law is that of a ring through all of them.
+
+        Args:
+            inside: whether the links are those inside a node.
+            name: of the cluster.
+        """
+        members = self.table.members
+        shape = {"nodes": 1, "ranks_per_node": members} if inside else {"nodes": members}
+        size_bytes = float(self.table.size_bytes.max())
+        data = {
+            "name": name,
+            "description": (
+                f"Links fitted to {self.table.source}: {self.table.op} among {members} ranks on "
+                f"{self.table.nodes or 'unlisted'} nodes. The job is a stand-in: job.compute_s is not known from it."
+            ),
+            "job": shape | {"compute_s": 1.0, "gradient_bytes": size_bytes, "algorithm": "ring"},
+            "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": members, "oversubscription": 1.0}
+            | ({} if inside else {"latency_us": 0.0})
+            | self.to_config(inside),
+        }
+        return config_files.parse(Cluster, data, f"calibration of {self.table.source}")
 
     def to_config(self, inside: bool) -> dict[str, Any]:
         """The law as the ``fabric`` keys of a cluster: of the links inside a node, or of its NICs."""

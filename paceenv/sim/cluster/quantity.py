@@ -4,7 +4,7 @@ nodes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -54,20 +54,35 @@ class Scaled(Config):
 Quantity = float | Uniform | LogUniform | Normal | Scaled
 
 
-def _within(low: float, high: float, *, open_low: bool = False) -> Callable[[Quantity], Quantity]:
-    allowed = f"{'greater than' if open_low else 'at least'} {low:g}" + (
-        f", at most {high:g}" if high < math.inf else ""
-    )
+@dataclass(frozen=True)
+class Within:
+    """Checks that all that a quantity can be lies between two numbers.
 
-    def check(quantity: Quantity) -> Quantity:
+    Attributes:
+        low: the least value.
+        high: the largest value.
+        open_low: whether ``low`` itself is not allowed.
+    """
+
+    low: float
+    high: float
+    open_low: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        least = f"{'greater than' if self.open_low else 'at least'} {self.low:g}"
+        return least + (f", at most {self.high:g}" if self.high < math.inf else "")
+
+    def __call__(self, quantity: Quantity) -> Quantity:
         for value in _ends(quantity):
-            if not math.isfinite(value) or value < low or value > high or (open_low and value == low):
-                raise ValueError(allowed)
+            too_low = value < self.low or (self.open_low and value == self.low)
+            if not math.isfinite(value) or too_low or value > self.high:
+                raise ValueError(self.allowed)
         if isinstance(quantity, Normal):
-            return quantity.model_copy(update={"within": (low + (_TINY if open_low else 0.0), high)})
+            low = self.low + (_TINY if self.open_low else 0.0)
+            return quantity.model_copy(update={"within": (low, self.high)})
         return quantity
-
-    return check
 
 
 def _ends(quantity: Quantity) -> list[float]:
@@ -96,11 +111,11 @@ def _ends(quantity: Quantity) -> list[float]:
 
 HIGHEST = 1e15
 """No quantity of a cluster is larger in its unit; beyond, sums and products would leave the numbers."""
-Positive = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST, open_low=True))]
-NonNegative = Annotated[Quantity, AfterValidator(_within(0.0, HIGHEST))]
-Share = Annotated[Quantity, AfterValidator(_within(0.0, 0.99))]
-Rare = Annotated[Quantity, AfterValidator(_within(0.0, 0.1))]
-AtLeastOne = Annotated[Quantity, AfterValidator(_within(1.0, HIGHEST))]
-Cv = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]
-Fraction = Annotated[Quantity, AfterValidator(_within(0.0, 1.0, open_low=True))]
-Part = Annotated[Quantity, AfterValidator(_within(0.0, 1.0))]
+Positive = Annotated[Quantity, AfterValidator(Within(0.0, HIGHEST, open_low=True))]
+NonNegative = Annotated[Quantity, AfterValidator(Within(0.0, HIGHEST))]
+Share = Annotated[Quantity, AfterValidator(Within(0.0, 0.99))]
+Rare = Annotated[Quantity, AfterValidator(Within(0.0, 0.1))]
+AtLeastOne = Annotated[Quantity, AfterValidator(Within(1.0, HIGHEST))]
+Cv = Annotated[Quantity, AfterValidator(Within(0.0, 1.0))]
+Fraction = Annotated[Quantity, AfterValidator(Within(0.0, 1.0, open_low=True))]
+Part = Annotated[Quantity, AfterValidator(Within(0.0, 1.0))]

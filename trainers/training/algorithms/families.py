@@ -23,6 +23,10 @@ def make_learner(config: TrainConfig, clusters: Mapping[str, Cluster] | None, cu
         from paceenv.trainers.training.algorithms.ppo_learner import PpoLearner
 
         return PpoLearner(config, clusters, curve)
+    if config.algorithm == "recurrent_ppo":
+        from paceenv.trainers.training.algorithms.ppo_learner import RecurrentPpoLearner
+
+        return RecurrentPpoLearner(config, clusters, curve)
     if config.algorithm == "distill":
         from paceenv.trainers.training.algorithms.distill import DistillLearner
 
@@ -31,6 +35,10 @@ def make_learner(config: TrainConfig, clusters: Mapping[str, Cluster] | None, cu
         from paceenv.trainers.training.algorithms.evolution import CmaEsLearner
 
         return CmaEsLearner(config, clusters, curve)
+    if config.algorithm == "ars":
+        from paceenv.trainers.training.algorithms.random_search import ArsLearner
+
+        return ArsLearner(config, clusters, curve)
     from paceenv.trainers.training.algorithms.off_policy import OFF_POLICY
 
     return OFF_POLICY[config.algorithm](config, clusters, curve)

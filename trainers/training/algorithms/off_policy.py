@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from sb3_contrib import TQC, CrossQ
 from stable_baselines3 import SAC
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from paceenv.trainers.training.algorithms.learner import Layers, Saved
-from paceenv.trainers.training.algorithms.sb3_learner import Sb3Learner, linear_layers
+from paceenv.trainers.training.algorithms.learner import Saved
+from paceenv.trainers.training.algorithms.sb3_learner import Sb3Learner
 
 ROW_STEPS = 32
 """Steps of the batch between two rows of the learning curve, as many as in a rollout of the released PPO."""
@@ -52,10 +51,6 @@ class SacLearner(Sb3Learner):
         if model.ent_coef_optimizer is not None:
             found["entropy_adam"] = model.ent_coef_optimizer
         return found
-
-    def actor(self) -> Layers:
-        model: Any = self.model
-        return linear_layers(*model.actor.latent_pi, model.actor.mu)
 
     def state(self) -> Saved:
         saved, model = super().state(), self.model
@@ -102,23 +97,6 @@ class CrossQLearner(SacLearner):
         section = self.section
         arguments = self._arguments(renorm_warmup_steps=section.renorm_warmup_steps)
         return CrossQ("MlpPolicy", self.envs, policy_delay=section.policy_delay, **arguments)
-
-    def actor(self) -> Layers:
-        model: Any = self.model
-        layers: Layers = []
-        factor = shift = None
-        for module in [*model.actor.latent_pi, model.actor.mu]:
-            if hasattr(module, "ra_mean"):  # y = factor * x + shift
-                spread = np.sqrt(module.ra_var.numpy().astype(np.float64) + module.eps)
-                factor = module.scale.detach().numpy() / spread
-                shift = module.bias.detach().numpy() - factor * module.ra_mean.numpy()
-            elif isinstance(module, torch.nn.Linear):
-                ((weight, bias),) = linear_layers(module)
-                if factor is not None:
-                    weight, bias = weight * factor, bias + weight @ shift
-                    factor = shift = None
-                layers.append((weight.astype(np.float32), bias.astype(np.float32)))
-        return layers
 
 
 OFF_POLICY: dict[str, type[SacLearner]] = {"sac": SacLearner, "tqc": TqcLearner, "crossq": CrossQLearner}

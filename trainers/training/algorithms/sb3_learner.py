@@ -14,6 +14,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from paceenv.core import signals
 from paceenv.policies.learned import Learned
+from paceenv.policies.networks.actor_weights import actor_of
+from paceenv.policies.networks.forward import Cell
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
 from paceenv.trainers.training.algorithms.learner import Curve, Layers, Learner, Saved
@@ -72,6 +74,8 @@ class Sb3Learner(Learner):
 
     squashes = False
     """Whether the actor's action is a tanh of its last layer."""
+    cell: str | None = None
+    """The recurrent cell whose two pairs of weights come before the actor's layers."""
 
     def __init__(self, config: TrainConfig, clusters: Mapping[str, Cluster] | None, curve: Curve) -> None:
         self.config, self.section = config, getattr(config, config.algorithm)
@@ -94,9 +98,12 @@ class Sb3Learner(Learner):
     def _steps(self) -> int:
         """Steps of the batch in a rollout."""
 
-    @abstractmethod
     def actor(self) -> Layers:
-        """The actor's weights and biases as float32 arrays, input to output."""
+        """The actor's pairs of weight and bias as float32 arrays, input to output."""
+        return actor_of(self._policy_arrays(), "tanh", self.label).weights
+
+    def _policy_arrays(self) -> dict[str, NDArray[Any]]:
+        return {name: value.numpy() for name, value in self.model.policy.state_dict().items()}
 
     @abstractmethod
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -118,15 +125,13 @@ class Sb3Learner(Learner):
         return self.with_layers([(w.copy(), b.copy()) for w, b in self.average.layers or self.actor()], {})
 
     def with_layers(self, layers: Layers, options: Mapping[str, Any]) -> Learned:
-        return network_policy(self.config, layers, squashes=self.squashes)
+        return network_policy(self.config, layers, squashes=self.squashes, cell=self.cell)
 
     def calibrated_range(self, policy: Learned) -> dict[str, tuple[float, float]]:
         return range_in(self.envs, policy, training_seed(self.config.seed, RANGE_SEED))
 
     def state(self) -> Saved:
-        arrays: dict[str, NDArray[Any]] = {
-            f"policy.{name}": value.numpy() for name, value in self.model.policy.state_dict().items()
-        }
+        arrays: dict[str, NDArray[Any]] = {f"policy.{name}": value for name, value in self._policy_arrays().items()}
         for name, optimizer in self._optimizers().items():
             for place, state in optimizer.state_dict()["state"].items():
                 arrays |= {f"{name}.{place}.{key}": np.asarray(value) for key, value in state.items()}
@@ -151,11 +156,18 @@ class Sb3Learner(Learner):
             self.envs.constraint.multiplier_C[:] = saved.arrays["multiplier"]
 
 
-def network_policy(config: TrainConfig, layers: Layers, *, squashes: bool = False) -> Learned:
-    """A network that gives actions, as the environment of a config describes it."""
+def network_policy(config: TrainConfig, layers: Layers, *, squashes: bool = False, cell: str | None = None) -> Learned:
+    """A network that gives actions, as the environment of a config describes it.
+
+    Args:
+        config: of the training.
+        layers: of the network; with a ``cell`` its two pairs of weights come first.
+        squashes: as in :class:`Learned`.
+        cell: kind of the recurrent cell; None: without.
+    """
     environment = config.environment
     return Learned(
-        layers,
+        layers if cell is None else layers[2:],
         environment.mechanisms,
         preference=environment.default_preference,
         preference_range=environment.preference_range,
@@ -163,6 +175,7 @@ def network_policy(config: TrainConfig, layers: Layers, *, squashes: bool = Fals
         change_intervals=environment.change_intervals,
         interval_iterations=environment.interval_iterations,
         squashes=squashes,
+        cell=None if cell is None else Cell(cell, *layers[:2]),
     )
 
 
@@ -177,9 +190,11 @@ def range_in(envs: NativeVecEnv, policy: Learned, seed: int, intervals: int = 96
     """
     envs.seed(seed)
     views, observation = [], envs.reset()
+    policy.reset(envs.num_envs)
     for _ in range(intervals):
         views.append(observation[:, : signals.SIGNALS])
-        observation, *_ = envs.step(np.clip(policy.action(observation), -1.0, 1.0))  # type: ignore[assignment]
+        observation, _, ended, _ = envs.step(np.clip(policy.action(observation), -1.0, 1.0))  # type: ignore[assignment]
+        policy.restart(ended)
     return ranges_of(np.concatenate(views))
 
 
@@ -190,7 +205,7 @@ def ranges_of(views_BO: NDArray[np.float32]) -> dict[str, tuple[float, float]]:
 
 
 def pairs(arrays: Mapping[str, NDArray[Any]], name: str) -> Layers:
-    """The layers that stand under a name in a checkpoint's arrays."""
+    """The pairs of weights that stand under a name in a checkpoint's arrays."""
     count = sum(key.startswith(f"{name}.") for key in arrays) // 2
     return [(arrays[f"{name}.{i}.0"].copy(), arrays[f"{name}.{i}.1"].copy()) for i in range(count)]
 

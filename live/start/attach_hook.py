@@ -27,7 +27,7 @@ from paceenv.live.options import IN_A_GROUP_ONLY, LAUNCHER_SETTINGS
 
 SETTINGS_VARIABLE = "PACEENV_LIVE_SETTINGS"
 """Environment variable with the launcher's settings for the processes that the script starts, as JSON."""
-_CHILDREN = str(Path(__file__).parent / "children")
+_CHILDREN = str(Path(__file__).parents[1] / "children")
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 

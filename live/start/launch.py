@@ -1,4 +1,7 @@
-"""The command line of ``-m paceenv.live``: settings of the agent, then a script that runs as it does without it."""
+"""The command line of ``-m paceenv.live``: settings of the agent, then a script that runs as it does without it.
+
+``paceenv live run`` has the same settings, and launches the ranks as well (``paceenv.live.start.run_command``).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ from typing import Annotated, Any
 import typer
 
 from paceenv.core.errors import InputError
-from paceenv.live.attach_hook import attach_later
-from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, absolute_policy, make_options
-from paceenv.live.run_script import prepare_module, prepare_script
+from paceenv.live.options import ENVIRONMENT_KILL_FILE, OPTIONS, Option, Options, absolute_policy, make_options
+from paceenv.live.start.attach_hook import attach_later
+from paceenv.live.start.obstacles import obstacle_elsewhere
+from paceenv.live.start.run_script import prepare_module, prepare_script
 
 USER_ERROR = 2
 HELP = """Run a training script with the agent attached, without a line changed in it.
@@ -25,6 +29,8 @@ torchrun --nproc-per-node 8 -m paceenv.live train.py --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine train.py --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine -m package.train --lr 3e-4
 torchrun --nproc-per-node 8 -m paceenv.live --mode canary --policy policy.safetensors train.py --lr 3e-4
+
+paceenv live run --nproc-per-node 8 --out runs/live/mine train.py --lr 3e-4 launches the ranks by itself.
 
 Begin with the first: it only observes, and reports at the end where the step went and which rank waits for which. Watch
 it with paceenv live status DIR. Then go on to shadow (decides, never delays), canary (a switchback test: every rank
@@ -39,7 +45,7 @@ static:mechanism=slack,threshold=0.02,window=0.4, or static:my-cluster.yaml for 
 application = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-def _with_agent_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_agent_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Replace the parameter ``mode`` and the ``**given`` of ``function`` by command-line options made from Options."""
     signature, options = inspect.signature(function, eval_str=True), {option.name: option for option in OPTIONS}
     parameters: list[Parameter] = []
@@ -58,25 +64,28 @@ def _parameter(option: Option) -> Parameter:
     means = option.meaning
     text = f"{means.help} ({means.allowed})." if means.allowed else f"{means.help}."
     text += f" Default: {means.unset}." if means.unset else ""
-    default = typer.Option(option.default, help=text, show_default=not means.unset)
+    flag = (f"--{option.name.replace('_', '-')}",) if option.type is bool else ()  # without a --no-... beside it
+    default = typer.Option(option.default, *flag, help=text, show_default=not means.unset and not flag)
     return Parameter(option.name, Parameter.KEYWORD_ONLY, default=default, annotation=option.type)
 
 
+Script = Annotated[
+    list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="The training script and its arguments.")
+]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")]
+PolicyName = Annotated[str | None, typer.Option(help=" ".join(POLICY_HELP.split()))]
+
+
 @application.command(help=HELP, context_settings={"allow_interspersed_args": False})
-@_with_agent_options
+@with_agent_options
 def launch(
-    *,
-    script: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGUMENT]...", help="The training script and its arguments.")
-    ],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
-    mode: str,
-    policy: Annotated[str | None, typer.Option(help=" ".join(POLICY_HELP.split()))] = None,
-    **given: Any,
+    *, script: Script, module: Module = False, mode: str, policy: PolicyName = None, **given: Any
 ) -> Callable[[], None]:
     name, *arguments = script
     given |= {"mode": mode, "job": given["job"] or (name if module else Path(name).stem)}
     options = make_options(given)
+    if options.strict:
+        refuse(options, obstacle_elsewhere(options, policy))
     given |= {"out": options.out, "kill_file": options.kill_file}  # absolute: the script may change the folder
     if os.environ.get(ENVIRONMENT_KILL_FILE):
         os.environ[ENVIRONMENT_KILL_FILE] = str(options.kill_file or "")
@@ -85,6 +94,12 @@ def launch(
         return run
     attach_later(policy=absolute_policy(policy), **given)
     return run
+
+
+def refuse(options: Options, why: str) -> None:
+    """Raise InputError where something stands in the way of the mode."""
+    if why:
+        raise InputError(f"mode {options.mode} cannot be entered: {why}")
 
 
 def main() -> None:

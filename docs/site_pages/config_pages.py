@@ -1,0 +1,170 @@
+"""Every key of every kind of config file with type, unit, range and default, from the Pydantic models."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from paceenv.live.testbed.testbed_scenario import Scenario
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.quantity import Quantity, Within
+from paceenv.sim.cluster.workload import Workload
+from paceenv.trainers.evaluation.suites import Suite
+from paceenv.trainers.sweep.sweep_config import SweepConfig
+from paceenv.trainers.training.train_config import TrainConfig
+from paceenv.ui.config_files import Config
+from site_pages.markdown import plain, table
+
+KINDS: dict[str, tuple[type[Config], str, str]] = {
+    "cluster": (Cluster, "configs/clusters", "`paceenv simulate`, `evaluate`, `train`, `whatif`"),
+    "workload": (Workload, "configs/workloads", "section `workload` of a cluster"),
+    "train": (TrainConfig, "configs/train", "`paceenv train`"),
+    "sweep": (SweepConfig, "configs/sweeps", "`paceenv sweep`"),
+    "suite": (Suite, "configs/suites", "`paceenv evaluate --suite`"),
+    "scenario": (Scenario, "configs/testbed", "`paceenv testbed`"),
+}
+"""Model, folder and users of each kind of file."""
+UNITS = {
+    "_s": "s",
+    "_ms": "ms",
+    "_us": "µs",
+    "_hours": "h",
+    "_gbps": "Gb/s",
+    "_mbps": "Mbit/s",
+    "_bytes": "bytes",
+    "_kb": "kB",
+    "_gb": "GB",
+    "_tflops": "TFLOP/s",
+    "_w": "W",
+    "_share": "share",
+    "_cv": "share of the mean",
+    "_ratio": "ratio",
+    "_iterations": "iterations",
+    "_intervals": "control intervals",
+}
+"""What the ending of a key's name says about its value."""
+_QUANTITY = frozenset(typing.get_args(Quantity))
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What a key may hold: words for its type, the allowed values, and the sections it opens."""
+
+    words: str
+    allowed: tuple[str, ...] = ()
+    models: tuple[type[BaseModel], ...] = ()
+
+    def __or__(self, other: Value) -> Value:
+        words = " or ".join(dict.fromkeys(w for v in (self, other) for w in v.words.split(" or ") if w))
+        return Value(words, tuple(dict.fromkeys(self.allowed + other.allowed)), self.models + other.models)
+
+
+def _limit(metadata: Any) -> tuple[str, ...]:
+    """The allowed values that one piece of an annotation states."""
+    if isinstance(getattr(metadata, "func", None), Within):
+        return (metadata.func.allowed,)
+    found = []
+    for name, words in (("gt", "more than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
+        if (bound := getattr(metadata, name, None)) is not None:
+            found.append(f"{words} {bound:g}")
+    for name, words in (("min_length", "at least"), ("max_length", "at most")):
+        if (bound := getattr(metadata, name, None)) is not None:
+            found.append(f"{words} {bound} {'entry' if bound == 1 else 'entries'}")
+    if pattern := getattr(metadata, "pattern", None):
+        found.append(f"matches `{pattern}`")
+    return (", ".join(found),) if found else ()
+
+
+def value_of(kind: Any) -> Value:
+    """What an annotation allows."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        value = value_of(inner[0])
+        limits = tuple(words for piece in inner[1:] for words in _limit(piece))
+        return dataclasses.replace(value, allowed=limits + value.allowed)
+    if origin is typing.Literal:
+        return Value("", (", ".join(f"`{choice}`" for choice in inner),))
+    if origin in (typing.Union, types.UnionType):
+        if set(inner) >= _QUANTITY:
+            rest = [part for part in inner if part not in _QUANTITY]
+            return _any_of([Value("[quantity](#quantities)"), *map(value_of, rest)])
+        return _any_of(list(map(value_of, inner)))
+    if origin in (list, tuple):
+        parts = [part for part in inner if part is not Ellipsis]
+        value = _any_of([value_of(part) for part in dict.fromkeys(parts)])
+        return dataclasses.replace(value, words=f"list of {value.words or 'these'}")
+    if origin is dict:
+        value = value_of(inner[1])
+        return dataclasses.replace(value, words=f"{value_of(inner[0]).words} to {value.words}")
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return Value("section", models=(kind,))
+    if dataclasses.is_dataclass(kind):
+        return Value("section")
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "", Any: "anything"}
+    return Value(names.get(kind, getattr(kind, "__name__", str(kind)).lower()))
+
+
+def _any_of(values: list[Value]) -> Value:
+    value = values[0]
+    for other in values[1:]:
+        value = value | other
+    return value
+
+
+def unit(key: str) -> str:
+    """The unit that a key's name ends with, or nothing."""
+    return next((words for ending, words in UNITS.items() if key.endswith(ending)), "")
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default if field.default is not PydanticUndefined else field.default_factory()
+    if value is None or isinstance(value, BaseModel) or value in ("", [], {}):
+        return "" if not isinstance(value, BaseModel) else "its defaults"
+    if dataclasses.is_dataclass(value):
+        return "its defaults"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], list[Any]]]:
+    """Path, model and rows of a model, then of each model below it, every model once."""
+    seen: set[type[BaseModel]] = set()
+    waiting = [(prefix, model)]
+    while waiting:
+        path, one = waiting.pop(0)
+        if one in seen:
+            continue
+        seen.add(one)
+        rows = []
+        for key, field in one.model_fields.items():
+            if field.exclude:
+                continue
+            value = value_of(field.annotation)
+            allowed = [words for piece in field.metadata for words in _limit(piece)] + list(value.allowed)
+            rows.append((key, value, "; ".join(dict.fromkeys(allowed)), _default(field), field.description or ""))
+            waiting += [(f"{path}.{key}".strip("."), below) for below in value.models]
+        yield path, one, rows
+
+
+def _page(kind: str) -> str:
+    model, folder, used = KINDS[kind]
+    lines = [f"Files in `{folder}`; used by {used}.", ""]
+    for path, one, rows in keys(model):
+        lines += [f"### {kind}{': ' + path if path else ''} ({one.__name__})", ""] if path else []
+        lines += [plain((one.__doc__ or "").split("\n\n")[0]), ""]
+        shown = [
+            (f"`{key}`", value.words, unit(key), allowed, default, plain(meaning))
+            for key, value, allowed, default, meaning in rows
+        ]
+        lines += [*table(("key", "value", "unit", "allowed", "default", "meaning"), shown), ""]
+    return "\n".join(lines)
+
+
+MAKERS = {f"{kind}-config": (lambda kind=kind: _page(kind)) for kind in KINDS}

@@ -1,0 +1,1 @@
+"""Looking at a run from outside: tables of its ranks, conditions for a pipeline, predictions."""

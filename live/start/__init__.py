@@ -1,0 +1,1 @@
+"""Starting a job with the agent: one process of it, or all of a node, and what is checked before."""

@@ -1,0 +1,92 @@
+"""What stands in the way of a mode, as far as it can be known before the training script starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceenv.core.errors import InputError
+from paceenv.live.options import ENVIRONMENT_MODE, MODES, Options
+
+if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
+    from paceenv.policies.base import Policy
+
+_BY_POLICY = ("shadow", "canary", "active", "tune")
+"""The modes that need a policy."""
+
+
+def obstacle(
+    options: Options,
+    policy: Policy | str | os.PathLike[str] | None,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Why the mode cannot be entered, or files cannot be written; "" if nothing that can be known yet prevents it.
+
+    What only a running job shows (a rank without an agent, signals outside the policy's range) is not looked at.
+
+    Args:
+        options: settings of the agent. Mode off has no obstacle.
+        policy: as for ``live.attach``.
+        environ: environment variables.
+    """
+    asked = environ.get(ENVIRONMENT_MODE, "").strip().lower()
+    if asked and asked not in MODES:
+        return f"{ENVIRONMENT_MODE} = {asked!r} counts as off; allowed: one of {', '.join(MODES)}"
+    if options.mode == "off":
+        return ""
+    if options.out is not None and (why := _unwritable(options.out)):
+        return f"out = {str(options.out)!r}: {why}"
+    if options.kill_file is not None and _there(options.kill_file):
+        return f"kill_file {options.kill_file} is there already, and the agent would detach at once"
+    if options.mode not in _BY_POLICY:
+        return ""
+    try:
+        from paceenv.live.decide.live_policy import at_interval, needed_policy
+    except ImportError as error:
+        return f"{error.name or error} cannot be imported; install it: pip install 'paceenv[live]'"
+
+    try:
+        found = needed_policy(options.mode, policy, options.candidates)
+        return at_interval(found, options.interval_iterations).fault
+    except InputError as error:
+        return str(error)
+
+
+def _there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:
+        return False
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be written into a folder, which need not be there yet; "" if it can."""
+    while not _there(folder):
+        if folder == folder.parent:
+            return "no such folder"
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} may not be written to"
+
+
+def obstacle_elsewhere(options: Options, policy: str | None) -> str:
+    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(receive)
+            os.write(send, obstacle(options, policy).encode()[:4096])
+            code = 0
+        except BaseException as error:
+            os.write(send, f"it cannot be checked: {type(error).__name__}: {error}".encode()[:4096])
+            code = 1
+        os._exit(code)
+    os.close(send)
+    with os.fdopen(receive, "rb") as stream:
+        found = stream.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    return found or (f"it cannot be checked: exit status {status}" if status else "")

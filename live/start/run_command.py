@@ -1,0 +1,206 @@
+"""``paceenv live run``: one command that launches the ranks of a node with the agent, or becomes one of them.
+
+Options of torchrun and of the agent may be mixed; the first word that is no option is the script, and all after it is
+the script's. The process is then replaced: by torchrun, which starts ``-m paceenv.live`` in every rank, or by
+``-m paceenv.live`` itself where a launcher has started this process as a rank already. So signals, exit codes and
+tracebacks are theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from paceenv.core.errors import InputError
+from paceenv.live.options import OPTIONS, make_options
+from paceenv.live.start.launch import Module, PolicyName, Script, refuse, with_agent_options
+from paceenv.live.start.obstacles import obstacle
+
+HELP = """Launch a training script with the agent on this node, or run it as the rank that this process already is.
+
+\b
+paceenv live run --nproc-per-node 8 train.py --lr 3e-4
+paceenv live run --nproc-per-node 8 --out runs/mine --mode shadow --policy learned train.py --lr 3e-4
+paceenv live run --nproc-per-node 8 --mode canary --policy learned --strict -- train.py --lr 3e-4
+srun --ntasks-per-node 8 paceenv live run --out runs/mine train.py --lr 3e-4
+
+Takes the options of torchrun (--nnodes, --nproc-per-node, --rdzv-endpoint, ...; all of them: torchrun --help) and those
+below, in any order, before the script. Without --nproc-per-node: a rank for each GPU, or one rank. In a process that
+torchrun, srun or an operator has started as a rank it runs the script in place; options of torchrun are not allowed
+there. Ends with the exit code of the job, or with 2 for a mistake in the command line, before anything has started."""
+_SPLIT = "paceenv.live.start.split"
+_ONE_RANK = ("RANK", "WORLD_SIZE")
+_RENDEZVOUS = (
+    *("standalone", "nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),
+    *("master-addr", "master-port"),
+)
+"""Options of torchrun that say how the ranks find each other."""
+_PORTS = range(20_000, 30_000)
+
+
+class Split(NamedTuple):
+    """A command line in its parts: options of torchrun, those of the agent, and the script with its arguments."""
+
+    launcher: list[str]
+    agent: list[str]
+    script: list[str]
+
+
+class RunCommand(TyperCommand):
+    """Takes torchrun's options out of the command line; the rest is read as that of ``-m paceenv.live``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        found = Split([], [], args)
+        if args and args[0] != "--help" and not is_rank(os.environ):
+            found = split(args)
+        ctx.meta[_SPLIT] = found
+        rest = [*found.agent, *found.script]
+        return list(super().parse_args(ctx, rest))
+
+
+@with_agent_options
+def run(
+    context: typer.Context,
+    *,
+    script: Script,
+    module: Module = False,
+    mode: str,
+    policy: PolicyName = None,
+    **given: Any,
+) -> None:
+    found: Split = context.meta[_SPLIT]
+    options = make_options(given | {"mode": mode, "job": given["job"] or "job"})  # refuses what is out of range
+    ours = ["-m", "paceenv.live", *found.agent, *found.script]
+    if is_rank(os.environ):
+        _become(ours)
+    names = slurm_rank(os.environ)
+    if names and not found.launcher:
+        os.environ.update(names)
+        _become(ours)
+    if not module and not Path(script[0]).exists():
+        raise InputError(f"script {script[0]}: no such file; allowed: a Python file, or a module with -m")
+    why = obstacle(options, policy)
+    if options.strict:
+        refuse(options, why)
+    elif why:
+        _say(f"warning: mode {mode} cannot be entered: {why}; the job runs unpaced (--strict ends the launch instead)")
+    _become(["-m", "torch.distributed.run", *_added(found.launcher, os.environ), *found.launcher, *ours])
+
+
+def split(arguments: Sequence[str]) -> Split:
+    """The parts of a command line; torchrun's own parser says which of its options take a value.
+
+    Raises InputError where there is no script, for an option that nobody knows, and for one that would run no Python.
+    """
+    both, agent = _torchrun_parser(), _Parser(add_help=False, allow_abbrev=False)
+    _add_agent_options(both)
+    _add_agent_options(agent)
+    agent.add_argument("-m", "--module", action="store_true")
+    parsed = both.parse_args(list(arguments))
+    for name in ("no_python", "run_path"):
+        if getattr(parsed, name, False):
+            raise InputError(f"--{name.replace('_', '-')}: the agent needs a Python script; allowed: without it")
+    script = [parsed.training_script, *parsed.training_script_args]
+    head = [word for word in arguments[: len(arguments) - len(script)] if word != "--"]
+    known, launcher = agent.parse_known_args(head)
+    mine = ["-m"] if known.module else []
+    for name, value in vars(known).items():
+        if name.startswith(_DEST):
+            option = f"--{name.removeprefix(_DEST).replace('_', '-')}"
+            mine.append(option if value is True else f"{option}={value}")
+    return Split(launcher, mine, script)
+
+
+def is_rank(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher has started this process as a rank.
+
+    An operator on Kubernetes sets a node's ``RANK`` for the launcher inside its container, and torchrun's ``PET_``
+    variables with it; a rank that torchrun started has ``LOCAL_RANK``.
+    """
+    named = all(environ.get(name) for name in _ONE_RANK)
+    return named and ("LOCAL_RANK" in environ or not any(name.startswith("PET_") for name in environ))
+
+
+def slurm_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables of a rank for a task of ``srun``, one task for each rank; empty in anything else.
+
+    Those that are set already are kept.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    if not tasks.isdigit() or int(tasks) < 2 or "SLURM_PROCID" not in environ:
+        return {}
+    first = re.match(r"([^,\[]+)(?:\[(\d+))?", environ.get("SLURM_STEP_NODELIST", ""))
+    job = int(environ.get("SLURM_JOB_ID", "0") or 0)
+    found = {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "MASTER_ADDR": "".join(part or "" for part in first.groups()) if first else "127.0.0.1",
+        "MASTER_PORT": str(_PORTS[job % len(_PORTS)]),
+    }
+    return {name: environ.get(name) or value for name, value in found.items()}
+
+
+_DEST = "agent_"
+"""Before the names of the agent's options in a parser, so that they meet none of torchrun's."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("training_script, training_script_args", "SCRIPT")
+        raise InputError(f"{message}. See paceenv live run --help")
+
+
+def _torchrun_parser() -> argparse.ArgumentParser:
+    try:
+        from torch.distributed.run import get_args_parser
+    except ModuleNotFoundError as error:
+        raise InputError(f"paceenv live run: needs {error.name}; install it: pip install 'paceenv[live]'") from None
+    parser: argparse.ArgumentParser = get_args_parser()
+    parser.__class__, parser.allow_abbrev = _Parser, False  # its mistakes are one line
+    return parser
+
+
+def _add_agent_options(parser: argparse.ArgumentParser) -> None:
+    kinds = {option.name: option.type for option in OPTIONS} | {"policy": str}
+    for name, kind in kinds.items():
+        how: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS, "dest": f"{_DEST}{name}"}
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true" if kind is bool else "store", **how)
+
+
+def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Options of torchrun that are added: a rank for each GPU, and no fixed port where there is one node."""
+
+    def named(option: str) -> bool:
+        words = {word.partition("=")[0].replace("_", "-") for word in given}
+        return f"--{option}" in words or bool(environ.get(f"PET_{option.replace('-', '_').upper()}"))
+
+    added = []
+    if not named("nproc-per-node"):
+        import torch
+
+        gpus = torch.cuda.device_count()
+        added.append(f"--nproc-per-node={gpus or 1}")
+        _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as there is no GPU; more: --nproc-per-node N")
+    if not any(map(named, _RENDEZVOUS)):
+        added.append("--standalone")
+    return added
+
+
+def _say(text: str) -> None:
+    print(f"paceenv live run: {text}", file=sys.stderr)
+
+
+def _become(arguments: list[str]) -> NoReturn:
+    """Replace this process by the interpreter with these arguments."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *arguments])

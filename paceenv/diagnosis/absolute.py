@@ -1,0 +1,117 @@
+"""Absolute checks: a job's speed against what its hardware can do, which no comparison of ranks can show.
+
+Axes: N operations, K tasks of a step (one collective of one group), T steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from paceenv.core.errors import InputError, out_of_range
+from paceenv.diagnosis.dependency_graph import Graph, build_graph
+from paceenv.diagnosis.operation_matrix import OperationMatrix
+from paceenv.importers.nccl_tests import Table
+from paceenv.sim.cluster.collectives import Op, volume
+
+LOW_MFU: Final = 0.3
+"""Share of the peak below which a large transformer is slow as a whole: published ones reach 0.38 to 0.55
+(Llama 3, arXiv 2407.21783, table 4; PaLM, arXiv 2204.02311; MegaScale, arXiv 2402.15627)."""
+SLOW_LINK: Final = 1.25
+"""Times as long as nccl-tests from which on collectives are slow."""
+_LAWS: Final[dict[str, Op]] = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "grads-reduce-scatter": "reduce_scatter",
+    "params-all-gather": "all_gather",
+}
+_BEYOND: Final = 4.0
+"""Factor by which a payload may lie outside of a table's sizes."""
+
+
+@dataclass(frozen=True)
+class AbsoluteCheck:
+    """One check: a measured value, whether it is low, and both in words."""
+
+    what: str
+    value: float
+    is_low: bool
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return vars(self)
+
+
+def check_flops(flops_per_step: float | None, peak_flops: float | None, ranks: int, step_s: float) -> AbsoluteCheck:
+    """The share of the devices' peak that the job uses (MFU).
+
+    Args:
+        flops_per_step: floating-point operations of the model in a step, of all ranks together; greater than 0.
+        peak_flops: what one rank's device can do in a second; greater than 0.
+        ranks: devices.
+        step_s: the mean step, seconds.
+
+    Raises:
+        InputError: one of the two is missing or not positive, or they give more than the peak.
+    """
+    for name, value in (("--flops-per-step", flops_per_step), ("--peak-flops", peak_flops)):
+        if value is None:
+            raise InputError(f"{name} is missing; allowed: --flops-per-step and --peak-flops together")
+        if not 0.0 < value < float("inf"):
+            raise out_of_range(name, value, "greater than 0, such as 3e15", "command line")
+    assert flops_per_step is not None
+    assert peak_flops is not None
+    used = flops_per_step / (peak_flops * ranks * step_s)
+    if used > 1.0:
+        raise out_of_range(
+            "--flops-per-step", flops_per_step,
+            f"at most {peak_flops * ranks * step_s:.3g}, the peak of {ranks} devices in a step of {step_s:.4g} s",
+            "command line",
+        )  # fmt: skip
+    text = f"{used:.0%} of the peak of {ranks} devices is used (MFU)"
+    if used < LOW_MFU:
+        text += ", where tuned large transformers reach 38 to 55 %: all ranks may be slow alike"
+    return AbsoluteCheck("MFU", used, used < LOW_MFU, text)
+
+
+def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[AbsoluteCheck]:
+    """The job's collectives, from the last arrival to the end, against those that nccl-tests measured.
+
+    A table is used for collectives of its kind among as many ranks, with payloads near its sizes; empty if there are
+    none.
+    """
+    from paceenv.calibration.fits.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
+
+    graph, found = build_graph(matrix), []
+    measured = _measured(matrix, graph)
+    for table in tables:
+        low, high = table.size_bytes.min() / _BEYOND, table.size_bytes.max() * _BEYOND
+        alike = [(b, s) for op, n, b, s in measured if (op, n) == (table.op, table.members) and low <= b <= high]
+        if not alike:
+            continue
+        law = fit_bandwidth(table).law
+        expected_s = sum(float(law.time_s(volume(table.op, "ring", table.members, b))) for b, _ in alike)
+        times = sum(s for _, s in alike) / expected_s
+        text = f"{table.op} among {table.members} takes {times:.2f} times as long as in nccl-tests ({table.source})"
+        text += ": the fabric is slower in the job" if times > SLOW_LINK else ": the links do what they can"
+        found.append(AbsoluteCheck(f"{table.op} against nccl-tests", times, times > SLOW_LINK, text))
+    return found
+
+
+def _measured(matrix: OperationMatrix, graph: Graph) -> list[tuple[Op, int, float, float]]:
+    """Collectives of the usual step: operation, members, bytes, and the median time once the last one is there."""
+    found = []
+    for k, operations in enumerate(np.split(graph.member_N, graph.task_K[1:-1])):
+        op = _LAWS.get(matrix.ops[matrix.op_N[operations[0]]])
+        size_bytes = float(matrix.bytes_N[operations].max())
+        if op is None or len(operations) < 2 or size_bytes <= 0.0 or graph.queued_K[k]:
+            continue
+        alone_T = np.nanmax(matrix.end_NT[operations], axis=0) - np.nanmax(matrix.start_NT[operations], axis=0)
+        found.append((op, len(operations), size_bytes, float(np.nanmedian(alone_T))))
+    return found

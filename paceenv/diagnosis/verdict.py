@@ -1,0 +1,180 @@
+"""The one verdict on a traced job: what it loses, whether pacing gains anything, and what a trace cannot show.
+
+All headlines come from :func:`conclude`, which reads the causes, the simulated policies and the absolute checks that
+stand below them, so that a headline cannot contradict its page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from paceenv.core.intervals import Interval
+from paceenv.diagnosis.causes import MIN_LOST, Cause
+
+if TYPE_CHECKING:
+    from paceenv.diagnosis.absolute import AbsoluteCheck
+    from paceenv.diagnosis.diagnose import Diagnosis
+
+HEALTHY: Final = "healthy"
+NO_DIFFERENCE: Final = 0.005
+"""Share of throughput; an interval within it is no difference."""
+BLIND_SPOT: Final = (
+    "a trace cannot show a slowdown of all ranks alike (clocks, a slow fabric, slow kernels): for an absolute check "
+    "add nccl-tests output to the files, or --flops-per-step with --peak-flops"
+)
+_MARGIN: Final = 0.03
+"""Throughput by which a simulated gain may exceed what the causes cost, both having errors."""
+
+Word = Literal["helps", "costs", "makes no difference", "is open"]
+Claim = Literal["helps", "gains nothing", "is open", "not simulated"]
+
+
+def word_of(gain: Interval) -> Word:
+    """A gain of throughput against no pacing, a share, in words."""
+    if max(-gain.low, gain.high) < NO_DIFFERENCE:
+        return "makes no difference"
+    return "helps" if gain.low > 0.0 else "costs" if gain.high < 0.0 else "is open"
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """What policies gained on clusters fitted to the trace.
+
+    Attributes:
+        gains: throughput against no pacing by policy, as a share; empty where nothing was simulated.
+        why_not: why nothing was simulated.
+        doubt: why the fitted clusters may not be the job; "" if nothing.
+    """
+
+    gains: tuple[tuple[str, Interval], ...] = ()
+    why_not: str = ""
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The conclusion, and what it was made from.
+
+    Attributes:
+        lost: what the job loses, or that it is healthy, or why that cannot be said.
+        claim: whether pacing helps.
+        said: the claim in words, with numbers.
+        best: the policy with the largest gain; None where nothing was simulated.
+        checks: absolute checks in words, or what cannot be seen without any.
+    """
+
+    lost: str
+    claim: Claim
+    said: str
+    best: tuple[str, Interval] | None
+    checks: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The headline."""
+        return "; ".join([self.lost, self.said, *self.checks])
+
+    def advice(self, cause: Cause) -> str:
+        """What to do about a cause, with what the simulation says of pacing where delays act on it."""
+        if not cause.pacing:
+            return cause.advice
+        if self.claim == "not simulated":
+            return f"{cause.advice}; {cause.pacing} may help (not simulated here)"
+        found = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
+        return f"{cause.advice}; or {cause.pacing}, {found[self.claim]} (simulated: {_shown(self.best)})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        gain = None if self.best is None else dict(zip(("value", "lo", "hi"), self.best[1], strict=True))
+        return {
+            "text": self.text,
+            "lost": self.lost,
+            "pacing": {"claim": self.claim, "policy": self.best and self.best[0], "throughput_gain": gain},
+            "checks": list(self.checks),
+        }
+
+
+def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[AbsoluteCheck] = ()) -> Verdict:
+    """The verdict.
+
+    Args:
+        found: the diagnosis.
+        pacing: simulated policies; None: nobody tried.
+        checks: of the job's speed against the hardware's.
+    """
+    pacing = pacing or Pacing()
+    best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
+    claim = _claim(found, pacing)
+    is_paying = claim == "helps" and best is not None and best[1].value >= MIN_LOST
+    said = [f"{check.text}" for check in checks]
+    if found.refused:
+        lost = f"{found.refused}; {found.arrivals.text}"
+    elif found.causes:
+        lost = _costs(found)
+    else:
+        is_healthy = not is_paying and not any(check.is_low for check in checks)
+        lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
+        lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
+        said = said or [BLIND_SPOT]
+    return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said))
+
+
+def _claim(found: Diagnosis, pacing: Pacing) -> Claim:
+    if not pacing.gains:
+        return "not simulated"
+    words = {word_of(gain) for _, gain in pacing.gains}
+    if "helps" in words:
+        return "helps"
+    # a cluster that is not the job cannot show that nothing helps the job
+    return "is open" if "is open" in words or (pacing.doubt and _acted_on(found)) else "gains nothing"
+
+
+def _acted_on(found: Diagnosis) -> list[Cause]:
+    """Causes that delays act on."""
+    return [cause for cause in found.causes if cause.pacing]
+
+
+def _costs(found: Diagnosis) -> str:
+    first, *others = found.causes
+    text = f"{first.cause} costs {first.lost_s / found.step_time_s:.0%} of the step"
+    if others:
+        text += " (" + ", ".join(f"{c.cause} {c.lost_s / found.step_time_s:.0%}" for c in others[:2]) + " besides)"
+    return f"{text}: {first.advice}{found.doubt}"
+
+
+def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
+    acted_on = _acted_on(found)
+    names = " and ".join(cause.cause for cause in acted_on)
+    if claim == "not simulated":
+        why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
+        if found.refused:
+            return f"whether pacing helps cannot be said ({why})"
+        return f"pacing may help against {names} ({why})" if acted_on else f"pacing has nothing to exploit ({why})"
+    shown = _shown(best)
+    doubt = f"; a sketch: {pacing.doubt}" if pacing.doubt else ""
+    if claim == "is open":
+        return f"whether pacing helps is open (simulated: {shown}{doubt})"
+    if claim == "gains nothing":
+        return f"pacing gains nothing{f' against {names}' if names else ''} (simulated: at best {shown}{doubt})"
+    assert best is not None
+    if found.refused:
+        return f"pacing helps (simulated: {shown}{doubt})"
+    if not acted_on:
+        doubt += "; no cause here is one that delays act on, so only a canary (paceenv live) shows whether that is true"
+    elif best[1].low > (most := _most(found, acted_on)) + _MARGIN:
+        doubt += f"; more than {names} can cost ({most:+.1%}), so the simulation exaggerates"
+    return f"pacing helps{f' against {names}' if names else ''} (simulated: {shown}{doubt})"
+
+
+def _most(found: Diagnosis, acted_on: Sequence[Cause]) -> float:
+    """The gain of throughput if all that these causes cost were gone."""
+    lost = min(sum(cause.lost_s for cause in acted_on) / found.step_time_s, 0.99)
+    return lost / (1.0 - lost)
+
+
+def _shown(best: tuple[str, Interval] | None) -> str:
+    assert best is not None, "there is a simulation"
+    policy, gain = best
+    return f"{policy} {gain.value:+.1%} throughput [{gain.low:+.1%} to {gain.high:+.1%}]"

@@ -1,0 +1,142 @@
+"""The environment for several agents, one on each rank: a PettingZoo ``ParallelEnv`` on the same physics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pettingzoo import ParallelEnv
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMITS, Limits
+from paceenv.envs.episode_batch import (
+    DEFAULT_CLUSTER,
+    DEFAULT_MECHANISMS,
+    ClusterLike,
+    EpisodeBatch,
+    Reward,
+    Rules,
+)
+
+Array = NDArray[np.float32]
+
+
+class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
+    """Every rank of the job is an agent that acts on its own view, as a deployed policy does.
+
+    ``paceenv/Pacing-v0`` shows the view of one rank and gives its action to all ranks. Here agent ``rank_3`` sees what
+    rank 3 sees and sets the pacing of rank 3 alone. Step time is common to all ranks of a synchronous job, and so is
+    the reward: the game is cooperative. With the same actions the run is, bit for bit, that of
+    :func:`paceenv.policies.rollout.run`, which ``paceenv evaluate`` uses.
+
+    Observations, actions and the reward are those of :class:`paceenv.envs.pacing_env.PacingEnv`, and so are the
+    arguments. All agents are there from the first step to the last; an episode is truncated, never terminated.
+
+    Args:
+        cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
+        weights: with a list, how often each is drawn; default: equally.
+        mechanisms: names of the mechanisms that the actions set.
+        interval_iterations: iterations in one step of the environment, at least 1.
+        episode_intervals: steps in an episode, at least 1.
+        cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
+        reward: ``"paired"`` or ``"raw"``.
+        limits: of every delay; the defaults are those of a live job.
+        render_mode: not supported; None.
+
+    Raises:
+        InputError: for an argument outside its range, with the range.
+    """
+
+    metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}
+
+    def __init__(
+        self,
+        cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
+        *,
+        weights: Sequence[float] | None = None,
+        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
+        interval_iterations: int = 20,
+        episode_intervals: int = 64,
+        cv_weight: float | Sequence[float] = 0.5,
+        reward: Reward = "paired",
+        limits: Limits = LIMITS,
+        render_mode: None = None,
+    ) -> None:
+        length = (interval_iterations, episode_intervals)
+        self._batch = EpisodeBatch(1, Rules(cluster, weights, mechanisms, *length, cv_weight, reward, limits=limits))
+        sizes = [one.ranks for one in self._batch.clusters]
+        if len(set(sizes)) > 1:
+            raise InputError(
+                f"clusters with {', '.join(map(str, sizes))} ranks; allowed: one number, as ranks are agents"
+            )
+        self.render_mode = render_mode
+        self.possible_agents = [f"rank_{rank}" for rank in range(sizes[0])]
+        self.agents: list[str] = []
+        # a space of its own for each agent, and always the same one, as each samples from its own seed
+        entries, width = self._batch.observation_space, 2 * len(self._batch.mechanisms)
+        self._spaces = {
+            agent: (type(entries)(entries.low, entries.high, dtype=np.float32), type(entries)(-1.0, 1.0, (width,)))
+            for agent in self.possible_agents
+        }
+
+    def observation_space(self, agent: str) -> Any:
+        """The space of an agent's observations, a ``Box``."""
+        return self._spaces[agent][0]
+
+    def action_space(self, agent: str) -> Any:
+        """The space of an agent's actions, a ``Box``."""
+        return self._spaces[agent][1]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Array], dict[str, dict[str, Any]]]:
+        """Start the first episode of ``seed``, or without a seed the next episode.
+
+        Args:
+            seed: at least 0; the same one as in ``PacingEnv`` gives the same episode.
+            options: none is known; they are ignored, as PettingZoo's own test asks for.
+        """
+        if seed is not None:
+            self._batch.seed(np.array([0]), [seed])
+        self._batch.start(np.array([0]))
+        self.agents = list(self.possible_agents)
+        return self._views(), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, float]]]:
+        """Run one control interval, each rank with its own settings; ``info`` holds the raw terms of the reward.
+
+        Raises InputError where an agent has no action, or one that is not there has one.
+        """
+        if not self.agents:
+            return {}, {}, {}, {}, {}  # the episode is over; PettingZoo's convention
+        if set(actions) != set(self.agents):
+            wrong = sorted(set(actions) ^ set(self.agents))
+            raise InputError(f"actions: {wrong[0]} is missing or unknown; allowed: one action for each live agent")
+        action_RA = np.stack([np.asarray(actions[agent], np.float32) for agent in self.agents])
+        settings_RM2 = pacing.decode_action(action_RA, self._batch.mechanisms)
+        rewards, truncated, terms = self._batch.advance(settings_RM2[None])
+        agents, over = self.agents, bool(truncated[0])
+        info = {name: float(value[0]) for name, value in terms.items()}
+        found = (
+            self._views(),
+            dict.fromkeys(agents, float(rewards[0])),
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, over),
+            {agent: dict(info) for agent in agents},
+        )
+        self.agents = [] if over else agents
+        return found
+
+    def state(self) -> Array:
+        """The views of all ranks, ``(R, O)``: for a critic that is trained in one place. Before a reset it fails."""
+        assert self._batch.simulator is not None, "call reset() before state()"
+        view_RO = self._batch.simulator.observe(every_rank=True)[0]
+        return np.concatenate([self._batch.preference.beside(view_RO[r : r + 1]) for r in range(len(view_RO))])
+
+    def _views(self) -> dict[str, Array]:
+        return dict(zip(self.possible_agents, self.state(), strict=True))

@@ -1,0 +1,1 @@
+"""Small networks: their forward pass in numpy, and networks of other libraries as policies."""

@@ -1,0 +1,211 @@
+"""``paceenv live run``: one command for torchrun, srun and a rank; and ``--strict``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from live_jobs import run_ranks
+from live_samples import segment_files
+
+from paceenv import live as agents
+from paceenv.core.errors import InputError
+from paceenv.live.live_command import application
+from paceenv.live.options import make_options
+from paceenv.live.record.run_folder import RunFolder
+from paceenv.live.start import run_command
+from paceenv.live.start.obstacles import obstacle, obstacle_elsewhere
+from paceenv.live.start.run_command import Split, is_rank, slurm_rank, split
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = ROOT / "tests" / "helpers" / "live_train.py"
+MAIN = "import sys; from paceenv.cli.application import main; sys.argv[0] = 'paceenv'; main()"
+
+
+def paceenv(*arguments: str | Path, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command ``paceenv`` in ``folder``, outside of any launcher."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PACEENV", "SLURM", "PET_"))}
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
+    return commands.run(command, cwd=folder, env=inherited | settings | environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "launcher", "agent", "script"),
+    [
+        ("train.py --lr 1", "", "", "train.py --lr 1"),
+        ("--nproc-per-node 2 --out d train.py", "--nproc-per-node 2", "--out=d", "train.py"),
+        (
+            "--mode off --role=r --strict -- a.py -- --mode x",
+            "--role=r",
+            "--mode=off --strict",
+            "a.py -- --mode x",
+        ),
+        ("-t 3 --policy learned -m pkg.train --nnodes 9", "-t 3", "-m --policy=learned", "pkg.train --nnodes 9"),
+        ("--rdzv-conf a=1,b=2 --cap-s 0.5 a.py -m x", "--rdzv-conf a=1,b=2", "--cap-s=0.5", "a.py -m x"),
+    ],
+)
+def test_options_of_torchrun_and_of_the_agent_may_be_mixed(
+    arguments: str, launcher: str, agent: str, script: str
+) -> None:
+    assert split(arguments.split()) == Split(launcher.split(), agent.split(), script.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ("--nproc-per-node 2", "SCRIPT"),
+        ("--bogus 2 a.py", "unrecognized arguments: --bogus"),
+        ("--no-python ls", "--no-python: the agent needs a Python script"),
+        ("--nproc-per-node 2 --cap-s 30 a.py", "cap_s = 30.0; allowed: 0 to 10"),
+        ("--mode canry a.py", "mode = 'canry'; allowed: one of off, observe"),
+        ("missing.py", "script missing.py: no such file"),
+        ("--strict --mode canary --policy lerned train.py", "mode canary cannot be entered: policy lerned: no such"),
+        ("--strict --mode canary train.py", "no policy was given"),
+        ("--strict --mode tune --candidates slack;nope train.py", "cannot be entered"),
+        ("--strict --out train.py train.py", "is not a folder"),
+        ("--strict --kill-file train.py train.py", "is there already"),
+    ],
+)
+def test_a_mistake_ends_the_launch_before_anything_starts(
+    arguments: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(file: str, words: list[str]) -> None:
+        raise AssertionError("started")
+
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execv", never)
+    with pytest.raises(InputError, match=re.escape(problem)):
+        application(args=["run", *arguments.split()], prog_name="paceenv live", standalone_mode=False)
+
+
+def became(monkeypatch: pytest.MonkeyPatch, folder: Path, arguments: str, **environ: str) -> list[str]:
+    """What the command becomes, after the interpreter."""
+    (folder / "train.py").touch()
+    monkeypatch.chdir(folder)
+    for name in [n for n in os.environ if n.startswith(("SLURM", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK"))]:
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+
+    class Became(Exception):
+        pass
+
+    def become(file: str, words: list[str]) -> None:
+        raise Became(words)
+
+    monkeypatch.setattr(run_command.os, "execv", become)
+    monkeypatch.setattr(run_command.os, "environ", dict(os.environ))
+    with pytest.raises(Became) as found:
+        application(args=["run", *arguments.split()], prog_name="paceenv live", standalone_mode=False)
+    words: list[str] = found.value.args[0]
+    assert words[0] == sys.executable
+    return words[1:]
+
+
+LAUNCH = ["-m", "torch.distributed.run"]
+AGENT = ["-m", "paceenv.live"]
+
+
+def test_alone_it_launches_on_one_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = "--nproc-per-node 2 --mode shadow --policy paper"
+    found = became(monkeypatch, tmp_path, f"{options} train.py --lr 1")
+    ours = ["--mode=shadow", "--policy=paper", "train.py", "--lr", "1"]
+    assert found == [*LAUNCH, "--standalone", "--nproc-per-node", "2", *AGENT, *ours]
+
+
+def test_without_a_number_there_is_a_rank_for_each_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert became(monkeypatch, tmp_path, "train.py")[2:4] == ["--nproc-per-node=4", "--standalone"]
+    nodes = "--nnodes 2 --nproc-per-node 1 --rdzv-endpoint h:1 train.py"
+    assert "--standalone" not in became(monkeypatch, tmp_path, nodes)
+    assert "--standalone" not in became(monkeypatch, tmp_path, "train.py", PET_NNODES="2", PET_NPROC_PER_NODE="8")
+
+
+def test_a_rank_runs_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rank = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    found = became(monkeypatch, tmp_path, "--out d -m pkg.train --lr 1", **rank)
+    assert found == [*AGENT, "--out", "d", "-m", "pkg.train", "--lr", "1"]
+    assert is_rank({"RANK": "0", "WORLD_SIZE": "2"})
+    assert not is_rank({"RANK": "0", "WORLD_SIZE": "2", "PET_NNODES": "2"})  # a node's, for the launcher in it
+    assert not is_rank({})
+
+
+def test_a_task_of_srun_is_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    task = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "12345"}
+    names = slurm_rank(task | {"SLURM_STEP_NODELIST": "gpu[07-08],cpu1", "WORLD_SIZE": "8"})
+    assert names == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu07", "MASTER_PORT": "22345"}
+    assert slurm_rank(task | {"SLURM_STEP_NODELIST": "a-1,b-2"})["MASTER_ADDR"] == "a-1"
+    assert slurm_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == {}  # the batch script itself
+    assert became(monkeypatch, tmp_path, "train.py", **task) == [*AGENT, "train.py"]
+    assert became(monkeypatch, tmp_path, "--nproc-per-node 1 train.py", **task)[:2] == LAUNCH
+
+
+def test_without_strict_an_unpaced_job_is_announced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    became(monkeypatch, tmp_path, "--nproc-per-node 1 --mode canary --policy lerned train.py")
+    said = capsys.readouterr().err
+    assert "warning: mode canary cannot be entered: policy lerned" in said
+    assert "the job runs unpaced" in said
+
+
+def test_what_prevents_a_mode(tmp_path: Path) -> None:
+    (tmp_path / "bad.safetensors").write_text("no tensors")
+    found = obstacle(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors"))
+    assert "bad.safetensors" in found
+    assert obstacle_elsewhere(make_options({"mode": "shadow"}), str(tmp_path / "bad.safetensors")) == found
+    assert obstacle(make_options({"mode": "canary"}), "paper") == ""
+    assert obstacle_elsewhere(make_options({"mode": "canary"}), "learned") == ""
+    assert obstacle(make_options({"mode": "observe"}), "nope") == ""
+    interval = make_options({"mode": "canary", "interval_iterations": 7})
+    assert "interval_iterations = 7; allowed:" in obstacle(interval, "learned")
+    assert "PACEENV_LIVE = 'canry' counts as off" in obstacle(
+        make_options({"mode": "observe"}), None, {"PACEENV_LIVE": "canry"}
+    )
+    assert obstacle(make_options({"mode": "observe", "out": tmp_path / "a" / "b"}), None) == ""
+
+
+def test_attach_with_strict_refuses(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="mode canary cannot be entered: no policy was given"):
+        agents.attach(mode="canary", strict=True)
+
+
+def test_strict_and_a_good_policy_import_nothing_before_the_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('numpy' in sys.modules, 'torch' in sys.modules)")
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    options = ("--strict", "--mode", "shadow", "--policy", "learned")
+    ended = paceenv("live", "run", *options, "train.py", folder=tmp_path, **rank)
+    assert (ended.returncode, ended.stdout) == (0, "False False\n"), ended.stderr
+    bad = paceenv("live", "run", *options[:-1], "nope", "train.py", folder=tmp_path, **rank)
+    assert (bad.returncode, bad.stdout, bad.stderr.count("\n")) == (2, "", 1)
+
+
+def losses(folder: Path) -> list[Any]:
+    return [json.loads((folder / f"{rank}.json").read_text())["losses"] for rank in range(2)]
+
+
+def test_a_job_is_launched_with_one_command(tmp_path: Path) -> None:
+    """Two ranks, in mode shadow; the losses are those of the job without the agent."""
+    from live_train import train
+
+    plain = [one.result for one in run_ranks(train, 2, tmp_path / "plain", fails=False)]
+    options = ("--nproc-per-node", "2", "--monitor-interval", "0.1", "--out", "run", "--mode", "shadow")
+    ended = paceenv(
+        "live", "run", *options, "--policy", "paper", "--quiet-first", "5", TRAIN, tmp_path, folder=tmp_path
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert losses(tmp_path) == plain
+    [attempt] = RunFolder(tmp_path / "run").attempts()
+    statuses = RunFolder(tmp_path / "run").statuses(attempt)
+    assert [(s["state"], s["final"], s["pacing"]["taken"]) for s in statuses] == [("shadow", True, 0)] * 2
+    assert all(set(s["shadow"]) >= {"count", "steps", "share", "p50_s", "p95_s"} for s in statuses)
+    assert len(segment_files(tmp_path / "run")) == 2

@@ -1,0 +1,185 @@
+"""What ``paceenv live status`` says beside its table: shadow, canary, worst ranks, conditions for a pipeline."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_samples import ATTEMPT, record, snapshot
+
+from paceenv.core.errors import InputError
+from paceenv.live.inspect.canary_outlook import canary_outlook
+from paceenv.live.inspect.conditions import CONDITIONS, holding
+from paceenv.live.inspect.prediction import read_prediction
+from paceenv.live.inspect.ranks import worst
+from paceenv.live.live_command import application
+from paceenv.live.record.findings import verdict_of
+from paceenv.live.record.run_folder import RunFolder, write_status
+from paceenv.live.record.summary import summarise
+
+NOW_S = time.time()
+LATE = verdict_of("late", "ranks 0-3 side by side", share=0.97, ranks=4, iterations=1190, late_s=0.02)
+INSUFFICIENT = {"verdict": "insufficient evidence", "text": "insufficient evidence: 3 of at least 4 pairs", "pairs": 3}
+
+
+def live(*arguments: str) -> int:
+    return int(application(args=list(arguments), prog_name="paceenv live", standalone_mode=False) or 0)
+
+
+def ranks(number: int = 4, **changed: Any) -> list[dict[str, Any]]:
+    return [snapshot(rank, world_size=number, unix_time_s=NOW_S, **changed) for rank in range(number)]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("late", {"arrival": LATE}, "rank 2 late by up to 20 ms"),
+        ("hurts", {"canary": {"verdict": "hurts", "text": "hurts by 3.0 % [1.0, 5.0]"}}, "pacing hurts by 3.0 %"),
+        ("hurts", {"canary": {"candidates": [{"verdict": "hurts", "text": "hurts by 3 %"}]}}, "pacing hurts by 3 %"),
+        ("agent-lost", {"final": False, "unix_time_s": NOW_S - 100.0}, "rank 2 silent"),
+        ("agent-lost", {"agents": {"count": 3}}, "3 of 4 ranks have an agent"),
+        ("agent-lost", {"state": "off", "reason": "switched off by an error"}, "rank 2 off: switched off by an error"),
+        ("unpaced", {"state": "observe", "reason": "no policy was given"}, "rank 2 in mode observe, asked for canary"),
+        ("undecided", {"canary": INSUFFICIENT}, "3 of at least 4 pairs"),
+    ],
+)
+def test_a_condition_ends_a_pipeline_with_its_code(
+    name: str, changed: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for one in ranks():
+        write_status(tmp_path, one)
+    assert live("status", str(tmp_path), "--json", "-", "--fail-if", name) == 0
+    assert json.loads(capsys.readouterr().out)["conditions"] == {}
+    bad = ranks()[2] | changed
+    assert words in holding([*ranks()[:2], bad, ranks()[3]], ATTEMPT, NOW_S)[name]
+    if name != "late":  # which the command finds in the blocks of all ranks
+        write_status(tmp_path, bad)
+        assert live("status", str(tmp_path), "--fail-if", f"late,{name}") == CONDITIONS[name].code
+        assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_ranks_that_have_just_begun_are_not_lost() -> None:
+    young = time.strftime("%Y%m%dT%H%M%S", time.gmtime(NOW_S - 5.0)) + "-3f2a91"
+    assert holding(ranks()[:2], young, NOW_S) == {}
+    assert holding(ranks()[:2], ATTEMPT, NOW_S + 1e9)["agent-lost"] == "no status of 2 ranks"
+
+
+def test_an_unknown_condition_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--fail-if = 'lost'; allowed: of late, hurts, agent-lost, unpaced"):
+        live("status", str(tmp_path), "--fail-if", "lost")
+
+
+def thousand(folder: Path) -> None:
+    """Recorded statuses of 1,000 ranks on 125 hosts: rank 77 downgraded, rank 500 silent, 4 not there."""
+    blocks = {"iterations": 16, "first": 0, "steps": [16] * 16, "own_s": [0.07] * 16, "step_s": [0.1] * 16}
+    for rank in range(996):
+        slow = {"mean_s": 0.09 if rank == 313 else 0.07, "blocks": blocks | {"blocked_s": [0.02] * 16}}
+        one = snapshot(rank, world_size=1000, host=f"node{rank // 8:04d}", unix_time_s=NOW_S, final=False, own=slow)
+        one |= {"state": "observe", "reason": "the policy is not there"} if rank == 77 else {}
+        one |= {"unix_time_s": NOW_S - 4000.0} if rank == 500 else {}
+        write_status(folder, one)
+
+
+def test_a_thousand_ranks_fit_on_a_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thousand(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert live("status", str(tmp_path), "--watch", "--fail-if", "agent-lost") == CONDITIONS["agent-lost"].code
+    lines = capsys.readouterr().out.replace("\x1b[H\x1b[2J", "").rstrip().splitlines()
+    assert len(lines) <= 24
+    shown = [line.split()[0] for line in lines if line.strip()[:1].isdigit()]
+    assert shown[:3] == ["500", "77", "313"]
+    assert len(shown) == 10
+    assert all(len(line) <= 80 + line.count("\x1b") * 8 for line in lines), lines
+
+
+def test_the_worst_come_first() -> None:
+    found = ranks()
+    found[1] |= {"arrival": LATE}
+    found[2] |= {"state": "off", "reason": "an error"}
+    found[3] |= {"final": False, "unix_time_s": NOW_S - 100.0}
+    assert [one["rank"] for one in worst(found, 3, NOW_S)] == [3, 2, 1]
+
+
+def test_a_status_that_did_not_change_is_read_once(tmp_path: Path) -> None:
+    write_status(tmp_path, ranks(1)[0])
+    run = RunFolder(tmp_path)
+    first = run.statuses(ATTEMPT)[0]
+    assert run.statuses(ATTEMPT)[0] is first
+    write_status(tmp_path, ranks(1)[0] | {"iterations": 1201})
+    assert run.statuses(ATTEMPT)[0]["iterations"] == 1201
+
+
+def test_shadow_shows_the_delays_it_would_have_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadow = {"count": 60, "steps": 1000, "share": 0.012, "p50_s": 0.003, "p95_s": 0.008, "max_s": 0.0101}
+    paced = {"mode": "shadow", "state": "shadow", "canary": None, "pacing": {"asked": 80, "taken": 0}}
+    found = ranks(2, **paced, shadow=shadow | {"mean_s": 0.004, "total_s": 0.24})
+    found[1]["shadow"] = {"count": 0, "steps": 1000, "share": 0.0, "max_s": 0.0}
+    page = " ".join(summarise(found).split())
+    assert "it would have taken 60 delays in 2,000 steps of 2 ranks, 0.6 % of the step on average" in page
+    assert "most by rank 0: 1.2 %" in page
+    assert "median 3 ms, 95 % quantile 8 ms, longest 10.1 ms" in page
+    for one in found:
+        write_status(tmp_path, one)
+    live("status", str(tmp_path))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "would have taken 60 delays" in out
+    assert "(would 4 ms)" in out
+    assert "predicted gain: not computed yet; paceenv live predict DIR does" in out
+    assert "a canary here, with blocks for slack rules: time to a verdict on an effect of 1 %" in out
+
+
+def test_the_outlook_of_a_canary_takes_the_larger_noise() -> None:
+    watched = ranks(1, mode="observe", state="observe")
+    found = canary_outlook(watched)
+    assert found is not None
+    assert found[0].pair_noise == pytest.approx(0.04 * (2.0 / 40) ** 0.5)
+    means = [0.1, 0.12] * 8
+    watched[0]["own"] = {"blocks": {"iterations": 40, "step_s": means}}
+    noisier = canary_outlook(watched)
+    assert noisier is not None
+    assert noisier[0].pair_noise == pytest.approx(0.1823, rel=1e-3)
+    assert canary_outlook(ranks(1)) is None  # a canary has its own
+
+
+def shadowed(folder: Path, iterations: int) -> None:
+    """A recorded run of four ranks in mode shadow: a plain barrier job, on which nothing can be gained."""
+    for rank in range(4):
+        record(folder, iterations, rank=rank, world_size=4, host=f"node{rank // 2}")
+        write_status(folder, snapshot(rank, mode="shadow", state="shadow", policy={"source": "paper"}))
+
+
+def test_a_trace_that_is_too_short_allows_no_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadowed(tmp_path, 3)
+    live("predict", str(tmp_path), "--json", str(tmp_path / "found.json"))
+    assert json.loads((tmp_path / "found.json").read_text())["policies"] == []
+    assert "predicted gain: none, because the trace does not allow one: " in capsys.readouterr().out
+    live("status", str(tmp_path))
+    assert "the trace does not allow one" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_prediction_is_kept_with_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shadowed(tmp_path, 200)
+    live("predict", str(tmp_path), "--seeds", "2", "--iterations", "200")
+    live("status", str(tmp_path))
+    found = read_prediction(RunFolder(tmp_path), ATTEMPT)
+    assert found is not None
+    [one] = found["policies"]
+    assert (one["policy"], found["missing"]) == ("paper", "")
+    assert abs(one["gain"]) < 0.01  # a delay never lowers a maximum
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("predicted gain of paper: ") == 2
+    assert "it rests on 199 steps of 4 ranks" in out
+
+
+def test_a_run_without_a_policy_has_nothing_to_predict(tmp_path: Path) -> None:
+    write_status(tmp_path, snapshot(0, policy={"source": "none given"}))
+    with pytest.raises(InputError, match="has no policy; allowed: with --policy NAME"):
+        live("predict", str(tmp_path))

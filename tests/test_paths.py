@@ -1,0 +1,100 @@
+"""Every command that takes files: folders, patterns, what is unreadable or of a wrong kind; one line or an answer."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+from traced_jobs import job_of
+
+from paceenv.cli import application
+from paceenv.core.errors import InputError
+from paceenv.core.files import find, packaged
+from paceenv.core.trace import write_trace
+
+COMMANDS = {
+    "simulate": ["simulate", "{}", "-i", "3", "--seeds", "1"],
+    "explain a policy": ["explain", "{}", "-o", "{out}/explained"],
+    "explain on a cluster": ["explain", "paper", "--cluster", "{}", "-i", "40", "-o", "{out}/explained"],
+    "calibrate": ["calibrate", "{}", "-o", "{out}/c.yaml"],
+    "calibrate with a base": ["calibrate", "{trace}", "--base", "{}", "-o", "{out}/c.yaml"],
+    "calibrate with a probe": ["calibrate", "{trace}", "--probe", "{}", "-o", "{out}/c.yaml"],
+    "validate": ["validate", "{}"],
+    "diagnose": ["diagnose", "{}", "--no-simulate"],
+    "diagnose sizes": ["diagnose", "{}", "{}", "--sizes", "4,8", "--predict", "16"],
+    "analyse": ["analyse", "{}"],
+    "the bare command": ["{}"],
+    "whatif": ["whatif", "{}", "--replace-rank", "1"],
+    "report": ["report", "{}", "-o", "{out}/r.html"],
+    "evaluate": ["evaluate", "{}"],
+    "evaluate on a suite": ["evaluate", "paper", "--suite", "{}"],
+    "train": ["train", "{}", "-o", "{out}/run"],
+    "tailor": ["tailor", "{}", "-o", "{out}/p.safetensors"],
+    "sweep": ["sweep", "{}", "-o", "{out}/sweep"],
+    "live status": ["live", "status", "{}"],
+    "live summary": ["live", "summary", "{}"],
+    "live trace": ["live", "trace", "{}", "-o", "{out}/t.parquet"],
+    "live set": ["live", "set", "{}", "--mode", "observe"],
+    "testbed run": ["testbed", "run", "{}", "-o", "{out}/testbed"],
+}
+"""Command lines by name; ``{}`` is what is tried."""
+BAD = ("empty folder", "folder of others", "deep folder", "socket", "binary", "empty file", "missing", "pattern")
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A path of each bad kind, and a trace."""
+    root = tmp_path_factory.mktemp("places")
+    for name in ("empty folder", "folder of others", "deep folder/within"):
+        (root / name).mkdir(parents=True)
+    (root / "folder of others" / "note.md").write_text("# no recording\n")
+    (root / "folder of others" / "x.bin").write_bytes(bytes(range(256)))
+    (root / "binary.yaml").write_bytes(bytes(range(256)) * 16)
+    (root / "empty.yaml").write_bytes(b"")
+    found = {name: str(root / name) for name in BAD[:3]}
+    found |= {"binary": str(root / "binary.yaml"), "empty file": str(root / "empty.yaml")}
+    found |= {"missing": str(root / "no.yaml"), "pattern": str(root / "no*.yaml"), "socket": str(root / "s.yaml")}
+    with socket.socket(socket.AF_UNIX) as unreadable:  # opening it fails, for root as well
+        unreadable.bind(found["socket"])
+    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))), root / "run.parquet")
+    return found | {"trace": str(root / "run.parquet")}
+
+
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_path_gives_a_traceback(command: str, kind: str, places: dict[str, str], tmp_path: Path) -> None:
+    """One line that names the path, and exit code 2, which is what InputError becomes."""
+    words = [word.replace("{out}", str(tmp_path)).replace("{trace}", places["trace"]) for word in COMMANDS[command]]
+    with pytest.raises(InputError) as caught:
+        application.run([word.replace("{}", places[kind]) for word in words])
+    assert "\n" not in str(caught.value)
+    assert Path(places[kind]).name in str(caught.value)
+    assert list(tmp_path.rglob("*.*")) == [], "nothing is left half-written"
+
+
+@pytest.mark.parametrize("command", ["diagnose", "analyse", "the bare command", "whatif", "calibrate"])
+@pytest.mark.parametrize("how", ["folder", "pattern"])
+def test_a_folder_and_a_pattern_are_what_they_hold(
+    command: str, how: str, places: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    shutil.copy(places["trace"], tmp_path / "in" / "run.parquet")
+    path = tmp_path / "in" / ("*.parquet" if how == "pattern" else "")
+    words = [word.replace("{}", str(path)).replace("{out}", str(tmp_path)) for word in COMMANDS[command]]
+    assert application.run(words) == 0
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", ["folder", "pattern"])
+def test_a_folder_with_one_config_is_that_config(tmp_path: Path, how: str) -> None:
+    (tmp_path / "in").mkdir()
+    shutil.copy(packaged("clusters") / "null-jitter.yaml", tmp_path / "in" / "mine.yaml")
+    path = str(tmp_path / "in" / ("m*.yaml" if how == "pattern" else ""))
+    assert find("clusters", path) == tmp_path / "in" / "mine.yaml"
+    assert application.run(["simulate", path, "-i", "3", "--seeds", "1", "--json", str(tmp_path / "x.json")]) == 0
+    shutil.copy(packaged("clusters") / "null-jitter.yaml", tmp_path / "in" / "m2.yaml")
+    with pytest.raises(InputError, match=r"2 configs \(.*m2.yaml, .*mine.yaml\); allowed: one of them"):
+        find("clusters", path)

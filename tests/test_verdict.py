@@ -1,0 +1,178 @@
+"""The one verdict: a headline never contradicts the causes, simulated gains and checks that stand below it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from traced_jobs import job_of
+
+from paceenv.cli import application
+from paceenv.cli.diagnosis_text import headline
+from paceenv.core.errors import InputError
+from paceenv.core.intervals import Interval
+from paceenv.core.trace import write_trace
+from paceenv.diagnosis.absolute import LOW_MFU, AbsoluteCheck, check_flops, check_links
+from paceenv.diagnosis.answer import find_answer
+from paceenv.diagnosis.causes import CAUSES, PACING_MAY_HELP, Cause
+from paceenv.diagnosis.diagnose import Diagnosis, diagnose
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Pacing, Verdict, conclude, word_of
+from paceenv.importers.inputs import read_inputs
+from paceenv.importers.nccl_tests import Table
+from paceenv.sim.cluster.collectives import Law, volume
+from paceenv.trainers.evaluation.suites import load_suite
+from paceenv.trainers.report.conclusion import conclude_answer
+from paceenv.ui.config_files import names
+
+PLAIN = diagnose(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (20, 1))))
+SHARE = st.floats(0.02, 0.3)
+GAIN = st.builds(lambda at, half: Interval(at, at - half, at + half), st.floats(-0.3, 0.6), st.floats(0.0, 0.1))
+
+
+def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[AbsoluteCheck, ...] = ()) -> None:
+    """Every claim of the headline against what stands below it."""
+    text = verdict.text
+    words = {word_of(gain) for _, gain in pacing.gains}
+    assert (verdict.claim == "not simulated") == (not pacing.gains)
+    assert (verdict.claim == "helps") == ("helps" in words)
+    assert verdict.said.startswith("pacing helps") == ("helps" in words)
+    if "pacing gains nothing" in text:
+        assert words <= {"makes no difference", "costs"}
+    if not pacing.gains:
+        assert f"not simulated: {pacing.why_not}" in text if pacing.why_not else "not simulated" in text
+    else:
+        largest = max(gain.value for _, gain in pacing.gains if verdict.claim != "helps" or word_of(gain) == "helps")
+        assert f"{largest:+.1%} throughput" in text
+        assert "nothing to exploit" not in text
+        assert "may help" not in text.replace(verdict.lost, "")
+    acts = [cause for cause in found.causes if cause.pacing]
+    for cause in found.causes[:3]:
+        assert f"{cause.cause} " in text
+        assert f"{cause.lost_s / found.step_time_s:.0%}" in text
+    for cause in found.causes:
+        advice = verdict.advice(cause)
+        assert advice.startswith(cause.advice)
+        assert ("which helps" in advice) == (bool(cause.pacing) and verdict.claim == "helps")
+        assert ("which gains nothing" in advice) == (bool(cause.pacing) and verdict.claim == "gains nothing")
+    if text.startswith(HEALTHY):
+        assert not found.causes
+        assert not found.refused
+        assert not any(one.is_low for one in checks)
+        assert all(gain.value < 0.02 for _, gain in pacing.gains if word_of(gain) == "helps")
+    if not found.causes and not found.refused:
+        assert BLIND_SPOT in text or all(one.text in text for one in checks)
+    if verdict.claim == "helps" and found.causes and not acts and not found.refused:
+        assert "only a canary" in text
+    if found.refused:
+        assert found.refused in text
+    for one in checks:
+        assert one.text in text
+    assert headline(verdict).casefold().count(verdict.said.casefold()) == 1, "and the page shows it"
+
+
+@st.composite
+def diagnoses(draw: st.DrawFn) -> Diagnosis:
+    """Any causes, none, or a refusal."""
+    if draw(st.booleans()) and draw(st.booleans()):
+        return replace(PLAIN, causes=(), refused="cannot be determined: clocks disagree", bare_step_s=None)
+    chosen = draw(st.lists(st.sampled_from(CAUSES), unique=True, max_size=4))
+    causes = [
+        Cause(name, 0.25, "seen", "do this", draw(SHARE) * PLAIN.step_time_s, "pacing" * (name in PACING_MAY_HELP))
+        for name in chosen
+    ]
+    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="")
+
+
+@given(
+    found=diagnoses(),
+    gains=st.lists(GAIN, max_size=4),
+    doubt=st.sampled_from(["", "the fitted cluster's mean step is +12% off"]),
+    used=st.none() | st.floats(0.01, 1.0),
+)
+def test_a_headline_never_contradicts_what_it_was_made_from(
+    found: Diagnosis, gains: list[Interval], doubt: str, used: float | None
+) -> None:
+    pacing = Pacing(tuple((f"p{i}", gain) for i, gain in enumerate(gains)), "" if gains else "no cluster", doubt)
+    checks = () if used is None else (AbsoluteCheck("MFU", used, used < LOW_MFU, f"{used:.0%} of the peak"),)
+    check(found, pacing, conclude(found, pacing, checks), checks)
+
+
+SUITES = [name for name in names("suites") if load_suite(name).cases]
+QUICK = {"slack", "stagger", "nulls"}
+
+
+@pytest.mark.parametrize(
+    "suite", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SUITES]
+)
+def test_a_simulated_job_of_every_suite_has_one_verdict(suite: str, tmp_path: Path) -> None:
+    """The smallest cluster of each suite, recorded, diagnosed, fitted and simulated: claims and numbers agree."""
+    cluster = min((case.load() for case in load_suite(suite).cases), key=lambda one: (one.ranks, one.name))
+    config, path = tmp_path / "cluster.yaml", tmp_path / "run.parquet"
+    config.write_text(json.dumps(cluster.model_dump(mode="json", exclude_defaults=True)))
+    run = ["simulate", str(config), "-i", "60", "--seeds", "1", "--trace", str(path)]
+    application.run([*run, "--json", str(tmp_path / "run.json")])
+    inputs = read_inputs([path])
+    answer = find_answer(inputs)
+    conclusion = conclude_answer(answer, inputs.require_trace(), "run")
+    gains = () if isinstance(conclusion.policies, str) else tuple((p.policy, p.gain) for p in conclusion.policies)
+    why = conclusion.policies if isinstance(conclusion.policies, str) else ""
+    doubt = "" if isinstance(conclusion.fitted, str) else conclusion.fitted.short_doubt
+    assert answer.diagnosis is not None
+    check(answer.diagnosis, Pacing(gains, why, doubt), conclusion.verdict)
+    for one in conclusion.policies if gains else ():
+        assert one.verdict.startswith(word_of(one.gain))
+
+
+def test_the_command_says_where_nothing_was_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "few.parquet"
+    write_trace(job_of(np.tile([1.0, 1.0, 1.0, 2.0], (6, 1))), path)
+    assert application.run(["diagnose", str(path), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["headline"]["pacing"]["claim"] == "not simulated"
+    assert found["not_simulated"]
+    assert f"not simulated: {found['not_simulated']}" in found["verdict"]
+    assert application.run(["diagnose", str(path), "--no-simulate"]) == 0
+    assert "not simulated: not asked for" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_share_of_the_peak() -> None:
+    """8 devices of 1e15 a second, 1.6e15 operations in 0.5 s: 40 %."""
+    found = check_flops(1.6e15, 1e15, 8, 0.5)
+    assert found.value == pytest.approx(0.4)
+    assert not found.is_low
+    assert check_flops(0.4e15, 1e15, 8, 0.5).is_low
+    healthy = diagnose(job_of(np.ones((20, 4))))
+    assert healthy.verdict.startswith(HEALTHY)
+    assert BLIND_SPOT in healthy.verdict
+    slow = conclude(healthy, None, [check_flops(0.4e15, 1e15, 8, 0.5)])
+    assert not slow.text.startswith(HEALTHY)
+    assert "all ranks may be slow alike" in slow.text
+    for flops, peak, said in (
+        (None, 1e15, "--flops-per-step is missing"),
+        (1e15, None, "--peak-flops is missing"),
+        (-1.0, 1e15, "--flops-per-step = -1.0; allowed: greater than 0"),
+        (1e15, float("nan"), "--peak-flops = nan"),
+        (1e17, 1e15, "allowed: at most 4e+15"),
+    ):
+        with pytest.raises(InputError, match=said.replace("+", r"\+")):
+            check_flops(flops, peak, 8, 0.5)
+
+
+@pytest.mark.parametrize("times", [1.0, 2.0])
+def test_collectives_against_nccl_tests(times: float) -> None:
+    """Half a second for 1 GB among four: as the table says, or twice as long."""
+    law, n, size = Law(1e-5, 3e9, 0.0), 4, 1e9
+    transfer_s = times * float(law.time_s(volume("all_reduce", "ring", n, size)))
+    matrix = read_matrix(job_of(np.ones((20, n)), transfer_s, bytes=np.repeat([0, int(size)], 20 * n)))
+    sizes = size / 4.0 ** np.arange(8)
+    table = Table("all_reduce", n, sizes, law.time_s(volume("all_reduce", "ring", n, sizes)), "all_reduce_perf.log")
+    (found,) = check_links(matrix, [table])
+    assert found.value == pytest.approx(times, rel=1e-3)
+    assert found.is_low == (times > 1.5)
+    assert check_links(matrix, [replace(table, members=8)]) == [], "another number of ranks"
