@@ -7,6 +7,7 @@ import os
 from paceenv.policies import names, saved
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import Clairvoyant
+from paceenv.policies.networks import foreign
 from paceenv.sim.cluster import Cluster
 
 NAMES = (*names.NAMES, *names.NEED_SIMULATOR)
@@ -16,7 +17,7 @@ POLICY_HELP = (
     "static:threshold=0.05,window=0.2,mechanism=phase_shift, or threshold/window by mechanism: "
     "static:slack=0.02/0.3,phase_shift=0.05/0.05, or the settings of a cluster config: "
     "static:my-cluster.yaml; a policy trained for a range of weights of variation takes one: "
-    "learned:preference=0.3, FILE.safetensors:preference=0.3"
+    f"learned:preference=0.3, FILE.safetensors:preference=0.3; or {foreign.HELP}"
 )
 
 
@@ -36,4 +37,4 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
         from paceenv.policies.projection import Projection  # only here: it needs SciPy, other policies do not
 
         return Projection(cluster, threads=os.cpu_count() or 1)
-    return saved.find(text, NAMES)[1].policy
+    return foreign.foreign_policy(text) or saved.find(text, NAMES)[1].policy

@@ -192,7 +192,7 @@ def test_a_squashed_action_is_kept_by_the_file(tmp_path: Path) -> None:
         ({"algorithm": "sac", "sac": {"gama": 0.5}}, "unknown key sac.gama = 0.5; did you mean gamma?"),
         ({"algorithm": "sac", "sac": {"ent_coef": "some"}}, "ent_coef = some; allowed: a number of at least 0, auto"),
         ({"algorithm": "distill", "distill": {"rounds": 0}}, "distill.rounds = 0; allowed: "),
-        ({"algorithm": "ars", "ars": {"n_top": 20}}, "n_top = 20; allowed: 1 to 12, which is n_delta"),
+        ({"algorithm": "ars", "ars": {"n_top": 20}}, "n_top = 20; allowed: 1 to 8, which is n_delta"),
         (
             {"environment": {"mechanisms": ["slack"], "suites": ["slack"], "memory_intervals": [3, 3]}},
             "memory_intervals = [3, 3]; allowed: an integer from 0 to 10000, or at most 16 different ones",

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from installations import OWN_FOLDERS, Environment, build, copy_sources, environment, requirements, training_repository
 
+from paceenv import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 LIVE_NEVER_NEEDS = ("gymnasium", "matplotlib", "numba", "pydantic", "ray", "scipy", "stable_baselines3")
 DATA = {
@@ -62,7 +64,7 @@ def contents(wheel: Path) -> dict[str, int]:
 
 
 def test_the_wheel_adds_one_name(wheel: Path) -> None:
-    assert {name.split("/")[0] for name in contents(wheel)} == {"paceenv", "paceenv-0.1.0.dist-info"}
+    assert {name.split("/")[0] for name in contents(wheel)} == {"paceenv", f"paceenv-{__version__}.dist-info"}
 
 
 @pytest.mark.parametrize("what", DATA)
@@ -84,7 +86,7 @@ def test_the_sdist_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Pa
     sdist = build("sdist", source, tmp_path / "sdist")
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
-    assert contents(build("wheel", tmp_path / "paceenv-0.1.0", tmp_path / "wheel")) == contents(wheel)
+    assert contents(build("wheel", tmp_path / f"paceenv-{__version__}", tmp_path / "wheel")) == contents(wheel)
 
 
 @pytest.mark.parametrize("how", ["installed", "editable"])

@@ -32,8 +32,11 @@ SUMMARIES = {
     "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
+    "score": "Score an agent by the leaderboard's fixed protocol.",
+    "leaderboard": "Check and merge the scores of a folder into one table.",
+    "policy": "Share a policy on the Hugging Face Hub, with its card.",
     "scores": "Rebuild SCORES.md from the committed configs.",
-    "live": "Look at a live run: status, summary, its trace, the dashboard.",
+    "live": "Run a training job with the agent, and look at it: status, summary, trace, prediction.",
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""
@@ -83,6 +86,10 @@ def _show_warning(
 def run(arguments: list[str]) -> int:
     """Run one command line; returns the exit code."""
     commands = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if asks_for_completion(arguments):
+        from paceenv.cli.completion import complete
+
+        complete(arguments, commands, SUMMARIES)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         _print_help(sorted(commands, key=lambda name: (list(SUMMARIES).index(name) if name in SUMMARIES else 99, name)))
         return 0
@@ -97,6 +104,11 @@ def run(arguments: list[str]) -> int:
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(commands))}"
         raise InputError(f"no command {name}{hint}")
     return _run_command(commands[name], rest)
+
+
+def asks_for_completion(arguments: list[str]) -> bool:
+    """Whether this call is about completion by the shell, and runs no command."""
+    return "_PACEENV_COMPLETE" in os.environ or arguments[:1] in (["--install-completion"], ["--show-completion"])
 
 
 def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
@@ -136,3 +148,4 @@ def _print_help(names: list[str]) -> None:
         print(f"  {name:<10} {SUMMARIES.get(name, '')}")
     print("\n  paceenv PATH recognises what lies there (analyse).")
     print("  paceenv COMMAND --help explains a command. First steps: paceenv demo")
+    print("  paceenv --install-completion lets the shell complete commands and options.")

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 from paceenv.core import pacing
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
     DEFAULT_MECHANISMS,
+    WHERE,
     ClusterLike,
     EpisodeBatch,
     Reward,
     Rules,
 )
+from paceenv.envs.null_jobs import warn_of_nulls
 
 Array = NDArray[np.float32]
 
@@ -38,12 +40,13 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     Args:
         cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
         weights: with a list, how often each is drawn; default: equally.
-        mechanisms: names of the mechanisms that the actions set.
+        mechanisms: names of the mechanisms that the actions set; a string is one.
         interval_iterations: iterations in one step of the environment, at least 1.
         episode_intervals: steps in an episode, at least 1.
         cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
-        reward: ``"paired"`` or ``"raw"``.
+        reward: ``"paired"``, less that of the episode's unpaced twin, or ``"raw"``.
         limits: of every delay; the defaults are those of a live job.
+        warn_null: whether a warning says that no cluster given has anything to win.
         render_mode: not supported; None.
 
     Raises:
@@ -63,17 +66,26 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         cv_weight: float | Sequence[float] = 0.5,
         reward: Reward = "paired",
         limits: Limits = LIMITS,
+        warn_null: bool = True,
         render_mode: None = None,
     ) -> None:
-        length = (interval_iterations, episode_intervals)
-        self._batch = EpisodeBatch(1, Rules(cluster, weights, mechanisms, *length, cv_weight, reward, limits=limits))
-        sizes = [one.ranks for one in self._batch.clusters]
-        if len(set(sizes)) > 1:
-            raise InputError(
-                f"clusters with {', '.join(map(str, sizes))} ranks; allowed: one number, as ranks are agents"
-            )
-        self.render_mode = render_mode
-        self.possible_agents = [f"rank_{rank}" for rank in range(sizes[0])]
+        rules = Rules(
+            cluster,
+            weights,
+            mechanisms,
+            interval_iterations,
+            episode_intervals,
+            cv_weight,
+            reward=reward,
+            limits=limits,
+        )
+        self._batch, self.render_mode = EpisodeBatch(1, rules), render_mode
+        ranks = sorted({one.ranks for one in self._batch.clusters})
+        if len(ranks) > 1:
+            raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
+        if warn_null:
+            warn_of_nulls(self._batch.clusters, rules)
+        self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed
         entries, width = self._batch.observation_space, 2 * len(self._batch.mechanisms)
@@ -99,15 +111,16 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             seed: at least 0; the same one as in ``PacingEnv`` gives the same episode.
             options: none is known; they are ignored, as PettingZoo's own test asks for.
         """
+        everyone = np.array([0])
         if seed is not None:
-            self._batch.seed(np.array([0]), [seed])
-        self._batch.start(np.array([0]))
+            self._batch.seed(everyone, [seed])
+        self._batch.start(everyone)
         self.agents = list(self.possible_agents)
-        return self._views(), {agent: {} for agent in self.agents}
+        return self._views(), {agent: {"cluster": self._cluster} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, float]]]:
+    ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Run one control interval, each rank with its own settings; ``info`` holds the raw terms of the reward.
 
         Raises InputError where an agent has no action, or one that is not there has one.
@@ -119,24 +132,26 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             raise InputError(f"actions: {wrong[0]} is missing or unknown; allowed: one action for each live agent")
         action_RA = np.stack([np.asarray(actions[agent], np.float32) for agent in self.agents])
         settings_RM2 = pacing.decode_action(action_RA, self._batch.mechanisms)
-        rewards, truncated, terms = self._batch.advance(settings_RM2[None])
+        reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
         info = {name: float(value[0]) for name, value in terms.items()}
         found = (
             self._views(),
-            dict.fromkeys(agents, float(rewards[0])),
+            dict.fromkeys(agents, float(reward[0])),
             dict.fromkeys(agents, False),
             dict.fromkeys(agents, over),
-            {agent: dict(info) for agent in agents},
+            {agent: {"cluster": self._cluster} | info for agent in agents},
         )
         self.agents = [] if over else agents
         return found
 
     def state(self) -> Array:
-        """The views of all ranks, ``(R, O)``: for a critic that is trained in one place. Before a reset it fails."""
-        assert self._batch.simulator is not None, "call reset() before state()"
-        view_RO = self._batch.simulator.observe(every_rank=True)[0]
-        return np.concatenate([self._batch.preference.beside(view_RO[r : r + 1]) for r in range(len(view_RO))])
+        """The views of all ranks, ``(R, O)``: for a critic that is trained in one place."""
+        return np.asarray(self._batch.observe_ranks()[0])
+
+    @property
+    def _cluster(self) -> str:
+        return str(self._batch.names_C[self._batch.cluster_E[0]])
 
     def _views(self) -> dict[str, Array]:
         return dict(zip(self.possible_agents, self.state(), strict=True))

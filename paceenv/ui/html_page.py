@@ -48,7 +48,7 @@ details { margin: .3rem 0 } summary { cursor: pointer; color: var(--link); font-
 .facts div { display: flex; flex-direction: column-reverse }
 .facts dt { color: var(--soft); font-size: .85em } .facts dd { margin: 0; font-size: 1.35em }
 code { font-size: .9em }
-pre { overflow-x: auto; background: var(--box); padding: .5rem .8rem; font-size: .88em }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--box); padding: .5rem .8rem; font-size: .88em }
 @media (max-width: 48rem) {
   .drawing svg { width: 44rem } figure:has(.zoom input:checked) .drawing svg { width: 88rem }
   table, tbody, tr { display: block }
@@ -56,6 +56,7 @@ pre { overflow-x: auto; background: var(--box); padding: .5rem .8rem; font-size:
   tr { border: 1px solid var(--line); border-radius: 6px; margin: .5rem 0; padding: .3rem .6rem }
   td, td.number { display: flex; gap: .6rem; border: 0; padding: .15rem 0; text-align: left; white-space: normal;
     overflow-wrap: anywhere }
+  td:empty { display: none }
   td::before { content: attr(data-column); flex: 0 0 32%; color: var(--soft) }
 }
 @media print { body { margin: 0; max-width: none; font-size: 11px } figure, tr { break-inside: avoid }
@@ -101,7 +102,7 @@ def bullets(lines: Iterable[str]) -> str:
 
 def preformatted(text: str) -> str:
     """Text with its own line ends, such as a command."""
-    return f'<pre tabindex="0">{html.escape(text)}</pre>'
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
@@ -204,7 +205,9 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     """
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
-    found = run(select_policy(policy, cluster), simulator, suite.iterations)
+    made = select_policy(policy, cluster)
+    interval = made.interval_iterations if isinstance(made, Policy) else INTERVAL_ITERATIONS
+    found = run(made, simulator, suite.iterations, interval_iterations=interval)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
     rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]

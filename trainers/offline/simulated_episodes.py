@@ -1,22 +1,21 @@
-"""Offline data from the simulator: a behaviour policy in ``paceenv/Pacing-v0``, beside its twin without pacing."""
+"""Offline data from the simulator: a behaviour policy in ``paceenv/Pacing-v0``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import Reward
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.offline.episodes import Episode
 
-RewardKind = Literal["paired", "raw"]
 RANDOM = "random"
 """The behaviour that explores: settings drawn at random, each kept for some intervals."""
 HOLD_INTERVALS, NULL_SHARE = 8, 0.25
@@ -32,7 +31,7 @@ def simulated_episodes(
     mechanisms: Sequence[str],
     episodes: int,
     intervals: int = 64,
-    reward: RewardKind = "paired",
+    reward: Reward = "paired",
     cv_weight: float = 0.1,
     seed: int = 0,
     on_done: Callable[[float], None] = lambda done: None,
@@ -59,7 +58,7 @@ def simulated_episodes(
             episodes,
             cluster,
             mechanisms=mechanisms,
-            episode_intervals=intervals + 1,
+            episode_intervals=intervals + 1,  # one more, so that none ends here
             cv_weight=cv_weight,
             reward=reward,
             warn_null=False,

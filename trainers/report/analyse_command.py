@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceenv.cli.activity_text import sentence
 from paceenv.cli.calibrate_command import calibrate_links
 from paceenv.cli.hang_text import WAIT_COLUMNS
 from paceenv.cli.step_log_output import PATTERN_HELP, rows
@@ -223,7 +224,10 @@ def _page(done: Analysis, out: Path, job: str | None) -> str:
 
     more = [html_page.heading("Found"), html_page.bullets(done.listed())]
     for hang in done.answer.hangs if done.answer is not None else ():
-        more += [html_page.heading(f"Flight Recorder: {hang.name}"), html_page.paragraph(hang.verdict, "verdict")]
+        more += [
+            html_page.heading(f"Flight Recorder: {hang.name}"),
+            html_page.paragraph(sentence(hang.verdict), "verdict"),
+        ]
         more += [html_page.table(WAIT_COLUMNS, hang.waiting_rows())] if hang.hangs else []
     for run, page in done.run_pages.items():
         more += [html_page.heading(f"Live run {run}"), html_page.preformatted(page)]

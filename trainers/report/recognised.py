@@ -20,11 +20,11 @@ _KEYS: Final[tuple[tuple[Kind, frozenset[str]], ...]] = (
     ("training", frozenset({"environment"})),
     ("measurements", frozenset({"paceenv_noise_measurements"})),
     ("comparison", frozenset({"policies", "tuned"})),
-    ("target", frozenset({"source", "rows"})),
+    ("target", frozenset({"name", "rows"})),
 )
 """Keys that a config of a kind has."""
-_SUITE_KEYS: Final = frozenset({"cases", "random", "relatives"})
-_SWEEP_KEYS: Final = frozenset({"static", "training", "robustness"})
+_SUITE_KEYS: Final = frozenset({"cases", "random", "relatives", "posterior"})
+_SWEEP_KEYS: Final = frozenset({"static", "ppo", "robustness"})
 NEXT: Final[dict[Kind, str]] = {
     "cluster": "paceenv simulate {}",
     "scenario": "paceenv testbed run {}",
@@ -101,7 +101,7 @@ def _kind_of(path: Path) -> Kind | None:
         keys = read_yaml(path).keys()
     except InputError:
         return None
-    if keys & _SUITE_KEYS:
+    if "name" in keys and keys & _SUITE_KEYS:
         return "suite"
     found = next((kind for kind, wanted in _KEYS if wanted <= keys), None)
-    return found or ("sweep" if keys & _SWEEP_KEYS else None)
+    return found or ("sweep" if "name" in keys and keys & _SWEEP_KEYS else None)

@@ -94,7 +94,7 @@ class Search(Config):
     """What searches without gradients share: a generation tries networks, all on the same episodes of one batch."""
 
     total_timesteps: _Timesteps = 2_000_000
-    intervals: int = Field(24, ge=1, description="control intervals that every network of a generation is tried for")
+    intervals: int = Field(12, ge=1, description="control intervals that every network of a generation is tried for")
     net_arch: list[int] = Field([], description="hidden layers; none: linear")
 
 
@@ -109,10 +109,10 @@ class CmaEs(Search):
 class Ars(Search):
     """Hyperparameters of augmented random search, version V2, by the names of sb3-contrib's ARS."""
 
-    n_delta: int = Field(12, ge=1, description="directions of a generation; each is tried both ways")
-    n_top: int = Field(6, ge=1, description="best directions that move the weights, at most n_delta")
+    n_delta: int = Field(8, ge=1, description="directions of a generation; each is tried both ways")
+    n_top: int = Field(4, ge=1, description="best directions that move the weights, at most n_delta")
     learning_rate: float = Field(0.05, gt=0)
-    delta_std: float = Field(0.05, gt=0, description="how far a direction is tried")
+    delta_std: float = Field(0.1, gt=0, description="how far a direction is tried")
 
     @model_validator(mode="after")
     def _top_of_them(self) -> Ars:

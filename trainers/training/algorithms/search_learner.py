@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import pacing
 from paceenv.policies.learned import Learned
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import training_seed
@@ -18,8 +19,9 @@ from paceenv.trainers.training.algorithms.sb3_learner import RANGE_SEED, network
 from paceenv.trainers.training.batches import training_envs
 from paceenv.trainers.training.train_config import TrainConfig
 
-START_OFF = -1.0
-"""Bias of the window actions at the start: networks that do not see a reason to pace do not pace."""
+START = pacing.OFF_BELOW
+"""Bias of the window actions at the start: still off, but any push turns pacing on. From -1 all networks of the first
+generations were off, and the search had nothing to compare."""
 
 
 class SearchLearner(Learner):
@@ -60,7 +62,7 @@ class SearchLearner(Learner):
         for place, (a, b) in enumerate(self._shapes, 1):
             last = place == len(self._shapes)
             bias = np.zeros(b)
-            bias[1::2] = START_OFF if last else 0.0
+            bias[1::2] = START if last else 0.0
             parts += [np.zeros(a * b) if last else rng.normal(0.0, a**-0.5, a * b), bias]
         return np.concatenate(parts)
 

@@ -1,0 +1,83 @@
+"""A policy that a user wrote: ``module:Class``. Asking for it runs that module's code; nothing else here does."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError, short_repr
+from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
+
+_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def names_class(text: str) -> bool:
+    """Whether ``text`` is of the form ``module:Class``."""
+    return _NAME.fullmatch(text) is not None
+
+
+class OwnPolicy(Policy):
+    """A user's policy; what it returns is checked before the engine sees it.
+
+    Args:
+        inner: has ``act``, and whatever else of :class:`Policy` it wants to have.
+        name: for messages.
+    """
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self.name = inner, name
+        self.interval_iterations = int(getattr(inner, "interval_iterations", INTERVAL_ITERATIONS))
+        self.mechanisms = tuple(getattr(inner, "mechanisms", pacing.MECHANISMS))
+
+    def reset(self, rows: int) -> None:
+        if hasattr(self._inner, "reset"):
+            self._inner.reset(rows)
+
+    def memory_iterations(self) -> int:
+        return int(self._inner.memory_iterations()) if hasattr(self._inner, "memory_iterations") else 0
+
+    def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The policy's settings; InputError where they are none."""
+        settings = np.asarray(self._inner.act(signals_BO.copy()))
+        wanted = (len(signals_BO), len(pacing.MECHANISMS), 2)
+        if settings.shape != wanted or settings.dtype.kind not in "fiu":
+            found = f"{settings.dtype} of shape {settings.shape}"
+            raise InputError(f"policy {self.name}: act returned {found}; allowed: numbers of shape {wanted}")
+        for name, index, most in (
+            ("threshold", pacing.THRESHOLD, max(pacing.MAX_THRESHOLD)),
+            ("window", pacing.WINDOW, pacing.MAX_WINDOW),
+        ):
+            values = settings[..., index]
+            wrong = values[~((values >= 0.0) & (values <= most))]
+            if wrong.size:
+                raise InputError(f"policy {self.name}: act returned a {name} of {wrong[0]:g}; allowed: 0 to {most:g}")
+        return settings.astype(np.float64)
+
+
+def load_class(text: str) -> OwnPolicy:
+    """Import ``module:Class``, as the working directory and the Python path have it, and make one.
+
+    Args:
+        text: a class without arguments, or a function that returns a policy.
+
+    Raises:
+        InputError: for what cannot be imported or made, and for an object without ``act``.
+    """
+    module_name, _, name = text.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it; the command's own folder is where it is installed
+    try:
+        made = getattr(importlib.import_module(module_name), name)()
+    except Exception as error:  # their code
+        raise InputError(f"policy {text}: {type(error).__name__}: {error}; allowed: module:Class") from error
+    if not callable(getattr(made, "act", None)):
+        allowed = "a class with act(signals), such as one of paceenv.policies.base.Policy"
+        raise InputError(f"policy {text}: {short_repr(made)}; allowed: {allowed}")
+    return OwnPolicy(made, text)
