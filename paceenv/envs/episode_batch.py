@@ -190,6 +190,7 @@ class EpisodeBatch:
         self._edges = edges(len(self.clusters), rules.weights)
         self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
         self.episode_E = np.full(environments, -1)
+        self.keys_E = np.zeros(environments, np.uint64)
         self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
         self.terms: dict[str, NDArray[np.float64]] = {}
         entries = signals.SIGNALS + self.preference.is_drawn
@@ -253,12 +254,19 @@ class EpisodeBatch:
             raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
         self.episode_E[which] += 1
         self.elapsed_E[which] = 0
-        keys_E = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
-        self.preference.draw(which, keys_E[which])
-        self.cluster_E[which] = draw_index(keys_E[which], self._edges) if cluster is None else cluster
+        keys = episode_keys(self.seeds_E[which], self.episode_E[which])
+        self.keys_E[which] = keys
+        self.preference.draw(which, keys)
+        if cluster is not None or len(self._edges) > 1:
+            self.cluster_E[which] = draw_index(keys, self._edges) if cluster is None else cluster
+        else:
+            self.cluster_E[which] = 0
+        if len(self._shapes) == 1:
+            self._shapes[0].start(which, self.keys_E, self.cluster_E)
+            return
         shape_E, place_E = self._place_C2[self.cluster_E].T
         for s in np.unique(shape_E[which]):
-            self._shapes[s].start(which[shape_E[which] == s], keys_E, np.where(shape_E == s, place_E, 0))
+            self._shapes[s].start(which[shape_E[which] == s], self.keys_E, np.where(shape_E == s, place_E, 0))
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""

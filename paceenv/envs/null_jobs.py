@@ -3,8 +3,8 @@
 Nothing can be learned on such a job, and an environment of nothing else is usually a mistake. The probe tries constant
 settings of each mechanism against no pacing, on the same noise. A job is a null where even the upper end of the best
 setting's interval is below :data:`NEGLIGIBLE`. It is a test, not a proof: a policy that changes its settings may win
-where no constant does, so the message says what was tried. ``docs/environment.md`` has how often the probe agrees with
-the labels of the suites.
+where no constant does, so the message says what was tried. ``docs/reference/environment.md`` has
+how often the probe agrees with the labels of the suites.
 """
 
 from __future__ import annotations

@@ -413,7 +413,8 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
     found: dict[str, Any] = {}
     for name, value in values.items():
         absent: Any = None if value.dtype == object else value.dtype.type(0)
-        found[name] = np.where(mask_E, value, absent)
+        found[name] = value.copy()
+        found[name][~mask_E] = absent
         found[f"_{name}"] = mask_E.copy()
     return found
 
