@@ -49,6 +49,7 @@ class Rules:
     reward: Reward = "paired"
     twin: bool | None = None
     limits: Limits = LIMITS
+    names_in_info: bool = False
 
     def __post_init__(self) -> None:
         for name in ("interval_iterations", "episode_intervals"):
@@ -219,7 +220,7 @@ class EpisodeBatch:
             cluster: the name of one that is there, or any that ``PacingEnv`` takes.
         """
         if isinstance(cluster, str) and cluster in self.names_C:
-            return self.names_C.tolist().index(cluster)
+            return [one.name for one in self.clusters].index(cluster)
         found = loaded(cluster)
         if found not in self.clusters:
             self._add([found])
@@ -264,7 +265,7 @@ class EpisodeBatch:
         return self.preference.beside(self._gathered(lambda shape: shape.simulators[PACED].observe()))
 
     def observe_ranks(self) -> NDArray[np.float32]:
-        """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
+        """What every rank of each row saw, ``(E, R, O)``, of clusters with one number of ranks."""
         view_ERO = self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
         return np.stack([self.preference.beside(view_EO) for view_EO in view_ERO.swapaxes(0, 1)], axis=1)
 
@@ -285,7 +286,7 @@ class EpisodeBatch:
     def advance(
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
+        """As :meth:`step`, with settings ``(E, 1, M, 2)`` for all ranks of a job, or ``(E, R, M, 2)`` for each."""
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
@@ -348,6 +349,13 @@ class EpisodeBatch:
         found = of(self._shapes[present[0]]).copy()
         for s in present[1:]:
             found[shape_E == s] = of(self._shapes[s])[shape_E == s]
+        return found
+
+    def where(self) -> dict[str, NDArray[Any]]:
+        """The cluster of each row's present episode, as an info has it: its number and, if asked for, its name."""
+        found: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
+        if self.rules.names_in_info:
+            found["cluster_name"] = self.names_C[self.cluster_E]
         return found
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
