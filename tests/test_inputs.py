@@ -141,7 +141,8 @@ def test_a_table_beside_a_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text("# size count type redop root time algbw busbw #wrong time algbw busbw\n" + rows)
     found = read_inputs([tmp_path])
     assert len(found.tables) == 1
-    assert f"{tmp_path}/log.txt: a bandwidth table, which paceenv calibrate reads; skipped" in found.notes
+    said = "a bandwidth table, for paceenv calibrate and an absolute check of a trace"
+    assert f"{tmp_path}/log.txt: {said}" in found.notes
 
 
 def test_a_table_is_no_trace(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ SUMMARIES = {
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
     "scores": "Rebuild SCORES.md from the committed configs.",
-    "live": "Look at a live run: status, summary, its trace, the dashboard.",
+    "live": "Run a training job with the agent, and look at it: status, summary, trace, prediction.",
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""

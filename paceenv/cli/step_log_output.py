@@ -11,7 +11,8 @@ from paceenv.core.errors import InputError
 from paceenv.diagnosis.step_times.larger_sizes import predict_sizes
 from paceenv.diagnosis.step_times.step_diagnosis import StepDiagnosis, diagnose_steps
 from paceenv.diagnosis.step_times.step_model import PROBABILITIES, WHY_NO_CLUSTER, check_model, fit_model
-from paceenv.importers.step_log import StepLog, read_step_log
+from paceenv.importers.inputs import read_inputs
+from paceenv.importers.step_log import StepLog
 from paceenv.ui import output
 
 PATTERN_HELP = (
@@ -39,7 +40,7 @@ def from_logs(
     if sizes is None or wanted is None:
         raise InputError("--sizes or --predict is missing; allowed: both, as --sizes 4,8 --predict 16")
     known, target = (_sizes(name, text) for name, text in (("--sizes", sizes), ("--predict", wanted)))
-    found = predict_sizes(known, [diagnose_steps(read_step_log(path, pattern=pattern)) for path in paths], target)
+    found = predict_sizes(known, [diagnose_steps(_log_of(path, pattern)) for path in paths], target)
     if json_ is not None:
         output.write_json(found.to_json(), json_)
     if json_ == "-":
@@ -57,6 +58,13 @@ def from_logs(
     ]
     columns = ("size", "typical step (range)", "CV (95 %)", "99th percentile / median (95 %)")
     output.print_table(f"Predicted from sizes {sizes}: {found.law}", columns, rows, "; ".join(found.notes))
+
+
+def _log_of(path: Path, pattern: str | None) -> StepLog:
+    log = read_inputs([path], pattern=pattern).one_log()
+    if log is None:
+        raise InputError(f"{path}: no log with step times; allowed: a log of each size, or a folder with it")
+    return log
 
 
 def _sizes(name: str, text: str) -> list[float]:
