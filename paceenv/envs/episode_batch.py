@@ -265,7 +265,7 @@ class EpisodeBatch:
         return self.preference.beside(self._gathered(lambda shape: shape.simulators[PACED].observe()))
 
     def observe_ranks(self) -> NDArray[np.float32]:
-        """What every rank of each row saw, ``(E, R, O)``, of clusters with one number of ranks."""
+        """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
         view_ERO = self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
         return np.stack([self.preference.beside(view_EO) for view_EO in view_ERO.swapaxes(0, 1)], axis=1)
 
@@ -286,7 +286,7 @@ class EpisodeBatch:
     def advance(
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings ``(E, 1, M, 2)`` for all ranks of a job, or ``(E, R, M, 2)`` for each."""
+        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
