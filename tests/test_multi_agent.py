@@ -17,9 +17,6 @@ from paceenv.policies.base import Policy
 from paceenv.policies.rollout import run, start
 from paceenv.sim.cluster import load_cluster
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it imports one of its own games in a way that it has deprecated
-
 MECHANISMS = ("phase_shift", "slack")
 INTERVALS = 12
 

@@ -150,8 +150,13 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
         return np.asarray(self._batch.observe_ranks()[0])
 
     @property
-    def _cluster(self) -> str:
-        return str(self._batch.names_C[self._batch.cluster_E[0]])
+    def cluster_names(self) -> NDArray[np.object_]:
+        """Names of the clusters, ``(C,)``; ``info["cluster"]`` is an index into it."""
+        return self._batch.names_C.copy()
+
+    @property
+    def _cluster(self) -> int:
+        return int(self._batch.cluster_E[0])
 
     def _views(self) -> dict[str, Array]:
         return dict(zip(self.possible_agents, self.state(), strict=True))
