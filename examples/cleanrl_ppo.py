@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from torch import nn
 
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.learned import Learned
-from paceenv.policies.policy_file import PolicyFile, save_policy
+from paceenv.policies import save_network
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.suites import Case, Suite
 
@@ -55,34 +55,9 @@ class Agent(nn.Module):
         return self.critic(view)[..., 0]
 
 
-class PairedEnvs:
-    """A batch beside its twin without pacing; the reward is the difference. ``start`` spreads the episodes' ends."""
-
-    def __init__(self, rows: int) -> None:
-        self.paced, self.twin = (
-            PacingVectorEnv(rows, CLUSTER, mechanisms=(MECHANISM,), cv_weight=0.1) for _ in range(2)
-        )
-        self.off = np.full(self.paced.action_space.shape, -1.0, np.float32)
-
-    def start(self, seed: int) -> torch.Tensor:
-        for envs in (self.twin, self.paced):
-            view, _ = envs.reset(seed=seed)
-            envs.desync_episodes()
-        return torch.from_numpy(view)
-
-    def step(self, action: torch.Tensor, agent: Agent) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        view, reward, _, truncated, info = self.paced.step(action.numpy().clip(-1.0, 1.0))
-        reward = torch.from_numpy((reward - self.twin.step(self.off)[1]).astype(np.float32))
-        self.mean_reward = float(reward.mean())
-        if truncated.any():  # the episode would have gone on: what it was still worth
-            last = torch.from_numpy(np.stack([*info["final_obs"][truncated]]))
-            reward[torch.from_numpy(truncated)] += GAMMA * agent.value(last)
-        return torch.from_numpy(view), reward, torch.from_numpy(truncated)
-
-
 def main(argv: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=60, help="rollouts that are learned from (%(default)s)")
+    parser.add_argument("--updates", type=int, default=40, help="rollouts that are learned from (%(default)s)")
     parser.add_argument("--rows", type=int, default=128, help="environments side by side (%(default)s)")
     parser.add_argument("--seeds", type=int, default=32, help="of the score (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the training (%(default)s)")
@@ -91,10 +66,12 @@ def main(argv: list[str] | None = None) -> Path:
 
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    envs = PairedEnvs(options.rows)
-    agent = Agent(10, 2)
+    mode = AutoresetMode.SAME_STEP
+    envs = PacingVectorEnv(options.rows, CLUSTER, mechanisms=MECHANISM, cv_weight=0.1, autoreset_mode=mode)
+    agent = Agent(envs.single_observation_space.shape[0], envs.single_action_space.shape[0])
     optimizer = torch.optim.Adam(agent.parameters(), LEARNING_RATE, eps=1e-5)
-    view = envs.start(2**63 + options.seed)
+    view = torch.from_numpy(envs.reset(seed=2**63 + options.seed)[0])
+    envs.desync_episodes()  # or all rows would end in the same step
     for update in range(options.updates):
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1.0 - update / options.updates)
         views, actions, logs, values, rewards, ends, paired = [], [], [], [], [], [], []
@@ -105,8 +82,13 @@ def main(argv: list[str] | None = None) -> Path:
                 kept = (view, action, distribution.log_prob(action).sum(-1), agent.value(view))
                 for row, value in zip((views, actions, logs, values), kept, strict=True):
                     row.append(value)
-                view, reward, end = envs.step(action, agent)
-                rewards.append(reward), ends.append(end.float()), paired.append(envs.mean_reward)
+                found, gained, _, truncated, info = envs.step(action.numpy().clip(-1.0, 1.0))
+                view, reward, end = (torch.from_numpy(x.astype(np.float32)) for x in (found, gained, truncated))
+                paired.append(float(reward.mean()))
+                if truncated.any():  # the episode would have gone on: what it was still worth
+                    last = torch.from_numpy(np.stack([*info["final_obs"][truncated]]))
+                    reward[end > 0.0] += GAMMA * agent.value(last)
+                rewards.append(reward), ends.append(end)
             advantages, ahead, following = [], torch.zeros(options.rows), agent.value(view)
             for t in reversed(range(STEPS)):  # generalised advantage estimation
                 delta = rewards[t] + GAMMA * following * (1.0 - ends[t]) - values[t]
@@ -128,13 +110,11 @@ def main(argv: list[str] | None = None) -> Path:
         if update % max(options.updates // 6, 1) == 0 or update == options.updates - 1:
             print(f"rollout {update + 1:3d}: paired reward {np.mean(paired):+.4f} (0 is what no pacing gets)")
 
-    layers = [(m.weight.detach().numpy(), m.bias.detach().numpy()) for m in agent.actor if isinstance(m, nn.Linear)]
-    save_policy(options.out, PolicyFile(Learned(layers, (MECHANISM,))))
+    save_network(options.out, agent.actor, mechanisms=[MECHANISM])
     suite = Suite(name="example", cases=[Case(cluster=CLUSTER)], seeds=options.seeds, iterations=1280)
     found = evaluate([str(options.out)], suite).score(str(options.out), suite.cases[0])
-    print(
-        f"{CLUSTER}: throughput {found.gain:+.2%} ({found.gain_ci95[0]:+.2%} to {found.gain_ci95[1]:+.2%}) over no pacing"
-    )
+    low, high = found.gain_ci95
+    print(f"{CLUSTER}: throughput {found.gain:+.2%} ({low:+.2%} to {high:+.2%}) over no pacing")
     print(f"wrote {options.out}; next: paceenv evaluate {options.out} --suite demo")
     return options.out
 

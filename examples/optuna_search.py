@@ -26,7 +26,7 @@ def step_s(policy: Policy, cluster: Cluster, seeds: range, iterations: int) -> n
 
 def main(argv: list[str] | None = None) -> tuple[float, float]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cluster", default="unequal-slack", help="a cluster config, by name or file (%(default)s)")
+    parser.add_argument("--cluster", default="two-jobs", help="a cluster config, by name or file (%(default)s)")
     parser.add_argument("--trials", type=int, default=60, help="settings to try (%(default)s)")
     parser.add_argument("--seeds", type=int, default=4, help="of the search; fresh ones are 8 times as many")
     parser.add_argument("--iterations", type=int, default=600, help="length of an episode (%(default)s)")

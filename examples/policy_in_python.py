@@ -6,7 +6,7 @@ and shifts its phase only where that is a lot. It prints its gain over no pacing
 pacing can help and where it cannot. A rule that gains on the first and costs on the second is no good rule.
 
     python examples/policy_in_python.py
-    paceenv evaluate examples/policy_in_python.py:WhenContended --suite demo
+    paceenv evaluate examples.policy_in_python:WhenContended --suite demo
 """
 
 import argparse
@@ -71,6 +71,7 @@ def main(argv: list[str] | None = None) -> dict[tuple[str, str], float]:
         cells = [f"{gain_E.mean():+.2%} ± {gain_E.std() / options.seeds**0.5:.2%}" for gain_E in row]
         print(f"{cluster:24}" + "".join(f"{cell:>22}" for cell in cells))
         found |= {(policy.name, cluster): float(gain_E.mean()) for policy, gain_E in zip(policies, row, strict=True)}
+    print("a rule without memory paces a job that drifts past, too: look at two-jobs-other-period before you deploy")
     return found
 
 

@@ -6,7 +6,7 @@ resets. The trained actor becomes a policy file. It prints the paired return an 
 pacing gets), and the gain in throughput over no pacing before and after.
 
     pip install 'paceenv[rllib]'
-    python examples/rllib_ppo.py --iterations 15
+    python examples/rllib_ppo.py --iterations 12
 """
 
 import argparse
@@ -33,7 +33,7 @@ CLUSTER, MECHANISM = "two-jobs", "phase_shift"
 
 def make(context: dict[str, Any]) -> gymnasium.Env | gymnasium.vector.VectorEnv:
     """One environment, of which RLlib reads the spaces, or a batch, if it says how many it wants."""
-    options = {"cluster": CLUSTER, "mechanisms": (MECHANISM,), "cv_weight": 0.1, "reward": "paired"}
+    options = {"cluster": CLUSTER, "mechanisms": MECHANISM, "cv_weight": 0.1}
     if "num_envs" in context:
         return PacingVectorEnv(context["num_envs"], autoreset_mode=AutoresetMode.NEXT_STEP, **options)
     return PacingEnv(**options)
@@ -57,7 +57,7 @@ def score(path: Path, seeds: int) -> str:
 
 def main(argv: list[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=15, help="of training, 4096 decisions each (%(default)s)")
+    parser.add_argument("--iterations", type=int, default=12, help="of training, 4096 decisions each (%(default)s)")
     parser.add_argument("--rows", type=int, default=64, help="environments side by side (%(default)s)")
     parser.add_argument("--seeds", type=int, default=32, help="of the score (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the training (%(default)s)")

@@ -1,7 +1,8 @@
 """PPO with TorchRL's building blocks: environment, collector, advantage and loss as modules over TensorDicts.
 
-You learn: ``GymWrapper`` takes the native batch as one environment with a batch size; collector, GAE and
-``ClipPPOLoss`` then are the same as for any other. The actor becomes a policy file. It prints the paired reward of the
+You learn: ``GymWrapper`` takes the native batch as one environment with a batch size, which leaves resets to TorchRL
+(autoreset mode DISABLED); collector, GAE and ``ClipPPOLoss`` are as for any other. The actor becomes a policy file.
+It prints the paired reward of the
 collected batches (0 is what no pacing gets), and the gain in throughput over no pacing before and after training.
 
     pip install 'paceenv[torchrl]'
@@ -14,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from gymnasium.vector import AutoresetMode
 from tensordict.nn import TensorDictModule
 from torch import nn
 
@@ -25,7 +27,7 @@ from paceenv.trainers.evaluation.suites import Case, Suite
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about libraries that are not used here
-    from torchrl.collectors import SyncDataCollector
+    from torchrl.collectors import Collector
     from torchrl.envs.libs.gym import GymWrapper
     from torchrl.modules import NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
     from torchrl.objectives import ClipPPOLoss
@@ -65,7 +67,10 @@ def main(argv: list[str] | None = None) -> Path:
 
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    env = GymWrapper(PacingVectorEnv(options.rows, CLUSTER, mechanisms=(MECHANISM,), cv_weight=0.1, reward="paired"))
+    batch_of_envs = PacingVectorEnv(
+        options.rows, CLUSTER, mechanisms=MECHANISM, cv_weight=0.1, autoreset_mode=AutoresetMode.DISABLED
+    )
+    env = GymWrapper(batch_of_envs)
     env.set_seed(options.seed)
     network = mlp(10, 4, NormalParamExtractor())
     actor = ProbabilisticActor(
@@ -79,7 +84,10 @@ def main(argv: list[str] | None = None) -> Path:
     loss_module = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5)
     optimizer = torch.optim.Adam(loss_module.parameters(), 2e-3)
     frames = options.rows * STEPS
-    collector = SyncDataCollector(env, actor, frames_per_batch=frames, total_frames=frames * options.batches)
+    total = frames * options.batches
+    collector = Collector(
+        env, actor, frames_per_batch=frames, total_frames=total, auto_register_policy_transforms=False
+    )
 
     save(network, options.out)
     print(f"{CLUSTER}: throughput against no pacing, {options.seeds} seeds, 95 % interval")

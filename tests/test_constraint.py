@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.trainers.training.train_config import Constraint
@@ -34,13 +35,15 @@ def test_the_adapter_charges_the_rows_of_null_clusters() -> None:
     """Two batches: the second one's rows pay the multiplier times their own cost on top, the first one's do not."""
 
     def make(cluster: str) -> PacingVectorEnv:
-        return PacingVectorEnv(4, cluster, mechanisms=("paper",), episode_intervals=9)
+        mode = AutoresetMode.SAME_STEP
+        return PacingVectorEnv(
+            4, cluster, mechanisms="paper", episode_intervals=9, autoreset_mode=mode, warn_null=False
+        )
 
     def rewards(multiplier: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         constraint = NullConstraint(Constraint(), ["two-jobs", "null-jitter"], [False, True])
         constraint.multiplier_C[:] = multiplier
-        both = [[make("two-jobs"), make("null-jitter")] for _ in range(2)]
-        envs = NativeVecEnv(both[0], 0, both[1], constraint)
+        envs = NativeVecEnv([make("two-jobs"), make("null-jitter")], 0, constraint)
         envs.reset()
         return np.stack([envs.step(np.tile([-1.0, 1.0], (8, 1)).astype(np.float32))[1] for _ in range(5)])
 

@@ -72,10 +72,7 @@ def test_make_and_make_vec_find_the_environment() -> None:
 
 
 def test_make_vec_by_copies_equals_the_batch() -> None:
-    copies = gymnasium.make_vec(
-        ENV_ID, num_envs=2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-        episode_intervals=3,
-    )  # fmt: skip
+    copies = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="sync", episode_intervals=3)
     batch = gymnasium.make_vec(ENV_ID, num_envs=2, vectorization_mode="vector_entry_point", episode_intervals=3)
     plan = Plan(2, 7, 5)
     check_rows(plan.record(batch), plan.record(copies), "make_vec(..., vectorization_mode='sync')")
@@ -120,10 +117,18 @@ def test_importing_paceenv_alone_imports_no_gymnasium() -> None:
             "episode_intervals": 5,
             "interval_iterations": 7,
         },
-        {"cluster": "when-scaling-fails", "episode_intervals": 4, "interval_iterations": 3, "cv_weight": 2.0},
+        {
+            "cluster": "when-scaling-fails",
+            "mechanisms": "slack",
+            "episode_intervals": 4,
+            "interval_iterations": 3,
+            "cv_weight": 2.0,
+        },
         {"cluster": ["one-job", "two-jobs"], "weights": [1, 2], "episode_intervals": 1, "mechanisms": ("paper",)},
+        {"cluster": ["two-jobs", "unequal-slack", "when-scaling-fails"], "episode_intervals": 3, "reward": "raw"},
+        {"episode_intervals": 6, "autoreset_mode": AutoresetMode.SAME_STEP, "reward": "raw", "twin": True},
     ],
-    ids=["null", "two jobs", "groups", "mix of one-step episodes"],
+    ids=["default", "two jobs", "groups", "mix of one-step episodes", "shapes", "same step"],
 )
 def test_vector_environment_passes_the_checker(arguments: dict[str, Any]) -> None:
     check_vector_env(*pacing_factories(**arguments), num_envs=5, steps=16, seed=3, threads=3)
@@ -157,7 +162,7 @@ def test_rows_that_end_at_different_times_report_as_gymnasium_does() -> None:
             return result
 
     plan = Plan(4, 20, 0)
-    batch = plan.record(Staggered(4, episode_intervals=8))
+    batch = plan.record(Staggered(4, episode_intervals=8, autoreset_mode=AutoresetMode.SAME_STEP))
     copies = SyncVectorEnv([staggered(n) for n in range(4)], autoreset_mode=AutoresetMode.SAME_STEP)
     reference = plan.record(copies)
     ended = [int(step.truncated.sum()) for step in batch.steps[1:]]
@@ -174,7 +179,8 @@ class Wrong(PacingVectorEnv):
     """A vector environment to spoil."""
 
     def __init__(self, num_envs: int, threads: int) -> None:
-        super().__init__(num_envs, threads=threads, episode_intervals=4)
+        mode = AutoresetMode.SAME_STEP
+        super().__init__(num_envs, threads=threads, episode_intervals=4, autoreset_mode=mode)
 
 
 class SharedNoise(Wrong):
@@ -208,11 +214,15 @@ class FinalObsOfTheNextEpisode(Wrong):
 
 
 class DeclaresNextStep(Wrong):
-    metadata = Wrong.metadata | {"autoreset_mode": AutoresetMode.NEXT_STEP}
+    def __init__(self, num_envs: int, threads: int) -> None:
+        super().__init__(num_envs, threads)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
 class DeclaresNothing(Wrong):
-    metadata = {"render_modes": []}
+    def __init__(self, num_envs: int, threads: int) -> None:
+        super().__init__(num_envs, threads)
+        self.metadata = {}
 
 
 class ReusesItsArray(Wrong):
@@ -344,7 +354,7 @@ def test_configs_accept_the_mechanisms_that_are_defined() -> None:
 
 
 def test_info_has_the_raw_terms_of_the_reward() -> None:
-    env = PacingEnv(cv_weight=0.75)
+    env = PacingEnv(cv_weight=0.75, reward="raw")
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step(OFF)
     sd_s = info["step_cv"] * info["step_mean_s"]
@@ -403,7 +413,7 @@ def test_step_before_reset_is_refused() -> None:
 
 def test_noise_does_not_depend_on_actions() -> None:
     """On a null cluster compute is all there is: the fastest step of a paced interval is no faster than passive."""
-    paced, passive = PacingEnv(), PacingEnv()
+    paced, passive = (PacingEnv("null-jitter", mechanisms="slack", warn_null=False) for _ in range(2))
     paced.reset(seed=4)
     passive.reset(seed=4)
     for _ in range(5):
@@ -437,7 +447,7 @@ def test_reward_falls_when_everyone_is_merely_slowed_down() -> None:
     """The same constant on top of every step: the CV improves, the reward must not."""
     results = []
     for extra_s in (0.0, 0.02):
-        env = PacingEnv(cv_weight=0.5)
+        env = PacingEnv("null-jitter", reward="raw", warn_null=False)
         env.reset(seed=0)
         assert env._batch.simulator is not None
         env._batch.simulator.batch.jobs["latency_s"] += extra_s
@@ -451,7 +461,7 @@ def test_reward_falls_when_everyone_is_merely_slowed_down() -> None:
 def test_reward_falls_with_the_paper_s_rule_on_a_null_cluster_though_its_cv_improves() -> None:
     # few ranks and skewed noise, as on real sockets: 109 ms became 124 ms, the CV went from .150 to .133
     skewed = ["job.nodes=4", "noise.jitter_cv=0", "noise.imbalance_cv=0.126", "noise.imbalance_skew=2"]
-    env = PacingEnv(load_cluster("null-jitter").changed(skewed), mechanisms=("paper",))
+    env = PacingEnv(load_cluster("null-jitter").changed(skewed), mechanisms="paper", reward="raw", warn_null=False)
     results = []
     for action in (OFF, np.array([-1.0, 1.0], np.float32)):
         runs = [rewards(env, action, 60, seed) for seed in range(4)]
@@ -487,7 +497,14 @@ def test_phase_shift_pays_on_two_jobs_and_resting_pays_nothing() -> None:
         ({"cv_weight": -1.0}, "cv_weight = -1.0; allowed: a number of at least 0"),
         ({"cv_weight": float("nan")}, "cv_weight = nan; allowed"),
         ({"cluster": "null-jiter"}, "did you mean null-jitter?"),
-        ({"cluster": ["null-jitter", "when-scaling-fails"]}, "allowed: the same for all clusters of a batch"),
+        ({"mechanisms": "slices"}, "mechanisms = ('slices',); allowed"),
+        ({"reward": "gain"}, "reward = 'gain'; allowed: paired or raw"),
+        ({"twin": False}, 'twin = False; allowed: True or None with reward="paired"'),
+        ({"render_mode": "human"}, "render_mode = 'human'; allowed: None, ansi, rgb_array"),
+        (
+            {"autoreset_mode": "Never", "num_envs": 2},
+            "autoreset_mode = 'Never'; allowed: one of NextStep, SameStep, Disabled",
+        ),
         ({"cluster": []}, "clusters: none given; allowed: at least one"),
         ({"cluster": ["null-jitter"], "weights": [1.0, 2.0]}, "allowed: one non-negative number for each cluster"),
         ({"threads": 0}, "threads = 0; allowed: an integer of at least 1"),
@@ -495,7 +512,11 @@ def test_phase_shift_pays_on_two_jobs_and_resting_pays_nothing() -> None:
     ],
 )
 def test_bad_arguments_get_one_line(arguments: dict[str, Any], expected: str) -> None:
-    kinds = [PacingVectorEnv] if {"threads", "num_envs"} & set(arguments) else [PacingEnv, PacingVectorEnv]
+    kinds = (
+        [PacingVectorEnv]
+        if {"threads", "num_envs", "autoreset_mode"} & set(arguments)
+        else [PacingEnv, PacingVectorEnv]
+    )
     for kind in kinds:
         with pytest.raises(InputError) as caught:
             kind(**arguments)

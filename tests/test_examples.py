@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import sys
 import warnings
@@ -12,7 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import commands
+import nbclient
+import nbformat
 import pytest
+from live_jobs import run_torchrun
 
 from paceenv.policies.policy_file import load_policy
 
@@ -96,18 +101,87 @@ def test_a_policy_in_python_gains_where_it_can(run: Run) -> None:
 
 
 def test_a_search_scores_its_winner_on_fresh_seeds(run: Run) -> None:
-    (_, fresh), printed = run("optuna_search", "--trials", "12", "--seeds", "2", "--iterations", "200")
-    assert fresh > 0.0
+    (searched, fresh), printed = run("optuna_search", "--trials", "12", "--seeds", "2", "--iterations", "200")
+    assert searched > fresh, "the best of twelve on two seeds is luck"
     assert "fresh seeds" in printed
 
 
 def test_ranks_that_hold_back_help_only_where_they_are_early(run: Run) -> None:
     gains, _ = run("pettingzoo_ranks", "--intervals", "8", "--seeds", "2")
     assert gains["nobody"] == 0.0
-    assert gains["early ranks"] > 0.02 > gains["critical ranks"]
+    assert gains["ranks with slack"] > 0.1
+    assert gains["everybody"] < -0.05
+    assert gains["ranks without"] < 0.0
 
 
 def test_offline_learning_beats_copying_the_data(run: Run) -> None:
     gains, printed = run("offline_td3_bc", "--episodes", "16", "--updates", "400", "--seeds", "4")
     assert gains["td3_bc"] > gains["bc"]
     assert "nothing can be learned about an action that was never taken" in printed
+
+
+# Live
+
+
+def assert_named(folder: Path, late_ms: float) -> None:
+    """The page of the run names rank 1, and it alone, as late by about what it sleeps."""
+    page = (folder / "summary.txt").read_text()
+    [(rank, found_ms)] = re.findall(r"rank (\d+) \(.*?\) is late by ([\d.]+) ms", page)
+    assert rank == "1", page
+    assert 0.7 * late_ms < float(found_ms) < 2.0 * late_ms, page
+
+
+ENVIRON = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(EXAMPLES.parent)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["live_ddp", "live_hf_trainer"])
+def test_under_torchrun_the_page_names_the_late_rank(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = [str(EXAMPLES / f"{name}.py"), "--steps", "120", "--out", str(out)]
+    ended = run_torchrun(arguments, ranks=2, folder=tmp_path, environ=ENVIRON)
+    assert ended.exit_code == 0, ended.output
+    assert "is late by" in ended.output
+    assert_named(out, 20.0)
+
+
+@pytest.mark.slow
+def test_lightning_starts_its_ranks_and_the_page_names_the_late_one(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, str(EXAMPLES / "live_lightning.py"), "--steps", "120", "--out", str(out)]
+    ended = commands.run(command, cwd=tmp_path, env=os.environ | ENVIRON | {"OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert_named(out, 20.0)
+
+
+# Notebook
+
+
+def test_the_notebook_is_committed_with_its_outputs_and_pictures() -> None:
+    book = nbformat.read(EXAMPLES / "diagnosis.ipynb", as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert all(cell.outputs for cell in code)
+    pictures = [o for cell in code for o in cell.outputs if "image/png" in o.get("data", {})]
+    assert len(pictures) >= 2
+    assert not [o for cell in code for o in cell.outputs if o.output_type == "error"]
+    assert (EXAMPLES / "diagnosis.ipynb").stat().st_size < 200_000
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    book = nbformat.read(EXAMPLES / "diagnosis.ipynb", as_version=4)
+    shown = texts(book)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nbclient.NotebookClient(book, timeout=240, kernel_name="python3").execute()
+    assert texts(book) == shown
+    assert "fabric contention" in shown
+
+
+def texts(book: Any) -> str:
+    """What the cells of a notebook print, without evidence and advice, whose words change with the diagnosis."""
+    outputs = [o for cell in book.cells if cell.cell_type == "code" for o in cell.outputs]
+    text = "".join(o["text"] for o in outputs if o.output_type == "stream" and o.name == "stdout")
+    return "\n".join(line for line in text.splitlines() if not line.startswith(("  seen:", "  advice:")))

@@ -72,7 +72,7 @@ def test_no_delay_is_longer_than_the_limits(engine: object) -> None:
 
 
 def test_an_episode_begins_with_the_quiet_start() -> None:
-    env = PacingVectorEnv(2, "unequal-slack", interval_iterations=20, limits=replace(LIMITS, quiet_first=50))
+    env = PacingVectorEnv(2, "unequal-slack", mechanisms="slack", limits=replace(LIMITS, quiet_first=50))
     env.reset(seed=1)
     simulator = env._batch.simulator
     assert simulator is not None

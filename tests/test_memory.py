@@ -42,7 +42,7 @@ def test_training_shows_what_the_policy_will_remember(memory: int | list[int], c
     """Over several ends of episodes, every row against a policy of its own that is reset where an episode starts."""
 
     def make() -> PacingVectorEnv:
-        return PacingVectorEnv(5, "two-jobs", mechanisms=("phase_shift",), episode_intervals=4, cv_weight=(0.0, 1.0))
+        return PacingVectorEnv(5, episode_intervals=4, cv_weight=(0.0, 1.0), autoreset_mode="SameStep")
 
     envs = NativeVecEnv([make(), make()], seed=3, memory_intervals=memory, change_intervals=change)
     own = [policy(memory, change) for _ in range(10)]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pettingzoo.test import parallel_api_test, parallel_seed_test
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
@@ -55,8 +54,8 @@ def test_the_same_actions_give_the_run_of_an_evaluation_bit_for_bit(cluster: str
 
 
 def test_one_action_for_all_ranks_gives_the_scalar_environment() -> None:
-    together, alone = PacingParallelEnv(cv_weight=(0.0, 1.0)), PacingEnv("two-jobs", mechanisms=("phase_shift",))
-    weighed = PacingEnv("two-jobs", mechanisms=("phase_shift",), cv_weight=(0.0, 1.0))
+    together, alone = PacingParallelEnv(cv_weight=(0.0, 1.0)), PacingEnv("two-jobs", mechanisms="phase_shift")
+    weighed = PacingEnv("two-jobs", mechanisms="phase_shift", cv_weight=(0.0, 1.0))
     together.reset(seed=3), alone.reset(seed=3), weighed.reset(seed=3)
     action = np.array([-0.5, 0.6], np.float32)
     for _ in range(6):
@@ -79,6 +78,9 @@ def test_a_rank_s_action_is_its_own() -> None:
 
 
 def test_pettingzoo_s_own_tests_pass() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the module makes one of PettingZoo's games in a way that is deprecated
+        from pettingzoo.test import parallel_api_test, parallel_seed_test
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parallel_api_test(PacingParallelEnv(episode_intervals=8), num_cycles=30)

@@ -49,7 +49,7 @@ def saved_at(folder: Path, name: str = "mine.safetensors") -> Path:
 
 
 def test_every_episode_has_its_own_preference_and_shows_it_last() -> None:
-    envs = PacingVectorEnv(400, episode_intervals=2, cv_weight=(0.0, 2.0))
+    envs = PacingVectorEnv(400, episode_intervals=2, cv_weight=(0.0, 2.0), reward="raw", autoreset_mode="SameStep")
     observation, _ = envs.reset(seed=0)
     assert envs.single_observation_space.shape == (INPUTS,)
     shown = observation[:, -1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ def test_preferences_that_do_not_fit_are_refused(assignments: list[str], expecte
 
 
 def test_the_adapter_is_the_environment() -> None:
-    config = {"cluster": "two-jobs", "mechanisms": ("phase_shift",), "episode_intervals": 4}
+    config = {"episode_intervals": 4, "autoreset_mode": AutoresetMode.SAME_STEP}
     plain, wrapped = PacingVectorEnv(6, **config), NativeVecEnv([PacingVectorEnv(6, **config)], seed=3)  # type: ignore[arg-type]
     observation, _ = plain.reset(seed=3)
     plain.desync_episodes()
@@ -104,11 +105,19 @@ def test_the_adapter_is_the_environment() -> None:
     assert ended > 6
 
 
+def test_the_adapter_refuses_another_autoreset_mode() -> None:
+    with pytest.raises(InputError, match="autoreset_mode = 'NextStep'; allowed: SameStep"):
+        NativeVecEnv([PacingVectorEnv(2)])
+
+
 def test_paired_rewards_are_zero_without_pacing_and_negative_where_it_only_costs() -> None:
     def make() -> PacingVectorEnv:
-        return PacingVectorEnv(4, "null-jitter", mechanisms=("paper",), episode_intervals=3)
+        mode = AutoresetMode.SAME_STEP
+        return PacingVectorEnv(
+            4, "null-jitter", mechanisms="paper", episode_intervals=3, autoreset_mode=mode, warn_null=False
+        )
 
-    env = NativeVecEnv([make()], 0, [make()])
+    env = NativeVecEnv([make()], 0)
     env.reset()
     for _ in range(4):
         np.testing.assert_array_equal(env.step(np.full((4, 2), -1.0, np.float32))[1], 0.0)
@@ -137,7 +146,7 @@ def test_the_demo_config_trains_on_what_its_suite_measures() -> None:
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_seeding_the_adapter_repeats_an_episode(seed: int) -> None:
-    env = NativeVecEnv([PacingVectorEnv(3, "two-jobs")], seed=0)
+    env = NativeVecEnv([PacingVectorEnv(3, autoreset_mode=AutoresetMode.SAME_STEP)], seed=0)
     env.seed(seed)
     first = env.reset().copy()
     env.step(np.zeros((3, 2), np.float32))

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from benchmarks._common import Report, Table, Target, command, figure, measure
 from paceenv.core import pacing
@@ -16,6 +17,8 @@ from paceenv.envs.registration import register_envs
 from paceenv.sim.cluster import load_cluster
 
 CLUSTER, INTERVAL_ITERATIONS, EPISODE_INTERVALS = "null-jitter", 20, 64
+PLAIN: dict[str, Any] = {"cluster": CLUSTER, "mechanisms": "slack", "reward": "raw", "warn_null": False}
+"""One simulation for each row; a paired reward takes two."""
 OVERHEAD_ROWS, SYNC_ROWS = 256, 64
 ROWS = (64, 256, 1024)
 TARGET = 0.20
@@ -32,7 +35,8 @@ def batch(rows: int, *, ends: bool, stagger: bool = False) -> PacingVectorEnv:
         ends: whether its episodes end.
         stagger: whether they end in different steps.
     """
-    env = PacingVectorEnv(rows, CLUSTER, episode_intervals=EPISODE_INTERVALS if ends else 10**9)
+    length = EPISODE_INTERVALS if ends else 10**9
+    env = PacingVectorEnv(rows, episode_intervals=length, autoreset_mode=AutoresetMode.SAME_STEP, **PLAIN)
     env.reset(seed=0)
     if stagger:
         env.desync_episodes()
@@ -103,10 +107,10 @@ def overhead() -> tuple[dict[str, Any], Table, Target]:
 
 def decisions() -> tuple[dict[str, Any], Table]:
     """Decisions per CPU second, a decision being one row's step of 20 iterations on 8 ranks."""
-    scalar = gymnasium.make("paceenv/Pacing-v0", cluster=CLUSTER)
+    scalar = gymnasium.make("paceenv/Pacing-v0", **PLAIN)
     scalar.reset(seed=0)
     action = np.zeros(2, np.float32)
-    sync = gymnasium.make_vec("paceenv/Pacing-v0", SYNC_ROWS, vectorization_mode="sync", cluster=CLUSTER)
+    sync = gymnasium.make_vec("paceenv/Pacing-v0", SYNC_ROWS, vectorization_mode="sync", **PLAIN)
     sync.reset(seed=0)
     actions = np.zeros((SYNC_ROWS, 2), np.float32)
 

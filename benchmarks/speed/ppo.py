@@ -7,6 +7,7 @@ from collections.abc import Callable
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector import AutoresetMode
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
@@ -24,11 +25,14 @@ NATIVE, DUMMY = f"native batch of {ROWS}, paceenv's settings", f"DummyVecEnv of 
 
 
 def native_env() -> NativeVecEnv:
-    return NativeVecEnv([PacingVectorEnv(ROWS, CLUSTER)])
+    mode = AutoresetMode.SAME_STEP
+    return NativeVecEnv([PacingVectorEnv(ROWS, CLUSTER, reward="raw", autoreset_mode=mode, warn_null=False)])
 
 
 def dummy_env() -> DummyVecEnv:
-    return DummyVecEnv([lambda: gymnasium.make("paceenv/Pacing-v0", cluster=CLUSTER)] * SCALARS)
+    return DummyVecEnv(
+        [lambda: gymnasium.make("paceenv/Pacing-v0", cluster=CLUSTER, reward="raw", warn_null=False)] * SCALARS
+    )
 
 
 def learner(model: PPO, rollouts: int) -> tuple[Callable[[], object], int]:

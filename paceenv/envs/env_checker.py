@@ -38,13 +38,14 @@ _FAR_OUTSIDE = (2.0, -2.0, 1e30, -1e30, float("inf"), float("-inf"), float("nan"
 
 
 def pacing_factories(**arguments: Any) -> tuple[MakeVector, MakeScalar]:
-    """``(make_vector, make_scalar)`` of ``paceenv/Pacing-v0`` with these ``arguments``."""
+    """``(make_vector, make_scalar)`` of ``paceenv/Pacing-v0`` with these ``arguments`` of the vector environment."""
     from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
 
     def make_vector(num_envs: int, threads: int) -> AnyVectorEnv:
         return PacingVectorEnv(num_envs, threads=threads, **arguments)
 
-    return make_vector, lambda: PacingEnv(**arguments)
+    scalar = {name: value for name, value in arguments.items() if name != "autoreset_mode"}
+    return make_vector, lambda: PacingEnv(**scalar)
 
 
 def check_vector_env(
@@ -294,7 +295,7 @@ def check_final(batch: Recorded, reference: Recorded, mode: AutoresetMode) -> No
 
 
 def check_infos(batch: Recorded, reference: Recorded) -> None:
-    """Every entry of a row's scalar ``info`` is there, at its row and under its mask."""
+    """Every entry of a row's scalar ``info`` is there, at its row and under the same mask."""
     for t, (step, other) in enumerate(zip(batch.steps, reference.steps, strict=True)):
         for key, theirs in other.info.items():
             mask = other.info.get(f"_{key}")
@@ -306,7 +307,7 @@ def check_infos(batch: Recorded, reference: Recorded) -> None:
             )
             ours, our_mask = step.info[key], step.info[f"_{key}"]
             _require(
-                bool(our_mask[mask].all()) and _same(np.asarray(ours)[mask], np.asarray(theirs)[mask]),
+                _same(our_mask, mask) and _same(np.asarray(ours)[mask], np.asarray(theirs)[mask]),
                 f"step {t}: info[{key!r}] = {ours} under {our_mask}; expected {theirs} under {mask}",
             )
 

@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
 from paceenv.core import pacing
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.envs.pacing_env import ClusterLike, _Batch, _seed
+from paceenv.envs.episode_batch import (
+    DEFAULT_CLUSTER,
+    DEFAULT_MECHANISMS,
+    WHERE,
+    ClusterLike,
+    EpisodeBatch,
+    Reward,
+    Rules,
+)
+from paceenv.envs.null_jobs import warn_of_nulls
 
 Array = NDArray[np.float32]
 
@@ -31,11 +40,13 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     Args:
         cluster: a name in `configs/clusters`, a file, a ``Cluster``, or a list of them with one number of ranks.
         weights: with a list, how often each is drawn; default: equally.
-        mechanisms: names of the mechanisms that the actions set.
+        mechanisms: names of the mechanisms that the actions set; a string is one.
         interval_iterations: iterations in one step of the environment, at least 1.
         episode_intervals: steps in an episode, at least 1.
         cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
+        reward: ``"paired"``, less that of the episode's unpaced twin, or ``"raw"``.
         limits: of every delay; the defaults are those of a live job.
+        warn_null: whether a warning says that no cluster given has anything to win.
         render_mode: not supported; None.
 
     Raises:
@@ -46,21 +57,35 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     def __init__(
         self,
-        cluster: ClusterLike | Sequence[ClusterLike] = "two-jobs",
+        cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
         weights: Sequence[float] | None = None,
-        mechanisms: Sequence[str] = ("phase_shift",),
+        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
         interval_iterations: int = 20,
         episode_intervals: int = 64,
         cv_weight: float | Sequence[float] = 0.5,
+        reward: Reward = "paired",
         limits: Limits = LIMITS,
+        warn_null: bool = True,
         render_mode: None = None,
     ) -> None:
-        self._batch = _Batch(
-            1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1, limits
+        rules = Rules(
+            cluster,
+            weights,
+            mechanisms,
+            interval_iterations,
+            episode_intervals,
+            cv_weight,
+            reward=reward,
+            limits=limits,
         )
-        self.render_mode = render_mode
-        self.possible_agents = [f"rank_{rank}" for rank in range(self._batch.mix.clusters[0].ranks)]
+        self._batch, self.render_mode = EpisodeBatch(1, rules), render_mode
+        ranks = sorted({one.ranks for one in self._batch.clusters})
+        if len(ranks) > 1:
+            raise out_of_range("cluster", f"clusters of {ranks} ranks", "one number of ranks, as of agents", WHERE)
+        if warn_null:
+            warn_of_nulls(self._batch.clusters, rules)
+        self.possible_agents = [f"rank_{rank}" for rank in range(ranks[0])]
         self.agents: list[str] = []
         # a space of its own for each agent, and always the same one, as each samples from its own seed
         entries, width = self._batch.observation_space, 2 * len(self._batch.mechanisms)
@@ -86,14 +111,16 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             seed: at least 0; the same one as in ``PacingEnv`` gives the same episode.
             options: none is known; they are ignored, as PettingZoo's own test asks for.
         """
-        seeds = None if seed is None else np.array([_seed(seed)], np.uint64)
-        self._batch.start(np.array([0]), seeds)
+        everyone = np.array([0])
+        if seed is not None:
+            self._batch.seed(everyone, [seed])
+        self._batch.start(everyone)
         self.agents = list(self.possible_agents)
-        return self._views(), {agent: {} for agent in self.agents}
+        return self._views(), {agent: {"cluster": self._cluster} for agent in self.agents}
 
     def step(
         self, actions: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, float]]]:
+    ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Run one control interval, each rank with its own settings; ``info`` holds the raw terms of the reward.
 
         Raises InputError where an agent has no action, or one that is not there has one.
@@ -105,7 +132,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             raise InputError(f"actions: {wrong[0]} is missing or unknown; allowed: one action for each live agent")
         action_RA = np.stack([np.asarray(actions[agent], np.float32) for agent in self.agents])
         settings_RM2 = pacing.decode_action(action_RA, self._batch.mechanisms)
-        _, reward, truncated, terms = self._batch.advance(settings_RM2[None])
+        reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
         info = {name: float(value[0]) for name, value in terms.items()}
         found = (
@@ -113,16 +140,18 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
             dict.fromkeys(agents, float(reward[0])),
             dict.fromkeys(agents, False),
             dict.fromkeys(agents, over),
-            {agent: dict(info) for agent in agents},
+            {agent: {"cluster": self._cluster} | info for agent in agents},
         )
         self.agents = [] if over else agents
         return found
 
     def state(self) -> Array:
-        """The views of all ranks, ``(R, O)``: for a critic that is trained in one place. Before a reset it fails."""
-        assert self._batch.simulator is not None, "call reset() before state()"
-        view_RO = self._batch.simulator.observe(every_rank=True)[0]
-        return np.concatenate([self._batch.preference.beside(view_RO[r : r + 1]) for r in range(len(view_RO))])
+        """The views of all ranks, ``(R, O)``: for a critic that is trained in one place."""
+        return np.asarray(self._batch.observe_ranks()[0])
+
+    @property
+    def _cluster(self) -> str:
+        return str(self._batch.names_C[self._batch.cluster_E[0]])
 
     def _views(self) -> dict[str, Array]:
         return dict(zip(self.possible_agents, self.state(), strict=True))

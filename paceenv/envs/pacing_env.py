@@ -1,11 +1,10 @@
 """``paceenv/Pacing-v0``: the simulator as a Gymnasium environment, scalar and vector, one physics.
 
-``PacingEnv`` is row 0 of the batch that ``PacingVectorEnv`` steps; both are thin faces of ``_Batch``.
+``PacingEnv`` is row 0 of the batch that ``PacingVectorEnv`` steps; both are thin faces of ``EpisodeBatch``.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,152 +14,38 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from paceenv.core import metrics, pacing, signals
-from paceenv.core.errors import out_of_range
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.core.renames import mechanism_name
+from paceenv.envs import environment_tables
+from paceenv.envs.episode_batch import (
+    DEFAULT_CLUSTER,
+    DEFAULT_MECHANISMS,
+    WHERE,
+    ClusterLike,
+    EpisodeBatch,
+    Reward,
+    Rules,
+)
+from paceenv.envs.null_jobs import warn_of_nulls
 from paceenv.envs.registration import register_envs
-from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix
-from paceenv.sim.cluster.draw import Draw
-from paceenv.sim.cluster.quantity import Uniform
-from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.envs.timeline import RENDER_MODES, Frame, RenderMode, frame
 
-ClusterLike = str | os.PathLike[str] | Cluster
-
-_WHERE = "paceenv/Pacing-v0"
+METADATA: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 4}
+"""What both environments tell wrappers; a frame is one step of the environment."""
 
 
-class _Preference:
-    """The weight of variation in the reward: one number, or drawn for each episode from a range."""
-
-    def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
-        ends = [float(end) for end in np.ravel(cv_weight)]
-        self.is_drawn = np.ndim(cv_weight) > 0
-        if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
-            raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", _WHERE)
-        # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
-        self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
-        self.weight_E = np.full(environments, ends[0])
-
-    def draw(self, which: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
-        """Draw the weights of new episodes from their keys; by name, so that no other draw moves."""
-        if self.is_drawn:
-            squashed = Draw(keys, 1).named("cv_weight", self._squashed)
-            self.weight_E[which] = signals.PREFERENCE_SCALE * squashed / (1.0 - squashed)
-
-    def beside(self, observation_EO: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The observation, with the weight as one entry more where it is drawn."""
-        if not self.is_drawn:
-            return observation_EO
-        squashed_E = np.array([signals.squashed_preference(w) for w in self.weight_E.tolist()], np.float32)
-        return np.column_stack([observation_EO, squashed_E])
+def _checked_mode(render_mode: str | None) -> str | None:
+    if render_mode not in (None, *RENDER_MODES):
+        raise out_of_range("render_mode", render_mode, f"None, {', '.join(RENDER_MODES)}", WHERE)
+    return render_mode
 
 
-class _Batch:
-    """E episodes side by side: seeds, draws, physics, observations and rewards; no autoreset."""
-
-    def __init__(
-        self,
-        environments: int,
-        cluster: ClusterLike | Sequence[ClusterLike],
-        weights: Sequence[float] | None,
-        mechanisms: Sequence[str],
-        interval_iterations: int,
-        episode_intervals: int,
-        cv_weight: float | Sequence[float],
-        threads: int,
-        limits: Limits,
-    ) -> None:
-        for name, value in (
-            ("interval_iterations", interval_iterations),
-            ("episode_intervals", episode_intervals),
-            ("threads", threads),
-            ("num_envs", environments),
-        ):
-            if value < 1:
-                raise out_of_range(name, value, "an integer of at least 1", _WHERE)
-        mechanisms = [mechanism_name(m) for m in mechanisms]
-        unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
-        if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
-            allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
-            raise out_of_range("mechanisms", tuple(mechanisms), allowed, _WHERE)
-        self.preference = _Preference(cv_weight, environments)
-        one = isinstance(cluster, (str, os.PathLike, Cluster))
-        clusters: list[ClusterLike] = [cluster] if one else list(cluster)  # type: ignore[list-item, arg-type]
-        self.mix = ClusterMix([c if isinstance(c, Cluster) else load_cluster(c) for c in clusters], weights)
-        self.mechanisms, self.interval_iterations = tuple(mechanisms), interval_iterations
-        self.episode_intervals, self.threads, self.limits = episode_intervals, threads, limits
-        self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
-        self.episode_E = np.full(environments, -1)
-        self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
-        self.simulator: Simulator | None = None
-        entries = signals.SIGNALS + self.preference.is_drawn
-        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(mechanisms),), np.float32)
-
-    def start(self, which: NDArray[np.int64], seeds: NDArray[np.uint64] | None) -> NDArray[np.float32]:
-        """Start the next episode (the first one of ``seeds``, if given) in ``which``; observations of the whole batch.
-
-        An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
-        observation shows.
-        """
-        if seeds is not None:
-            self.seeds_E[which], self.episode_E[which] = seeds, -1
-        self.episode_E[which] += 1
-        self.elapsed_E[which] = 0
-        keys = episode_keys(self.seeds_E[which], self.episode_E[which])
-        self.preference.draw(which, keys)
-        self.cluster_E[which] = self.mix.which(keys) if len(self.mix.clusters) > 1 else 0
-        if self.simulator is None:
-            all_keys = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
-            self.simulator = Simulator(self.mix.derive(all_keys), all_keys, self.threads, self.limits)
-        else:
-            self.simulator.reset(which, keys, self.mix.derive(keys))
-        for iterations in (self.limits.quiet_first, self.interval_iterations):
-            self.simulator.run(self.simulator.off(), iterations, which)
-        return self.preference.beside(self.simulator.observe())
-
-    def step(
-        self, action_EA: NDArray[np.floating]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """One control interval: observations, rewards, truncations and the raw terms."""
-        expected = (len(self.seeds_E), *(self.action_space.shape or ()))
-        if np.shape(action_EA) != expected:
-            raise ValueError(f"{_WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
-        return self.advance(pacing.decode_action(action_EA, self.mechanisms)[:, None])
-
-    def advance(
-        self, settings: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings ``(E, 1, M, 2)`` for all ranks of a job, or ``(E, R, M, 2)`` for each."""
-        if self.simulator is None:
-            raise gymnasium.error.ResetNeeded("call reset() before step()")
-        kept_E = self.simulator.outcome().useful_iterations
-        step_ET = self.simulator.run(settings, self.interval_iterations)
-        self.elapsed_E += 1
-        mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
-        reference_E = self.simulator.batch.jobs["ideal_step_s"]
-        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
-        lost_E = self.interval_iterations - (self.simulator.outcome().useful_iterations - kept_E)
-        lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
-        rewards_E = rewards_E - lost_ratio_E
-        terms = {
-            "step_mean_s": mean_E,
-            "step_cv": sd_E / mean_E,
-            "throughput_ratio": reference_E / mean_E - lost_ratio_E,
-            "reference_step_s": reference_E.copy(),
-            "cv_weight": self.preference.weight_E.copy(),
-        }
-        truncated_E = self.elapsed_E >= self.episode_intervals
-        return self.preference.beside(self.simulator.observe()), np.asarray(rewards_E), truncated_E, terms
-
-
-def _seed(seed: int) -> int:
-    """A seed as the 64 bits that count."""
-    if seed < 0:
-        raise out_of_range("seed", seed, "an integer of at least 0", _WHERE)
-    return int(seed) % 2**64
+def _option_cluster(batch: EpisodeBatch, options: dict[str, Any] | None, allowed: Sequence[str]) -> int | None:
+    """Number of the cluster that a reset's ``options`` ask for, if they do; InputError for unknown options."""
+    unknown = [name for name in options or () if name not in allowed]
+    if unknown:
+        raise InputError(f"{WHERE}: options: unknown {', '.join(map(str, unknown))}; allowed: {', '.join(allowed)}")
+    return batch.number_of(options["cluster"]) if options and "cluster" in options else None
 
 
 class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -193,15 +78,27 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Rewards
 
-    ``reference / mean - cv_weight * sd / reference`` with mean and standard deviation of the interval's step times and
-    the cluster's closed-form ideal step as reference. Slowing every step down lowers it although the CV falls.
-    Iterations that a failure undoes are taken off, as ``reference`` each over the interval's time. The terms are in
-    ``info``, as is the weight.
+    The raw reward is ``reference / mean - cv_weight * sd / reference`` with mean and standard deviation of the
+    interval's step times and the cluster's closed-form ideal step as reference. Slowing every step down lowers it
+    although the CV falls. Iterations that a failure undoes are taken off, as ``reference`` each over the interval's
+    time.
+
+    By default (``reward="paired"``) the raw reward of the *unpaced twin* is subtracted: the same episode with the same
+    cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0, and a reward of 0.05 is
+    about 5 % more throughput. The twin does not see the action, so no action becomes better or worse than another.
+    Raw rewards differ by far more between clusters and seeds than between actions.
+
+    ## Info
+
+    INFO_TABLE
 
     ## Starting State
 
     The cluster's random quantities, the noise, the tenants' phases and the preference are drawn from the seed and the
-    episode number; the quiet start and one interval have run without pacing.
+    episode number; the quiet start and one interval have run without pacing. ``reset`` takes these options and refuses
+    others:
+
+    OPTION_TABLE
 
     ## Episode End
 
@@ -209,20 +106,26 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Arguments
 
-    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"null-jitter"``)
+    * ``cluster``: a name in `configs/clusters`, a file, a `Cluster`, or a list of them (default ``"DEFAULT_CLUSTER"``);
+      each episode draws one of a list
     * ``weights``: with a list, how often each is drawn (default: equally)
-    * ``mechanisms``: which of them the action sets, in this order (``("slack",)``)
+    * ``mechanisms``: which of them the action sets, in this order; a string is one (``("DEFAULT_MECHANISM",)``)
     * ``interval_iterations``: iterations in one step of the environment (default 20)
     * ``episode_intervals``: steps in an episode (default 64)
     * ``cv_weight``: weight of the variation in the reward (default 0.5), or a pair, lowest and highest, from which each
       episode draws its own, uniformly as the last entry shows it
+    * ``reward``: ``"paired"`` (default) or ``"raw"``
+    * ``twin``: True runs the unpaced twin for ``info`` although the reward is raw; it doubles the simulation
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
+    * ``warn_null``: whether a warning says, once a process, that no cluster given has anything to win for constant
+      settings of the mechanisms (default True)
+    * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
     * ``threads``: threads that share a batch, vector environment only (default 1)
-    * ``render_mode``: not supported; None
+    * ``render_mode``: ``"ansi"`` or ``"rgb_array"``, the timeline of ranks in the last iterations (default None)
 
     ```python
     >>> import gymnasium
-    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms=("phase_shift",))
+    >>> env = gymnasium.make("paceenv/Pacing-v0", cluster="two-jobs", mechanisms="phase_shift")
     >>> envs = gymnasium.make_vec("paceenv/Pacing-v0", num_envs=64, vectorization_mode="vector_entry_point")
     ```
 
@@ -231,50 +134,70 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * v0: first version
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}
+    metadata: dict[str, Any] = METADATA
 
     def __init__(
         self,
-        cluster: ClusterLike | Sequence[ClusterLike] = "null-jitter",
+        cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
         weights: Sequence[float] | None = None,
-        mechanisms: Sequence[str] = ("slack",),
+        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
         interval_iterations: int = 20,
         episode_intervals: int = 64,
         cv_weight: float | Sequence[float] = 0.5,
+        reward: Reward = "paired",
+        twin: bool | None = None,
         limits: Limits = LIMITS,
-        render_mode: None = None,
+        warn_null: bool = True,
+        render_mode: RenderMode | None = None,
     ) -> None:
-        self._batch = _Batch(
-            1, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, 1, limits
+        rules = Rules(
+            cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, reward, twin, limits
         )
+        self.render_mode = _checked_mode(render_mode)
+        self._batch = EpisodeBatch(1, rules, keeps_stamps=render_mode is not None)
         self.observation_space, self.action_space = self._batch.observation_space, self._batch.action_space
-        self.render_mode = render_mode
+        if warn_null:
+            warn_of_nulls(self._batch.clusters, rules)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start the first episode of ``seed``, or without a seed the next episode."""
+        """Start the first episode of ``seed``, or without a seed the next episode.
+
+        Args:
+            seed: at least 0.
+            options: ``{"cluster": ...}``: this episode runs there, whatever it would have drawn.
+
+        Raises:
+            InputError: for unknown options.
+        """
         super().reset(seed=seed)
-        seeds = None if seed is None else np.array([_seed(seed)], np.uint64)
-        return self._batch.start(np.array([0]), seeds)[0], {}
+        cluster = _option_cluster(self._batch, options, ("cluster",))
+        if seed is not None:
+            self._batch.seed(np.array([0]), [seed])
+        self._batch.start(np.array([0]), cluster)
+        return self._batch.observe()[0], {"cluster": self.cluster_name}
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward."""
-        observation, reward, truncated, terms = self._batch.step(np.asarray(action)[None])
-        return observation[0], float(reward[0]), False, bool(truncated[0]), {k: float(v[0]) for k, v in terms.items()}
+        reward, truncated, terms = self._batch.step(np.asarray(action)[None])
+        info = {"cluster": self.cluster_name} | {name: float(value[0]) for name, value in terms.items()}
+        return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
+
+    def render(self) -> Frame | None:  # type: ignore[override]
+        """The timeline of ranks in the last iterations: a string, or a picture ``(480, 800, 3)`` of bytes."""
+        return None if self.render_mode is None else frame(self._batch, 0, self.render_mode)
+
+    @property
+    def cluster_name(self) -> str:
+        """The cluster of the present episode."""
+        return str(self._batch.names_C[self._batch.cluster_E[0]])
 
 
 def _document(env: type[PacingEnv]) -> None:
     """Put the tables into the docstring, from the definitions that the code uses; without docstrings (-OO) nothing."""
-    tables = {
-        "ACTION_TABLE": pacing.action_table(),
-        "MECHANISM_TABLE": pacing.mechanism_table(),
-        "OBSERVATION_TABLE": signals.table(),
-        "SIGNALS + 1": str(signals.SIGNALS + 1),
-        "SIGNALS": str(signals.SIGNALS),
-    }
-    for name, table in tables.items():
+    for name, table in environment_tables.by_name().items():
         env.__doc__ = env.__doc__ and env.__doc__.replace(name, table.replace("\n", "\n    "))
 
 
@@ -285,98 +208,177 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     """A batch of :class:`PacingEnv`, stepped by one call of the compiled engine.
 
     Row ``n`` after ``reset(seed=s)`` equals the scalar environment with seed ``s + n``, byte for byte, across
-    autoresets too. Autoreset happens in the same step: the observation is the new episode's, ``info["final_obs"]`` and
-    ``info["final_info"]`` hold the old one's last.
+    autoresets too. Observations, rewards, ends and ``info`` are those of Gymnasium's ``SyncVectorEnv`` of scalar
+    environments in the same autoreset mode. Clusters may differ in their number of ranks.
 
     Args:
         num_envs: rows of the batch, at least 1.
-        cluster: as in :class:`PacingEnv`, as are the next five.
+        cluster: as in :class:`PacingEnv`, as are the next eight.
         weights: with several clusters, how often each is drawn; default: equally.
         mechanisms: names of the mechanisms that the action sets.
         interval_iterations: iterations in one step of the environment, at least 1.
         episode_intervals: steps in an episode, at least 1.
         cv_weight: weight of the variation in the reward, at least 0, or a pair of which each episode draws its own.
-        threads: most threads that share the batch, at least 1; results do not depend on it.
+        reward: ``"paired"`` or ``"raw"``.
+        twin: whether the unpaced twin runs; default: where the reward needs it.
         limits: of every delay; the defaults are those of a live job.
-        render_mode: not supported; None.
+        autoreset_mode: of ``gymnasium.vector.AutoresetMode``, or its value. ``NEXT_STEP``: the step after an episode's
+            end starts the next one, and its action counts for nothing. ``SAME_STEP``: the step that ends an episode
+            returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the
+            caller resets rows that have ended, with ``options={"reset_mask": ...}``.
+        threads: most threads that share the batch, at least 1; results do not depend on it.
+        warn_null: whether a warning says that no cluster given has anything to win.
+        render_mode: ``"ansi"`` or ``"rgb_array"``; ``render`` then returns a frame for each row.
 
     Raises:
         InputError: for an argument outside its range, with the range.
     """
 
-    metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
         self,
         num_envs: int = 1,
-        cluster: ClusterLike | Sequence[ClusterLike] = "null-jitter",
+        cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
         *,
         weights: Sequence[float] | None = None,
-        mechanisms: Sequence[str] = ("slack",),
+        mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS,
         interval_iterations: int = 20,
         episode_intervals: int = 64,
         cv_weight: float | Sequence[float] = 0.5,
-        threads: int = 1,
+        reward: Reward = "paired",
+        twin: bool | None = None,
         limits: Limits = LIMITS,
-        render_mode: None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        threads: int = 1,
+        warn_null: bool = True,
+        render_mode: RenderMode | None = None,
     ) -> None:
-        self._batch = _Batch(
-            num_envs, cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, threads, limits
+        rules = Rules(
+            cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, reward, twin, limits
         )
-        self.num_envs, self.render_mode = num_envs, render_mode
-        self.single_observation_space, self.single_action_space = (
-            self._batch.observation_space,
-            self._batch.action_space,
-        )
+        modes = {mode.value: mode for mode in AutoresetMode}
+        self.autoreset_mode = modes.get(getattr(autoreset_mode, "value", autoreset_mode))
+        if self.autoreset_mode is None:
+            raise out_of_range("autoreset_mode", autoreset_mode, f"one of {', '.join(modes)}", WHERE)
+        self.render_mode = _checked_mode(render_mode)
+        self.metadata = METADATA | {"autoreset_mode": self.autoreset_mode}
+        self._batch = EpisodeBatch(num_envs, rules, threads, keeps_stamps=render_mode is not None)
+        self.num_envs, self._ended = num_envs, np.zeros(num_envs, np.bool_)
+        self.single_observation_space = self._batch.observation_space
+        self.single_action_space = self._batch.action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        if warn_null:
+            warn_of_nulls(self._batch.clusters, rules)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Start the first episodes of the seeds (row ``n`` gets ``seed + n``), or without seeds the next episodes."""
-        everyone = np.arange(self.num_envs)
-        if seed is None:
-            return self._batch.start(everyone, None), {}
-        seeds = [int(seed) + n for n in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else list(seed)
-        if len(seeds) != self.num_envs:
-            raise out_of_range("seed", f"{len(seeds)} numbers", f"one for each of {self.num_envs} rows", _WHERE)
-        given = [int(old) if s is None else _seed(s) for s, old in zip(seeds, self._batch.seeds_E, strict=True)]
-        return self._batch.start(everyone, np.array(given, np.uint64)), {}
+        """Start the first episodes of the seeds (row ``n`` gets ``seed + n``), or without seeds the next episodes.
+
+        Args:
+            seed: one for all, or one for each row, None where a row goes on with its next episode.
+            options: ``{"reset_mask": ...}``: a boolean array ``(num_envs,)``, only these rows start anew;
+                ``{"cluster": ...}``: the episodes that start now run there, whatever they would have drawn.
+
+        Raises:
+            InputError: for unknown options and for a mask of another form or without any row.
+        """
+        started_E = self._mask(options)
+        cluster = _option_cluster(self._batch, options, ("cluster", "reset_mask"))
+        which = np.flatnonzero(started_E)
+        if seed is not None:
+            one = isinstance(seed, (int, np.integer))
+            given = [int(seed) + n for n in range(self.num_envs)] if one else list(seed)  # type: ignore[call-overload, arg-type]
+            if len(given) != self.num_envs:
+                raise out_of_range("seed", f"{len(given)} numbers", f"one for each of {self.num_envs} rows", WHERE)
+            seeded = [n for n in which.tolist() if given[n] is not None]
+            self._batch.seed(np.array(seeded, np.int64), [given[n] for n in seeded])
+        self._batch.start(which, cluster)
+        self._ended[which] = False
+        return self._batch.observe(), self._clusters(started_E)
+
+    def _mask(self, options: dict[str, Any] | None) -> NDArray[np.bool_]:
+        """Which rows a reset starts."""
+        mask = (options or {}).get("reset_mask")
+        if mask is None:
+            return np.ones(self.num_envs, np.bool_)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
+            allowed = f"a boolean array of shape ({self.num_envs},)"
+            raise out_of_range("options['reset_mask']", mask, allowed, WHERE)
+        if not mask.any():
+            raise out_of_range("options['reset_mask']", mask, "at least one row that is True", WHERE)
+        return mask.copy()
+
+    def _clusters(self, mask_E: NDArray[np.bool_]) -> dict[str, Any]:
+        """The names of the clusters of some rows, as part of an info."""
+        return _masked({"cluster": self._batch.names_C[self._batch.cluster_E]}, mask_E)
 
     def step(
         self, actions: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Run one control interval in every row; rows whose episode ends start the next one at once."""
-        observation, reward, truncated, terms = self._batch.step(actions)
-        everyone = np.ones(self.num_envs, np.bool_)
-        info: dict[str, Any] = {}
-        for name, value in terms.items():
-            info[name], info[f"_{name}"] = value, everyone
-        if truncated.any():
-            final_obs = np.full(self.num_envs, None, object)
-            for n in np.flatnonzero(truncated):
-                final_obs[n] = observation[n]
-            info["final_obs"], info["_final_obs"] = final_obs, truncated.copy()
-            info["final_info"] = {name: np.where(truncated, value, 0.0) for name, value in terms.items()}
-            info["final_info"] |= {f"_{name}": truncated.copy() for name in terms}
-            info["_final_info"] = truncated.copy()
-            observation = self._batch.start(np.flatnonzero(truncated), None)
-        return observation, reward, np.zeros(self.num_envs, np.bool_), truncated, info
+        """Run one control interval in every row that does not start an episode instead (autoreset in the next step)."""
+        starting = self._ended if self._ended.any() else None
+        if starting is not None and self.autoreset_mode is AutoresetMode.DISABLED:
+            rows = ", ".join(map(str, np.flatnonzero(starting)[:8]))
+            raise gymnasium.error.ResetNeeded(f"rows {rows} have ended: reset(options={{'reset_mask': ...}}) first")
+        reward, truncated, terms = self._batch.step(actions, None if starting is None else ~starting)
+        everyone, info = np.ones(self.num_envs, np.bool_), dict[str, Any]()
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            if truncated.any():
+                last, final = self._batch.observe(), np.full(self.num_envs, None, object)
+                for n in np.flatnonzero(truncated):
+                    final[n] = last[n]
+                info = {"final_obs": final, "_final_obs": truncated.copy()}
+                info["final_info"] = self._clusters(truncated) | _masked(terms, truncated)
+                info["_final_info"] = truncated.copy()
+                self._batch.start(np.flatnonzero(truncated))
+            info |= _masked(terms, ~truncated)
+        else:
+            self._ended = truncated.copy()
+            if starting is not None:
+                self._batch.start(np.flatnonzero(starting))
+            info |= _masked(terms, everyone if starting is None else ~starting)
+        info |= self._clusters(everyone)
+        return self._batch.observe(), reward, np.zeros(self.num_envs, np.bool_), truncated, info
+
+    def render(self) -> tuple[Frame, ...] | None:  # type: ignore[override]
+        """A frame for each row, as :meth:`PacingEnv.render`."""
+        mode = self.render_mode
+        return None if mode is None else tuple(frame(self._batch, n, mode) for n in range(self.num_envs))
 
     @property
     def clusters(self) -> int:
         """How many clusters episodes draw from."""
-        return len(self._batch.mix.clusters)
+        return len(self._batch.clusters)
 
     @property
     def cluster_E(self) -> NDArray[np.int64]:
         """Which of them each row's present episode has drawn, ``(E,)``."""
         return self._batch.cluster_E.copy()
 
+    @property
+    def last_terms(self) -> dict[str, NDArray[np.float64]]:
+        """The numbers of the last step's info for every row, also where an episode has ended in it."""
+        return self._batch.terms
+
     def desync_episodes(self) -> None:
         """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""
-        self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.episode_intervals // self.num_envs
+        self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.rules.episode_intervals // self.num_envs
+
+
+def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[str, Any]:
+    """Values as ``SyncVectorEnv`` puts them into an info: nothing where no row has them, each beside its mask."""
+    if mask_E.all():
+        return values | {f"_{name}": mask_E for name in values}
+    if not mask_E.any():
+        return {}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found[name] = np.where(mask_E, value, None if value.dtype == object else 0.0)
+        found[f"_{name}"] = mask_E.copy()
+    return found
 
 
 register_envs()  # also where paceenv was imported before Gymnasium

@@ -37,12 +37,15 @@ Json = Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)]
 @application.command()
 def simulate(
     name: Name,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="A cluster config: a file or a name.")] = "two-jobs",
+    cluster: Annotated[
+        list[str] | None,
+        typer.Option("--cluster", "-c", help="A cluster config: a file or a name; repeatable. Default: two-jobs."),
+    ] = None,
     behaviour: Annotated[
         list[str] | None,
         typer.Option("--behaviour", "-b", help="Who acts: random, or a policy by name or file; repeatable."),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="Of each behaviour.")] = 64,
+    episodes: Annotated[int, typer.Option(min=1, help="Of each behaviour on each cluster.")] = 64,
     intervals: Intervals = 64,
     mechanism: Mechanism = None,
     reward: Reward = None,
@@ -59,15 +62,22 @@ def simulate(
     from paceenv.sim.cluster import load_cluster
     from paceenv.trainers.offline.simulated_episodes import RANDOM, simulated_episodes
 
-    config, names, behaviours = load_cluster(cluster), _mechanisms(mechanism), behaviour or [RANDOM]
-    kind = _reward(reward or "paired")
-    with output.progress(f"simulate {config.name}", len(behaviours) * intervals) as done:
-        found = simulated_episodes(
-            config, behaviours, mechanisms=names, episodes=episodes, intervals=intervals,
-            reward=kind, cv_weight=cv_weight, seed=seed, on_done=done,
-        )  # fmt: skip
-    env = {"cluster": cluster, "mechanisms": list(names), "episode_intervals": intervals, "cv_weight": cv_weight}
-    words = f"{', '.join(behaviours)} on the simulated cluster {config.name}; reward {kind}"
+    names, behaviours, kind = _mechanisms(mechanism), behaviour or [RANDOM], _reward(reward or "paired")
+    clusters = cluster or ["two-jobs"]
+    found: list[Episode] = []
+    with output.progress("simulate", len(clusters) * len(behaviours) * intervals) as done:
+        for place, config in enumerate(map(load_cluster, clusters)):
+
+            def so_far(n: float, before: int = place * len(behaviours) * intervals) -> None:
+                done(before + n)
+
+            found += simulated_episodes(
+                config, behaviours, mechanisms=names, episodes=episodes, intervals=intervals, reward=kind,
+                cv_weight=cv_weight, seed=seed, on_done=so_far,
+            )  # fmt: skip
+    where = clusters[0] if len(clusters) == 1 else clusters
+    env = {"cluster": where, "mechanisms": list(names), "episode_intervals": intervals, "cv_weight": cv_weight}
+    words = f"{', '.join(behaviours)} on {', '.join(clusters)}, simulated; reward {kind}"
     _write(name, found, names, words, env, folder, json_)
 
 

@@ -1,22 +1,21 @@
-"""Offline data from the simulator: a behaviour policy in ``paceenv/Pacing-v0``, beside its twin without pacing."""
+"""Offline data from the simulator: a behaviour policy in ``paceenv/Pacing-v0``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import Reward
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.base import Policy
 from paceenv.policies.select import select_policy
 from paceenv.sim.cluster import Cluster
 from paceenv.trainers.offline.episodes import Episode
 
-RewardKind = Literal["paired", "raw"]
 RANDOM = "random"
 """The behaviour that explores: settings drawn at random, each kept for some intervals."""
 HOLD_INTERVALS, NULL_SHARE = 8, 0.25
@@ -32,7 +31,7 @@ def simulated_episodes(
     mechanisms: Sequence[str],
     episodes: int,
     intervals: int = 64,
-    reward: RewardKind = "paired",
+    reward: Reward = "paired",
     cv_weight: float = 0.1,
     seed: int = 0,
     on_done: Callable[[float], None] = lambda done: None,
@@ -55,19 +54,23 @@ def simulated_episodes(
     """
     found: list[Episode] = []
     for place, name in enumerate(behaviours):
-        options: dict[str, Any] = {"mechanisms": mechanisms, "episode_intervals": intervals + 1, "cv_weight": cv_weight}
-        env, twin = (PacingVectorEnv(episodes, cluster, **options) for _ in range(2))
+        env = PacingVectorEnv(
+            episodes,
+            cluster,
+            mechanisms=mechanisms,
+            episode_intervals=intervals + 1,  # one more, so that none ends here
+            cv_weight=cv_weight,
+            reward=reward,
+            warn_null=False,
+        )
         behave = _behave(name, cluster, mechanisms, episodes, seed)
         view, _ = env.reset(seed=seed)
-        twin.reset(seed=seed)
         views, actions, rewards = [view], [], []
-        off = np.full(env.action_space.shape or (), -1.0, np.float32)
         for k in range(intervals):
             actions.append(behave(views[-1]))
             view, gained, *_ = env.step(actions[-1])
-            without = twin.step(off)[1]
             views.append(view)
-            rewards.append(gained - without if reward == "paired" else gained)
+            rewards.append(gained)
             on_done(place * intervals + k + 1)
         view_EKO, action_EKA, reward_EK = (np.stack(each, axis=1) for each in (views, actions, rewards))
         record = {"source": f"simulated {cluster.name}", "behaviour": name, "reward": reward}

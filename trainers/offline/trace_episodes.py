@@ -18,11 +18,11 @@ from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.core.trace import Trace
+from paceenv.envs.episode_batch import Reward
 from paceenv.live.decide.pacer import RankPacer
 from paceenv.policies.names import rule
 from paceenv.policies.rules import passive
 from paceenv.trainers.offline.episodes import Episode
-from paceenv.trainers.offline.simulated_episodes import RewardKind
 
 BARRIER_ALONE_S = 1e-3
 """A barrier takes at most this once all ranks are there, as in ``paceenv.live.decide.control``."""
@@ -37,7 +37,7 @@ def trace_episodes(
     settings: str | None = None,
     intervals: int = 64,
     interval_iterations: int = 20,
-    reward: RewardKind = "raw",
+    reward: Reward = "raw",
     cv_weight: float = 0.1,
     job: str | None = None,
 ) -> list[Episode]:
@@ -69,7 +69,8 @@ def trace_episodes(
         raise InputError(f"trace of {stamps.name}: {len(stamps.step_T)} iterations alike; allowed: at least {least}")
     null_A = np.full(2 * len(mechanisms), -1.0, np.float32)
     action_A = _action(stamps, settings, mechanisms)
-    paced_K = (stamps.delay_TR > 0.0).any(axis=1)[: count * interval_iterations].reshape(count, -1).any(axis=1)
+    paced_T = ~stamps.unpaced_T[: count * interval_iterations]
+    paced_K = np.asarray(paced_T.reshape(count, -1).any(axis=1))
     action_KA = np.where(paced_K[:, None], action_A, null_A)
     reward_K = _rewards(stamps, paced_K, interval_iterations, reward, cv_weight)
     record = {
@@ -136,13 +137,13 @@ def _action(stamps: JobStamps, settings: str | None, mechanisms: Sequence[str]) 
     if constant is None:
         raise InputError(f"settings {settings}; allowed: fixed ones, such as static:slack=0.02/0.3")
     try:
-        return pacing.encode_action(constant[None], mechanisms)[0]
+        return np.asarray(pacing.encode_action(constant[None], mechanisms)[0])
     except ValueError as error:
         raise InputError(f"settings {settings}: {error}") from None
 
 
 def _rewards(
-    stamps: JobStamps, paced_K: NDArray[np.bool_], interval_iterations: int, kind: RewardKind, cv_weight: float
+    stamps: JobStamps, paced_K: NDArray[np.bool_], interval_iterations: int, kind: Reward, cv_weight: float
 ) -> NDArray[np.float64]:
     step_KT = stamps.step_T[: len(paced_K) * interval_iterations].reshape(len(paced_K), -1)
     unpaced_T = stamps.unpaced_T
@@ -156,4 +157,4 @@ def _rewards(
         raise InputError(
             f"trace of {stamps.name}: every interval was paced, so there is nothing to pair with; allowed: reward raw"
         )
-    return reward_K - reward_K[~paced_K].mean()
+    return np.asarray(reward_K - reward_K[~paced_K].mean())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gymnasium.vector import AutoresetMode
+
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import typical
@@ -22,14 +24,18 @@ class EnvGroup:
     is_null: tuple[bool, ...]
 
 
-def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = None) -> list[EnvGroup]:
+def make_groups(
+    config: Environment, clusters: Mapping[str, Cluster] | None = None, *, has_twins: bool = False
+) -> list[EnvGroup]:
     """One batch for each shape of cluster (ranks and process groups).
 
-    Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster.
+    Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
+    over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
 
     Args:
         config: environment of the training.
         clusters: replaces configs by name, for example by a fresh calibration.
+        has_twins: whether unpaced twins run although rewards are not paired.
     """
     given = clusters or {}
     shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}
@@ -50,7 +56,11 @@ def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = No
             episode_intervals=config.episode_intervals,
             cv_weight=config.cv_weight,
             threads=config.threads,
+            reward="paired" if config.paired else "raw",
+            twin=True if has_twins else None,
             limits=config.limits,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            warn_null=False,  # nulls are among the clusters on purpose
         )
         names = tuple(_name(share) for share, _ in members)
         groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
@@ -58,25 +68,21 @@ def make_groups(config: Environment, clusters: Mapping[str, Cluster] | None = No
 
 
 def training_envs(config: TrainConfig, clusters: Mapping[str, Cluster] | None = None) -> NativeVecEnv:
-    """The environments of a training, with passive twins and a constraint where the config asks for them.
+    """The environments of a training, with unpaced twins and a constraint where the config asks for them.
 
     Args:
         config: of the training.
         clusters: as in :func:`make_groups`.
     """
-    environment, passive, constraint = config.environment, list[EnvGroup](), None
-    groups = make_groups(environment, clusters)
-    if environment.paired or config.constraint is not None:
-        passive = make_groups(environment, clusters)
+    environment, constraint = config.environment, None
+    groups = make_groups(environment, clusters, has_twins=config.constraint is not None)
     if config.constraint is not None:
         names, flags = [n for g in groups for n in g.names], [f for g in groups for f in g.is_null]
         constraint = NullConstraint(config.constraint, names, flags)
     return NativeVecEnv(
         [group.env for group in groups],
         config.seed << 32,
-        [group.env for group in passive],
         constraint,
-        paired=environment.paired,
         memory_intervals=environment.memory_intervals,
         change_intervals=environment.change_intervals,
     )

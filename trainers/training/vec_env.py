@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from paceenv.core import signals
+from paceenv.core.errors import out_of_range
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.observation_average import ObservationEMA
 from paceenv.trainers.training.train_config import Constraint
@@ -65,12 +67,10 @@ class NativeVecEnv(VecEnv):
     critic row by row, all at once. ``reset`` therefore spreads the rows' first ends evenly.
 
     Args:
-        envs: the batches.
+        envs: the batches, in autoreset mode SAME_STEP.
         seed: row ``n`` gets ``seed + n``.
-        passive: batches of the same episodes, run without pacing; needed for ``paired`` and ``constraint``.
-        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order.
-        paired: whether the reward is the difference to the passive episodes, on the same noise. That changes no
-            preference among actions, and removes the noise of cluster and network, several times the effect of pacing.
+        constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order. It
+            needs batches with unpaced twins.
         memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
             several (``paceenv.policies.observation_average``); 0: none.
         change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
@@ -80,13 +80,14 @@ class NativeVecEnv(VecEnv):
         self,
         envs: Sequence[PacingVectorEnv],
         seed: int = 0,
-        passive: Sequence[PacingVectorEnv] = (),
         constraint: NullConstraint | None = None,
         *,
-        paired: bool = True,
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
     ) -> None:
+        other = [env.autoreset_mode for env in envs if env.autoreset_mode is not AutoresetMode.SAME_STEP]
+        if other:
+            raise out_of_range("autoreset_mode", other[0].value, f"{AutoresetMode.SAME_STEP.value}", "NativeVecEnv")
         self.envs, self.render_mode = list(envs), None  # the base class asks for the mode while it is made
         rows, first = sum(env.num_envs for env in envs), envs[0]
         memory, space = ObservationEMA(memory_intervals, change_intervals), first.single_observation_space
@@ -95,9 +96,7 @@ class NativeVecEnv(VecEnv):
             most = 2.0 if change_intervals else 1.0  # a signal from -1 to 1 changes by 2 at most
             space = Box(-most, most, ((space.shape or (0,))[0] + memory.entries,), np.float32)
         super().__init__(rows, space, first.single_action_space)
-        self._seed_base, self._seeded, self._passive, self.constraint = seed, False, list(passive), constraint
-        self._paired = paired
-        self._offs = [np.full(env.action_space.shape or (), -1.0, np.float32) for env in envs]
+        self._seed_base, self._seeded, self.constraint = seed, False, constraint
         self._ends = np.cumsum([env.num_envs for env in envs])[:-1]
         self._first_cluster = np.cumsum([0, *(env.clusters for env in envs)])
         self._actions: NDArray[np.float32] = np.zeros((rows, *(first.single_action_space.shape or ())), np.float32)
@@ -105,13 +104,10 @@ class NativeVecEnv(VecEnv):
 
     def reset(self) -> NDArray[np.float32]:
         observations, base = [], self._seed_base
-        for n, env in enumerate(self.envs):
+        for env in self.envs:
             seed = None if self._seeded else base
             observations.append(env.reset(seed=seed)[0])
             env.desync_episodes()
-            if self._passive:
-                self._passive[n].reset(seed=seed)
-                self._passive[n].desync_episodes()
             base += env.num_envs
         self._seeded = True
         self._return_E[:], self._length_E[:] = 0.0, 0
@@ -159,16 +155,15 @@ class NativeVecEnv(VecEnv):
         """One batch: observations, rewards, truncations, last observations of the episodes that ended."""
         cluster_E = self._first_cluster[n] + self.envs[n].cluster_E  # before a new episode draws another
         observation, reward, _, truncated, info = self.envs[n].step(action)
-        if self._passive:
-            _, without, _, _, passive = self._passive[n].step(self._offs[n])
-            reward = reward - without if self._paired else reward
-            if self.constraint is not None:
-                reward = reward - self.constraint.penalty(cluster_E, info["step_mean_s"] / passive["step_mean_s"] - 1.0)
+        if self.constraint is not None:
+            terms = self.envs[n].last_terms  # in info, those of rows whose episode has ended are apart
+            cost_E = terms["step_mean_s"] / terms["passive_step_mean_s"] - 1.0
+            reward = reward - self.constraint.penalty(cluster_E, cost_E)
         final = info.get("final_obs")
         return observation, reward, truncated, np.full(len(reward), None, object) if final is None else final
 
     def close(self) -> None:
-        for env in [*self.envs, *self._passive]:
+        for env in self.envs:
             env.close()
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:

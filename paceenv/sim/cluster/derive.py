@@ -239,6 +239,28 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
     return records
 
 
+def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Where the share of each cluster ends between 0 and 1, ``(C,)``.
+
+    Args:
+        clusters: how many there are.
+        weights: how often each is drawn, in any unit; default: equally.
+
+    Raises:
+        InputError: for weights that are not one non-negative number for each cluster, or all zero.
+    """
+    share = np.ones(clusters) if weights is None else np.asarray(weights, dtype=np.float64)
+    if share.shape != (clusters,) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
+        raise InputError(f"weights = {weights}; allowed: one non-negative number for each cluster, not all zero")
+    return np.asarray(np.cumsum(share / share.sum()))
+
+
+def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`."""
+    u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+    return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
+
+
 class ClusterMix:
     """Clusters with weights, from which every episode draws one; they must agree in ranks and groups."""
 
@@ -252,13 +274,8 @@ class ClusterMix:
                     f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
-        share = np.ones(len(clusters)) if weights is None else np.asarray(weights, dtype=np.float64)
-        if len(share) != len(clusters) or not (share >= 0).all() or not 0 < share.sum() < np.inf:
-            raise InputError(
-                f"weights = {list(share)}; allowed: one non-negative number for each cluster, not all zero"
-            )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
-        self._edges = np.cumsum(share / share.sum())
+        self._edges = edges(len(clusters), weights)
         self._tenants = max(len(c.tenants) for c in clusters)
         self._fixed: dict[int, JobBatch] = {}
 
@@ -275,14 +292,18 @@ class ClusterMix:
 
     def which(self, keys_E: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Index of the cluster that each episode draws, ``(E,)``."""
-        u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
-        return np.minimum(np.searchsorted(self._edges, u, side="right"), len(self.clusters) - 1)
+        return draw_index(keys_E, self._edges)
 
-    def derive(self, keys_E: NDArray[np.uint64]) -> JobBatch:
-        """Parameter records of E episodes."""
+    def derive(self, keys_E: NDArray[np.uint64], which: NDArray[np.int64] | None = None) -> JobBatch:
+        """Parameter records of E episodes.
+
+        Args:
+            keys_E: episode keys.
+            which: index of the cluster of each, ``(E,)``; default: as :meth:`which` draws it.
+        """
         if len(self.clusters) == 1:
             return self._derive(0, keys_E)
-        which = self.which(keys_E)
+        which = self.which(keys_E) if which is None else which
         jobs = np.zeros(len(keys_E), layout.JOB)
         tenants_EK = np.zeros((len(keys_E), self._tenants), layout.TENANT)
         skewness_E = np.zeros(len(keys_E))

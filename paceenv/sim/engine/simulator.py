@@ -211,9 +211,11 @@ class Simulator:
         """
         return self._advance(settings_ESM2, iterations, which, stamps=False).step_ET
 
-    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
+    def record(
+        self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
+    ) -> Recording:
         """As :meth:`run`, keeping every stamp; memory grows with E x T x R."""
-        return self._advance(settings_ESM2, iterations, None, stamps=True)
+        return self._advance(settings_ESM2, iterations, which, stamps=True)
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""

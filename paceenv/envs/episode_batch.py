@@ -1,0 +1,359 @@
+"""Episodes side by side: what the environments, scalar and vector, have in common; it knows no autoreset.
+
+Legend: E environments (rows), C clusters, T iterations, A numbers of an action.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import metrics, pacing, signals
+from paceenv.core.errors import out_of_range
+from paceenv.core.limits import LIMITS, Limits
+from paceenv.core.renames import mechanism_name
+from paceenv.sim.cluster import Cluster, load_cluster
+from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
+from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.quantity import Uniform
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
+
+ClusterLike: TypeAlias = str | os.PathLike[str] | Cluster
+Reward: TypeAlias = Literal["paired", "raw"]
+
+WHERE = "paceenv/Pacing-v0"
+"""What messages name as the place of a wrong value."""
+DEFAULT_CLUSTER, DEFAULT_MECHANISMS = "two-jobs", ("phase_shift",)
+"""A job on which pacing pays, with what pays there."""
+PACED, TWIN = 0, 1
+"""Index into the simulators of a shape."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What an episode is: where, what an action sets, how long, what is rewarded; see ``PacingEnv`` for each."""
+
+    cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER
+    weights: Sequence[float] | None = None
+    mechanisms: str | Sequence[str] = DEFAULT_MECHANISMS
+    interval_iterations: int = 20
+    episode_intervals: int = 64
+    cv_weight: float | Sequence[float] = 0.5
+    reward: Reward = "paired"
+    twin: bool | None = None
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        for name in ("interval_iterations", "episode_intervals"):
+            at_least_1(name, getattr(self, name))
+        if self.reward not in get_args(Reward):
+            raise out_of_range("reward", self.reward, " or ".join(get_args(Reward)), WHERE)
+        if self.twin is False and self.reward == "paired":
+            raise out_of_range("twin", self.twin, 'True or None with reward="paired", which is made with it', WHERE)
+        mechanisms = self.mechanism_names
+        unknown = [m for m in mechanisms if m not in pacing.MECHANISMS]
+        if unknown or not mechanisms or len(set(mechanisms)) < len(mechanisms):
+            allowed = f"one or more different ones of {', '.join(pacing.MECHANISMS)}"
+            raise out_of_range("mechanisms", mechanisms, allowed, WHERE)
+
+    @property
+    def mechanism_names(self) -> tuple[str, ...]:
+        """The mechanisms in the order of the action; one may be given as a string."""
+        given = [self.mechanisms] if isinstance(self.mechanisms, str) else self.mechanisms
+        return tuple(mechanism_name(m) for m in given)
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether every episode runs a second time, without pacing."""
+        return self.reward == "paired" or bool(self.twin)
+
+    def clusters(self) -> list[Cluster]:
+        """The clusters that episodes draw from, loaded."""
+        one = isinstance(self.cluster, (str, os.PathLike, Cluster))
+        given: list[ClusterLike] = [self.cluster] if one else list(self.cluster)  # type: ignore[list-item, arg-type]
+        return [loaded(cluster) for cluster in given]
+
+
+def loaded(cluster: ClusterLike) -> Cluster:
+    """A cluster config, read where it is a file or a name."""
+    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+
+
+def at_least_1(name: str, value: int) -> None:
+    """Refuse a count below 1."""
+    if value < 1:
+        raise out_of_range(name, value, "an integer of at least 1", WHERE)
+
+
+class _Preference:
+    """The weight of variation in the reward: one number, or drawn for each episode from a range."""
+
+    def __init__(self, cv_weight: float | Sequence[float], environments: int) -> None:
+        ends = [float(end) for end in np.ravel(cv_weight)]
+        self.is_drawn = np.ndim(cv_weight) > 0
+        if len(ends) != 1 + self.is_drawn or not (ends[0] >= 0.0 and ends[-1] < np.inf) or ends != sorted(set(ends)):
+            raise out_of_range("cv_weight", cv_weight, "a number of at least 0, or two, the lower one first", WHERE)
+        # uniform as the agent sees it: a weight of 0 is possible, and every part of the input is met equally often
+        self._squashed = Uniform(uniform=[signals.squashed_preference(end) for end in (ends[0], ends[-1])])
+        self.weight_E = np.full(environments, ends[0])
+
+    def draw(self, which: NDArray[np.int64], keys: NDArray[np.uint64]) -> None:
+        """Draw the weights of new episodes from their keys; by name, so that no other draw moves."""
+        if self.is_drawn:
+            squashed = Draw(keys, 1).named("cv_weight", self._squashed)
+            self.weight_E[which] = signals.PREFERENCE_SCALE * squashed / (1.0 - squashed)
+
+    def beside(self, observation_EO: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The observation, with the weight as one entry more where it is drawn."""
+        if not self.is_drawn:
+            return observation_EO
+        squashed_E = np.array([signals.squashed_preference(w) for w in self.weight_E.tolist()], np.float32)
+        return np.column_stack([observation_EO, squashed_E])
+
+
+class _Shape:
+    """Clusters that agree in ranks and groups, and the simulators of their episodes, where every row has a place.
+
+    Attributes:
+        simulators: the paced one and, where rules ask for it, its unpaced twin on the same noise; none before the
+            first episode here.
+        recording: the last interval of every row, where it is kept.
+    """
+
+    def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
+        self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
+        self.simulators: list[Simulator] = []
+        self.recording: Recording | None = None
+
+    def start(self, rows: NDArray[np.int64], keys_E: NDArray[np.uint64], cluster_E: NDArray[np.int64]) -> None:
+        """Start episodes in some rows: the quiet start and one interval without pacing.
+
+        Args:
+            rows: their numbers, ``(n,)``.
+            keys_E: episode keys of all rows.
+            cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
+        """
+        if self.simulators:
+            jobs = self.mix.derive(keys_E[rows], cluster_E[rows])
+            for simulator in self.simulators:
+                simulator.reset(rows, keys_E[rows], jobs)
+        else:
+            jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
+            self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_twin)]
+        for k, simulator in enumerate(self.simulators):
+            simulator.run(simulator.off(), self._rules.limits.quiet_first, rows)
+            self.run(k, simulator.off(), rows)
+
+    def run(self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None) -> NDArray[np.float64]:
+        """One interval of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
+        if k != PACED or not self._keeps_stamps:
+            return self.simulators[k].run(settings, self._rules.interval_iterations, rows)
+        new = self.simulators[k].record(settings, self._rules.interval_iterations, rows)
+        if self.recording is None or rows is None:
+            self.recording = new
+        else:
+            for kept, array in zip(self.recording, new, strict=True):
+                kept[rows] = array[rows]
+        return new.step_ET
+
+
+class EpisodeBatch:
+    """E episodes side by side: seeds, draws, physics, observations and rewards.
+
+    Clusters of one shape (number of ranks and groups) share a simulator. With several shapes every row has a place in
+    the simulator of each, and runs in that of its present episode: memory grows with the shapes, time does not.
+
+    Args:
+        environments: E, at least 1.
+        rules: what an episode is.
+        threads: most threads that share the batch, at least 1; results do not depend on it.
+        keeps_stamps: whether the last interval of every row is kept, to be drawn.
+    """
+
+    def __init__(self, environments: int, rules: Rules, threads: int = 1, *, keeps_stamps: bool = False) -> None:
+        at_least_1("threads", threads)
+        at_least_1("num_envs", environments)
+        self.rules, self.mechanisms, self.threads = rules, rules.mechanism_names, threads
+        self.preference = _Preference(rules.cv_weight, environments)
+        self._keeps_stamps, self.clusters = keeps_stamps, list[Cluster]()
+        self._shapes: list[_Shape] = []
+        self._place_C2 = np.zeros((0, 2), np.int64)
+        self._add(rules.clusters())
+        self._edges = edges(len(self.clusters), rules.weights)
+        self.seeds_E = np.random.default_rng().integers(0, 2**63, environments, dtype=np.uint64)
+        self.episode_E = np.full(environments, -1)
+        self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
+        self.terms: dict[str, NDArray[np.float64]] = {}
+        entries = signals.SIGNALS + self.preference.is_drawn
+        self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
+
+    def _add(self, clusters: Sequence[Cluster]) -> None:
+        """Take clusters in, after those that are there."""
+        if not clusters:
+            ClusterMix([])  # which refuses it
+        by_shape: dict[tuple[int, int], list[Cluster]] = {}
+        places = []
+        for cluster in clusters:
+            members = by_shape.setdefault((cluster.ranks, cluster.groups), [])
+            places.append((len(self._shapes) + list(by_shape).index((cluster.ranks, cluster.groups)), len(members)))
+            members.append(cluster)
+        self._shapes += [
+            _Shape(members, self.rules, self.threads, keeps_stamps=self._keeps_stamps) for members in by_shape.values()
+        ]
+        self._place_C2 = np.concatenate([self._place_C2, np.array(places, np.int64)])
+        self.clusters += clusters
+        self.names_C = np.array([cluster.name for cluster in self.clusters], object)
+
+    def number_of(self, cluster: ClusterLike) -> int:
+        """Index of a cluster in :attr:`clusters`; one that episodes do not draw is taken in.
+
+        Args:
+            cluster: the name of one that is there, or any that ``PacingEnv`` takes.
+        """
+        if isinstance(cluster, str) and cluster in self.names_C:
+            return self.names_C.tolist().index(cluster)
+        found = loaded(cluster)
+        if found not in self.clusters:
+            self._add([found])
+        return self.clusters.index(found)
+
+    @property
+    def simulator(self) -> Simulator | None:
+        """The paced simulator, of the first cluster's shape; None before the first episode."""
+        return next((shape.simulators[PACED] for shape in self._shapes if shape.simulators), None)
+
+    def seed(self, which: NDArray[np.int64], seeds: Sequence[int]) -> None:
+        """Give rows a seed each, of at least 0; the next episode to start there is its first one."""
+        for seed in seeds:
+            if seed < 0:
+                raise out_of_range("seed", seed, "an integer of at least 0", WHERE)
+        self.seeds_E[which] = np.array([int(seed) % 2**64 for seed in seeds], np.uint64)  # the 64 bits that count
+        self.episode_E[which] = -1
+
+    def start(self, which: NDArray[np.int64], cluster: int | None = None) -> None:
+        """Start the next episode in some rows.
+
+        An episode begins as a live job does: the quiet start and one interval without pacing, which is what the first
+        observation shows.
+
+        Args:
+            which: numbers of the rows, ``(n,)``; the first time all of them.
+            cluster: index of the cluster; default: each episode draws one.
+        """
+        if self.simulator is None and len(which) < len(self.seeds_E):
+            raise gymnasium.error.ResetNeeded("call reset() for all rows before reset() for some of them")
+        self.episode_E[which] += 1
+        self.elapsed_E[which] = 0
+        keys_E = episode_keys(self.seeds_E, np.maximum(self.episode_E, 0))
+        self.preference.draw(which, keys_E[which])
+        self.cluster_E[which] = draw_index(keys_E[which], self._edges) if cluster is None else cluster
+        shape_E, place_E = self._place_C2[self.cluster_E].T
+        for s in np.unique(shape_E[which]):
+            self._shapes[s].start(which[shape_E[which] == s], keys_E, np.where(shape_E == s, place_E, 0))
+
+    def observe(self) -> NDArray[np.float32]:
+        """What the observer rank of each row saw in its last interval, ``(E, O)``."""
+        return self.preference.beside(self._gathered(lambda shape: shape.simulators[PACED].observe()))
+
+    def observe_ranks(self) -> NDArray[np.float32]:
+        """What every rank of each row saw, ``(E, R, O)``; where ranks differ in number it raises ValueError."""
+        view_ERO = self._gathered(lambda shape: shape.simulators[PACED].observe(every_rank=True))
+        return np.stack([self.preference.beside(view_EO) for view_EO in view_ERO.swapaxes(0, 1)], axis=1)
+
+    def step(
+        self, action_EA: NDArray[np.floating], running: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
+        """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run.
+
+        Args:
+            action_EA: an action for each row; those of rows that do not run are not looked at.
+            running: which rows run, ``(E,)``; default: all.
+        """
+        expected = (len(self.seeds_E), *(self.action_space.shape or ()))
+        if np.shape(action_EA) != expected:
+            raise ValueError(f"{WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
+        return self.advance(pacing.decode_action(action_EA, self.mechanisms)[:, None], running)
+
+    def advance(
+        self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
+        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
+        if self.simulator is None:
+            raise gymnasium.error.ResetNeeded("call reset() before step()")
+        rewards_E, terms = self._interval(PACED, settings, running)
+        if self.rules.has_twin:
+            passive_E, passive = self._interval(TWIN, pacing.off(len(settings), 1), running)
+            terms["passive_step_mean_s"], terms["passive_reward"] = passive["step_mean_s"], passive_E
+            terms["gain"] = passive["step_mean_s"] / terms["step_mean_s"] - 1.0
+            if self.rules.reward == "paired":
+                rewards_E = rewards_E - passive_E
+        if running is None:
+            self.elapsed_E += 1
+            truncated_E = self.elapsed_E >= self.rules.episode_intervals
+        else:
+            self.elapsed_E[running] += 1
+            truncated_E = running & (self.elapsed_E >= self.rules.episode_intervals)
+            rewards_E = np.where(running, rewards_E, 0.0)
+            terms = {name: np.where(running, value, 0.0) for name, value in terms.items()}
+        self.terms = terms
+        return rewards_E, truncated_E, terms
+
+    def _interval(
+        self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+        """One interval of all paced or all unpaced episodes: rewards and their terms."""
+        kept_E = self._gathered(lambda shape: shape.simulators[k].outcome().useful_iterations)
+        step_ET = self._run(k, settings, running)
+        mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
+        reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
+        rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
+        useful_E = self._gathered(lambda shape: shape.simulators[k].outcome().useful_iterations)
+        lost_E = self.rules.interval_iterations - (useful_E - kept_E)
+        lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
+        terms = {
+            "step_mean_s": mean_E,
+            "step_cv": sd_E / mean_E,
+            "throughput_ratio": reference_E / mean_E - lost_ratio_E,
+            "reference_step_s": reference_E.copy(),
+            "cv_weight": self.preference.weight_E.copy(),
+        }
+        return np.asarray(rewards_E - lost_ratio_E), terms
+
+    def _run(self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Step times of one interval ``(E, T)``, seconds; 1 in rows that do not run."""
+        if len(self._shapes) == 1 and running is None:
+            return self._shapes[0].run(k, settings, None)
+        step_ET = np.ones((len(settings), self.rules.interval_iterations))
+        shape_E = self._place_C2[self.cluster_E, 0]
+        for s in np.unique(shape_E):
+            rows = np.flatnonzero((shape_E == s) if running is None else (shape_E == s) & running)
+            if len(rows):
+                step_ET[rows] = self._shapes[s].run(k, settings, rows)[rows]
+        return step_ET
+
+    def _gathered(self, of: Callable[[_Shape], NDArray[Any]]) -> NDArray[Any]:
+        """A number or vector of each row, from the shape of its present episode, ``(E, ...)``."""
+        if len(self._shapes) == 1:
+            return of(self._shapes[0])
+        shape_E = self._place_C2[self.cluster_E, 0]
+        present = np.unique(shape_E)
+        found = of(self._shapes[present[0]]).copy()
+        for s in present[1:]:
+            found[shape_E == s] = of(self._shapes[s])[shape_E == s]
+        return found
+
+    def last_interval(self, n: int) -> tuple[Recording, JobBatch]:
+        """What row ``n`` did in its last interval, with every stamp, and its job; for a batch that keeps stamps."""
+        shape = self._shapes[self._place_C2[self.cluster_E[n], 0]]
+        if shape.recording is None:
+            raise gymnasium.error.ResetNeeded("call reset() before render()")
+        recording = Recording._make(array[n : n + 1] for array in shape.recording)
+        return recording, shape.simulators[PACED].batch.take(np.array([n]))

@@ -1,0 +1,275 @@
+"""The native batch against Gymnasium's own: autoreset modes, masks, options, clusters of several shapes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from paceenv.core.errors import InputError
+from paceenv.envs.null_jobs import PAYS, NullJobWarning
+from paceenv.envs.pacing_env import PacingEnv, PacingVectorEnv
+from paceenv.envs.registration import ENV_ID, register_envs
+from paceenv.sim.cluster import load_cluster
+
+register_envs()
+
+ROWS, INTERVALS = 4, 3
+SHAPES = ["two-jobs", "unequal-slack", "one-job"]
+"""8 ranks in 1 group, 8 in 4, 8 in 1."""
+
+
+def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 12) -> Iterator[tuple[Any, ...]]:
+    """What a batch returns to the same calls: resets by mask, with seeds and with a cluster, and steps."""
+    random = np.random.default_rng(5)
+    ended = np.zeros(ROWS, bool)
+    yield envs.reset(seed=3)
+    for t in range(steps):
+        if mode is AutoresetMode.DISABLED and ended.any():
+            yield envs.reset(options={"reset_mask": ended})
+        if t == 4:
+            yield envs.reset(seed=[7, None, 8, 9], options={"reset_mask": np.array([True, True, False, False])})
+        if t == 7:
+            yield envs.reset(seed=50, options={"reset_mask": np.arange(ROWS) == 2, "cluster": "when-scaling-fails"})
+        if t == 9:
+            yield envs.reset(options={"cluster": "one-job"})
+        found = envs.step(random.uniform(-1, 1, envs.action_space.shape or ()).astype(np.float32))
+        ended = found[2] | found[3]
+        yield found
+
+
+def assert_same(ours: Any, theirs: Any, where: str) -> None:
+    """Equal to the byte: types, keys, masks."""
+    assert type(ours) is type(theirs), where
+    if isinstance(theirs, dict):
+        assert set(ours) == set(theirs), where
+        for key, value in theirs.items():
+            assert_same(ours[key], value, f"{where}, {key}")
+        return
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), where
+    if theirs.dtype == object:
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=where)
+    else:
+        assert ours.tobytes() == theirs.tobytes(), where
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"cluster": SHAPES, "weights": [2, 1, 1], "cv_weight": (0.0, 1.0)}, {"reward": "raw"}],
+    ids=["paired", "several shapes", "raw"],
+)
+def test_the_batch_does_as_sync_vector_env_does(mode: AutoresetMode, arguments: dict[str, Any]) -> None:
+    """Every call of a run, in each autoreset mode: observation, reward, ends, info with masks."""
+    given = {"episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
+    copies = SyncVectorEnv([lambda: PacingEnv(**given)] * ROWS, autoreset_mode=mode)
+    batch = PacingVectorEnv(ROWS, autoreset_mode=mode, **given)
+    assert batch.metadata["autoreset_mode"] is mode
+    with closing(copies), closing(batch):
+        calls = zip(played(batch, mode), played(copies, mode), strict=True)
+        for k, (ours, theirs) in enumerate(calls):
+            for name, a, b in zip(
+                ("observation", "reward", "terminated", "truncated"), ours[:-1], theirs, strict=False
+            ):
+                assert_same(a, b, f"call {k}, {name}")
+            assert_same(ours[-1], theirs[-1], f"call {k}, info")
+
+
+def test_disabled_autoreset_refuses_to_step_rows_that_have_ended() -> None:
+    envs = PacingVectorEnv(3, episode_intervals=2, autoreset_mode=AutoresetMode.DISABLED)
+    envs.reset(seed=0)
+    off = np.full((3, 2), -1.0, np.float32)
+    envs.step(off)
+    assert envs.step(off)[3].all()
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"rows 0, 1, 2 have ended: reset\(options"):
+        envs.step(off)
+    envs.reset(options={"reset_mask": np.array([True, True, False])})
+    with pytest.raises(gymnasium.error.ResetNeeded, match="rows 2 have ended"):
+        envs.step(off)
+    envs.reset(options={"reset_mask": np.array([False, False, True])})
+    assert not envs.step(off)[3].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"clusters": "two-jobs"}, "options: unknown clusters; allowed: cluster, reset_mask"),
+        ({"reset_mask": [True, True]}, r"options\['reset_mask'\] = \[True, True\]; allowed: a boolean array of shape"),
+        ({"reset_mask": np.ones(2)}, "allowed: a boolean array of shape"),
+        ({"reset_mask": np.ones(3, bool)}, "allowed: a boolean array of shape"),
+        ({"reset_mask": np.zeros(2, bool)}, "allowed: at least one row that is True"),
+        ({"cluster": "two-job"}, "did you mean two-jobs"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused(options: dict[str, Any], expected: str) -> None:
+    envs = PacingVectorEnv(2)
+    first = envs.reset(seed=1)[0]
+    with pytest.raises(InputError, match=expected):
+        envs.reset(options=options)
+    np.testing.assert_array_equal(envs.reset(seed=1)[0], first, err_msg="nothing has changed")
+    if "reset_mask" in options:
+        with pytest.raises(InputError, match="options: unknown reset_mask; allowed: cluster"):
+            PacingEnv().reset(options=options)
+
+
+def test_a_masked_reset_needs_a_whole_one_first_and_keeps_the_caller_s_mask() -> None:
+    envs, mask = PacingVectorEnv(2), np.array([True, False])
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        envs.reset(options={"reset_mask": mask})
+    envs.reset(seed=0)
+    options = {"reset_mask": mask}
+    envs.reset(options=options)
+    assert options["reset_mask"] is mask, "wrappers read it after us"
+    np.testing.assert_array_equal(mask, [True, False])
+
+
+@pytest.mark.parametrize("kind", ["name", "object", "one that episodes do not draw"])
+def test_a_reset_s_cluster_holds_for_the_episode_that_it_starts(kind: str) -> None:
+    asked = {"name": "one-job", "object": load_cluster("one-job")}.get(kind, "incast-shallow")
+    env = PacingEnv(["two-jobs", "one-job"], weights=[1, 0], episode_intervals=2)
+    assert env.reset(seed=0)[1] == {"cluster": "two-jobs"}
+    observation, info = env.reset(seed=0, options={"cluster": asked})
+    name = "incast-shallow" if kind.startswith("one that") else "one-job"
+    assert info == {"cluster": name}
+    alone = PacingEnv(name, mechanisms="phase_shift", warn_null=False)
+    np.testing.assert_array_equal(observation, alone.reset(seed=0)[0])
+    assert env.step(np.zeros(2, np.float32))[4]["cluster"] == name
+    assert env.reset()[1] == {"cluster": "two-jobs"}
+
+
+def test_clusters_of_several_shapes_are_drawn_by_weight_in_one_batch() -> None:
+    mix = {"cluster": ["two-jobs", "when-scaling-fails"], "weights": [3, 1], "interval_iterations": 2}
+    envs = gymnasium.make_vec(ENV_ID, 300, vectorization_mode="vector_entry_point", **mix)
+    names = envs.reset(seed=0)[1]["cluster"]
+    assert np.mean(names == "when-scaling-fails") == pytest.approx(0.25, abs=0.06)
+    rows = [int(np.flatnonzero(names == name)[0]) for name in ("two-jobs", "when-scaling-fails")]
+    info = envs.step(np.tile(np.float32([-1.0, 0.5]), (300, 1)))[4]
+    for n in rows:
+        env = PacingEnv(names[n], interval_iterations=2, warn_null=False)
+        env.reset(seed=n)
+        # a cluster's noise depends on the episode alone, whatever else is drawn beside it
+        assert env.step(np.float32([-1.0, 0.5]))[4]["step_mean_s"] == info["step_mean_s"][n]
+
+
+def test_async_vector_env_steps_our_environment() -> None:
+    envs = AsyncVectorEnv([lambda: PacingEnv(episode_intervals=2)] * 2, daemon=True)
+    with closing(envs):
+        first, _ = envs.reset(seed=0)
+        np.testing.assert_array_equal(first, PacingVectorEnv(2).reset(seed=0)[0])
+        actions = np.full((2, 2), -1.0, np.float32)
+        ends = [envs.step(actions)[3].tolist() for _ in range(3)]
+    assert ends == [[False, False], [True, True], [False, False]]
+
+
+# Rewards
+
+
+def test_paired_rewards_are_raw_ones_less_those_of_the_unpaced_twin() -> None:
+    arguments = {"cluster": ["two-jobs", "unequal-slack"], "mechanisms": ("slack", "phase_shift")}
+    paired, raw = (PacingVectorEnv(6, reward=reward, **arguments) for reward in ("paired", "raw"))
+    without = PacingVectorEnv(6, reward="raw", **arguments)
+    off, random = np.full((6, 4), -1.0, np.float32), np.random.default_rng(0)
+    for envs in (paired, raw, without):
+        envs.reset(seed=9)
+    for _ in range(5):
+        action = random.uniform(-1, 1, (6, 4)).astype(np.float32)
+        _, reward, *_, info = paired.step(action)
+        _, plain, *_, raw_info = raw.step(action)
+        _, passive, *_, passive_info = without.step(off)
+        np.testing.assert_array_equal(reward, plain - passive)
+        np.testing.assert_array_equal(info["passive_reward"], passive)
+        np.testing.assert_array_equal(info["passive_step_mean_s"], passive_info["step_mean_s"])
+        np.testing.assert_array_equal(info["gain"], passive_info["step_mean_s"] / info["step_mean_s"] - 1.0)
+        assert "gain" not in raw_info
+    assert paired.step(action)[1].any()
+    paired.reset(seed=9)
+    assert not paired.step(off)[1].any(), "no pacing earns exactly nothing"
+
+
+def test_a_twin_may_run_beside_raw_rewards() -> None:
+    env, plain = PacingEnv(reward="raw", twin=True), PacingEnv(reward="raw")
+    for one in (env, plain):
+        one.reset(seed=1)
+    action = np.array([-1.0, 0.5], np.float32)
+    (_, reward, *_, info), (_, expected, *_) = env.step(action), plain.step(action)
+    assert reward == expected
+    assert info["gain"] == info["passive_step_mean_s"] / info["step_mean_s"] - 1.0
+
+
+# Null jobs
+
+
+def test_a_null_job_is_named_once_and_nothing_else_is() -> None:
+    cluster = load_cluster("null-jitter").model_copy(update={"name": "my-null"})
+    with pytest.warns(NullJobWarning, match=r"nothing to learn on my-null: none of 9 constant settings of slack beats"):
+        PacingEnv(cluster, mechanisms="slack")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PacingEnv(cluster, mechanisms="slack")
+        PacingVectorEnv(2, cluster, mechanisms="slack")
+        PacingEnv([cluster, "two-jobs"])
+        PacingEnv(load_cluster("null-jitter").model_copy(update={"name": "other-null"}), warn_null=False)
+
+
+@pytest.mark.parametrize(("cluster", "mechanism"), PAYS.items())
+def test_the_examples_of_the_warning_pay(cluster: str, mechanism: str) -> None:
+    PacingEnv(cluster, mechanisms=mechanism)
+
+
+def test_a_mechanism_that_cannot_help_makes_a_job_a_null() -> None:
+    with pytest.warns(NullJobWarning, match="nothing to learn on incast-shallow: .* of paper beats"):
+        PacingEnv("incast-shallow", mechanisms="paper")
+
+
+# Frames
+
+
+def test_a_text_frame_shows_what_each_rank_did() -> None:
+    env = PacingEnv("unequal-slack", mechanisms="slack", render_mode="ansi")
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.render()
+    env.reset(seed=0)
+    first = str(env.render())
+    assert first.startswith("unequal-slack, interval 0 of 64: ")
+    assert "D delay" not in first
+    for _ in range(3):
+        info = env.step(np.array([-1.0, 1.0], np.float32))[4]
+    title, *ranks, legend = str(env.render()).splitlines()
+    assert f"interval 3 of 64: {info['step_mean_s']:.4g} s a step" in title
+    assert f"{info['passive_step_mean_s']:.4g} s unpaced ({info['gain']:+.1%})" in title
+    assert len(ranks) == 8
+    assert all(len(line) == len("rank    0 ") + 96 for line in ranks)
+    assert any("D" in line for line in ranks)
+    assert "D delay" in legend
+
+
+def test_a_picture_has_one_size_and_changes_with_what_happened() -> None:
+    envs = PacingVectorEnv(2, ["two-jobs", "when-scaling-fails"], render_mode="rgb_array")
+    envs.reset(seed=0)
+    before = envs.render()
+    envs.step(np.tile(np.float32([-1.0, 0.5]), (2, 1)))
+    frames = envs.render()
+    assert before is not None
+    assert frames is not None
+    for frame in (*before, *frames):
+        assert isinstance(frame, np.ndarray)
+        assert (frame.shape, frame.dtype) == ((480, 800, 3), np.uint8)
+        assert frame.std() > 20.0
+    assert not np.array_equal(before[0], frames[0])
+
+
+def test_frames_are_drawn_from_the_run_that_is_rewarded() -> None:
+    plain, drawn = PacingEnv(), PacingEnv(render_mode="ansi")
+    action = np.array([-1.0, 0.5], np.float32)
+    for env in (plain, drawn):
+        env.reset(seed=2)
+    for _ in range(3):
+        assert plain.step(action)[1] == drawn.step(action)[1]
+    assert plain.render() is None
