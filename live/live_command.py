@@ -129,7 +129,8 @@ def trace(
     except ModuleNotFoundError as error:
         raise InputError(f"paceenv live trace: needs {error.name}; install it: pip install 'paceenv[sim]'") from None
 
-    merged = write_merged(run, out, attempt)
+    with output.progress("merge the ranks' segments"):
+        merged = write_merged(run, out, attempt)
     _say_notes(run)
     output.say(
         f"wrote {out}: {count(merged.rows)} rows of {len(merged.spread_s)} ranks, attempt {merged.attempt}; "
@@ -190,14 +191,21 @@ def set_(
     what = "detach for good" if kill else f"change to mode {mode}" + f", policy {wish.policy}" * bool(wish.policy)
     when = f"before iteration {count(wish.from_iteration)}" if wish.from_iteration else "at once"
     output.say(f"asked attempt {attempt} ({len(statuses)} ranks with a status): {what}, {when}")
-    while wait:
+    if wait:
+        with output.progress("wait for all ranks to change over"):
+            done = _wait(run, attempt, wish)
+        output.say(f"{done} ranks have changed over")
+
+
+def _wait(run: RunFolder, attempt: str, wish: control_file.Wish) -> int:
+    """The number of ranks, once all have changed over. Raises InputError where one does not."""
+    done = 0
+    while not done:
         time.sleep(WATCH_S)
         done, why = _followed(run.statuses(attempt), wish)
         if why:
-            raise InputError(f"{folder}: {why}")
-        if done:
-            output.say(f"{done} ranks have changed over")
-            return
+            raise InputError(f"{run.path}: {why}")
+    return done
 
 
 def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, str]:

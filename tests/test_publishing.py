@@ -193,3 +193,32 @@ def test_the_script_that_builds_is_the_one_that_ci_runs() -> None:
     assert shutil.which("bash")
     found: Any = commands.run(["bash", "-n", ROOT / ".ci" / "dist"])
     assert found.returncode == 0, found.stderr
+
+
+SHOWN_IN = {
+    "simulate": ["policies/simulate_command.py"],
+    "explain": ["policies/explain/explain_command.py"],
+    "calibrate": ["paceenv/cli/calibrate_command.py", "paceenv/cli/calibrate_job.py"],
+    "validate": ["paceenv/cli/validate_command.py"],
+    "diagnose": ["trainers/report/diagnose_command.py", "paceenv/importers/inputs.py"],
+    "analyse": ["trainers/report/analyse_command.py"],
+    "whatif": ["policies/whatif/whatif_command.py"],
+    "report": ["trainers/report/report_command.py"],
+    "evaluate": ["trainers/evaluate_command.py"],
+    "train": ["trainers/training/multi_seed.py"],
+    "tailor": ["trainers/training/tailor_command.py"],
+    "demo": ["trainers/demo_command.py"],
+    "scores": ["trainers/evaluation/scores.py"],
+    "sweep": ["trainers/sweep/progress_screen.py"],
+    "dataset": ["trainers/offline/dataset_command.py"],
+    "live": ["live/live_command.py"],
+    "testbed": ["trainers/closed_loop/closed_loop.py", "live/testbed/testbed_network_commands.py"],
+}
+"""Where each command shows its progress; a new command needs a place, too."""
+
+
+def test_every_command_shows_its_progress() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(project["entry-points"]["paceenv.commands"]) == set(SHOWN_IN)
+    for files in SHOWN_IN.values():
+        assert all("output.progress(" in (ROOT / file).read_text() for file in files), files

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import commands
+import page_blocks
 import pytest
 import yaml
+from page_blocks import ROOT, lay_out_tools
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to" / "recipes.md").read_text()
 HEADINGS = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
 TOOLS = {
-    "torchrun": '"{python}" -m torch.distributed.run "$@"',
-    "python": '"{python}" "$@"',
-    "paceenv": '"{python}" -c "from paceenv.cli.application import main; main()" "$@"',
+    **page_blocks.TOOLS,
     "accelerate": '"{python}" -m accelerate.commands.accelerate_cli "$@"',
     # one machine in place of Slurm's nodes; the variables are those of "Output environment variables" in srun's manual
     "scontrol": "echo 127.0.0.1",
@@ -58,13 +55,7 @@ def lay_out(folder: Path) -> dict[str, str]:
         port = str(server.getsockname()[1])
     for name, text in named_files().items():
         (folder / name).write_text(text.replace("29500", port))
-    (folder / "bin").mkdir()
-    for name, body in TOOLS.items():
-        tool = folder / "bin" / name
-        tool.write_text("#!/bin/bash\n" + body.replace("{python}", sys.executable) + "\n")
-        tool.chmod(0o755)
-    paths = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{folder}"}
-    return os.environ | paths | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    return lay_out_tools(folder, TOOLS)
 
 
 def run(command: str, folder: Path, environ: dict[str, str]) -> str:

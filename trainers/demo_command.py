@@ -55,7 +55,8 @@ def run_demo(out: Path, timesteps: int | None, seed: int, traces: Path | None) -
     result, static = _compare(suite, clusters, policy)
     nulls = _compare_nulls(plain, policy, static)
     text = _tables(out, result, nulls, static, policy)
-    _pictures(out, result)
+    with output.progress("draw"):
+        _pictures(out, result)
     _record(out, config, suite, healthy, imbalanced, time.monotonic() - started)
     print(text)
     output.say(f"All of it, with pictures and the policy file, is in {out}/ ({time.monotonic() - started:.0f} s)")
@@ -70,7 +71,8 @@ def _calibrate(name: str, traces: Path | None) -> NoiseFit:
         if folder
         else config_files.packaged("measurements") / f"straggler-{name.lower()}.yaml"
     )
-    fit = calibrate_noise(path)[0]
+    with output.progress(f"calibrate {name}"):
+        fit = calibrate_noise(path)[0]
     worst = max(abs(row.error) for row in fit.held_out)
     output.say(
         f"calibrated {name} from {path.name}: {fit.workers} workers, mean compute {fit.mean_compute_s.value:.3g} s, "
@@ -122,7 +124,9 @@ def _compare_nulls(plain: Cluster, policy: Path, static: str) -> SuiteResult:
         cases=cases,
         seeds=32,
     )
-    return evaluate([static, "paper", "adaptive", str(policy)], suite, {plain.name: plain})
+    names = [static, "paper", "adaptive", str(policy)]
+    with output.progress("compare where pacing cannot help", len(cases) * (len(names) + 1)) as done:
+        return evaluate(names, suite, {plain.name: plain}, on_done=done)
 
 
 def _tables(out: Path, result: SuiteResult, nulls: SuiteResult, static: str, policy: Path) -> str:

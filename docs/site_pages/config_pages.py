@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -49,6 +50,8 @@ UNITS = {
     "_intervals": "control intervals",
 }
 """What the ending of a key's name says about its value."""
+BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+EVERYWHERE = {"name": "of this config, for tables and files", "description": "free text, not read"}
 _QUANTITY = frozenset(typing.get_args(Quantity))
 
 
@@ -65,20 +68,22 @@ class Value:
         return Value(words, tuple(dict.fromkeys(self.allowed + other.allowed)), self.models + other.models)
 
 
-def _limit(metadata: Any) -> tuple[str, ...]:
-    """The allowed values that one piece of an annotation states."""
-    if isinstance(getattr(metadata, "func", None), Within):
-        return (metadata.func.allowed,)
-    found = []
-    for name, words in (("gt", "more than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
-        if (bound := getattr(metadata, name, None)) is not None:
-            found.append(f"{words} {bound:g}")
-    for name, words in (("min_length", "at least"), ("max_length", "at most")):
-        if (bound := getattr(metadata, name, None)) is not None:
-            found.append(f"{words} {bound} {'entry' if bound == 1 else 'entries'}")
-    if pattern := getattr(metadata, "pattern", None):
-        found.append(f"matches `{pattern}`")
-    return (", ".join(found),) if found else ()
+def _limits(pieces: Iterable[Any]) -> tuple[str, ...]:
+    """The allowed values that the pieces of an annotation state."""
+    found: list[str] = []
+    bounds: dict[str, float] = {}
+    for piece in pieces:
+        if isinstance(getattr(piece, "func", None), Within):
+            found.append(piece.func.allowed)
+        bounds |= {name: bound for name in BOUNDS if (bound := getattr(piece, name, None)) is not None}
+        for name, words in (("min_length", "at least"), ("max_length", "at most")):
+            if (length := getattr(piece, name, None)) is not None:
+                found.append(f"{words} {length} {'entry' if length == 1 else 'entries'}")
+        if pattern := getattr(piece, "pattern", None):
+            found.append(f"matches `{pattern}`")
+    if {"ge", "le"} <= bounds.keys():
+        return (f"{bounds['ge']:.12g} to {bounds['le']:.12g}", *found)
+    return (*(f"{BOUNDS[name]} {bound:.12g}" for name, bound in bounds.items()), *found)
 
 
 def value_of(kind: Any) -> Value:
@@ -86,8 +91,7 @@ def value_of(kind: Any) -> Value:
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         value = value_of(inner[0])
-        limits = tuple(words for piece in inner[1:] for words in _limit(piece))
-        return dataclasses.replace(value, allowed=limits + value.allowed)
+        return dataclasses.replace(value, allowed=_limits(inner[1:]) + value.allowed)
     if origin is typing.Literal:
         return Value("", (", ".join(f"`{choice}`" for choice in inner),))
     if origin in (typing.Union, types.UnionType):
@@ -133,6 +137,19 @@ def _default(field: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+def _meaning(key: str, model: type[BaseModel], value: Value) -> str:
+    """What a key means that has no description of its own."""
+    if value.models:
+        return _first_sentence(value.models[0])
+    if key in EVERYWHERE:
+        return EVERYWHERE[key]
+    return "as the library names it" if model.__module__.endswith(".algorithm_configs") else ""
+
+
+def _first_sentence(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split()).replace("``", "").rstrip(".")
+
+
 def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], list[Any]]]:
     """Path, model and rows of a model, then of each model below it, every model once."""
     seen: set[type[BaseModel]] = set()
@@ -147,20 +164,30 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[B
             if field.exclude:
                 continue
             value = value_of(field.annotation)
-            allowed = [words for piece in field.metadata for words in _limit(piece)] + list(value.allowed)
-            rows.append((key, value, "; ".join(dict.fromkeys(allowed)), _default(field), field.description or ""))
+            allowed = "; ".join(dict.fromkeys(_limits(field.metadata) + value.allowed))
+            rows.append((key, value, allowed, _default(field), field.description or _meaning(key, one, value)))
             waiting += [(f"{path}.{key}".strip("."), below) for below in value.models]
         yield path, one, rows
+
+
+def _linked(value: Value, sections: Mapping[type[BaseModel], str]) -> str:
+    """The words for a value; a section of its own is linked."""
+    if not value.models:
+        return value.words
+    anchor = re.sub(r"[^\w -]", "", sections[value.models[0]].lower()).replace(" ", "-")
+    return value.words.replace("section", f"[section](#{anchor})")
 
 
 def _page(kind: str) -> str:
     model, folder, used = KINDS[kind]
     lines = [f"Files in `{folder}`; used by {used}.", ""]
-    for path, one, rows in keys(model):
-        lines += [f"### {kind}{': ' + path if path else ''} ({one.__name__})", ""] if path else []
-        lines += [plain((one.__doc__ or "").split("\n\n")[0]), ""]
+    found = list(keys(model))
+    sections = {one: f"{kind}: {path}" for path, one, _ in found}
+    for path, one, rows in found:
+        lines += [f"### {sections[one]}", ""] if path else []
+        lines += [plain(_first_sentence(one)) + ".", ""]
         shown = [
-            (f"`{key}`", value.words, unit(key), allowed, default, plain(meaning))
+            (f"`{key}`", _linked(value, sections), unit(key), allowed, default, plain(meaning))
             for key, value, allowed, default, meaning in rows
         ]
         lines += [*table(("key", "value", "unit", "allowed", "default", "meaning"), shown), ""]

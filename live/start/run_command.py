@@ -192,6 +192,8 @@ def _added(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         _say(f"{gpus} ranks, one for each GPU" if gpus else "1 rank, as there is no GPU; more: --nproc-per-node N")
     if not any(map(named, _RENDEZVOUS)):
         added.append("--standalone")
+        if not named("local-addr"):  # a container may not know its own name, and torchrun would wait for that
+            added.append("--local-addr=127.0.0.1")
     return added
 
 

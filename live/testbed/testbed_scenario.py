@@ -25,13 +25,13 @@ class Network(Config):
     """Hosts in racks; every link is a token bucket with a buffer in front of it, in either direction."""
 
     hosts: int = Field(ge=2, le=64, description="host i stands in rack i % racks")
-    racks: int = Field(1, ge=1, le=16)
+    racks: int = Field(1, ge=1, le=16, description="leaf switches")
     host_mbps: Rate = Field(1000.0, description="a host's link to its rack")
     host_mbps_of: dict[Annotated[int, Field(ge=0)], Rate] = Field({}, description="hosts whose link has another rate")
     host_buffer_kb: Kilobytes = Field(1000.0, description="of the rack's port towards a host")
     uplink_mbps: Rate | None = Field(None, description="a rack's link to the spine; needed with several racks")
     uplink_buffer_kb: Kilobytes = Field(1000.0, description="of an uplink's ports")
-    congestion_control: Literal["reno", "cubic", "bbr"] = "reno"
+    congestion_control: Literal["reno", "cubic", "bbr"] = Field("reno", description="of TCP, by Linux's own names")
 
     @model_validator(mode="after")
     def _uplinks(self) -> Network:
@@ -47,7 +47,7 @@ class Network(Config):
 class Slow(Config):
     """Ranks that compute longer, always or in episodes."""
 
-    ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    ranks: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="the slow ones")
     factor: float = Field(ge=1, le=20, description="how many times longer")
     every: int | None = Field(None, ge=2, description="iterations from one episode to the next; empty: always slow")
     iterations: int | None = Field(None, ge=1, description="length of an episode")
@@ -72,7 +72,7 @@ class Pause(Config):
 class Compute(Config):
     """Emulated work: the rank sleeps, so that many ranks fit on few cores."""
 
-    mean_s: Seconds
+    mean_s: Seconds = Field(description="mean time, s")
     jitter_cv: Cv = Field(0.0, description="normal, anew each rank and iteration")
     common_cv: Cv = Field(0.0, description="the same on all ranks, anew each iteration")
     imbalance_cv: Cv = Field(0.0, description="gamma of skewness 1, anew each rank and iteration, as unequal data")
@@ -89,7 +89,7 @@ class Checkpoint(Config):
     """``torch.save`` to slow storage, at the end of some iterations."""
 
     every: int = Field(ge=2, description="iterations from one to the next")
-    seconds: Seconds
+    seconds: Seconds = Field(description="how long it takes, s")
     ranks: list[Annotated[int, Field(ge=0)]] | None = Field(None, description="ranks that write; empty: all")
 
 
@@ -106,13 +106,13 @@ class Phase(Config):
     """One phase of an iteration: exactly one of these."""
 
     compute: Compute | None = None
-    all_reduce: Transfer | None = None
-    all_gather: Transfer | None = None
-    reduce_scatter: Transfer | None = None
+    all_reduce: Transfer | None = Field(None, description="a collective of the group")
+    all_gather: Transfer | None = Field(None, description="a collective of the group")
+    reduce_scatter: Transfer | None = Field(None, description="a collective of the group")
     gather: Transfer | None = Field(None, description="to the first of each group")
     all_to_all: Transfer | None = Field(None, description="bytes are what a rank sends to all others together")
     send: Transfer | None = Field(None, description="from every rank to the next in its group, as between stages")
-    barrier: bool | None = None
+    barrier: bool | None = Field(None, description="of all ranks")
     checkpoint: Checkpoint | None = None
 
     @model_validator(mode="after")
@@ -131,17 +131,17 @@ class Phase(Config):
 class Model(Config):
     """A real model instead of emulated compute: a perceptron under DistributedDataParallel, on random data."""
 
-    width: int = Field(256, ge=8, le=8192)
-    layers: int = Field(4, ge=1, le=64)
-    batch: int = Field(16, ge=1, le=4096)
+    width: int = Field(256, ge=8, le=8192, description="of a layer")
+    layers: int = Field(4, ge=1, le=64, description="of the network")
+    batch: int = Field(16, ge=1, le=4096, description="samples of a rank in a step")
 
 
 class Job(Config):
     """One torchrun job. Rank r runs on ``hosts[r // ranks_per_host]``."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9-]{0,31}$")
-    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    ranks_per_host: int = Field(1, ge=1, le=16)
+    hosts: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, description="hosts that it runs on")
+    ranks_per_host: int = Field(1, ge=1, le=16, description="processes on each of them")
     iteration: list[Phase] = Field([], description="what every rank does in an iteration, from top to bottom")
     model: Model | None = None
 
@@ -172,17 +172,19 @@ class LoopPlan(Config):
     """How ``paceenv testbed loop`` runs a scenario."""
 
     job: str = Field(description="the job that gets the agent; others run beside it until it ends")
-    mechanism: Mechanism = "slack"
+    mechanism: Mechanism = Field("slack", description="the rule that is searched")
     expect: Literal["helps", "neutral", "hurts"] = Field(description="expected effect of pacing here")
-    observe_iterations: int = Field(150, ge=20)
+    observe_iterations: int = Field(150, ge=20, description="of the run that is only watched")
     probe_s: float = Field(0.0, ge=0, le=0.1, description="longest random delay of the probe; 0: no probe")
-    probe_iterations: int = Field(200, ge=20)
+    probe_iterations: int = Field(200, ge=20, description="of the run with probes")
     pairs: int = Field(8, ge=2, description="compared pairs of blocks with and without pacing")
     block_iterations: int | None = Field(None, ge=6, description="default: from the policy's own time constants")
-    quiet_first: int = Field(LIMITS.quiet_first, ge=1)
-    cap_s: float = Field(LIMITS.cap_s, ge=0, le=MAX_CAP_S)
-    cap_share: float = Field(LIMITS.cap_share, ge=0, le=1)
-    budget_s_per_minute: float = Field(LIMITS.budget_s_per_minute, ge=0, le=MAX_BUDGET_S)
+    quiet_first: int = Field(LIMITS.quiet_first, ge=1, description="iterations without any delay at the start")
+    cap_s: float = Field(LIMITS.cap_s, ge=0, le=MAX_CAP_S, description="longest delay, s")
+    cap_share: float = Field(LIMITS.cap_share, ge=0, le=1, description="longest delay as a share of the baseline step")
+    budget_s_per_minute: float = Field(
+        LIMITS.budget_s_per_minute, ge=0, le=MAX_BUDGET_S, description="most delay in any minute, s"
+    )
     known: dict[str, Any] = Field({}, description="keys of a cluster config that the operator of this fabric knows")
 
     @property
@@ -207,7 +209,7 @@ class Scenario(Config):
     description: str = ""
     seed: int = Field(0, ge=0, description="seed of the emulated noise")
     network: Network
-    jobs: list[Job] = Field(min_length=1, max_length=8)
+    jobs: list[Job] = Field(min_length=1, max_length=8, description="jobs that run at the same time")
     loop: LoopPlan
 
     @model_validator(mode="after")

@@ -32,8 +32,11 @@ SUMMARIES = {
     "sweep": "Try many settings or hyperparameters on Ray; resumable, on one machine or a cluster.",
     "evaluate": "Compare policies on a suite of clusters, with confidence intervals.",
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
+    "score": "Score an agent by the leaderboard's fixed protocol.",
+    "leaderboard": "Check and merge the scores of a folder into one table.",
+    "policy": "Share a policy on the Hugging Face Hub, with its card.",
     "scores": "Rebuild SCORES.md from the committed configs.",
-    "live": "Look at a live run: status, summary, its trace, the dashboard.",
+    "live": "Run a training job with the agent, and look at it: status, summary, trace, prediction.",
     "testbed": "Real jobs on network namespaces of this machine; the closed loop from trace to canary.",
 }
 """One line each, kept here so that ``paceenv --help`` need not import the commands."""

@@ -117,7 +117,8 @@ def calibrate(
     check: HeldOutCheck | str | None = None
     if path is not None and config_files.read_yaml(path).get("kind") == "throughput":
         throughputs = config_files.load(ThroughputTarget, "targets", str(path))
-        cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
+        with output.progress(f"fit {throughputs.name}"):
+            cluster, fit = fit_throughput(throughputs, load_cluster(base or throughputs.cluster)), None
     elif path is not None and "rows" in config_files.read_yaml(path):
         target = config_files.load(ScalingTarget, "targets", str(path))
         start = load_cluster(base or target.cluster)
@@ -126,13 +127,14 @@ def calibrate(
         fit = None
     else:
         start = load_cluster(base or BASE)
-        measurements = measure_noise(trace) if trace is not None else NoiseMeasurements.load(path or source[0])
-        fit = fit_noise(measurements, stage=stage or 0)
-        cluster = noise_cluster(fit, start, out.stem)
-        if trace is not None:
-            times = next(one for one in stage_times(trace) if one.stage == fit.stage)
-            check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
-            cluster = with_check(cluster, check)
+        with output.progress(f"fit the noise of {out.stem}"):
+            measurements = measure_noise(trace) if trace is not None else NoiseMeasurements.load(path or source[0])
+            fit = fit_noise(measurements, stage=stage or 0)
+            cluster = noise_cluster(fit, start, out.stem)
+            if trace is not None:
+                times = next(one for one in stage_times(trace) if one.stage == fit.stage)
+                check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
+                cluster = with_check(cluster, check)
     config_files.write_yaml(out, cluster.model_dump(exclude_defaults=True))
     if json_ is not None:
         output.write_json(cluster.model_dump(exclude_defaults=True), json_)

@@ -35,8 +35,10 @@ def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, js
     known = None if base is None else load_cluster(base)
     stamps = read_job(trace)
     probed = None if probe is None else read_job(read_inputs([probe]).require_trace())
-    fit = calibrate_stamps(stamps, probed, known, out.stem)
-    check = check_job(stamps, probed, known)
+    with output.progress(f"fit {out.stem}, then compare with unseen steps", 2) as done:
+        fit = calibrate_stamps(stamps, probed, known, out.stem)
+        done(1)
+        check = check_job(stamps, probed, known)
     fit = replace(fit, cluster=with_check(fit.cluster, check))
     config = fit.cluster.model_dump(exclude_defaults=True)
     config_files.write_yaml(out, config)

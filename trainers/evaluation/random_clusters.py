@@ -42,7 +42,7 @@ class RandomClusters(Config):
     """So many clusters from a seed; more of them begin with the same ones."""
 
     seed: int = Field(ge=0, description="clusters of two seeds have nothing in common")
-    clusters: int = Field(48, ge=1, le=10_000)
+    clusters: int = Field(48, ge=1, le=10_000, description="how many")
     min_ranks: int = Field(4, ge=4, le=512, description="of the smallest job; where it is over 64, none has an incast")
     max_ranks: int = Field(512, ge=8, le=512, description="of the largest job")
 

@@ -32,7 +32,7 @@ class ClusterShare(Config):
 
     cluster: str | Cluster = Field(description="by file or by name in configs/clusters, or the config itself")
     set: dict[str, Any] = Field({}, description="values that differ from the cluster's config: job.nodes: 16")
-    weight: float = Field(1.0, gt=0)
+    weight: float = Field(1.0, gt=0, description="how often it is drawn, relative to the others")
     null_case: bool = Field(False, description="whether pacing must not matter there")
 
     def load(self) -> Cluster:
@@ -76,7 +76,7 @@ class Case(ClusterShare):
 class RandomCases(RandomClusters):
     """Random clusters as the cases of one split."""
 
-    split: Split = "held-out"
+    split: Split = Field("held-out", description="the split of its clusters")
     weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
@@ -90,10 +90,10 @@ class RelativeCases(Config):
     """Relatives of clusters of other suites (``relatives.py``), as the cases of one split."""
 
     seed: int = Field(ge=0, description="relatives of two seeds have nothing in common")
-    clusters: int = Field(ge=1, le=1000)
+    clusters: int = Field(ge=1, le=1000, description="how many")
     suites: list[str] = Field(min_length=1, description="suites whose clusters have relatives here, of any split")
     null_share: float = Field(0.3, ge=0, le=1, description="share of the relatives that are nulls")
-    split: Split = "held-out"
+    split: Split = Field("held-out", description="the split of its clusters")
     weight: float = Field(1.0, gt=0, description="of each cluster")
 
     def cases(self) -> list[Case]:
@@ -116,9 +116,9 @@ class PosteriorCases(Config):
     """Clusters that a calibrated one may be, drawn from the errors on its record, as the cases of one split."""
 
     cluster: str | Cluster = Field(description="with a record of its calibration, by file or by name")
-    draws: int = Field(12, ge=1, le=256)
+    draws: int = Field(12, ge=1, le=256, description="how many")
     seed: int = Field(0, ge=0, description="of the draws")
-    split: Split = "train"
+    split: Split = Field("train", description="the split of its clusters")
     null_case: bool = Field(False, description="whether pacing must not matter there")
     weight: float = Field(1.0, gt=0, description="of each draw")
 
@@ -150,7 +150,7 @@ class Suite(Config):
 
     name: str
     description: str = ""
-    cases: list[Case] = []
+    cases: list[Case] = Field([], description="the clusters")
     random: list[RandomCases] = Field([], description="further cases, which a seed draws")
     relatives: list[RelativeCases] = Field([], description="further cases: relatives of other suites' clusters")
     posterior: list[PosteriorCases] = Field([], description="further cases, drawn from the errors of calibrations")
@@ -159,10 +159,10 @@ class Suite(Config):
         min_length=1,
         description="mechanisms that the search for the best static policy tries",
     )
-    iterations: int = Field(1600, ge=40)
+    iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
     limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
-    seeds: int = Field(24, ge=2)
-    first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED)
+    seeds: int = Field(24, ge=2, description="episodes on each cluster")
+    first_seed: int = Field(1_000_000, ge=0, le=MAX_FIRST_SEED, description="the others follow it")
 
     @model_validator(mode="after")
     def _names_differ(self) -> Suite:

@@ -73,7 +73,8 @@ def diagnose(
         from_logs(traces, sizes, predict, pattern, json_)
         return
     inputs = read_inputs(traces, pattern=pattern, max_rows=MAX_ROWS)
-    found = find_answer(inputs, job)
+    with output.progress("replay the steps"):
+        found = find_answer(inputs, job)
     for note in found.notes:
         output.say(note)
     policies = POLICIES if simulate else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -29,13 +31,19 @@ class Screen:
         console = Console(stderr=True, highlight=False)
         self._live = Live(console=console, auto_refresh=False, transient=True) if sys.stderr.isatty() else None
         self._shown_at, self._lines = 0.0, 0
+        self._plain = ExitStack()
+        self._done: Callable[[float], None] = lambda ended: None
 
     def __enter__(self) -> Screen:
         if self._live is not None:
             self._live.start()
+        else:
+            lines = output.progress(f"sweep {self._sweep.config.name}", self._sweep.search.total or None)
+            self._done = self._plain.enter_context(lines)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._plain.close()
         if self._live is not None:
             self._live.stop()
 
@@ -45,6 +53,7 @@ class Screen:
         if row["status"] != "done":
             output.say(f"trial {row['trial']} failed: {row['error']}")
         if self._live is None:
+            self._done(ended)
             if ended * LINES // total > self._lines:
                 self._lines = ended * LINES // total
                 output.say(self._line(ended, total))

@@ -22,8 +22,10 @@ SIGNIFICANT = 4
 class GridOf(Config):
     """Thresholds and windows of one mechanism that are tried, each with each."""
 
-    threshold: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(min_length=1)
-    window: list[Annotated[float, Field(gt=0, le=pacing.MAX_WINDOW)]] = Field(min_length=1)
+    threshold: list[Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        min_length=1, description="values to try"
+    )
+    window: list[Annotated[float, Field(gt=0, le=pacing.MAX_WINDOW)]] = Field(min_length=1, description="values to try")
 
 
 DEFAULT_GRID: dict[Mechanism, GridOf] = {
@@ -59,7 +61,7 @@ class Optuna(Config):
     """Settings that Optuna asks for, over the whole range that a policy can set."""
 
     candidates: int = Field(256, ge=1, description="settings tried; on each cluster, where it is searched by itself")
-    sampler: Literal["tpe", "nsga2"] = "tpe"
+    sampler: Literal["tpe", "nsga2"] = Field("tpe", description="Optuna's own name")
     first_random: int = Field(48, ge=0, description="settings drawn at random before the sampler learns")
     open: int = Field(2, ge=1, description="trials that may be open at once; more run side by side")
 
@@ -68,8 +70,10 @@ class Static(Config):
     """Thresholds and windows of pacing mechanisms, many of them side by side in a trial, on the clusters of a suite."""
 
     suite: str = Field(ALL, description="a suite: a file, a name in configs/suites, or all")
-    splits: list[Split] = Field(["train", "validation"], min_length=1)
-    mechanisms: list[Mechanism] = Field(["slack", "phase_shift", "stagger"], min_length=1)
+    splits: list[Split] = Field(["train", "validation"], min_length=1, description="splits of the suite to search on")
+    mechanisms: list[Mechanism] = Field(
+        ["slack", "phase_shift", "stagger"], min_length=1, description="rules whose settings are searched"
+    )
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
     grid: Grid | None = Field(None, description="the search, unless it is optuna")
     optuna: Optuna | None = None
@@ -77,10 +81,10 @@ class Static(Config):
         ["throughput", "cv"], min_length=1, description="the first one names the winner"
     )
     candidates_per_trial: int = Field(32, ge=1, le=4096, description="rows of the batch are these times the seeds")
-    seeds: int = Field(8, ge=1)
+    seeds: int = Field(8, ge=1, description="episodes on each cluster")
     average: Literal["median", "mean"] = Field("median", description="over seeds; mean where others report means")
     first_seed: int = Field(4_000_000, ge=0, le=MAX_FIRST_SEED, description="not what the score table uses")
-    iterations: int = Field(1600, ge=40)
+    iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
 
     @model_validator(mode="after")
     def _fits(self) -> Static:
@@ -105,9 +109,9 @@ class Static(Config):
 class Range(Config):
     """Where a hyperparameter is drawn from; as in cluster configs, one of three."""
 
-    uniform: tuple[float, float] | None = None
-    loguniform: tuple[float, float] | None = None
-    choice: list[Any] | None = Field(None, min_length=1)
+    uniform: tuple[float, float] | None = Field(None, description="evenly between two numbers")
+    loguniform: tuple[float, float] | None = Field(None, description="evenly in the logarithm")
+    choice: list[Any] | None = Field(None, min_length=1, description="one of these")
 
     @model_validator(mode="after")
     def _one(self) -> Range:
@@ -136,11 +140,11 @@ class Asha(Config):
 class Pbt(Config):
     """Population-based training: a population learns in rounds, and after each the worst continue the best, changed."""
 
-    population: int = Field(6, ge=2)
+    population: int = Field(6, ge=2, description="trainings side by side")
     rounds: int = Field(6, ge=1, description="of equal length; the last one ends at the training config's decisions")
     quantile: float = Field(0.25, gt=0, le=0.5, description="share of the population that is replaced, by as many best")
     resample: float = Field(0.25, ge=0, le=1, description="probability that a value is drawn anew, not changed")
-    factors: tuple[float, float] = (0.8, 1.25)
+    factors: tuple[float, float] = Field((0.8, 1.25), description="what a hyperparameter is multiplied by")
 
 
 _Key = Annotated[str, AfterValidator(lambda key: _checked_key(key))]
@@ -164,7 +168,7 @@ class PpoSweep(Config):
     set: dict[str, Any] = Field(
         {}, description="values that differ from it in every trial: ppo.total_timesteps: 100000"
     )
-    hyperparameters: dict[_Key, Range] = Field(min_length=1)
+    hyperparameters: dict[_Key, Range] = Field(min_length=1, description="range of each hyperparameter, by its name")
     asha: Asha | None = Field(None, description="the search, unless it is pbt")
     pbt: Pbt | None = None
     seeds: int = Field(3, ge=1, le=99, description="of each trial, whose score is their median")
@@ -186,11 +190,11 @@ class PpoSweep(Config):
 class Robustness(Config):
     """The second evaluation of the winner, on clusters and seeds that the search did not see."""
 
-    suite: str = ALL
-    splits: list[Split] = Field(["held-out"], min_length=1)
-    seeds: int = Field(24, ge=2)
-    first_seed: int = Field(5_000_000, ge=0, le=MAX_FIRST_SEED)
-    iterations: int = Field(1600, ge=40)
+    suite: str = Field(ALL, description="where the winner runs again")
+    splits: list[Split] = Field(["held-out"], min_length=1, description="splits of that suite")
+    seeds: int = Field(24, ge=2, description="episodes on each cluster")
+    first_seed: int = Field(5_000_000, ge=0, le=MAX_FIRST_SEED, description="away from the seeds of the search")
+    iterations: int = Field(1600, ge=40, description="length of each episode, iterations")
 
 
 class SweepConfig(Config):
@@ -202,7 +206,7 @@ class SweepConfig(Config):
     static: Static | None = None
     ppo: PpoSweep | None = None
     robustness: Robustness | None = Robustness()
-    cpus_per_trial: int = Field(1, ge=1)
+    cpus_per_trial: int = Field(1, ge=1, description="processors that Ray gives a trial")
 
     @model_validator(mode="after")
     def _one_kind(self) -> SweepConfig:

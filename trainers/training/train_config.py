@@ -37,9 +37,9 @@ class Environment(Config):
 
     clusters: list[ClusterShare] = Field([], description="clusters that episodes draw from; empty: those of the suites")
     suites: list[str] = Field([], description="suites whose training clusters episodes draw from")
-    mechanisms: list[AnyMechanism] = Field(min_length=1)
-    interval_iterations: int = Field(20, ge=1)
-    episode_intervals: int = Field(64, ge=1)
+    mechanisms: list[AnyMechanism] = Field(min_length=1, description="which of them the policy sets, in this order")
+    interval_iterations: int = Field(20, ge=1, description="iterations of a control interval")
+    episode_intervals: int = Field(64, ge=1, description="length of an episode")
     cv_weight: _Weight | tuple[_Weight, _Weight] = Field(0.5, description="or lowest and highest: it becomes an input")
     preference: _Weight | None = Field(None, description="the policy's default; None: middle of the range")
     memory_intervals: int | list[int] = Field(
@@ -50,7 +50,7 @@ class Environment(Config):
     )
     limits: Limits = Field(LIMITS, description="of every delay; the defaults are those of a live job")
     environments: int = Field(256, ge=1, description="rows of the batch")
-    threads: int = Field(2, ge=1)
+    threads: int = Field(2, ge=1, description="threads that share the batch")
     randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
@@ -114,13 +114,15 @@ class Constraint(Config):
 class Selection(Config):
     """How a training run is scored while it runs: on validation clusters, every rank deciding for itself."""
 
-    suites: list[str] = Field(list(REPORTED), min_length=1)
+    suites: list[str] = Field(
+        list(REPORTED), min_length=1, description="suites whose validation clusters score the policy"
+    )
     every: int = Field(
         10, ge=1, description="rollouts between two evaluations; each evaluation also writes a checkpoint"
     )
     patience: int = Field(6, ge=1, description="evaluations without a better score after which training stops")
-    seeds: int = Field(8, ge=2)
-    iterations: int = Field(800, ge=40)
+    seeds: int = Field(8, ge=2, description="episodes on each cluster")
+    iterations: int = Field(800, ge=40, description="length of each episode, iterations")
 
 
 class TrainConfig(Config):
@@ -128,7 +130,7 @@ class TrainConfig(Config):
 
     name: str
     description: str = ""
-    seed: int = Field(0, ge=0, le=MAX_RUN_SEED)
+    seed: int = Field(0, ge=0, le=MAX_RUN_SEED, description="of everything that is drawn")
     environment: Environment
     constraint: Constraint | None = None
     selection: Selection | None = None

@@ -75,8 +75,10 @@ class Tenant(Config):
 class Pacing(Config):
     """Defaults of the ``static`` policy on this cluster."""
 
-    mechanism: Mechanism = CLUSTER_DEFAULT[0]
-    threshold: float = Field(CLUSTER_DEFAULT[1], ge=0, allow_inf_nan=False)
+    mechanism: Mechanism = Field(CLUSTER_DEFAULT[0], description="the rule of policy static")
+    threshold: float = Field(
+        CLUSTER_DEFAULT[1], ge=0, allow_inf_nan=False, description="the ratio above which the rule acts"
+    )
     window: float = Field(CLUSTER_DEFAULT[2], ge=0, le=1, description="delay window as a share of the baseline step")
 
 

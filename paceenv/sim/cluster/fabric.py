@@ -33,7 +33,7 @@ class Fabric(Config):
     """Two tiers, nodes on leaf switches through their NICs and leaves on an upper tier, or a torus."""
 
     nic_gbps: Positive | None = Field(None, description="one NIC, Gb/s in each direction")
-    nics_per_node: int = Field(1, ge=1)
+    nics_per_node: int = Field(1, ge=1, description="network cards of a node")
     gpus_per_node: int | None = Field(
         None, ge=1, description="GPUs behind the NICs; empty: ranks_per_node, or a NIC each"
     )

@@ -59,13 +59,13 @@ class Tensor(NamedTuple):
 class Transformer(Config):
     """A decoder of equal layers: attention and a two-layer MLP, biases and layer norms as in GPT-2."""
 
-    kind: Literal["transformer"] = "transformer"
+    kind: Literal["transformer"] = Field("transformer", description="says which kind of model this is")
     name: str = ""
     description: str = ""
-    layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
+    layers: int = Field(ge=1, description="layers of the decoder")
+    hidden: int = Field(ge=1, description="width of a layer")
     heads: int = Field(ge=1, description="attention heads")
-    vocab: int = Field(ge=1)
+    vocab: int = Field(ge=1, description="tokens of the vocabulary")
     sequence: int = Field(ge=1, description="tokens of a sample")
     mlp_hidden: int | None = Field(None, ge=1, description="width of the MLP; empty: four times hidden")
     positions: int | None = Field(None, ge=0, description="learned position embeddings; empty: sequence")
@@ -143,11 +143,11 @@ class Transformer(Config):
 class Generic(Config):
     """A model known by its totals: it can be replicated or sharded over data-parallel ranks, but not cut."""
 
-    kind: Literal["generic"]
+    kind: Literal["generic"] = Field(description="says which kind of model this is")
     name: str = ""
     description: str = ""
-    layers: int = Field(ge=1)
-    parameters: float = Field(gt=0, allow_inf_nan=False)
+    layers: int = Field(ge=1, description="equal layers")
+    parameters: float = Field(gt=0, allow_inf_nan=False, description="trained numbers in all")
     flops: float = Field(gt=0, allow_inf_nan=False, description="forward and backward of one sample, FLOPs")
     activation_bytes: float = Field(0.0, ge=0, description="kept per sample between forward and backward, bytes")
     tensors: list[Tensor] = Field([], description="parameters and flops of each, input to output; empty: equal layers")
@@ -200,7 +200,7 @@ class Workload(Config):
     batch: int = Field(ge=1, description="samples per replica and optimizer step")
     micro_batches: int = Field(1, ge=1, description="parts of the batch that pass one after the other")
     accumulate: bool = Field(True, description="reduce gradients once per step; false: after every micro-batch")
-    parameter_dtype: Dtype = "fp16"
+    parameter_dtype: Dtype = Field("fp16", description="of the weights")
     gradient_dtype: Dtype = Field("fp16", description="of the gradients that are reduced")
     activation_dtype: Dtype = Field("fp16", description="of activations that are kept or sent")
     zero_stage: int = Field(0, ge=0, le=3, description="sharded over replicas: optimizer, gradients, parameters")
@@ -209,7 +209,7 @@ class Workload(Config):
     )
     overlap: bool = Field(True, description="whether gradients are reduced during backward")
     bucket_bytes: float = Field(BUCKET_BYTES, gt=0, description="gradients reduced together, at least")
-    first_bucket_bytes: float = Field(FIRST_BUCKET_BYTES, gt=0)
+    first_bucket_bytes: float = Field(FIRST_BUCKET_BYTES, gt=0, description="the first bucket of gradients, bytes")
     host_overhead_s: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="per layer and micro-batch, forward and backward, no kernel running"
     )

@@ -1,0 +1,52 @@
+"""The code blocks of a page of documentation, and the programs that its commands name, as tests run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+NOT_RUN = "> Not run by the tests: "
+"""Begins the line above blocks that the tests leave out; it holds up to the next heading."""
+TOOLS = {
+    "torchrun": '"{python}" -m torch.distributed.run "$@"',
+    "python": '"{python}" "$@"',
+    "paceenv": '"{python}" -c "from paceenv.cli.application import main; main()" "$@"',
+}
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and whether the page says that the tests leave it out."""
+
+    language: str
+    text: str
+    is_run: bool
+
+
+def blocks(page: str) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    found, is_run = [], True
+    for match in re.finditer(r"^(#+ [^\n]*)$|^(> [^\n]*)$|^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        heading, quote, language, text = match.groups()
+        if heading:
+            is_run = True
+        elif quote:
+            is_run = is_run and not quote.startswith(NOT_RUN)
+        else:
+            found.append(Block(language, text, is_run))
+    return found
+
+
+def lay_out_tools(folder: Path, tools: Mapping[str, str] = TOOLS) -> dict[str, str]:
+    """Put stand-ins of the named programs into ``folder``/bin, each in this interpreter; returns the environment."""
+    (folder / "bin").mkdir()
+    for name, body in tools.items():
+        tool = folder / "bin" / name
+        tool.write_text("#!/bin/bash\n" + body.replace("{python}", sys.executable) + "\n")
+        tool.chmod(0o755)
+    paths = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{folder}"}
+    return os.environ | paths | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}

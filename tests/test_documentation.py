@@ -1,0 +1,128 @@
+"""The documentation does what it says: its blocks run, its commands exist, its reference is made from the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import commands
+import pytest
+from page_blocks import NOT_RUN, ROOT, blocks, lay_out_tools
+
+sys.path.insert(0, str(ROOT / "docs"))
+
+import site_pages
+from site_pages import command_pages, config_pages
+
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+"""Pages of which every block runs, or says why it does not."""
+QUICK = {"README.md", "index.md", "slow-job.md"}
+README_WORDS = 620
+COMMANDS = dict(command_pages.commands())
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=[] if p.name in QUICK else pytest.mark.slow, id=p.stem) for p in RUN]
+)
+def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
+    environ = lay_out_tools(tmp_path)
+    for k, block in enumerate(blocks(page.read_text())):
+        assert block.language in {"sh", "python", "text"}, block.text
+        if not block.is_run or block.language == "text":
+            continue
+        named = re.match(r"# file: (\S+)\n", block.text)
+        path = tmp_path / (named[1] if named else f"block{k}.{block.language}")
+        path.write_text(block.text)
+        if not named:
+            program = ["bash", "-e"] if block.language == "sh" else [sys.executable]
+            ended = commands.run([*program, path], cwd=tmp_path, env=environ, deadline_s=400.0)
+            assert ended.returncode == 0, block.text + ended.stdout + ended.stderr
+
+
+def test_blocks_that_do_not_run_say_so() -> None:
+    page = f"# A\n{NOT_RUN}a reason.\n\n```sh\none\n```\n\n```sh\ntwo\n```\n\n## B\n\n```python\nthree\n```\n"
+    assert [(block.text, block.is_run) for block in blocks(page)] == [
+        ("one\n", False),
+        ("two\n", False),
+        ("three\n", True),
+    ]
+    run = [block for page in RUN for block in blocks(page.read_text()) if block.is_run and block.language != "text"]
+    assert len(run) >= 20
+
+
+def _command_lines() -> list[tuple[Path, str]]:
+    """Every line of every page that begins with ``paceenv``."""
+    found = []
+    for page in [*RUN[:1], *DOCS]:
+        for block in blocks(page.read_text()):
+            text = re.sub(r"\\\n", " ", block.text)
+            if block.language == "sh":
+                found += [(page, line) for line in re.findall(r"^ *(paceenv [a-z].*)$", text, re.MULTILINE)]
+    return found
+
+
+def _known(words: list[str]) -> tuple[Any, list[str]]:
+    """The command of a line, the longest name that fits, and the words after it."""
+    for length in (3, 2):
+        if (name := " ".join(words[:length])) in COMMANDS:
+            return COMMANDS[name], words[length:]
+    return None, words
+
+
+def test_every_command_on_every_page_exists_with_its_options() -> None:
+    lines = _command_lines()
+    assert len(lines) > 60
+    wrong = []
+    for page, line in lines:
+        words = shlex.split(line.partition(" -- ")[0], comments=True)
+        command, rest = _known(words)
+        options = {name for p in getattr(command, "params", []) for name in (*p.opts, *p.secondary_opts)}
+        if "run" in getattr(command, "commands", {}):  # the word may be left out
+            options |= {name for p in command.commands["run"].params for name in p.opts}
+        given = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} - {"--help"}
+        if command is None or given - options:
+            wrong.append(f"{page.relative_to(ROOT)}: {line}: {given - options if command else 'no such command'}")
+    assert wrong == []
+
+
+def test_every_mark_is_made_and_everything_made_is_on_a_page() -> None:
+    marks = [name for page in DOCS for name in site_pages.MARK.findall(page.read_text())]
+    assert sorted(marks) == sorted(site_pages.MAKERS)
+
+
+def test_the_reference_has_every_command_with_its_options() -> None:
+    page = command_pages.every_command()
+    for name, command in COMMANDS.items():
+        (section,) = re.findall(rf"^#+ {re.escape(name)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+        for parameter in command.params:
+            if parameter.name != "help" and not getattr(parameter, "hidden", False):
+                shown = parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[0]
+                assert f"`{shown}" in section, (name, parameter.name)
+
+
+def test_a_config_key_shows_unit_range_default_and_meaning() -> None:
+    page = site_pages.MAKERS["cluster-config"]()
+    row = next(line for line in page.splitlines() if line.startswith("| `timeout_ms`"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2:5] == ["ms", "at least 0, at most 1e+15", "`200.0`"]
+    assert "retransmission" in cells[5]
+    assert "| `nodes` | whole number |  | 1 to 1000000 | required | number of nodes |" in page
+
+
+def test_every_config_key_has_a_meaning() -> None:
+    without = {
+        f"{one.__name__}.{key}"
+        for model, _, _ in config_pages.KINDS.values()
+        for _, one, rows in config_pages.keys(model)
+        for key, _, _, _, meaning in rows
+        if not meaning
+    }
+    assert without == set()
+
+
+def test_the_readme_reads_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= README_WORDS
