@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from importer_samples import TABLE
 from traced_jobs import job_of
 
 from paceenv.cli import application
@@ -141,6 +142,13 @@ def test_the_command_says_where_nothing_was_simulated(tmp_path: Path, capsys: py
     assert "not simulated: not asked for" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_table_that_cannot_be_compared_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trace(job_of(np.ones((6, 4))), tmp_path / "run.parquet")
+    (tmp_path / "all_reduce_perf.txt").write_text(TABLE)
+    assert application.run(["diagnose", str(tmp_path), "--no-simulate"]) == 0
+    assert "not compared with nccl-tests" in capsys.readouterr().err
+
+
 def test_a_share_of_the_peak() -> None:
     """8 devices of 1e15 a second, 1.6e15 operations in 0.5 s: 40 %."""
     found = check_flops(1.6e15, 1e15, 8, 0.5)
@@ -172,6 +180,8 @@ def test_collectives_against_nccl_tests(times: float) -> None:
     matrix = read_matrix(job_of(np.ones((20, n)), transfer_s, bytes=np.repeat([0, int(size)], 20 * n)))
     sizes = size / 4.0 ** np.arange(8)
     table = Table("all_reduce", n, sizes, law.time_s(volume("all_reduce", "ring", n, sizes)), "all_reduce_perf.log")
+    matrix.start_NT[-1, 0] = np.nan  # a rank without the collective in a step, all of them in another
+    matrix.start_NT[matrix.bytes_N > 0, 1] = np.nan
     (found,) = check_links(matrix, [table])
     assert found.value == pytest.approx(times, rel=1e-3)
     assert found.is_low == (times > 1.5)

@@ -88,8 +88,9 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
     """
     from paceenv.calibration.fits.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
 
-    graph, found = build_graph(matrix), []
-    measured = _measured(matrix, graph)
+    if not tables:
+        return []
+    measured, found = _measured(matrix, build_graph(matrix)), []
     for table in tables:
         low, high = table.size_bytes.min() / _BEYOND, table.size_bytes.max() * _BEYOND
         alike = [(b, s) for op, n, b, s in measured if (op, n) == (table.op, table.members) and low <= b <= high]
@@ -110,8 +111,10 @@ def _measured(matrix: OperationMatrix, graph: Graph) -> list[tuple[Op, int, floa
     for k, operations in enumerate(np.split(graph.member_N, graph.task_K[1:-1])):
         op = _LAWS.get(matrix.ops[matrix.op_N[operations[0]]])
         size_bytes = float(matrix.bytes_N[operations].max())
-        if op is None or len(operations) < 2 or size_bytes <= 0.0 or graph.queued_K[k]:
+        start_mT, end_mT = matrix.start_NT[operations], matrix.end_NT[operations]
+        whole_T = np.isfinite(start_mT).all(axis=0) & np.isfinite(end_mT).all(axis=0)
+        if op is None or len(operations) < 2 or size_bytes <= 0.0 or graph.queued_K[k] or not whole_T.any():
             continue
-        alone_T = np.nanmax(matrix.end_NT[operations], axis=0) - np.nanmax(matrix.start_NT[operations], axis=0)
-        found.append((op, len(operations), size_bytes, float(np.nanmedian(alone_T))))
+        alone_T = end_mT[:, whole_T].max(axis=0) - start_mT[:, whole_T].max(axis=0)
+        found.append((op, len(operations), size_bytes, float(np.median(alone_T))))
     return found

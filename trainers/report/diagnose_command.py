@@ -106,9 +106,12 @@ def conclude_inputs(
     if found.diagnosis is None or inputs.trace is None:
         return None
     with output.progress("fit a cluster, simulate pacing", max(len(policies), 1), shown=bool(policies)) as done:
-        return conclude_answer(
+        conclusion = conclude_answer(
             found, inputs.trace, source, job, policies=policies, tables=inputs.tables, flops=flops, on_done=done
         )
+    if inputs.tables and not any(check.what.endswith("nccl-tests") for check in conclusion.checks):
+        output.say("not compared with nccl-tests: no collective here is of a table's kind, number of ranks and sizes")
+    return conclusion
 
 
 def print_answer(inputs: Inputs, found: Answer, conclusion: Conclusion | None, name: str) -> None:
