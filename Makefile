@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench-setup bench fuzz tuned scores released reality commit-checks clean
+.PHONY: help setup demo test test-slow test-gpu lint format-check format typecheck docs dist bench-setup bench fuzz tuned scores leaderboard released reality commit-checks clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -83,6 +83,9 @@ tuned: $(STAMP) ## find static settings for the clusters of SCORES.md by sweep, 
 
 scores: $(STAMP) ## rebuild SCORES.md and SCORES.json from the committed configurations
 	@$(BIN)/paceenv scores
+
+leaderboard: $(STAMP) ## check the rows in configs/leaderboard by making them again in part, and rebuild the leaderboard's page
+	@$(BIN)/paceenv leaderboard configs/leaderboard --write docs/evidence/leaderboard.md
 
 released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on where it was), and put it in place
 	@$(BIN)/paceenv train distilled -o runs/released --resume

@@ -1,4 +1,4 @@
-"""Policy files as command lines, suites and a live job name them: a file or ``learned``, also with a preference.
+"""Policy files as command lines, suites and a live job name them: a file, ``learned`` or ``hf:owner/name``.
 
 ``learned`` is the file released with the package, ``policies/learned.safetensors``. Needs numpy and safetensors.
 """
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceenv.core.errors import InputError
+from paceenv.policies.hub import repository
 from paceenv.policies.names import LEARNED, NAMES
 from paceenv.policies.policy_file import PolicyFile, load_policy
 
@@ -26,15 +27,19 @@ def released() -> Path:
 def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     """The policy file that ``text`` names, and its content.
 
-    ``text`` is ``learned`` or a file, also with a preference: ``FILE.safetensors:preference=0.3``. ``known`` are the
-    allowed names, for the error message. Raises InputError for an unknown name, an invalid file, and a preference that
-    the policy does not take.
+    ``text`` is ``learned``, a file or ``hf:owner/name``, also with a preference: ``FILE.safetensors:preference=0.3``.
+    ``known`` are the allowed names, for the error message.
+
+    Raises:
+        InputError: for an unknown name, an invalid file, and a preference that the policy does not take.
     """
     name, preference = parts(text)
     if name == LEARNED:
         path = released()
         if not path.is_file():
             raise InputError(f"policy {text}: none is released yet; allowed: a {_SUFFIX} file written by paceenv train")
+    elif name.startswith(repository.PREFIX):
+        path = repository.fetch(name)
     else:
         path = Path(name)
         if path.suffix != _SUFFIX and not path.exists():
@@ -53,7 +58,8 @@ def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | N
     An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
     """
     name, _, option = text.rpartition(":")
-    if not (name in taking or name.endswith(_SUFFIX)) or Path(text).exists():
+    known = name in taking or name.endswith(_SUFFIX) or name.startswith(repository.PREFIX)
+    if not known or Path(text).exists():
         return text, None
     key, _, value = option.partition("=")
     if key != "preference":

@@ -17,6 +17,10 @@ from paceenv.policies.base import Policy
 from paceenv.policies.rollout import run, start
 from paceenv.sim.cluster import load_cluster
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # it imports one of its own games in a way that it has deprecated
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
 MECHANISMS = ("phase_shift", "slack")
 INTERVALS = 12
 

@@ -21,8 +21,8 @@ from paceenv.sim.cluster import load_cluster
 register_envs()
 
 ROWS, INTERVALS = 4, 3
-SHAPES = ["two-jobs", "unequal-slack", "one-job"]
-"""8 ranks in 1 group, 8 in 4, 8 in 1."""
+SHAPES = ["two-jobs", "unequal-slack", "one-job", "when-scaling-fails"]
+"""Three different numbers of ranks and groups."""
 
 
 def played(envs: VectorEnv[Any, Any, Any], mode: AutoresetMode, steps: int = 12) -> Iterator[tuple[Any, ...]]:
@@ -63,12 +63,16 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"cluster": SHAPES, "weights": [2, 1, 1], "cv_weight": (0.0, 1.0)}, {"reward": "raw"}],
+    [
+        {"weights": [1, 0, 0, 0]},
+        {"weights": [2, 1, 1, 0], "cv_weight": (0.0, 1.0), "names_in_info": True},
+        {"weights": [0, 1, 0, 0], "reward": "raw"},
+    ],
     ids=["paired", "several shapes", "raw"],
 )
 def test_the_batch_does_as_sync_vector_env_does(mode: AutoresetMode, arguments: dict[str, Any]) -> None:
     """Every call of a run, in each autoreset mode: observation, reward, ends, info with masks."""
-    given = {"episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
+    given = {"cluster": SHAPES, "episode_intervals": INTERVALS, "interval_iterations": 5, **arguments}
     copies = SyncVectorEnv([lambda: PacingEnv(**given)] * ROWS, autoreset_mode=mode)
     batch = PacingVectorEnv(ROWS, autoreset_mode=mode, **given)
     assert batch.metadata["autoreset_mode"] is mode
@@ -133,21 +137,22 @@ def test_a_masked_reset_needs_a_whole_one_first_and_keeps_the_caller_s_mask() ->
 @pytest.mark.parametrize("kind", ["name", "object", "one that episodes do not draw"])
 def test_a_reset_s_cluster_holds_for_the_episode_that_it_starts(kind: str) -> None:
     asked = {"name": "one-job", "object": load_cluster("one-job")}.get(kind, "incast-shallow")
-    env = PacingEnv(["two-jobs", "one-job"], weights=[1, 0], episode_intervals=2)
-    assert env.reset(seed=0)[1] == {"cluster": "two-jobs"}
+    env = PacingEnv(["two-jobs", "one-job"], weights=[1, 0], episode_intervals=2, names_in_info=True)
+    assert env.reset(seed=0)[1] == {"cluster": 0, "cluster_name": "two-jobs"}
     observation, info = env.reset(seed=0, options={"cluster": asked})
     name = "incast-shallow" if kind.startswith("one that") else "one-job"
-    assert info == {"cluster": name}
+    assert info == {"cluster": 2 if name == "incast-shallow" else 1, "cluster_name": name}
+    assert env.cluster_names[info["cluster"]] == name
     alone = PacingEnv(name, mechanisms="phase_shift", warn_null=False)
     np.testing.assert_array_equal(observation, alone.reset(seed=0)[0])
-    assert env.step(np.zeros(2, np.float32))[4]["cluster"] == name
-    assert env.reset()[1] == {"cluster": "two-jobs"}
+    assert env.step(np.zeros(2, np.float32))[4]["cluster_name"] == name
+    assert env.reset()[1]["cluster_name"] == "two-jobs"
 
 
 def test_clusters_of_several_shapes_are_drawn_by_weight_in_one_batch() -> None:
     mix = {"cluster": ["two-jobs", "when-scaling-fails"], "weights": [3, 1], "interval_iterations": 2}
     envs = gymnasium.make_vec(ENV_ID, 300, vectorization_mode="vector_entry_point", **mix)
-    names = envs.reset(seed=0)[1]["cluster"]
+    names = envs.unwrapped.cluster_names[envs.reset(seed=0)[1]["cluster"]]
     assert np.mean(names == "when-scaling-fails") == pytest.approx(0.25, abs=0.06)
     rows = [int(np.flatnonzero(names == name)[0]) for name in ("two-jobs", "when-scaling-fails")]
     info = envs.step(np.tile(np.float32([-1.0, 0.5]), (300, 1)))[4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceenv.core import pacing, signals
@@ -20,7 +21,9 @@ class Entry(NamedTuple):
 
 
 INFO = (
-    Entry("cluster", "name of the cluster of the present episode", "string", "reset and step"),
+    Entry("cluster", "number of the present episode's cluster in `env.unwrapped.cluster_names`", "integer",
+          "reset and step"),
+    Entry("cluster_name", "its name", "string", "reset and step, with `names_in_info`"),
     Entry("step_mean_s", "mean step time of the interval", "s", "step"),
     Entry("step_cv", "standard deviation of the step time / mean step", "ratio", "step"),
     Entry("throughput_ratio", "ideal step / mean step, less what failures undid", "ratio", "step"),
@@ -29,7 +32,7 @@ INFO = (
     Entry("passive_step_mean_s", "mean step time of the unpaced twin", "s", "step, with a twin"),
     Entry("passive_reward", "raw reward of the unpaced twin", "ratio", "step, with a twin"),
     Entry("gain", "mean step of the twin / mean step, less 1", "ratio", "step, with a twin"),
-)
+)  # fmt: skip
 """What ``info`` holds, in its order."""
 
 OPTIONS = (
@@ -63,7 +66,7 @@ def autoreset_table() -> str:
     return _table(("Mode", "After the end of an episode"), [(f"`{e.name}`", e.meaning) for e in AUTORESET])
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *rows))
 
 
@@ -75,6 +78,7 @@ def by_name() -> dict[str, str]:
         "OBSERVATION_TABLE": signals.table(),
         "INFO_TABLE": info_table(),
         "OPTION_TABLE": option_table(),
+        "AUTORESET_TABLE": autoreset_table(),
         "DEFAULT_CLUSTER": DEFAULT_CLUSTER,
         "DEFAULT_MECHANISM": DEFAULT_MECHANISMS[0],
         "SIGNALS + 1": str(signals.SIGNALS + 1),

@@ -49,6 +49,7 @@ class Rules:
     reward: Reward = "paired"
     twin: bool | None = None
     limits: Limits = LIMITS
+    names_in_info: bool = False
 
     def __post_init__(self) -> None:
         for name in ("interval_iterations", "episode_intervals"):
@@ -219,7 +220,7 @@ class EpisodeBatch:
             cluster: the name of one that is there, or any that ``PacingEnv`` takes.
         """
         if isinstance(cluster, str) and cluster in self.names_C:
-            return self.names_C.tolist().index(cluster)
+            return [one.name for one in self.clusters].index(cluster)
         found = loaded(cluster)
         if found not in self.clusters:
             self._add([found])
@@ -348,6 +349,13 @@ class EpisodeBatch:
         found = of(self._shapes[present[0]]).copy()
         for s in present[1:]:
             found[shape_E == s] = of(self._shapes[s])[shape_E == s]
+        return found
+
+    def where(self) -> dict[str, NDArray[Any]]:
+        """The cluster of each row's present episode, as an info has it: its number and, if asked for, its name."""
+        found: dict[str, NDArray[Any]] = {"cluster": self.cluster_E.copy()}
+        if self.rules.names_in_info:
+            found["cluster_name"] = self.names_C[self.cluster_E]
         return found
 
     def last_interval(self, n: int) -> tuple[Recording, JobBatch]:

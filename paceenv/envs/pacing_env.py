@@ -102,7 +102,10 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     ## Episode End
 
-    Truncated after ``episode_intervals`` steps; never terminated.
+    Truncated after ``episode_intervals`` steps; never terminated. The vector environment then does as its
+    ``autoreset_mode`` says:
+
+    AUTORESET_TABLE
 
     ## Arguments
 
@@ -117,6 +120,8 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     * ``reward``: ``"paired"`` (default) or ``"raw"``
     * ``twin``: True runs the unpaced twin for ``info`` although the reward is raw; it doubles the simulation
     * ``limits``: of every delay, a ``paceenv.core.limits.Limits`` (default: those of a live job)
+    * ``names_in_info``: adds the cluster's name to ``info``; by default only its number is there, as Gymnasium's
+      conversions to other array libraries cannot take strings (default False)
     * ``warn_null``: whether a warning says, once a process, that no cluster given has anything to win for constant
       settings of the mechanisms (default True)
     * ``autoreset_mode``: vector environment only (default ``AutoresetMode.NEXT_STEP``, as Gymnasium's)
@@ -148,11 +153,21 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         reward: Reward = "paired",
         twin: bool | None = None,
         limits: Limits = LIMITS,
+        names_in_info: bool = False,
         warn_null: bool = True,
         render_mode: RenderMode | None = None,
     ) -> None:
         rules = Rules(
-            cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, reward, twin, limits
+            cluster,
+            weights,
+            mechanisms,
+            interval_iterations,
+            episode_intervals,
+            cv_weight,
+            reward,
+            twin,
+            limits,
+            names_in_info,
         )
         self.render_mode = _checked_mode(render_mode)
         self._batch = EpisodeBatch(1, rules, keeps_stamps=render_mode is not None)
@@ -177,22 +192,26 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         if seed is not None:
             self._batch.seed(np.array([0]), [seed])
         self._batch.start(np.array([0]), cluster)
-        return self._batch.observe()[0], {"cluster": self.cluster_name}
+        return self._batch.observe()[0], self._where()
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Run one control interval; ``info`` holds the raw terms of the reward."""
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
-        info = {"cluster": self.cluster_name} | {name: float(value[0]) for name, value in terms.items()}
+        info = self._where() | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
 
-    def render(self) -> Frame | None:  # type: ignore[override]
+    def render(self) -> Frame | None:
         """The timeline of ranks in the last iterations: a string, or a picture ``(480, 800, 3)`` of bytes."""
         return None if self.render_mode is None else frame(self._batch, 0, self.render_mode)
 
     @property
-    def cluster_name(self) -> str:
-        """The cluster of the present episode."""
-        return str(self._batch.names_C[self._batch.cluster_E[0]])
+    def cluster_names(self) -> NDArray[np.object_]:
+        """Names of the clusters, ``(C,)``; ``info["cluster"]`` is an index into it."""
+        return self._batch.names_C.copy()
+
+    def _where(self) -> dict[str, Any]:
+        """The cluster of the present episode, as part of an info."""
+        return {name: value[0].item() if name == "cluster" else value[0] for name, value in self._batch.where().items()}
 
 
 def _document(env: type[PacingEnv]) -> None:
@@ -222,6 +241,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         reward: ``"paired"`` or ``"raw"``.
         twin: whether the unpaced twin runs; default: where the reward needs it.
         limits: of every delay; the defaults are those of a live job.
+        names_in_info: whether ``info`` also has the name of the cluster, as a string.
         autoreset_mode: of ``gymnasium.vector.AutoresetMode``, or its value. ``NEXT_STEP``: the step after an episode's
             end starts the next one, and its action counts for nothing. ``SAME_STEP``: the step that ends an episode
             returns the next one's first observation, with the last one in ``info["final_obs"]``. ``DISABLED``: the
@@ -249,18 +269,29 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         reward: Reward = "paired",
         twin: bool | None = None,
         limits: Limits = LIMITS,
+        names_in_info: bool = False,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         threads: int = 1,
         warn_null: bool = True,
         render_mode: RenderMode | None = None,
     ) -> None:
         rules = Rules(
-            cluster, weights, mechanisms, interval_iterations, episode_intervals, cv_weight, reward, twin, limits
+            cluster,
+            weights,
+            mechanisms,
+            interval_iterations,
+            episode_intervals,
+            cv_weight,
+            reward,
+            twin,
+            limits,
+            names_in_info,
         )
-        modes = {mode.value: mode for mode in AutoresetMode}
-        self.autoreset_mode = modes.get(getattr(autoreset_mode, "value", autoreset_mode))
-        if self.autoreset_mode is None:
-            raise out_of_range("autoreset_mode", autoreset_mode, f"one of {', '.join(modes)}", WHERE)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            allowed = f"one of {', '.join(mode.value for mode in AutoresetMode)}"
+            raise out_of_range("autoreset_mode", autoreset_mode, allowed, WHERE) from None
         self.render_mode = _checked_mode(render_mode)
         self.metadata = METADATA | {"autoreset_mode": self.autoreset_mode}
         self._batch = EpisodeBatch(num_envs, rules, threads, keeps_stamps=render_mode is not None)
@@ -289,12 +320,12 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         cluster = _option_cluster(self._batch, options, ("cluster", "reset_mask"))
         which = np.flatnonzero(started_E)
         if seed is not None:
-            one = isinstance(seed, (int, np.integer))
-            given = [int(seed) + n for n in range(self.num_envs)] if one else list(seed)  # type: ignore[call-overload, arg-type]
+            number = isinstance(seed, (int, np.integer))
+            given = [int(seed) + n for n in range(self.num_envs)] if number else list(seed)  # type: ignore[arg-type]
             if len(given) != self.num_envs:
                 raise out_of_range("seed", f"{len(given)} numbers", f"one for each of {self.num_envs} rows", WHERE)
-            seeded = [n for n in which.tolist() if given[n] is not None]
-            self._batch.seed(np.array(seeded, np.int64), [given[n] for n in seeded])
+            seeds = {n: one for n in which.tolist() if (one := given[n]) is not None}
+            self._batch.seed(np.array(list(seeds), np.int64), list(seeds.values()))
         self._batch.start(which, cluster)
         self._ended[which] = False
         return self._batch.observe(), self._clusters(started_E)
@@ -312,8 +343,8 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         return mask.copy()
 
     def _clusters(self, mask_E: NDArray[np.bool_]) -> dict[str, Any]:
-        """The names of the clusters of some rows, as part of an info."""
-        return _masked({"cluster": self._batch.names_C[self._batch.cluster_E]}, mask_E)
+        """The clusters of some rows' present episodes, as part of an info."""
+        return _masked(self._batch.where(), mask_E)
 
     def step(
         self, actions: NDArray[np.float32]
@@ -343,10 +374,15 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         info |= self._clusters(everyone)
         return self._batch.observe(), reward, np.zeros(self.num_envs, np.bool_), truncated, info
 
-    def render(self) -> tuple[Frame, ...] | None:  # type: ignore[override]
+    def render(self) -> tuple[Frame, ...] | None:
         """A frame for each row, as :meth:`PacingEnv.render`."""
         mode = self.render_mode
         return None if mode is None else tuple(frame(self._batch, n, mode) for n in range(self.num_envs))
+
+    @property
+    def cluster_names(self) -> NDArray[np.object_]:
+        """Names of the clusters, ``(C,)``; ``info["cluster"]`` holds indices into it."""
+        return self._batch.names_C.copy()
 
     @property
     def clusters(self) -> int:
@@ -376,7 +412,8 @@ def _masked(values: dict[str, NDArray[Any]], mask_E: NDArray[np.bool_]) -> dict[
         return {}
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found[name] = np.where(mask_E, value, None if value.dtype == object else 0.0)
+        absent: Any = None if value.dtype == object else value.dtype.type(0)
+        found[name] = np.where(mask_E, value, absent)
         found[f"_{name}"] = mask_E.copy()
     return found
 

@@ -118,5 +118,5 @@ def _picture(
     handles = [Patch(fc=colour, label=name) for name, colour in PHASE_COLOURS.items() if name in seen]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()  # type: ignore[no-untyped-call]

@@ -122,9 +122,9 @@ def _of_agent(policy: Any) -> tuple[Actor, Original]:
     if not (hasattr(space, "low") and (space.low == -1.0).all() and (space.high == 1.0).all()):
         raise InputError(f"{_WHERE}: actions in {space}; allowed: a Box from -1 to 1, as of paceenv/Pacing-v0")
     usual = getattr(policy, "activation_fn", None)
-    name = None if usual is None else usual.__name__.lower()
+    name = None if usual is None else str(usual.__name__).lower()
     if name is not None and name not in ACTIVATIONS:
-        raise InputError(f"{_WHERE}: activation_fn = {usual.__name__}; allowed: {', '.join(ACTIVATIONS)}")
+        raise InputError(f"{_WHERE}: activation_fn = {name}; allowed: {', '.join(ACTIVATIONS)}")
     arrays = {key: value.detach().cpu().numpy() for key, value in policy.state_dict().items()}
     actor = actor_of(arrays, name, _WHERE, squashes=bool(policy.squash_output))
 

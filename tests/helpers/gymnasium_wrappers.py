@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import wrappers as scalar
 from gymnasium.spaces import Box, Dict
+from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import vector
 
 
@@ -23,8 +24,6 @@ class Recipe(NamedTuple):
     """Called with the environment and a folder for files."""
     note: str = ""
     """What else it needs, for the table."""
-    next_step_only: bool = False
-    """Whether Gymnasium itself refuses other autoreset modes."""
     render_mode: str | None = None
 
 
@@ -92,12 +91,10 @@ VECTOR: dict[str, Recipe] = {
     "ReshapeObservation": Recipe(lambda e, _: vector.ReshapeObservation(e, (2, 5))),
     "RescaleObservation": Recipe(lambda e, _: vector.RescaleObservation(e, np.float32(0.0), np.float32(1.0))),
     "DtypeObservation": Recipe(lambda e, _: vector.DtypeObservation(e, np.float64)),
-    "NormalizeObservation": Recipe(
-        lambda e, _: vector.NormalizeObservation(e), "Gymnasium allows NEXT_STEP only", next_step_only=True
-    ),
+    "NormalizeObservation": Recipe(lambda e, _: vector.NormalizeObservation(e)),
     "TransformAction": Recipe(lambda e, _: vector.TransformAction(e, lambda a: -a)),
     "ClipAction": Recipe(lambda e, _: vector.ClipAction(e)),
-    "RescaleAction": Recipe(lambda e, _: vector.RescaleAction(e, 0.0, 1.0)),
+    "RescaleAction": Recipe(lambda e, _: vector.RescaleAction(e, np.float32(0.0), np.float32(1.0))),
     "TransformReward": Recipe(lambda e, _: vector.TransformReward(e, _doubled)),
     "ClipReward": Recipe(lambda e, _: vector.ClipReward(e, -0.01, 0.01)),
     "NormalizeReward": Recipe(lambda e, _: vector.NormalizeReward(e)),
@@ -120,6 +117,16 @@ def _to_torch(wrapper: Any, env: Any) -> Any:
     import torch
 
     return wrapper(env, env_xp=np, target_xp=torch)
+
+
+def modes(name: str) -> list[AutoresetMode]:
+    """In which autoreset modes a vector wrapper works with any environment; in the others Gymnasium's own fails."""
+    if name == "NormalizeObservation":
+        return [AutoresetMode.NEXT_STEP]
+    # wrappers of observations refuse SAME_STEP, and conversions cannot take its `final_obs`, an array of arrays
+    if name.endswith("Observation") or name in {"ArrayConversion", "NumpyToTorch"}:
+        return [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
+    return list(AutoresetMode)
 
 
 SCALAR: dict[str, Recipe] = {
@@ -219,6 +226,8 @@ def table() -> str:
         found = [kind.get(name) for kind in (VECTOR, SCALAR)]
         known = [set(module.__all__) for module in (vector, scalar)]
         marks = ["works" if r else "does not apply" if name in k else "" for r, k in zip(found, known, strict=True)]
+        if name in VECTOR and len(modes(name)) < len(AutoresetMode):
+            marks[0] += ": " + ", ".join(mode.name for mode in modes(name))
         notes = dict.fromkeys(r.note for r in found if r and r.note)
         lines.append(f"| `{name}` | {' | '.join(marks)} | {NOT_APPLICABLE.get(name) or '; '.join(notes)} |")
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Policies on the Hugging Face Hub: a repository holds a policy file and its card."""

@@ -1,0 +1,117 @@
+"""``paceenv score`` and ``paceenv leaderboard``: an agent by the fixed protocol, and all of them in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceenv.core.errors import InputError
+from paceenv.policies.select import POLICY_HELP
+from paceenv.trainers.evaluation import leaderboard as boards
+from paceenv.trainers.evaluation import score_row
+from paceenv.trainers.evaluation.protocol import KIND, NAME, ScoredSplit, load_protocol
+from paceenv.ui import config_files, output
+
+
+def _folder(given: Path | None) -> Path:
+    """The folder of rows: as given, or the one of the package."""
+    return given if given is not None else config_files.find(KIND, NAME).parent
+
+
+def score(
+    policy: Annotated[
+        list[str],
+        typer.Option(
+            "--policy",
+            "-p",
+            help=f"{POLICY_HELP}; or a folder of paceenv train, with all its seeds. Repeatable, for more seeds.",
+        ),
+    ],
+    split: Annotated[ScoredSplit, typer.Option(help="Which clusters.")] = "held-out",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the row to this JSON file.")] = None,
+    enter: Annotated[
+        Path | None,
+        typer.Option(help="Put the row and copies of its policies into this folder, by its protocol."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the row; default: the first policy's.")] = None,
+    cpu_minutes: Annotated[
+        float | None, typer.Option(min=0, help="Of each training, one core; default: what its folder says.")
+    ] = None,
+) -> None:
+    """Score an agent by the leaderboard's protocol: fixed clusters, seeds and length, the limits of a live job.
+
+    Prints gain, the share of the gap that it closes, and the worst null; the row holds every cluster and seed. Use
+    --split validation while you develop: held-out clusters tell the truth only of agents that were never tuned on them.
+
+    Examples: paceenv score -p mine.safetensors -o mine.json -- paceenv score -p runs/ppo --split random
+    -- paceenv score -p agent.zip:mechanisms=slack -- paceenv score -p runs/ppo --enter configs/leaderboard --name ppo
+    """
+    own = enter if enter is not None and (enter / f"{NAME}.yaml").is_file() else None
+    protocol, texts = load_protocol(own), score_row.members(policy)
+    title = name or (policy[0] if Path(policy[0]).suffix == "" else Path(policy[0]).stem)
+    bound = boards.bound_of(_folder(own), protocol, split)
+    with output.progress(f"score {title} on {split}", 1) as done:
+        row = score_row.score(texts, split, protocol, name=title, bound=bound, cpu_minutes=cpu_minutes, on_done=done)
+    if out is not None:
+        score_row.write_row(row, out)
+    if enter is not None:
+        output.say(f"wrote {score_row.enter(row, enter)}")
+    shown = [
+        (
+            one.policy,
+            f"{one.gain:+.2%}",
+            "" if one.gap_closed is None else f"{one.gap_closed:.0%}",
+            "" if one.gap_ci95 is None else f"{one.gap_ci95[0]:.0%} to {one.gap_ci95[1]:.0%}",
+            "" if one.worst_null is None else f"{one.worst_null[1]:+.2%} on {one.worst_null[0]}",
+        )
+        for one in row.policies
+    ]
+    suite = protocol.suite(split)
+    note = f"{len(suite.cases)} clusters, {suite.seeds} seeds x {suite.iterations} iterations; {suite.limits}"
+    columns = ("policy", "gain", "gap closed", "95 % interval", "worst null")
+    output.print_table(f"Split {split}, protocol {protocol.version}", columns, shown, note)
+
+
+def leaderboard(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Folder of rows and their protocol; default: that of the package.")
+    ] = None,
+    check: Annotated[int, typer.Option(min=0, help="Make each row again on so many clusters; 0: on none.")] = 3,
+    check_seed: Annotated[int, typer.Option(min=0, help="Draws those clusters.")] = 0,
+    draw: Annotated[
+        bool, typer.Option(help="First draw new clusters from the digests of all rows, and score all again.")
+    ] = False,
+    write: Annotated[Path | None, typer.Option(help="Write the table as Markdown to this file.")] = None,
+    json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
+) -> None:
+    """Merge the rows of a folder into one table; a row that says what its policies do not do is named, not shown.
+
+    Exit code 2 where a row was refused.
+
+    Examples: paceenv leaderboard -- paceenv leaderboard configs/leaderboard --check 40 --write docs/leaderboard.md
+    -- paceenv leaderboard configs/leaderboard --draw
+    """
+    rows = _folder(folder)
+    if not rows.is_dir():
+        raise InputError(f"{rows}: no such folder; allowed: a folder of rows and {NAME}.yaml")
+    protocol = load_protocol(rows)
+    if draw:
+        protocol = boards.draw(rows, protocol)
+        boards.score_again(rows, protocol, lambda file: output.say(f"score {file} on new clusters"))
+    with output.progress("check", len(list(rows.glob("*.json")))) as done:
+        board = boards.read_board(rows, protocol, clusters=check, seed=check_seed, on_done=done)
+    if write is not None:
+        config_files.write_text(write, boards.page(board))
+    found = boards.table(board)
+    if json_ is not None:
+        shown = [dict(zip(boards.COLUMNS, cells, strict=True)) for cells in found]
+        output.write_json({"protocol": protocol.version, "rows": shown, "refused": board.refused}, json_)
+    if json_ != "-":
+        note = f"Protocol {protocol.version}; each row was made again on {check} clusters of its split"
+        output.print_table("Leaderboard", boards.COLUMNS, found, note)
+    if board.refused:
+        first, reason = next(iter(board.refused.items()))
+        more = f"; {len(board.refused)} rows in all" if len(board.refused) > 1 else ""
+        raise InputError(f"{rows / first}: {reason}{more}")
