@@ -94,7 +94,7 @@ released: $(STAMP) ## train the released policy anew (about 15 minutes; goes on 
 reality: $(STAMP) ## rebuild docs/evidence/reality.md, the ceiling of real systems, from data that others recorded (PACEENV_DATA_DIR)
 	@$(BIN)/python -m benchmarks.evidence.ceilings --write
 
-commit-checks: lint format-check typecheck test ## what CI runs first; then it runs test-slow
+commit-checks: lint format-check typecheck docs test ## what CI runs first; then it runs test-slow
 
 clean: ## remove caches and build products (keeps .venv and runs)
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

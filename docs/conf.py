@@ -34,5 +34,6 @@ html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # its excerpts are fetched, which a browser refuses for files
 pygments_style = "tango"
 pygments_dark_style = "monokai"

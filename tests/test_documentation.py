@@ -84,6 +84,10 @@ def test_every_command_on_every_page_exists_with_its_options() -> None:
         if "run" in getattr(command, "commands", {}):  # the word may be left out
             options |= {name for p in command.commands["run"].params for name in p.opts}
         given = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} - {"--help"}
+        if not getattr(command, "context_settings", {}).get(
+            "allow_interspersed_args", True
+        ):  # it hands them on to a launcher
+            given = set()
         if command is None or given - options:
             wrong.append(f"{page.relative_to(ROOT)}: {line}: {given - options if command else 'no such command'}")
     assert wrong == []

@@ -86,7 +86,7 @@ def table() -> str:
 
 
 def squash(value: float, scale: float) -> float:
-    """``x / (1 + |x|)`` with ``x = value / scale``."""
+    """``x / (1 + |x|)`` with ``x = value / scale``: any finite ``value`` and a positive ``scale`` give -1 to 1."""
     x = value / scale
     return x / (1.0 + abs(x))
 

@@ -217,7 +217,12 @@ class TraceWriter:
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write a whole trace; see :class:`TraceWriter`."""
+    """Write a whole trace.
+
+    Args:
+        trace: metadata and rows.
+        path: the Parquet file; written whole or not at all, as by :class:`TraceWriter`.
+    """
     with TraceWriter(path, trace.metadata) as writer:
         for batch in trace.table.to_batches():
             writer.append(batch)

@@ -85,7 +85,15 @@ class Diagnosis:
 
 
 def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
-    """Diagnose one job of a trace; ``job`` must be named where it holds several. Raises InputError."""
+    """Diagnose one job of a trace.
+
+    Args:
+        trace: of all ranks, at least three steps.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: the trace holds several jobs and none is named, or no such job.
+    """
     matrix, note = on_one_clock(read_matrix(trace, job=job))
     found = diagnose_matrix(matrix)
     return replace(found, notes=(note, *found.notes)) if note else found

@@ -30,13 +30,13 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     found, is_run = [], True
-    for match in re.finditer(r"^(#+ [^\n]*)$|^(> [^\n]*)$|^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^(#+ [^\n]*)$|^(> [^\n]*)$|^```([^\n`]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         heading, quote, language, text = match.groups()
         if heading:
             is_run = True
         elif quote:
             is_run = is_run and not quote.startswith(NOT_RUN)
-        else:
+        elif not language.startswith("{"):  # a directive of the site
             found.append(Block(language, text, is_run))
     return found
 

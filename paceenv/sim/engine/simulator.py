@@ -77,7 +77,12 @@ class Outcome:
 
 
 def episode_keys(seeds_E: NDArray[np.uint64] | list[int], episode: int | NDArray[np.int64] = 0) -> NDArray[np.uint64]:
-    """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number."""
+    """64-bit keys ``(E,)`` of the noise of an episode: a hash of the environment's seed and the episode's number.
+
+    Args:
+        seeds_E: of the environments.
+        episode: number of the episode, from 0; one for all environments or one for each.
+    """
     x = np.asarray(seeds_E, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = _mix(x) ^ (np.asarray(episode, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95))
     return _mix(x + np.uint64(0x2545F4914F6CDD1D))
