@@ -130,7 +130,7 @@ def test_an_invalid_section_is_refused(section: Any, expected: str, tmp_path: Pa
         ("static:broken.yaml", "broken.yaml: not valid YAML"),
         ("static:list.yaml", "list.yaml: expected a mapping of keys, found list"),
         ("static:binary.yaml", "binary.yaml: cannot be read as text"),
-        ("static:folder.yaml", "folder.yaml: no such file"),
+        ("static:folder.yaml", "folder.yaml: 0 configs"),
         ("static:null-jiter", "null-jiter: neither a file nor one of configs/clusters"),
         ("static:slack", "unknown option slack"),
         ("static:two-jobs,window=0.1", "unknown option two-jobs"),

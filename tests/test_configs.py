@@ -92,9 +92,10 @@ def test_files_on_which_the_parser_itself_gives_up(tmp_path: Path, text: str) ->
     assert problem(path).startswith(f"{path}: not valid YAML")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").mkdir()
-    assert problem(tmp_path / "x.yaml") == f"{tmp_path / 'x.yaml'}: no such file"
+    allowed = "one of them, or a folder with one"
+    assert problem(tmp_path / "x.yaml") == f"{tmp_path / 'x.yaml'}: 0 configs; allowed: {allowed}"
 
 
 # Checking

@@ -86,6 +86,7 @@ def thousand(folder: Path) -> None:
 def test_a_thousand_ranks_fit_on_a_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW_S)  # the statuses are of then, and only one is old
     thousand(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")

@@ -210,6 +210,9 @@ SHOWN_IN = {
     "sweep": ["trainers/sweep/progress_screen.py"],
     "dataset": ["trainers/offline/dataset_command.py"],
     "live": ["live/live_command.py"],
+    "score": ["trainers/score_command.py"],
+    "leaderboard": ["trainers/score_command.py"],
+    "policy": [],  # a file of some kilobytes
     "testbed": ["trainers/closed_loop/closed_loop.py", "live/testbed/testbed_network_commands.py"],
 }
 """Where each command shows its progress; a new command needs a place, too."""

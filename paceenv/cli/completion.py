@@ -11,6 +11,8 @@ import typer
 PROGRAM = "paceenv"
 _WORDS = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Environment variables with the line that the shell completes."""
+_NO_DETECTION = "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"
+"""Typer takes the name of a shell only where this is set; else it looks for the one that runs."""
 
 
 def complete(arguments: Sequence[str], commands: Mapping[str, EntryPoint], summaries: Mapping[str, str]) -> None:
@@ -23,6 +25,8 @@ def complete(arguments: Sequence[str], commands: Mapping[str, EntryPoint], summa
         commands: entry points by name.
         summaries: a line of help for each.
     """
+    if len(arguments) > 1:
+        os.environ[_NO_DETECTION] = "1"
     words = " ".join(os.environ.get(name, "") for name in _WORDS).split()
     application = typer.Typer(add_completion=True, no_args_is_help=True)
     application.callback()(lambda: None)

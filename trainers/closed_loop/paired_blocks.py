@@ -63,6 +63,8 @@ class Effect:
         return asdict(self)
 
     def __str__(self) -> str:
+        if math.isnan(self.change):
+            return "not known"
         return f"{100 * self.change:+.1f} % [{100 * self.low:+.1f}, {100 * self.high:+.1f}]"
 
 
