@@ -20,7 +20,7 @@ from site_pages import command_pages, config_pages
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 """Pages of which every block runs, or says why it does not."""
-QUICK = {"README.md", "index.md", "slow-job.md"}
+QUICK = {"README.md", "index.md"}
 README_WORDS = 620
 COMMANDS = dict(command_pages.commands())
 
