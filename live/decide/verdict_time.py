@@ -73,10 +73,11 @@ class Forecast(NamedTuple):
         """What is missing to a verdict at the present spread; "" where nothing is known to be."""
         if not self.waits:
             return ""
+        so_far = f"{self.done_pairs} pair{'s' * (self.done_pairs != 1)} so far"
         if self.more_pairs is None:
-            return f"{self.done_pairs} pairs so far, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
+            return f"{so_far}, needs more than {MOST_PAIRS:,} at this noise ({self._noise()})"
         takes = _long(self.more_iterations, step_s)
-        return f"{self.done_pairs} pairs so far, needs about {self.more_pairs} more pairs, {takes} ({self._noise()})"
+        return f"{so_far}, needs about {self.more_pairs} more pairs, {takes} ({self._noise()})"
 
     def _noise(self) -> str:
         by = "measured" if self.measured else "estimated from steps without pacing"

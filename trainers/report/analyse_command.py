@@ -62,7 +62,7 @@ class Analysis:
             if self.conclusion.verdict.claim in {"helps", "is open"} and not self.found.runs:
                 steps.append(f"paceenv tailor {words} -o policy.safetensors")
         steps += [f"paceenv live trace {shlex.quote(str(run))} -o trace.parquet" for run in self.found.runs]
-        if self.inputs is not None and (self.inputs.trace is not None or self.inputs.steps):
+        if self.inputs is not None and (self.inputs.trace is not None or len(self.inputs.steps) == 1):
             steps.append(f"paceenv report {words} -o report.html" if not self.found.runs else "")
         if self.answer is not None and self.answer.hangs:
             steps.append(f"paceenv diagnose {words} --json hang.json")
