@@ -130,8 +130,8 @@ def clusters(draw: st.DrawFn, *, one_group: bool = False, per_node: int = 2) -> 
 @given(config=clusters(), pace=paces, seed=st.integers(0, 1000))
 def test_random_clusters_agree_with_the_fast_engine(config: Cluster, pace: Any, seed: int) -> None:
     settings_M2 = None if pace is None else pacing.one_mechanism(*pace)
-    # Under a rule, or with two tenants, a small difference may grow from step to step. Two tenants may also meet us by a
-    # hair; who goes first decides, and the engines stay apart (7 % was seen in one of three seeds): most seeds agree.
+    # Under a rule, or with two tenants, a small difference may grow from step to step. Two tenants may also meet us by
+    # a hair; who goes first decides, and the engines stay apart (7 % was seen in one of three seeds): most seeds agree.
     crowded = len(config.tenants) > 1
     limit = 0.03 if crowded or pace is not None else 0.01
     found = [np.abs(errors(*both(config, seed + k, 40, settings_M2))) for k in range(3 if crowded else 1)]

@@ -90,7 +90,7 @@ def leaderboard(
 
     Exit code 2 where a row was refused.
 
-    Examples: paceenv leaderboard -- paceenv leaderboard configs/leaderboard --check 40 --write docs/evidence/leaderboard.md
+    Examples: paceenv leaderboard -- paceenv leaderboard configs/leaderboard --check 40 --write board.md
     -- paceenv leaderboard configs/leaderboard --draw
     """
     rows = _folder(folder)
