@@ -225,7 +225,10 @@ def test_a_null_job_is_named_once_and_nothing_else_is() -> None:
 
 @pytest.mark.parametrize(("cluster", "mechanism"), PAYS.items())
 def test_the_examples_of_the_warning_pay(cluster: str, mechanism: str) -> None:
-    PacingEnv(cluster, mechanisms=mechanism)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        PacingEnv(cluster, mechanisms=mechanism)
+    assert not [one for one in said if issubclass(one.category, NullJobWarning)]
 
 
 def test_a_mechanism_that_cannot_help_makes_a_job_a_null() -> None:
