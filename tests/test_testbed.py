@@ -74,6 +74,24 @@ def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
 
 
+def test_a_background_transfer_runs_beside_the_compute_behind_it(tmp_path: Path) -> None:
+    root_and("ip", "tc", "unshare", "setpriv")
+    step_s = {}
+    for background in (False, True):
+        transfer = {"bytes": 4e5, "communicator": "gradients", "background": background}  # 160 ms at 20 Mbit/s
+        job = {"name": "pair", "hosts": [0, 1], "iteration": [{"all_reduce": transfer}, {"compute": {"mean_s": 0.15}}]}
+        result = run_scenario(scenario(jobs=[job]), tmp_path / str(background), iterations=10, deadline_s=DEADLINE_S)
+        step_s[background] = float(np.median(result.jobs["pair"].step_s_T))
+    assert step_s[False] > 0.29
+    assert 0.15 < step_s[True] < 0.8 * step_s[False]
+
+
+def test_only_a_collective_runs_in_the_background() -> None:
+    job = {"name": "pair", "hosts": [0, 1], "iteration": [{"send": {"bytes": 1e5, "background": True}}]}
+    with pytest.raises(InputError, match="send without background: only a collective"):
+        scenario(jobs=[job])
+
+
 def test_a_thin_link_takes_the_time_it_must(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     one_is_thin = {"hosts": 2, "host_mbps": 1000, "host_mbps_of": {1: 20}}

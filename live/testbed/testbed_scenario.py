@@ -100,6 +100,10 @@ class Transfer(Config):
     buckets: int = Field(1, ge=1, le=1000, description="parts, one after the other")
     group_size: int | None = Field(None, ge=2, description="ranks of a process group; empty: all ranks of the job")
     strided: bool = Field(False, description="a group takes every n-th rank instead of neighbours")
+    communicator: str | None = Field(
+        None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
+    )
+    background: bool = Field(False, description="only started here, and awaited at the end of the iteration")
 
 
 class Phase(Config):
@@ -119,6 +123,8 @@ class Phase(Config):
     def _one(self) -> Phase:
         if len(self.model_fields_set) != 1 or self.barrier is False:
             raise ValueError(f"exactly one of {', '.join(type(self).model_fields)}; barrier: true")
+        if self.send and self.send.background:
+            raise ValueError("send without background: only a collective runs beside the rest of the iteration")
         return self
 
     @property

@@ -28,6 +28,8 @@ GLOO_TIMEOUT_S = 120.0
 
 Work = Callable[[int], None]
 """A rank's work in a phase, given the iteration."""
+Transfer = Callable[[], Any]
+"""Transfers one bucket; returns what to wait for, if it runs in the background."""
 Group = tuple[dist.ProcessGroup | None, list[int]]
 """A process group of this rank, None for all, and its members."""
 
@@ -62,18 +64,25 @@ class _Nothing(torch.optim.Optimizer):
 
 def emulated_step(spec: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
     """A step of emulated work, the phases of ``spec["iteration"]`` in order, and the optimizer that ends it."""
-    groups: dict[tuple[int, bool], Group] = {}
-    work = [_phase(spec, number, phase, groups) for number, phase in enumerate(spec["iteration"])]
+    groups: dict[tuple[int, bool, str | None], Group] = {}
+    background: list[Any] = []
+    work = [_phase(spec, number, phase, groups, background) for number, phase in enumerate(spec["iteration"])]
 
     def step(iteration: int) -> None:
         for do in work:
             do(iteration)
+        while background:
+            background.pop(0).wait()
 
     return step, _Nothing([torch.zeros(1, requires_grad=True)], {})
 
 
 def _phase(
-    spec: Mapping[str, Any], number: int, phase: Mapping[str, Any], groups: dict[tuple[int, bool], Group]
+    spec: Mapping[str, Any],
+    number: int,
+    phase: Mapping[str, Any],
+    groups: dict[tuple[int, bool, str | None], Group],
+    background: list[Any],
 ) -> Work:
     ((kind, given),) = phase.items()
     if kind == "barrier":
@@ -82,16 +91,24 @@ def _phase(
         return _compute(given, [*spec["seed"], number])
     if kind == "checkpoint":
         return _checkpoint(given)
-    key = (given["group_size"] or dist.get_world_size(), given["strided"])
+    key = (given["group_size"] or dist.get_world_size(), given["strided"], given["communicator"])
     if key not in groups:
         groups[key] = _group(*key)
-    return TRANSFERS[kind](groups[key], given)
+    transfer = TRANSFERS[kind](groups[key], given)
+
+    def work(iteration: int) -> None:
+        for _ in range(given["buckets"]):
+            pending = transfer()
+            if given["background"]:  # buckets share one payload, which nobody reads
+                background.append(pending)
+
+    return work
 
 
-def _group(size: int, strided: bool) -> Group:
+def _group(size: int, strided: bool, communicator: str | None) -> Group:
     """This rank's group of ``size``; every rank makes all groups, as PyTorch requires."""
     world, mine = dist.get_world_size(), None
-    if size == world:
+    if size == world and communicator is None:
         return None, list(range(world))
     count = world // size
     for k in range(count):
@@ -176,38 +193,38 @@ def _floats(given: Mapping[str, Any], parts: int = 1) -> Tensor:
     return torch.zeros(max(int(given["bytes"]) // 4 // given["buckets"] // parts, 1) * parts)
 
 
-def _all_reduce(group: Group, given: Mapping[str, Any]) -> Work:
+def _all_reduce(group: Group, given: Mapping[str, Any]) -> Transfer:
     payload = _floats(given)
-    return lambda iteration: _times(given, lambda: dist.all_reduce(payload, group=group[0]))
+    return lambda: dist.all_reduce(payload, group=group[0], async_op=given["background"])
 
 
-def _all_gather(group: Group, given: Mapping[str, Any]) -> Work:
+def _all_gather(group: Group, given: Mapping[str, Any]) -> Transfer:
     parts = len(group[1])
     whole = _floats(given, parts)
     part = whole.chunk(parts)[0].clone()
-    return lambda iteration: _times(given, lambda: dist.all_gather(list(whole.chunk(parts)), part, group=group[0]))
+    return lambda: dist.all_gather(list(whole.chunk(parts)), part, group=group[0], async_op=given["background"])
 
 
-def _reduce_scatter(group: Group, given: Mapping[str, Any]) -> Work:
+def _reduce_scatter(group: Group, given: Mapping[str, Any]) -> Transfer:
     parts = len(group[1])
     whole = _floats(given, parts)
     part = whole.chunk(parts)[0].clone()
-    return lambda iteration: _times(given, lambda: dist.reduce_scatter(part, list(whole.chunk(parts)), group=group[0]))
+    return lambda: dist.reduce_scatter(part, list(whole.chunk(parts)), group=group[0], async_op=given["background"])
 
 
-def _gather(group: Group, given: Mapping[str, Any]) -> Work:
+def _gather(group: Group, given: Mapping[str, Any]) -> Transfer:
     payload, root = _floats(given), group[1][0]
     into = [torch.zeros_like(payload) for _ in group[1]] if dist.get_rank() == root else None
-    return lambda iteration: _times(given, lambda: dist.gather(payload, into, dst=root, group=group[0]))
+    return lambda: dist.gather(payload, into, dst=root, group=group[0], async_op=given["background"])
 
 
-def _all_to_all(group: Group, given: Mapping[str, Any]) -> Work:
+def _all_to_all(group: Group, given: Mapping[str, Any]) -> Transfer:
     payload = _floats(given, len(group[1]))
     into = torch.zeros_like(payload)
-    return lambda iteration: _times(given, lambda: dist.all_to_all_single(into, payload, group=group[0]))
+    return lambda: dist.all_to_all_single(into, payload, group=group[0], async_op=given["background"])
 
 
-def _send(group: Group, given: Mapping[str, Any]) -> Work:
+def _send(group: Group, given: Mapping[str, Any]) -> Transfer:
     payload, members = _floats(given), group[1]
     into, place = torch.zeros_like(payload), members.index(dist.get_rank())
     there, here = members[(place + 1) % len(members)], members[place - 1]
@@ -218,10 +235,10 @@ def _send(group: Group, given: Mapping[str, Any]) -> Work:
             assert work is not None
             work.wait()
 
-    return lambda iteration: _times(given, exchange)
+    return exchange
 
 
-TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Work]] = {
+TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Transfer]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -229,11 +246,6 @@ TRANSFERS: dict[str, Callable[[Group, Mapping[str, Any]], Work]] = {
     "all_to_all": _all_to_all,
     "send": _send,
 }
-
-
-def _times(given: Mapping[str, Any], transfer: Callable[[], Any]) -> None:
-    for _ in range(given["buckets"]):
-        transfer()
 
 
 def _model_step(given: Mapping[str, Any]) -> tuple[Work, torch.optim.Optimizer]:
