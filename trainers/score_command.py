@@ -56,7 +56,7 @@ def score(
     protocol, texts = load_protocol(own), score_row.members(policy)
     title = name or (policy[0] if Path(policy[0]).suffix == "" else Path(policy[0]).stem)
     bound = boards.bound_of(_folder(own), protocol, split)
-    with output.progress(f"score {title} on {split}, %", 100) as done:
+    with output.progress(f"score {title} on {split}", 100) as done:
         row = score_row.score(
             texts,
             split,
