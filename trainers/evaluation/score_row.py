@@ -93,7 +93,7 @@ def load_row(path: Path) -> Row:
 
 def write_row(row: Row, path: Path) -> None:
     """Write a row whole or not at all."""
-    config_files.write_text(path, row.model_dump_json(indent=1) + "\n")
+    config_files.write_json(path, json.loads(row.model_dump_json()))  # it makes null of what is not finite
 
 
 def members(texts: Sequence[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from paceenv.policies.names import STATIC_DEFAULTS
@@ -60,7 +59,7 @@ def rebuild(out: Path, splits: tuple[Split, ...] = SCORED) -> None:
     parts += _random_section(result)
     rows += score_table.as_json(result)
     config_files.write_text(out / "SCORES.md", "\n".join(parts))
-    config_files.write_text(out / "SCORES.json", json.dumps(rows, indent=1) + "\n")
+    config_files.write_json(out / "SCORES.json", rows)
     output.say(f"wrote {out / 'SCORES.md'} and {out / 'SCORES.json'}")
 
 
