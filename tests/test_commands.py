@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def _simulate(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = _run(capsys, "--help")
     assert all(f"  {name}" in text for name in application.SUMMARIES)
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert set(application.SUMMARIES) == set(project["entry-points"][application.GROUP]), "each has its line"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import commands
 import pytest
-from page_blocks import NOT_RUN, ROOT, blocks, lay_out_tools
+from page_blocks import NOT_RUN, ROOT, blocks, differing_lines, lay_out_tools
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -45,6 +45,18 @@ def test_every_block_of_the_page_runs(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.sh").write_text("".join(script))
     ended = commands.run(["bash", "-ex", "page.sh"], cwd=tmp_path, env=environ, deadline_s=900.0)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    if page.stem != "deploy":  # which times a real job
+        shown = [block.text for block in blocks(page.read_text()) if block.is_run and block.language == "text"]
+        assert [line for text in shown for line in differing_lines(text, ended.stdout)] == []
+
+
+def test_output_on_a_page_is_compared_by_words_and_roughly_by_numbers() -> None:
+    printed = "│ policy │ +16.06% │ +13.7% to +18.8% │ 1,294 │\nRemoving it gains\n3.7 % of throughput, at most\n"
+    assert differing_lines("│ policy │ +16.25% │ +14.1% to +18.9% │\nRemoving it gains 3.6 % ...\n", printed) == []
+    assert differing_lines("│ policy ... +18.9% │ 1,294 │", printed) == []
+    assert differing_lines("│ policy │ -16.06% │ +13.7% to +18.8% │ ...", printed) != []
+    assert differing_lines("│ policy │ +26.06% │", printed) != []
+    assert differing_lines("│ paper │ +16.06% │", printed) == ["│ paper │ +16.06% │"]
 
 
 def test_blocks_that_do_not_run_say_so() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 import gymnasium
@@ -253,7 +254,7 @@ class ThreadsMatter(Wrong):
 
 class BreaksOnNotANumber(Wrong):
     def step(self, actions: Any) -> Any:
-        observation, reward, *rest = super().step(actions)
+        observation, reward, *rest = super().step(np.nan_to_num(actions))
         self.broken = getattr(self, "broken", False) or bool(np.isnan(actions).any())
         return observation, reward * np.nan if self.broken else reward, *rest
 
@@ -423,7 +424,7 @@ def test_noise_does_not_depend_on_actions() -> None:
     np.testing.assert_array_equal(paced.reset()[0], passive.reset()[0], err_msg="nor does the next episode")
 
 
-def test_actions_outside_the_box_act_as_clipped_and_not_a_number_as_off() -> None:
+def test_actions_outside_the_box_act_as_clipped() -> None:
     def observed(action: list[float]) -> np.ndarray[Any, Any]:
         env = PacingEnv(cluster="two-jobs", mechanisms=("phase_shift",))
         env.reset(seed=0)
@@ -431,8 +432,46 @@ def test_actions_outside_the_box_act_as_clipped_and_not_a_number_as_off() -> Non
 
     np.testing.assert_array_equal(observed([-7.0, 50.0]), observed([-1.0, 1.0]))
     np.testing.assert_array_equal(observed([-np.inf, np.inf]), observed([-1.0, 1.0]))
-    np.testing.assert_array_equal(observed([np.nan, np.nan]), observed([-1.0, -1.0]))
     assert not np.array_equal(observed([-1.0, 1.0]), observed([-1.0, -1.0]))
+
+
+@pytest.mark.parametrize("cv_weight", [0.0, 0.5])
+def test_a_paired_reward_is_the_share_of_ideal_throughput_and_the_weighted_fall_in_variation(cv_weight: float) -> None:
+    env = PacingEnv("two-jobs", cv_weight=cv_weight)
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step(np.array([-1.0, 0.3], np.float32))
+    ideal_s, twin_s = info["reference_step_s"], info["passive_step_mean_s"]
+    throughput = info["gain"] * ideal_s / twin_s
+    if cv_weight == 0.0:
+        assert reward == pytest.approx(throughput)
+    else:
+        sd_s = info["step_cv"] * info["step_mean_s"]
+        twin_sd_s = (ideal_s / twin_s - info["passive_reward"]) * ideal_s / cv_weight
+        assert reward == pytest.approx(throughput + cv_weight * (twin_sd_s - sd_s) / ideal_s)
+        assert abs(reward - throughput) > 0.005, "the variation counts"
+
+
+def test_an_action_that_is_not_a_number_is_refused_with_its_row() -> None:
+    env = gymnasium.make("paceenv/Pacing-v0")
+    env.reset(seed=0)
+    with pytest.raises(InputError, match=r"action of row 0 = \[nan, 0.5\]; allowed: numbers from -1 to 1"):
+        env.step(np.array([np.nan, 0.5], np.float32))
+    envs = PacingVectorEnv(3, episode_intervals=1)
+    envs.reset(seed=0)
+    actions = np.zeros((3, 2), np.float32)
+    actions[2, 1] = np.nan
+    with pytest.raises(InputError, match=r"action of row 2 = \[0.0, nan\]"):
+        envs.step(actions)
+    envs.step(np.zeros((3, 2), np.float32))  # ends all episodes: the next step's actions count for nothing
+    envs.step(actions)
+
+
+@pytest.mark.parametrize("make", [PacingEnv, PacingVectorEnv, partial(gymnasium.make, "paceenv/Pacing-v0")])
+def test_an_unknown_argument_is_refused_with_the_names_of_all(make: Callable[..., Any]) -> None:
+    with pytest.raises(InputError, match=r"argument mechanism = 'slack'; allowed: the arguments .*cluster, weights"):
+        make(mechanism="slack")
+    with pytest.raises(InputError, match=r"did you mean mechanisms\?"):
+        make(mechanism="slack")
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 2), ()])

@@ -17,6 +17,7 @@ from paceenv.policies import saved
 from paceenv.policies.learned import Learned
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.engine.simulator import TRAINING_SEEDS
+from paceenv.trainers import score_command
 from paceenv.trainers.evaluation import leaderboard, score_row
 from paceenv.trainers.evaluation.protocol import FIRST_SEED, SCORED_SPLITS, Protocol, load_protocol
 from paceenv.trainers.training import selection
@@ -118,6 +119,15 @@ def test_the_gap_is_the_mean_share_of_the_best_where_there_is_something_to_win()
     assert found["gap_closed"] == pytest.approx(0.75), "its own best counts as the bound"
     assert found["worst_null"][1] == pytest.approx(-0.02)
     assert summary([0.001, 0.0, 0.0], [0.0, 0.0, 0.0])["gap_closed"] is None
+
+
+def test_a_score_shows_where_its_gain_comes_from() -> None:
+    found = summary([0.01, 0.001, -0.05], [0.02, 0.002, 0.0])
+    one = score_row.Scored(policy="a", gains={}, **found)
+    _, gain, winnable, elsewhere, closed, *_ = score_command._shown(one)
+    assert (gain, winnable, elsewhere, closed) == ("-1.30%", "+1.00%", "-2.45%", "50%"), "it loses, and closes half"
+    one = score_row.Scored(policy="a", gains={}, **summary([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]))
+    assert score_command._shown(one)[2:5] == ("", "+0.00%", "")
 
 
 def test_a_policy_that_looks_ahead_is_run_where_no_row_has_it(rows: Path) -> None:

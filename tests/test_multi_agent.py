@@ -115,3 +115,18 @@ def test_an_action_for_each_rank_or_one_clear_line() -> None:
     assert (env.agents, env.step({})) == ([], ({}, {}, {}, {}, {}))
     with pytest.raises(InputError, match="mechanisms = "):
         PacingParallelEnv(mechanisms=("magic",))
+
+
+def test_actions_are_clipped_and_invalid_ones_refused() -> None:
+    def rewards(action: list[float]) -> dict[str, float]:
+        env = PacingParallelEnv("two-jobs")
+        env.reset(seed=0)
+        return env.step(dict.fromkeys(env.agents, np.array(action, np.float32)))[1]
+
+    assert rewards([-7.0, 50.0]) == rewards([-1.0, 1.0])
+    with pytest.raises(InputError, match=r"action of rank_0 = \[nan, 0.0\]; allowed: numbers from"):
+        rewards([np.nan, 0.0])
+    with pytest.raises(InputError, match=r"the action of rank_0 has shape \(3,\); allowed: \(2,\)"):
+        rewards([0.0, 0.0, 0.0])
+    with pytest.raises(InputError, match=r"argument foo = 1; allowed: the arguments cluster, weights"):
+        PacingParallelEnv("two-jobs", foo=1)  # type: ignore[call-arg]

@@ -34,6 +34,7 @@ SUMMARIES = {
     "explain": "Show what a policy does: its settings over what it sees, a timeline of ranks.",
     "score": "Score an agent by the leaderboard's fixed protocol.",
     "leaderboard": "Check and merge the scores of a folder into one table.",
+    "dataset": "Make offline data sets in Minari's format, and learn a policy from one.",
     "policy": "Share a policy on the Hugging Face Hub, with its card.",
     "scores": "Rebuild SCORES.md from the committed configs.",
     "live": "Run a training job with the agent, and look at it: status, summary, trace, prediction.",

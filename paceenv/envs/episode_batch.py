@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import metrics, pacing, signals
-from paceenv.core.errors import out_of_range
+from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.renames import mechanism_name
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -283,13 +283,43 @@ class EpisodeBatch:
         """One control interval: rewards, truncations and the raw terms, 0 in rows that do not run.
 
         Args:
-            action_EA: an action for each row; those of rows that do not run are not looked at.
+            action_EA: an action for each row, as :meth:`decoded` takes them.
             running: which rows run, ``(E,)``; default: all.
         """
-        expected = (len(self.seeds_E), *(self.action_space.shape or ()))
-        if np.shape(action_EA) != expected:
-            raise ValueError(f"{WHERE}: actions have shape {np.shape(action_EA)}; allowed: {expected}")
-        return self.advance(pacing.decode_action(action_EA, self.mechanisms)[:, None], running)
+        return self.advance(self.decoded(action_EA, len(self.seeds_E), running)[:, None], running)
+
+    def decoded(
+        self,
+        action_BA: NDArray[np.floating],
+        rows: int,
+        running: NDArray[np.bool_] | None = None,
+        called: str = "row {}",
+    ) -> NDArray[np.float64]:
+        """Settings ``(rows, M, 2)`` for actions ``(rows, A)``; finite and infinite ones are clipped to the space.
+
+        A policy in a job that sends not-a-number is off there, for the job's sake. Here it is refused: a learner whose
+        network has diverged would otherwise train on as if it did nothing.
+
+        Args:
+            action_BA: the actions; those of rows that do not run are not looked at.
+            rows: how many there must be.
+            running: which rows run, ``(rows,)``; default: all.
+            called: what messages call a row.
+
+        Raises:
+            InputError: for another shape, and for not-a-number.
+        """
+        expected = (rows, *(self.action_space.shape or ()))
+        if np.shape(action_BA) != expected:
+            raise InputError(f"{WHERE}: actions have shape {np.shape(action_BA)}; allowed: {expected}")
+        invalid_BA = np.isnan(action_BA)
+        if invalid_BA.any():
+            invalid_B = invalid_BA.any(axis=1) if running is None else invalid_BA.any(axis=1) & running
+            for row in np.flatnonzero(invalid_B):
+                value = np.asarray(action_BA)[row].tolist()
+                allowed = "numbers from -1 to 1; those beyond are clipped"
+                raise out_of_range(f"action of {called.format(row)}", value, allowed, WHERE)
+        return pacing.decode_action(action_BA, self.mechanisms)
 
     def advance(
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None

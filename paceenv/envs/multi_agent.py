@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pettingzoo import ParallelEnv
 
-from paceenv.core import pacing
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
+from paceenv.envs.arguments import lists_arguments
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
     DEFAULT_MECHANISMS,
@@ -55,6 +55,7 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
 
     metadata: dict[str, Any] = {"name": "paceenv/Pacing-v0", "render_modes": [], "is_parallelizable": True}
 
+    @lists_arguments
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
@@ -123,15 +124,26 @@ class PacingParallelEnv(ParallelEnv[str, Array, Array]):  # type: ignore[misc]
     ) -> tuple[dict[str, Array], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Run one control interval, each rank with its own settings; ``info`` holds the raw terms of the reward.
 
-        Raises InputError where an agent has no action, or one that is not there has one.
+        Args:
+            actions: one for each agent, ``(2 * len(mechanisms),)``; values beyond -1 and 1 are clipped.
+
+        Raises:
+            InputError: where an agent has no action, one that is not there has one, or an action has another shape or
+                not-a-number.
         """
         if not self.agents:
             return {}, {}, {}, {}, {}  # the episode is over; PettingZoo's convention
         if set(actions) != set(self.agents):
             wrong = sorted(set(actions) ^ set(self.agents))
             raise InputError(f"actions: {wrong[0]} is missing or unknown; allowed: one action for each live agent")
-        action_RA = np.stack([np.asarray(actions[agent], np.float32) for agent in self.agents])
-        settings_RM2 = pacing.decode_action(action_RA, self._batch.mechanisms)
+        expected, given = (
+            self._batch.action_space.shape,
+            [np.asarray(actions[agent], np.float32) for agent in self.agents],
+        )
+        for agent, action in zip(self.agents, given, strict=True):
+            if action.shape != expected:
+                raise InputError(f"{WHERE}: the action of {agent} has shape {action.shape}; allowed: {expected}")
+        settings_RM2 = self._batch.decoded(np.stack(given), len(given), called="rank_{}")
         reward, truncated, terms = self._batch.advance(settings_RM2[None])
         agents, over = self.agents, bool(truncated[0])
         info = {name: float(value[0]) for name, value in terms.items()}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.envs import environment_tables
+from paceenv.envs.arguments import lists_arguments
 from paceenv.envs.episode_batch import (
     DEFAULT_CLUSTER,
     DEFAULT_MECHANISMS,
@@ -67,6 +68,9 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     MECHANISM_TABLE
 
+    Values beyond -1 and 1 are clipped, as in Gymnasium's own continuous environments; not-a-number raises
+    ``InputError``, a ``ValueError``.
+
     ## Observation Space
 
     `Box(-1, 1, (SIGNALS,), float32)`: what one rank, drawn for each episode, sees of itself. Where ``cv_weight`` is a
@@ -84,8 +88,13 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     time.
 
     By default (``reward="paired"``) the raw reward of the *unpaced twin* is subtracted: the same episode with the same
-    cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0, and a reward of 0.05 is
-    about 5 % more throughput. The twin does not see the action, so no action becomes better or worse than another.
+    cluster and noise, run beside this one without any pacing. No pacing then returns exactly 0. The twin does not see
+    the action, so no action becomes better or worse than another.
+
+    With ``cv_weight=0`` a paired reward of 0.05 is a gain of 5 % of the ideal step's throughput; the job's own relative
+    gain is ``info["gain"]``, which is larger by the factor ``passive_step_mean_s / reference_step_s``. Otherwise
+    ``cv_weight`` times what the standard deviation falls by, as a share of the ideal step, is part of the reward, so
+    that a reward of 0.05 may be steadier steps at the same throughput.
     Raw rewards differ by far more between clusters and seeds than between actions.
 
     ## Info
@@ -141,6 +150,7 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     metadata: dict[str, Any] = METADATA
 
+    @lists_arguments
     def __init__(
         self,
         cluster: ClusterLike | Sequence[ClusterLike] = DEFAULT_CLUSTER,
@@ -195,7 +205,14 @@ class PacingEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return self._batch.observe()[0], self._where()
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Run one control interval; ``info`` holds the raw terms of the reward."""
+        """Run one control interval; ``info`` holds the raw terms of the reward.
+
+        Args:
+            action: thresholds and windows, ``(2 * len(mechanisms),)``; values beyond -1 and 1 are clipped.
+
+        Raises:
+            InputError: for an action of another shape, or with not-a-number.
+        """
         reward, truncated, terms = self._batch.step(np.asarray(action)[None])
         info = self._where() | {name: float(value[0]) for name, value in terms.items()}
         return self._batch.observe()[0], float(reward[0]), False, bool(truncated[0]), info
@@ -256,6 +273,7 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
 
     metadata: dict[str, Any] = METADATA | {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
+    @lists_arguments
     def __init__(
         self,
         num_envs: int = 1,
@@ -349,7 +367,14 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
     def step(
         self, actions: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Run one control interval in every row that does not start an episode instead (autoreset in the next step)."""
+        """Run one control interval in every row that does not start an episode instead (autoreset in the next step).
+
+        Args:
+            actions: one for each row, ``(num_envs, 2 * len(mechanisms))``; values beyond -1 and 1 are clipped.
+
+        Raises:
+            InputError: for actions of another shape, or with not-a-number in a row that runs.
+        """
         starting = self._ended if self._ended.any() else None
         if starting is not None and self.autoreset_mode is AutoresetMode.DISABLED:
             rows = ", ".join(map(str, np.flatnonzero(starting)[:8]))

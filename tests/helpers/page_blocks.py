@@ -41,6 +41,32 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
+def differing_lines(shown: str, printed: str) -> list[str]:
+    """Lines of a block of output that nothing printed comes near to: other words, or a number far off.
+
+    Numbers may differ by a quarter or by 3: another processor rounds differently, and trainings amplify it. Three dots
+    stand for anything on the line.
+
+    Args:
+        shown: the block.
+        printed: all that the page's commands printed.
+    """
+    number = r"[-+]?\d[\d,]*(?:\.\d+)?"
+    differing = []
+    for line in filter(str.strip, shown.splitlines()):
+        words = re.split(number, line.strip().removesuffix("...").strip())
+        escaped = [re.escape(word).replace(re.escape("..."), r"[^\n]*") for word in words]
+        pattern = f"({number})".join(re.sub(r"(?:\\?\s)+", r"\\s+", word) for word in escaped)
+        said = [float(found.replace(",", "")) for found in re.findall(number, line)]
+        for match in re.finditer(pattern, printed):
+            found = [float(group.replace(",", "")) for group in match.groups()]
+            if all(abs(a - b) <= max(3.0, 0.25 * abs(b)) for a, b in zip(found, said, strict=True)):
+                break
+        else:
+            differing.append(line.strip())
+    return differing
+
+
 def lay_out_tools(folder: Path, tools: Mapping[str, str] = TOOLS) -> dict[str, str]:
     """Put stand-ins of the named programs into ``folder``/bin, each in this interpreter; returns the environment."""
     (folder / "bin").mkdir()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,21 +160,17 @@ def draw(folder: Path, protocol: Protocol) -> Protocol:
     return config_files.parse(Protocol, new.model_dump(mode="json"), str(folder))
 
 
-def score_again(folder: Path, protocol: Protocol, on_row: Callable[[str], None], only: Sequence[str] = ()) -> None:
+def score_again(folder: Path, protocol: Protocol, on_done: Callable[[float], None]) -> None:
     """Score every row of a folder by a protocol, the one that looks ahead first.
 
     Args:
         folder: with the rows, which are replaced.
         protocol: the new one.
-        on_row: called with each row's file before it is scored.
-        only: names of the rows; none: all.
+        on_done: called with the number of rows done.
     """
     paths = sorted(folder.glob("*.json"), key=lambda path: (not path.name.startswith(f"{AHEAD}."), path.name))
-    for path in paths:
+    for n, path in enumerate(paths, 1):
         row = score_row.load_row(path)
-        if only and row.name not in only:
-            continue
-        on_row(path.name)
         texts = [score_row.located(one, folder) for one in row.policies]
         bound = bound_of(folder, protocol, row.split)
         again = score_row.score(texts, row.split, protocol, name=row.name, bound=bound)
@@ -184,3 +180,4 @@ def score_again(folder: Path, protocol: Protocol, on_row: Callable[[str], None],
             for new, old in zip(again.policies, row.policies, strict=True)
         ]
         score_row.write_row(again.model_copy(update={"policies": kept}), path)
+        on_done(n)
