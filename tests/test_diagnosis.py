@@ -66,6 +66,34 @@ def test_a_rank_with_more_operations_of_a_kind_does_not_speed_the_ideal_up() -> 
     assert found.attribution.rank == pytest.approx({0: 1.0, 1: 1.0, 2: 1.0})
 
 
+def test_work_that_only_some_ranks_have_is_no_jitter_of_all() -> None:
+    """50 ms (5 %), a reduction, 0.1 s on ranks 2 and 3 only, a barrier: their other compute is like their peers'."""
+    rng, steps, ranks = np.random.default_rng(4), 60, 6
+    first_TR = 0.05 * (1.0 + 0.05 * rng.standard_normal((steps, ranks)))
+    after_TR = 0.0002 * rng.gamma(2.0, 0.5, (steps, ranks))
+    after_TR[:, 2:4] += 0.1
+    begin_s, rows = 0.0, []
+    for t in range(steps):
+        reduced_s = begin_s + first_TR[t].max() + 0.02
+        ended_s = reduced_s + after_TR[t].max() + 0.002
+        for r in range(ranks):
+            times = (begin_s, begin_s + first_TR[t, r], reduced_s, reduced_s + after_TR[t, r], ended_s)
+            ops = (("compute", -1), ("all_reduce", 0), ("compute", -1), ("barrier", 1))
+            rows += [(r, t, i, op, group, times[i], times[i + 1]) for i, (op, group) in enumerate(ops)]
+        begin_s = ended_s
+    names_ = ("rank", "iteration", "seq", "op", "group", "start_s", "end_s")
+    columns = {key: list(values) for key, values in zip(names_, zip(*rows, strict=True), strict=True)}
+    trace = Trace.from_columns({"job": "plain", **columns}, TraceMetadata({"name": "plain"}, (), "test"))
+    found = diagnose(trace)
+    assert [cause.cause for cause in found.causes][:1] == [names.SLOW_RANK]
+    assert found.causes[0].lost_s == pytest.approx(0.1, rel=0.05)
+    assert "compute between all_reduce and barrier takes ranks 2, 3 0.1 s a step" in found.causes[0].evidence
+    assert "equal work" in found.causes[0].advice
+    for jitter in (cause for cause in found.causes if cause.cause == names.AMPLIFICATION):
+        assert jitter.lost_s < 0.1 * found.step_time_s
+        assert "compute varies by 4" in jitter.evidence or "compute varies by 5" in jitter.evidence
+
+
 def test_collectives_that_ranks_begin_in_different_orders_are_a_circle_that_is_cut() -> None:
     """Rank 1 begins the second collective first, as a backend with several threads may."""
     plain = job_of(np.tile([1.0, 1.0, 2.0], (20, 1)))
