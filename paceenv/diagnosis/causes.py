@@ -218,7 +218,7 @@ def _place(matrix: OperationMatrix, operation: int) -> str:
 
     def name(n: int) -> str:
         like = mine[matrix.op_N[mine] == matrix.op_N[n]]
-        return matrix.ops[matrix.op_N[n]] + (f" {(like <= n).sum()}" if len(like) > 1 else "")
+        return f"{matrix.ops[matrix.op_N[n]]}{f' {(like <= n).sum()}' if len(like) > 1 else ''}"
 
     if not len(before):
         return f"before {name(int(after[0]))}" if len(after) else "of a step"

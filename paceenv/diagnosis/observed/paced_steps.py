@@ -76,7 +76,7 @@ def measure_pacing(matrix: OperationMatrix) -> PacedSteps | None:
 
     The first step, which warms up, counts for neither.
     """
-    is_paced_T = (matrix.duration_NT[matrix.is_pace_N] > 0.0).any(axis=0)
+    is_paced_T: NDArray[np.bool_] = np.asarray((matrix.duration_NT[matrix.is_pace_N] > 0.0).any(axis=0))
     step_s_T, is_paced_T = matrix.step_s_T[1:], is_paced_T[1:]
     plain_T = 1 + np.flatnonzero(~is_paced_T)
     if min(is_paced_T.sum(), len(plain_T)) < MIN_STEPS or not (step_s_T > 0.0).all():
