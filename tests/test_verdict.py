@@ -56,7 +56,7 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[Abso
     else:
         largest = max(gain.value for _, gain in pacing.gains if "helps" not in words or word_of(gain) == "helps")
         assert f"{largest:+.1%} throughput" in text
-        assert "nothing to exploit" not in text
+        assert "was not tried" not in text
         assert "may help" not in text.replace(verdict.lost, "")
     acts = [cause for cause in found.causes if cause.pacing]
     for cause in found.causes[:3]:

@@ -173,7 +173,9 @@ def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Inter
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
         if found.refused:
             return f"whether pacing helps cannot be said ({why})"
-        return f"pacing may help against {names} ({why})" if acted_on else f"pacing has nothing to exploit ({why})"
+        if acted_on:
+            return f"pacing may help against {names} ({why})"
+        return f"the trace shows no cause that delays act on; whether pacing gains anything was not tried ({why})"
     shown = _shown(best)
     doubt = f"; a sketch: {pacing.doubt}" if pacing.doubt else ""
     if claim == "is open":
