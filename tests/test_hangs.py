@@ -413,6 +413,24 @@ def test_real_incidents_damaged(tmp_path: Path, incident: str, change: Callable[
     assert {*found.stopped, *found.blind, *silent} & faulty or UNDETERMINED in found.verdict
 
 
+@pytest.mark.skipif(not REAL.is_dir(), reason="the data folder is not here")
+@pytest.mark.parametrize("incident", ["gpu_error_1st", "lock_gil_2nd"])
+def test_real_incidents_have_their_faulty_ranks_as_suspects(incident: str) -> None:
+    """The first two words of the answer have all of them, whoever stopped first."""
+    faulty = re.findall(r"^Rank (\d+)", (REAL / incident / "fault_injection.log").read_text(), re.MULTILINE)
+    (found,) = find_hangs(read_inputs([REAL / incident]).dumps)
+    assert found.suspects == tuple(sorted(map(int, faulty)))
+    assert ", ".join(map(str, found.suspects)) in found.verdict.partition(";")[0]
+    assert found.to_json()["suspects"] == list(found.suspects)
+
+
+def test_a_report_on_dumps_of_a_job_that_hangs_says_who_reads_them(tmp_path: Path) -> None:
+    data_parallel(4, host_stops={2: 3}).run().write(tmp_path)
+    with pytest.raises(InputError, match=f"if the job hangs or died: paceenv diagnose {re.escape(str(tmp_path))}$"):
+        application.run(["report", str(tmp_path), "-o", str(tmp_path / "report.html")])
+    assert not (tmp_path / "report.html").exists()
+
+
 def test_ranks_are_written_as_ranges() -> None:
     assert ranks_text([7, 0, 1, 2, 3, 9, 10]) == "0-3, 7, 9, 10"
     assert ranks_text([]) == ""

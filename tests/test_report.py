@@ -297,7 +297,11 @@ def test_steps_that_take_no_time_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("compute_TR", "transfer_s", "said"),
     [
-        ([[1.0, 2.0]] * 2, 0.5, ("Insufficient evidence: 2 steps", "complete iterations alike; allowed: at least 16")),
+        (
+            [[1.0, 2.0]] * 2,
+            0.5,
+            ("Insufficient evidence: 2 steps", "complete iterations of its most usual kind; allowed: at least 16"),
+        ),
         ([[1.0], [1.1]] * 10, 0.5, ("Insufficient evidence: one rank",)),
         ([[0.0, 0.0]] * 20, 0.5, ("Insufficient evidence: no compute operation takes any time",)),
     ],

@@ -17,11 +17,12 @@ from paceenv.cli import application
 from paceenv.cli.diagnosis_text import headline
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
-from paceenv.core.trace import write_trace
+from paceenv.core.trace import Trace, TraceMetadata, write_trace
 from paceenv.diagnosis.absolute import LOW_MFU, AbsoluteCheck, check_flops, check_links
 from paceenv.diagnosis.answer import find_answer
 from paceenv.diagnosis.causes import CAUSES, PACING_MAY_HELP, Cause
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose
+from paceenv.diagnosis.observed.paced_steps import PacedSteps, measure_pacing
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.verdict import BLIND_SPOT, HEALTHY, Pacing, Verdict, conclude, word_of
 from paceenv.importers.inputs import read_inputs
@@ -40,17 +41,22 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[Abso
     """Every claim of the headline against what stands below it."""
     text = verdict.text
     words = {word_of(gain) for _, gain in pacing.gains}
-    assert (verdict.claim == "not simulated") == (not pacing.gains)
-    assert (verdict.claim == "helps") == ("helps" in words)
-    assert verdict.said.startswith("pacing helps") == ("helps" in words)
+    measured = word_of(found.paced.gain) if found.paced is not None and found.paced.gain.is_bounded else None
+    helps = "helps" in words if measured is None else measured == "helps"
+    assert (verdict.claim == "not simulated") == (not pacing.gains and measured is None)
+    assert (verdict.claim == "helps") == helps
+    assert verdict.said.startswith("pacing helps") == helps
+    assert ("measured in this file" in verdict.said) == (measured is not None)
+    if measured is not None and measured != "helps" and "helps" in words:
+        assert "the simulation is not confirmed" in verdict.said
     if "pacing gains nothing" in text:
         assert words <= {"makes no difference", "costs"}
     if not pacing.gains:
         assert f"not simulated: {pacing.why_not}" in text if pacing.why_not else "not simulated" in text
     else:
-        largest = max(gain.value for _, gain in pacing.gains if verdict.claim != "helps" or word_of(gain) == "helps")
+        largest = max(gain.value for _, gain in pacing.gains if "helps" not in words or word_of(gain) == "helps")
         assert f"{largest:+.1%} throughput" in text
-        assert "nothing to exploit" not in text
+        assert "was not tried" not in text
         assert "may help" not in text.replace(verdict.lost, "")
     acts = [cause for cause in found.causes if cause.pacing]
     for cause in found.causes[:3]:
@@ -68,7 +74,7 @@ def check(found: Diagnosis, pacing: Pacing, verdict: Verdict, checks: tuple[Abso
         assert all(gain.value < 0.02 for _, gain in pacing.gains if word_of(gain) == "helps")
     if not found.causes and not found.refused:
         assert BLIND_SPOT in text or all(one.text in text for one in checks)
-    if verdict.claim == "helps" and found.causes and not acts and not found.refused:
+    if verdict.claim == "helps" and measured is None and found.causes and not acts and not found.refused:
         assert "only a canary" in text
     if found.refused:
         assert found.refused in text
@@ -87,7 +93,9 @@ def diagnoses(draw: st.DrawFn) -> Diagnosis:
         Cause(name, 0.25, "seen", "do this", draw(SHARE) * PLAIN.step_time_s, "pacing" * (name in PACING_MAY_HELP))
         for name in chosen
     ]
-    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="")
+    gain = draw(st.none() | GAIN | st.builds(Interval, st.floats(-0.3, 0.6)))
+    paced = None if gain is None else PacedSteps(1.0, 1.0 + gain.value, 40, 4, np.arange(40), gain)
+    return replace(PLAIN, causes=tuple(sorted(causes, key=lambda c: -c.lost_s)), refused="", paced=paced)
 
 
 @given(
@@ -102,6 +110,61 @@ def test_a_headline_never_contradicts_what_it_was_made_from(
     pacing = Pacing(tuple((f"p{i}", gain) for i, gain in enumerate(gains)), "" if gains else "no cluster", doubt)
     checks = () if used is None else (AbsoluteCheck("MFU", used, used < LOW_MFU, f"{used:.0%} of the peak"),)
     check(found, pacing, conclude(found, pacing, checks), checks)
+
+
+def paced_job(gain: float, seed: int, steps: int = 400, every: int = 40) -> Trace:
+    """Half a second of transfer; rank 0 delays itself by 0.1 s in every second stretch, of which ``gain`` is known."""
+    rng = np.random.default_rng(seed)
+    is_paced_T = np.arange(steps) // every % 2 == 1
+    step_T = np.where(is_paced_T, 1.5 / (1.0 + gain), 1.5) * np.exp(0.05 * rng.standard_normal(steps))
+    plain = job_of(np.ones((steps, 2)), (step_T - 1.0)[:, None])
+    keys = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
+    columns = {key: plain.column(key) for key in keys}
+    at = np.flatnonzero((columns["op"] == "compute") & (columns["rank"] == 0) & is_paced_T[columns["iteration"]])
+    pace = {key: column[at] for key, column in columns.items()}
+    pace |= {"op": np.full(len(at), "pace"), "end_s": pace["start_s"] + 0.1}
+    columns["start_s"] = columns["start_s"].copy()
+    columns["start_s"][at] += 0.1
+    columns["seq"] = 2 * columns["seq"] + 1
+    pace["seq"] = np.zeros(len(at), np.int64)
+    both = {key: np.concatenate([columns[key].astype(pace[key].dtype), pace[key]]) for key in keys}
+    return Trace.from_columns(both, TraceMetadata({"name": "plain"}, (), "test"))
+
+
+@pytest.mark.parametrize("gain", [-0.1, 0.0, 0.2])
+def test_delays_in_a_trace_are_measured_against_its_steps_without(gain: float) -> None:
+    inside = 0
+    for seed in range(20):
+        found = measure_pacing(read_matrix(paced_job(gain, seed)))
+        assert found is not None
+        assert (found.paced, len(found.plain_T), found.stretches) == (200, 199, 5)
+        assert found.gain.value == pytest.approx(gain, abs=0.02)
+        inside += gain in found.gain
+    assert inside >= 16, "of 20 intervals of 95 %"
+
+
+def test_a_headline_says_what_the_delays_in_the_file_did() -> None:
+    found = diagnose(paced_job(-0.2, 0))
+    verdict = conclude(found, Pacing((("learned", Interval(0.04, 0.01, 0.08)),)))
+    assert verdict.claim == "is open"
+    assert verdict.said.startswith("the pacing in this file costs more than it gains (measured in this file: -")
+    assert "simulated: learned +4.0%" in verdict.said
+    assert "own pacing" not in {cause.cause for cause in found.causes}, "causes are those without delays"
+    assert found.notes[0].startswith("causes are those of the 199 steps without delays")
+    assert found.step_time_s == pytest.approx(1.5, rel=0.02)
+    assert found.to_json()["paced_steps"]["steps"] == 200
+
+
+def test_delays_from_some_step_on_have_no_interval() -> None:
+    found = measure_pacing(read_matrix(paced_job(0.1, 0, steps=500, every=480)))
+    assert found is not None
+    assert found.paced == 20
+    assert not found.gain.is_bounded
+    assert "do not take turns" in found.text
+    assert found.to_json()["throughput_gain"]["lo"] is None
+    verdict = conclude(replace(PLAIN, paced=found), Pacing(why_not="no cluster"))
+    assert verdict.claim == "not simulated", "a number without an interval decides nothing"
+    assert measure_pacing(read_matrix(paced_job(0.1, 0, steps=50, every=40))) is None, "10 steps with delays"
 
 
 SUITES = [name for name in names("suites") if load_suite(name).cases]

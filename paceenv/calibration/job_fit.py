@@ -145,8 +145,23 @@ def _structure(builder: ClusterBuilder, compute: ComputeFit) -> None:
         builder.add(not_identifiable("job.gradient_bytes", job["gradient_bytes"], "its rows have no bytes", source))
 
 
+_VARIES: Final = {
+    "jitter_cv": "compute varies from step to step",
+    "common_cv": "compute of all ranks together varies",
+    "persistent_cv": "the ranks' compute differs lastingly",
+    "imbalance_cv": "compute varies with the data",
+}
+"""Coefficients of variation, in words."""
+
+
 def _noise(builder: ClusterBuilder, compute: ComputeFit) -> None:
     found, noise = compute.noise, compute.noise.to_config()["noise"]
+    for key, said in _VARIES.items():
+        if noise.get(key, 0.0) > 1.0:
+            raise InputError(
+                f"trace of {builder.stamps.name}: {said} by {noise[key]:.0%}; "
+                "allowed: at most 100 %, the simulator's limit"
+            )
     builder.add(estimated("job.compute_s", found.mean_compute_s, "mean of what precedes the payload, healthy ranks"))
     for key in ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew"):
         estimate = getattr(found, key)

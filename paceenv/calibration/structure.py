@@ -224,7 +224,10 @@ def _stamps(
     kept = set.intersection(*(set(ranks[r].entry_s) for r in order))
     use = np.array(sorted(t for t in kept if t - 1 in ended and (only is None or t in only)), np.int64)
     if len(use) < MIN_ITERATIONS:
-        raise InputError(f"trace of {name}: {len(use)} complete iterations alike; allowed: at least {MIN_ITERATIONS}")
+        raise InputError(
+            f"trace of {name}: {len(use)} complete iterations of its most usual kind; "
+            f"allowed: at least {MIN_ITERATIONS}"
+        )
 
     def matrix(values: list[dict[int, float]], shift: int = 0) -> Array:
         return np.array([[value[t + shift] for value in values] for t in use.tolist()])

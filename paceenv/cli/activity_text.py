@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from paceenv.core.wording import duration
+from paceenv.diagnosis.diagnose import Diagnosis
 from paceenv.diagnosis.observed.host_activity import LateHost
 from paceenv.importers.profiler.rank_activity import RankActivity
 from paceenv.ui import output
@@ -42,13 +43,25 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
     return ["rank", *(title for title, _ in shown)], rows
 
 
-def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> None:
-    """Print a row per rank, those that are late first, and a sentence for each of them."""
+def late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[str]:
+    """Why ranks are late; how late is said only once, in the headline where no causes can be named."""
+    said = {one.rank for one in found.arrivals.late} if found is not None and found.refused else set()
+    return [sentence(one.why if one.rank in said else one.text) for one in late]
+
+
+def print_activity(activity: Sequence[RankActivity], late: Sequence[LateHost], found: Diagnosis | None = None) -> None:
+    """Print a row per rank, those that are late first, and a sentence for each of them.
+
+    Args:
+        activity: of all ranks.
+        late: why ranks are late.
+        found: the diagnosis above it.
+    """
     if not activity:
         return
     columns, rows = activity_table(activity, late)
     more = f"{len(rows) - MOST_ROWS} more ranks. " if len(rows) > MOST_ROWS else ""
-    why = "\n".join(sentence(one.text) for one in late)
+    why = "\n".join(late_sentences(late, found))
     output.print_table(ACTIVITY, columns, rows[:MOST_ROWS], f"{more}{why}".strip())
 
 

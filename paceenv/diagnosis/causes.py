@@ -46,6 +46,8 @@ MIN_SHARE: Final = 0.03
 """Share of lost time; a cause with less is not named."""
 MIN_LOST: Final = 0.02
 """Share of a step; a cause that costs less is not named."""
+UNEVEN: Final = 0.2
+"""Share of a rank's longest excess; with less elsewhere in its step the rank is not slow but has more work there."""
 HIDDEN: Final = 0.5
 """Share of a cause's cost; if removing it would save less, the other causes hide it."""
 
@@ -174,6 +176,8 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
             "give all ranks equal hardware and work",
         )
     worst = int(at[0])
+    if (uneven := _uneven_work(matrix, attribution, worst)) is not None:
+        return uneven
     evidence = (
         f"rank {matrix.ranks[worst]} computes {c.rank_R[worst]:.2f} times as long as its peers, throughout; "
         f"{len(at)} of {len(matrix.ranks)} ranks are slower than their peers ({_ranks(matrix, at.tolist())})"
@@ -184,6 +188,43 @@ def _slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, s
         word = "worker" if len(clear) == 1 else "workers"
         return evidence, f"replace {word} {_ranks(matrix, clear, 8)}"
     return evidence, "ranks are unequal: give slower ones less work, or pair like with like"
+
+
+def _uneven_work(matrix: OperationMatrix, attribution: TimeAttribution, worst: int) -> tuple[str, str] | None:
+    """Where a rank's excess lies in one place of the step and its other compute is like its peers': no slow device."""
+    c = attribution.compute
+    mine = np.flatnonzero(matrix.rank_N[c.operation] == worst)
+    usual_s = (c.base_s * c.stage).mean(axis=1)
+    excess_s = ((c.rank - 1.0) * c.base_s * c.stage).mean(axis=1)
+    at = int(mine[np.argmax(excess_s[mine])])
+    elsewhere = mine[mine != at]
+    if excess_s[elsewhere].sum() > UNEVEN * excess_s[at] or usual_s[elsewhere].sum() < usual_s[at]:
+        return None
+    peers = np.flatnonzero(matrix.kind_N[c.operation] == matrix.kind_N[c.operation[at]])
+    taken_s = matrix.duration_NT[c.operation[peers]].mean(axis=1)
+    having = matrix.rank_N[c.operation[peers[excess_s[peers] > 0.5 * excess_s[at]]]]
+    place = _place(matrix, int(c.operation[at]))
+    ranks = ("rank " if len(having) == 1 else "ranks ") + _ranks(matrix, having.tolist())
+    evidence = f"compute {place} takes {ranks} {taken_s.max():.3g} s a step, the median rank {np.median(taken_s):.3g} s"
+    return f"{evidence}; elsewhere these compute like their peers", (
+        f"give the ranks equal work: spread what {ranks} {'does' if len(having) == 1 else 'do'} {place}, or overlap it"
+    )
+
+
+def _place(matrix: OperationMatrix, operation: int) -> str:
+    """Where in its rank's step an operation is, by the collectives around it."""
+    mine = np.flatnonzero((matrix.rank_N == matrix.rank_N[operation]) & matrix.is_collective_N & matrix.usual_N)
+    before, after = mine[mine < operation], mine[mine > operation]
+
+    def name(n: int) -> str:
+        like = mine[matrix.op_N[mine] == matrix.op_N[n]]
+        return f"{matrix.ops[matrix.op_N[n]]}{f' {(like <= n).sum()}' if len(like) > 1 else ''}"
+
+    if not len(before):
+        return f"before {name(int(after[0]))}" if len(after) else "of a step"
+    return (
+        f"between {name(int(before[-1]))} and {name(int(after[0]))}" if len(after) else f"after {name(int(before[-1]))}"
+    )
 
 
 def _fail_slow(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from paceenv.diagnosis.graph_replay import own_durations, replay
 from paceenv.diagnosis.ideal_replay import SlowdownAttribution, add_attributions, attribute, ideal_durations
 from paceenv.diagnosis.kinds_of_steps import kinds_of_steps
 from paceenv.diagnosis.observed.arrivals import Arrivals, measure_arrivals
+from paceenv.diagnosis.observed.paced_steps import MIN_SHARE, PacedSteps, measure_pacing
 from paceenv.diagnosis.operation_matrix import OperationMatrix, read_matrix
 from paceenv.diagnosis.verdict import HEALTHY as HEALTHY
 from paceenv.diagnosis.verdict import conclude
@@ -49,6 +50,7 @@ class Diagnosis:
         arrivals: who arrived last where, seen without any model.
         doubt: what the trace leaves open, "" if nothing.
         notes: what else is to be known of it, a line each.
+        paced: what delays in the trace did; None without enough steps with and without.
     """
 
     slowdown: float | None
@@ -62,6 +64,7 @@ class Diagnosis:
     arrivals: Arrivals
     doubt: str = ""
     notes: tuple[str, ...] = ()
+    paced: PacedSteps | None = None
 
     @property
     def verdict(self) -> str:
@@ -80,6 +83,7 @@ class Diagnosis:
             "causes": [{k: v for k, v in vars(c).items() if k not in {"lost_s", "pacing"}} for c in self.causes],
             "verdict": self.verdict,
             "arrivals": self.arrivals.to_json(),
+            "paced_steps": self.paced and self.paced.to_json(),
             "notes": list(self.notes),
         }
 
@@ -100,7 +104,23 @@ def diagnose(trace: Trace, *, job: str | None = None) -> Diagnosis:
 
 
 def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
-    """As :func:`diagnose`, for a trace that was read before. Steps of several kinds are diagnosed kind by kind."""
+    """As :func:`diagnose`, for a trace that was read before. Steps of several kinds are diagnosed kind by kind.
+
+    Where delays were taken in some steps only, the causes are those of the others: delays change what a step loses.
+    They are those of all steps where only the delays, as a probe, identify whether groups contend.
+    """
+    paced = measure_pacing(matrix)
+    if paced is None:
+        return _diagnose_kinds(matrix)
+    found, of = _diagnose_kinds(matrix), f"all {matrix.steps} steps"
+    if len(paced.plain_T) >= MIN_SHARE * matrix.steps:
+        plain = _diagnose_kinds(matrix.of_steps(paced.plain_T))
+        if found.refused or found.doubt or not plain.doubt:
+            found, of = plain, f"the {len(paced.plain_T)} steps without delays"
+    return replace(found, paced=paced, notes=(f"causes are those of {of}; {paced.text}", *found.notes))
+
+
+def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:
     arrivals = measure_arrivals(matrix, build_graph(matrix))
     kinds = kinds_of_steps(matrix)
     if len(kinds) == 1:

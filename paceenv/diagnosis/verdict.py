@@ -63,6 +63,7 @@ class Verdict:
         said: the claim in words, with numbers.
         best: the policy with the largest gain; None where nothing was simulated.
         checks: absolute checks in words, or what cannot be seen without any.
+        measured: the gain of the delays in the trace itself; None where it holds none, or no steps without.
     """
 
     lost: str
@@ -70,6 +71,7 @@ class Verdict:
     said: str
     best: tuple[str, Interval] | None
     checks: tuple[str, ...]
+    measured: Interval | None = None
 
     @property
     def text(self) -> str:
@@ -83,7 +85,9 @@ class Verdict:
         if self.claim == "not simulated":
             return f"{cause.advice}; {cause.pacing} may help (not simulated here)"
         found = {"helps": "which helps", "gains nothing": "which gains nothing here", "is open": "which may help"}
-        return f"{cause.advice}; or {cause.pacing}, {found[self.claim]} (simulated: {_shown(self.best)})"
+        seen = [f"measured in this file: {_gain(self.measured)}"] if self.measured else []
+        seen += [f"simulated: {_shown(self.best)}"] if self.best else []
+        return f"{cause.advice}; or {cause.pacing}, {found[self.claim]} ({'; '.join(seen)})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -91,7 +95,12 @@ class Verdict:
         return {
             "text": self.text,
             "lost": self.lost,
-            "pacing": {"claim": self.claim, "policy": self.best and self.best[0], "throughput_gain": gain},
+            "pacing": {
+                "claim": self.claim,
+                "policy": self.best and self.best[0],
+                "throughput_gain": gain,
+                "measured": self.measured and dict(zip(("value", "lo", "hi"), self.measured, strict=True)),
+            },
             "checks": list(self.checks),
         }
 
@@ -118,10 +127,21 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
-    return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said))
+    measured = found.paced.gain if found.paced and found.paced.gain.is_bounded else None
+    return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said), measured)
 
 
 def _claim(found: Diagnosis, pacing: Pacing) -> Claim:
+    """Whether pacing helps; what the trace itself shows of it goes before any simulation."""
+    simulated = _simulated_claim(found, pacing)
+    if found.paced is None or not found.paced.gain.is_bounded:
+        return simulated
+    if word_of(found.paced.gain) == "helps":
+        return "helps"
+    return "gains nothing" if simulated == "gains nothing" else "is open"
+
+
+def _simulated_claim(found: Diagnosis, pacing: Pacing) -> Claim:
     if not pacing.gains:
         return "not simulated"
     words = {word_of(gain) for _, gain in pacing.gains}
@@ -145,13 +165,17 @@ def _costs(found: Diagnosis) -> str:
 
 
 def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Interval] | None) -> str:
+    if found.paced is not None and found.paced.gain.is_bounded:
+        return _measured(found.paced.gain, pacing, best)
     acted_on = _acted_on(found)
     names = " and ".join(cause.cause for cause in acted_on)
     if claim == "not simulated":
         why = f"not simulated: {pacing.why_not}" if pacing.why_not else "not simulated"
         if found.refused:
             return f"whether pacing helps cannot be said ({why})"
-        return f"pacing may help against {names} ({why})" if acted_on else f"pacing has nothing to exploit ({why})"
+        if acted_on:
+            return f"pacing may help against {names} ({why})"
+        return f"the trace shows no cause that delays act on; whether pacing gains anything was not tried ({why})"
     shown = _shown(best)
     doubt = f"; a sketch: {pacing.doubt}" if pacing.doubt else ""
     if claim == "is open":
@@ -168,6 +192,26 @@ def _said(found: Diagnosis, pacing: Pacing, claim: Claim, best: tuple[str, Inter
     return f"pacing helps{f' against {names}' if names else ''} (simulated: {shown}{doubt})"
 
 
+def _measured(gain: Interval, pacing: Pacing, best: tuple[str, Interval] | None) -> str:
+    """What the delays in the trace did, and what a simulation says beside it."""
+    words = {
+        "helps": "pacing helps",
+        "costs": "the pacing in this file costs more than it gains",
+        "makes no difference": "the pacing in this file makes no difference",
+        "is open": "whether pacing helps is open",
+    }
+    said = f"{words[word_of(gain)]} (measured in this file: {_gain(gain)}"
+    if best is None:
+        return f"{said}; other settings were not simulated{f': {pacing.why_not}' if pacing.why_not else ''})"
+    said += f"; simulated: {_shown(best)}{f'; a sketch: {pacing.doubt}' if pacing.doubt else ''})"
+    simulated = word_of(best[1])
+    if simulated == "helps" and word_of(gain) != "helps":
+        return f"{said}, so the simulation is not confirmed: only a canary (paceenv live) shows whether {best[0]} helps"
+    if best[1].low > gain.high or best[1].high < gain.low:
+        return f"{said}, which disagree: the measurement counts, for the settings that were measured"
+    return said
+
+
 def _most(found: Diagnosis, acted_on: Sequence[Cause]) -> float:
     """The gain of throughput if all that these causes cost were gone."""
     lost = min(sum(cause.lost_s for cause in acted_on) / found.step_time_s, 0.99)
@@ -176,5 +220,8 @@ def _most(found: Diagnosis, acted_on: Sequence[Cause]) -> float:
 
 def _shown(best: tuple[str, Interval] | None) -> str:
     assert best is not None, "there is a simulation"
-    policy, gain = best
-    return f"{policy} {gain.value:+.1%} throughput [{gain.low:+.1%} to {gain.high:+.1%}]"
+    return f"{best[0]} {_gain(best[1])}"
+
+
+def _gain(gain: Interval) -> str:
+    return f"{gain.value:+.1%} throughput [{gain.low:+.1%} to {gain.high:+.1%}]"

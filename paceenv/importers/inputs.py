@@ -73,6 +73,9 @@ class Inputs:
         """The trace. Raises InputError that says what there is instead."""
         if self.trace is not None:
             return self.trace
+        if self.dumps:
+            said = f"{self.why_no_trace}; if the job hangs or died" if self.why_no_trace else "dumps without steps"
+            raise InputError(f"{said}: paceenv diagnose {self.dumps[0].path.parent}")
         if self.why_no_trace:
             raise InputError(self.why_no_trace)
         if self.tables:

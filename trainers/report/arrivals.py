@@ -118,22 +118,19 @@ def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
     )
     caption = (
         "Dark red: the others wait for this rank. Pale: it is on time, or waits itself. "
-        f"{_culprit(matrix, found, unit)} A cell is a rank's lateness after the median of those it meets, summed over "
-        f"a step's collectives. Most is waited at {found.op}. {shared} Colours end at the {_EXTREME:.0f}th percentile."
+        f"{_culprit(matrix, found)} A cell is a rank's lateness after the median of those it meets, summed over a "
+        "step's collectives: two ranks that are late together are both dark. The text counts only by how much the last "
+        f"one of all comes after the one before it. All ranks together wait longest at {found.op}. {shared} "
+        f"Colours end at the {_EXTREME:.0f}th percentile."
     )
     return drawn("Arrival skew", caption, figure, _per_rank(matrix, found, unit), _cells(matrix, late_BC, ranks, steps))
 
 
-def _culprit(matrix: OperationMatrix, found: Arrivals, unit: Unit) -> str:
-    """The rank that is waited for most, in a sentence."""
+def _culprit(matrix: OperationMatrix, found: Arrivals) -> str:
+    """The rank that is waited for most, in a sentence; how long is in the numbers."""
     late_R = np.nan_to_num(np.nanmean(np.nan_to_num(found.late_RT), axis=1))
     worst = int(np.argmax(late_R))
-    if late_R[worst] <= 0.0:
-        return "No rank keeps others waiting."
-    return (
-        f"Most is waited for {label(matrix, worst)}: {unit.text(float(late_R[worst]))} a step, in "
-        f"{found.last_R[worst]:.0%} of the steps longer than for any other."
-    )
+    return f"Most is waited for {label(matrix, worst)}." if late_R[worst] > 0.0 else "No rank keeps others waiting."
 
 
 def _shared(ranks: int, steps: int) -> str:

@@ -131,6 +131,6 @@ def print_answer(inputs: Inputs, found: Answer, conclusion: Conclusion | None, n
         print_diagnosis(found.diagnosis, conclusion.verdict, name)
     if found.lateness is not None and not found.lateness.why_not:
         output.print_table("When which rank was late", (), (), "\n".join(found.lateness.text()))
-    print_activity(inputs.activity, found.late_hosts)
+    print_activity(inputs.activity, found.late_hosts, found.diagnosis)
     for steps in found.steps:
         print_steps(steps)

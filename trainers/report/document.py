@@ -71,7 +71,7 @@ class Report:
         parts += [picture.html() for picture in self.pictures]
         if self.viewer is not None:
             parts.append(self._viewer_link(beside))
-        parts += [*self._fit(), *self.more]
+        parts += [*self._measured(), *self._fit(), *self.more]
         return html_page.page(f"Why the steps of {name} take as long as they do", parts)
 
     def _read(self) -> str:
@@ -94,6 +94,8 @@ class Report:
         return html_page.facts(
             [
                 ("mean step", unit.text(statistics["mean"])),
+                *([] if d.paced is None else [("with delays", unit.text(d.paced.paced_s))]),
+                *([] if d.paced is None else [("without delays", unit.text(d.paced.plain_s))]),
                 ("99th percentile", unit.text(statistics["p99"])),
                 ("coefficient of variation", f"{statistics['cv']:.3f}"),
                 *ideal,
@@ -158,6 +160,13 @@ class Report:
             parts += [html_page.heading("Would pacing help?")]
             return [*parts, html_page.paragraph(f"Not predicted: {policies}.")]
         return [*parts, prediction_pictures.policies(fitted, policies).html()]
+
+    def _measured(self) -> list[str]:
+        """What the delays in the trace did."""
+        if (paced := self.diagnosis.paced) is None:
+            return []
+        said = f"{paced.text[:1].upper()}{paced.text[1:]}. Other settings of pacing may do better or worse."
+        return [html_page.heading("What the delays in this trace did"), html_page.paragraph(said)]
 
 
 def _number(value: float | None) -> str:

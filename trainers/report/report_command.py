@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceenv.cli.activity_text import activity_table, sentence
+from paceenv.cli.activity_text import activity_table, late_sentences, sentence
 from paceenv.cli.step_log_output import PATTERN_HELP, rows
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write
@@ -120,7 +120,7 @@ def make_report(
         )  # fmt: skip
         found = Report(files, answer.notes, matrix, diagnosis, conclusion)
         over_time = answer.lateness.text() if answer.lateness and not answer.lateness.why_not else ()
-        found.lateness = [sentence(line) for line in (*over_time, *(one.text for one in late))]
+        found.lateness = [*map(sentence, over_time), *late_sentences(late, diagnosis)]
         found.activity = activity_table(inputs.activity, late) if inputs.activity else None
         found.pictures = [picture for picture in drawn if picture is not None]
         if not isinstance(conclusion.fitted, str):

@@ -5,7 +5,7 @@
 | component | meaning |
 | --- | --- |
 | kind, common | the usual time of an operation, and what all ranks share in a step; always stay |
-| stage, rank | fixed per pipeline stage and per rank (slow ranks) |
+| stage, rank | fixed per pipeline stage and per rank: of all its compute (slow ranks) or of a kind (unequal work) |
 | episode | moves between two levels |
 | drift | moves slowly |
 | data | common to the forward and the backward pass of a micro-batch |
@@ -49,10 +49,11 @@ _PEERS: Final = 3
 class ComputeAttribution:
     """Components of the operations ``operation``; ``stall_s`` adds seconds, the others are factors.
 
-    Factors are ``(n, T)`` or ``(n, 1)`` for these operations. ``rank_R`` and ``slow_R`` describe the rank factors,
-    ``episode_RT`` when a rank is in an episode. ``paired`` is the correlation of forward and backward passes (not a
-    number without both). ``skewness`` and its standard error are of a rank's ``rest`` per step. ``stalls`` counts the
-    operations that stalled. ``twins`` says whether every rank has a peer to compare it with.
+    Factors are ``(n, T)`` or ``(n, 1)`` for these operations. ``rank_R`` is the factor of all compute of a rank,
+    ``slow_R`` tells whose is above 1, ``episode_RT`` when a rank is in an episode. ``paired`` is the correlation of
+    forward and backward passes (not a number without both). ``skewness`` and its standard error are of a rank's
+    ``rest`` per step. ``stalls`` counts the operations that stalled. ``twins`` says whether every rank has a peer to
+    compare it with.
     """
 
     operation: Integers
@@ -96,11 +97,14 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
     clean_NT = v_NT * typical_N[:, None]
     drift_se = drift_cv * math.sqrt(min(2.0 * drift_steps / matrix.steps, 1.0))
     base_N, stage_N, rank_R, slow_R, twins = _fixed_factors(matrix, operation, clean_NT, stage_R, drift_se)
+    factor_N = _rank_factors(matrix, operation, clean_NT, base_N * stage_N, rank_R, drift_se)
     if drift_steps:  # what a rank differs by without lasting is where its drift happened to be
-        of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.bincount(rank, base_N * stage_N, ranks)
-        drift_RT = drift_RT * np.where(rank_R == 1.0, of_rank_R, 1.0)[:, None]
-        clean_NT = clean_NT / np.where(rank_R == 1.0, of_rank_R, 1.0)[rank][:, None]
-    left_NT = clean_NT / (base_N * stage_N * rank_R[rank])[:, None]
+        weight_R = np.bincount(rank, base_N * stage_N * factor_N, ranks)
+        of_rank_R = np.bincount(rank, clean_NT.mean(axis=1), ranks) / np.maximum(weight_R, 1e-300)
+        differs_R = np.bincount(rank, factor_N != 1.0, ranks) > 0
+        drift_RT = drift_RT * np.where(differs_R, 1.0, of_rank_R)[:, None]
+        clean_NT = clean_NT / np.where(differs_R, 1.0, of_rank_R)[rank][:, None]
+    left_NT = clean_NT / (base_N * stage_N * factor_N)[:, None]
     data_NT, paired = _data(matrix, operation, left_NT)
     rest_NT = left_NT / data_NT
     rest_RT = _per_rank(rest_NT * typical_N[:, None], rank, ranks) / _per_rank(typical_N[:, None], rank, ranks)
@@ -112,7 +116,7 @@ def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribut
         operation=operation,
         base_s=base_N[:, None] * common_T,
         stage=stage_N[:, None],
-        rank=rank_R[rank][:, None],
+        rank=factor_N[:, None],
         episode=factor_RT[rank],
         drift=drift_RT[rank],
         data=data_NT,
@@ -262,6 +266,28 @@ def _fixed_factors(
     rank_R = np.where(differs_R & (peers_R > 1), rank_R, 1.0)
     slow_R = rank_R > 1.0 + MIN_RANK
     return base_N, factor_KS[kind, stage], rank_R, slow_R, bool((peers_R > 1).all())
+
+
+def _rank_factors(
+    matrix: OperationMatrix, operation: Integers, clean_NT: Array, weight_N: Array, rank_R: Array, drift_se: float
+) -> Array:
+    """The rank factor of each operation: its rank's, or its kind's on this rank where the kinds do not agree.
+
+    A slow device stretches all kinds alike. Work that only some ranks have, such as an optimizer's shard after a
+    collective, is in one kind; a factor common to all kinds would miss it in every operation.
+    """
+    rank, ranks = matrix.rank_N[operation], len(matrix.ranks)
+    _, cell = np.unique(matrix.kind_N[operation] * ranks + rank, return_inverse=True)
+    mean_C, weight_C = np.bincount(cell, clean_NT.mean(axis=1)), np.bincount(cell, weight_N)
+    rank_C = (np.bincount(cell, rank) / np.bincount(cell)).astype(np.int64)
+    per_step_CT = np.zeros((len(mean_C), clean_NT.shape[1]))
+    np.add.at(per_step_CT, cell, clean_NT)
+    se_s_C = np.hypot(per_step_CT.std(axis=1) / math.sqrt(clean_NT.shape[1]), drift_se * mean_C)
+    least_s_C = np.maximum(SIGNIFICANT * se_s_C, MIN_RANK * np.bincount(rank_C, mean_C, ranks)[rank_C])
+    usual_s_C = weight_C * rank_R[rank_C]
+    is_uneven_R = np.bincount(rank_C, np.abs(mean_C - usual_s_C) > least_s_C, ranks) > 0
+    own_C = np.where(np.abs(mean_C - weight_C) > least_s_C, mean_C / np.maximum(weight_C, 1e-300), 1.0)
+    return np.asarray(np.where(is_uneven_R[rank_C], own_C, rank_R[rank_C])[cell])
 
 
 def _pairs(matrix: OperationMatrix, operation: Integers) -> tuple[Integers, Integers]:

@@ -115,6 +115,15 @@ class Hang:
         """Ranks that never saw the end of collectives which their peers finished."""
         return tuple(sorted(self.job.blind))
 
+    @property
+    def suspects(self) -> tuple[int, ...]:
+        """Ranks that something is wrong with, as far as dumps show it: stopped, or blind where few are."""
+        return tuple(sorted({*self.stopped, *(() if self._are_dumps_older() else self.blind)}))
+
+    def _are_dumps_older(self) -> bool:
+        """Whether so many ranks saw no ends that their dumps are rather of an earlier moment."""
+        return len(self.blind) > max(2, len(self.job.dumps) // 4)
+
     @cached_property
     def last_seen(self) -> tuple[LastSeen, ...]:
         """What the ranks were last seen doing that stopped, are stuck or saw no ends."""
@@ -177,6 +186,8 @@ class Hang:
                 said.append(self._stuck_text(root))
             elif root.kind == "circle":
                 said.append(self._circle_text(root))
+        if len(self.suspects) > len(self.stopped) > 0:
+            said.insert(0, f"{len(self.suspects)} suspects, {_ranks(self.suspects)}")
         said = said or [f"{UNDETERMINED}: operations are unfinished, and nobody is absent from them"]
         return "; ".join([*said, *self._doubts()])
 
@@ -223,11 +234,14 @@ class Hang:
         most = max(self.job.blind.values())
         counted = f"{'' if len(self.blind) == 1 else 'up to '}{most} {_plural(most, 'collective')}"
         text = f"{named} {counted} that others finished"
-        if len(self.blind) > max(2, len(self.job.dumps) // 4):
+        if self._are_dumps_older():
             return f"{text}: their dumps are probably older than the others'"
-        also = [rank for rank in self.blind if rank not in self.stopped]
         text += ": a device or link failed there, or the dump is older than the others'"
-        return text + (f" ({_ranks(also)} did enter what its peers entered)" if also else "")
+        also = [rank for rank in self.blind if rank not in self.stopped]
+        if not also or not self.stopped:
+            return text
+        whom = "it" if len(also) == 1 else "them"
+        return f"{text}; {_ranks(also)} did enter what others entered, so nobody waits for {whom} yet"
 
     def _no_dump_text(self) -> str:
         roots = [root for root in self.roots if root.kind == "no dump"]
@@ -332,6 +346,7 @@ class Hang:
             "dumps": len(self.job.dumps),
             "hangs": self.hangs,
             "verdict": self.verdict,
+            "suspects": list(self.suspects),
             "stopped": list(self.stopped),
             "never_saw_ends": {str(rank): count for rank, count in self.job.blind.items()},
             "without_dump": list(self.job.silent),

@@ -84,13 +84,21 @@ class LateHost:
     @property
     def text(self) -> str:
         """In plain language, one line."""
-        step, op, place, worst_s = self.worst
         usual = " on average" if len(self.late_s) > 1 else ""
-        said = (
+        return (
             f"rank {self.rank} arrives last in {len(self.iterations)} of {self.steps} steps, by "
-            f"{duration(float(np.mean(self.late_s)))}{usual} (most at {op} #{place} of step {step}: "
-            f"{duration(worst_s)} after the others)"
+            f"{duration(float(np.mean(self.late_s)))}{usual}; {self._why}"
         )
+
+    @property
+    def why(self) -> str:
+        """The same where the headline has said already how late the rank is."""
+        return f"rank {self.rank}, why it arrives last: {self._why}"
+
+    @property
+    def _why(self) -> str:
+        step, op, place, worst_s = self.worst
+        said = f"most in one collective at {op} #{place} of step {step} ({duration(worst_s)} after the others)"
         if self.reason == "not shown":
             return f"{said}; {_CURES[self.reason]}"
         extra = duration(self.extra_s[self.reason])
