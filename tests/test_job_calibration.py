@@ -433,5 +433,5 @@ def test_a_rank_that_left_the_barrier_too_late_costs_its_iteration(simulated: An
 def test_ranks_that_differ_by_more_than_the_simulator_knows_are_refused_in_words() -> None:
     """Four ranks of 1, 2, 8 and 20 s: a coefficient of variation above 1, which a reader does not know by its key."""
     noise_TR = 1.0 + 0.01 * np.random.default_rng(0).standard_normal((40, 4))
-    with pytest.raises(InputError, match="compute differs lastingly by 1..%; allowed: at most 100 %"):
+    with pytest.raises(InputError, match=r"compute differs lastingly by 1..%; allowed: at most 100 %"):
         calibrate_job(job_of(np.array([1.0, 2.0, 8.0, 20.0]) * noise_TR), name="unequal")
