@@ -141,6 +141,7 @@ def _one(
         "rerun_share": float((outcome.rerun_iterations / iterations).mean()),
         "energy_j_per_sample": float((outcome.energy_j / np.maximum(useful, samples)).mean()),
     }
+    summary["stand_ins"] = config.stand_ins
     summary["outside_calibrated_range"] = asdict(result.outside) if result.outside else None
     if result.outside is not None:
         output.say(f"policy {policy}: {result.outside}")
@@ -152,8 +153,10 @@ def _one(
 
 def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, is_bound: bool) -> None:
     step, ideal = summary["step_time_s"], summary["ideal_step_time_s"]
+    stand_ins: dict[str, float] = summary["stand_ins"]
+    is_known = "job.compute_s" not in stand_ins
     rows = [
-        ("throughput, samples/s", f"{summary['throughput_samples_per_s']:.4g}"),
+        *([("throughput, samples/s", f"{summary['throughput_samples_per_s']:.4g}")] if is_known else []),
         ("step time, s", f"{step['mean']:.4g}"),
         ("  coefficient of variation", f"{step['cv']:.3f}"),
         ("  p50 / p95 / p99, s", " / ".join(f"{step[p]:.4g}" for p in ("p50", "p95", "p99"))),
@@ -161,7 +164,7 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
         ("  lost to noise, contention, waits", f"{step['mean'] / ideal - 1:.1%}"),
         ("mean pacing delay, s", f"{summary['mean_delay_s']:.4g}"),
     ]
-    if summary["seeds"] > 1:
+    if summary["seeds"] > 1 and is_known:
         rows.insert(1, ("  95 % interval over seeds", f"{throughput[1]:.4g} to {throughput[2]:.4g}"))
     if summary["energy_j_per_sample"] > 0.0:
         rows.append(("energy, J/sample", f"{summary['energy_j_per_sample']:.4g}"))
@@ -174,4 +177,8 @@ def _print(summary: dict[str, Any], throughput: tuple[float, float, float], *, i
     note = f"{summary['seeds']} seeds x {summary['iterations']} iterations"
     if is_bound:
         note += "; clairvoyant looks ahead and cannot be deployed"
+    if stand_ins:
+        named = ", ".join(f"{key} = {value:g}" for key, value in stand_ins.items())
+        note += f"; not measured, but put there: {named}; set them with --set KEY=VALUE"
+        note += "" if is_known else "; step times rest on them, and there is no throughput without job.compute_s"
     output.print_table(title, ("quantity", "value"), rows, note)

@@ -316,9 +316,13 @@ def test_the_header_says_where_the_links_are_and_the_config_simulates_them(
     assert (table.nodes, table.members) == (nodes, n)
     assert application.run(["calibrate", str(path), "-o", str(out), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["place"] == ("inside" if nodes == 1 else "across")
-    assert ("intra_node_gbps" in yaml.safe_load(out.read_text())["fabric"]) == (nodes == 1)
+    inside_gbps = yaml.safe_load(out.read_text())["fabric"].get("intra_node_gbps", 1e6)
+    assert (inside_gbps < 1e6) == (nodes == 1), "across nodes the links inside do not limit"
     assert application.run(["simulate", str(out), "-i", "3", "--seeds", "1", "--json", "-"]) == 0
-    step_s = json.loads(capsys.readouterr().out)["step_time_s"]["mean"]
+    simulated = json.loads(capsys.readouterr().out)
+    assert (simulated["nodes"], simulated["ranks"]) == (nodes, n)
+    assert simulated["stand_ins"]["job.compute_s"] == 1.0
+    step_s = simulated["step_time_s"]["mean"]
     assert step_s - 1.0 == pytest.approx(table.time_s[-1], rel=0.02)
     if nodes > 1:
         with pytest.raises(InputError, match=f"--inside: .* was run on {nodes} nodes; allowed: --across"):
@@ -326,6 +330,33 @@ def test_the_header_says_where_the_links_are_and_the_config_simulates_them(
     based = tmp_path / "based.yaml"
     assert application.run(["calibrate", str(path), "-o", str(based), "--base", "h100-ndr", "--json", "-"]) == 0
     assert yaml.safe_load(based.read_text())["job"]["nodes"] == 16, "the base's own job"
+
+
+def test_ranks_per_node_of_a_table_that_lists_no_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """16 ranks on 4 nodes: the config has 4, and its all-reduce takes as long as the table says."""
+    unlisted = "\n".join(line.partition(" on ")[0] for line in printed(LAW, n=16).splitlines())
+    path, out = written(tmp_path, unlisted), tmp_path / "links.yaml"
+    run = ["calibrate", str(path), "-o", str(out), "--ranks-per-node"]
+    assert application.run([*run, "4", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["nodes"], found["ranks_per_node"], found["place"]) == (4, 4, "across")
+    assert application.run(["simulate", str(out), "-i", "3", "--seeds", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 nodes, 16 ranks" in said
+    assert "not measured, but put there: job.compute_s = 1, fabric.intra_node_gbps = 1e+06" in said
+    assert "samples/s" not in said
+    set_ = ["--set", "job.compute_s=0.5"]
+    assert application.run(["simulate", str(out), "-i", "3", "--seeds", "1", *set_, "--json", "-"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated["step_time_s"]["mean"] - 0.5 == pytest.approx(read_table(path).time_s[-1], rel=0.02)
+    assert "job.compute_s" not in simulated["stand_ins"], "it was set"
+    assert application.run([*run, "16", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["place"] == "inside"
+    with pytest.raises(InputError, match=r"--ranks-per-node 3: .* has 16; allowed: a divisor of it"):
+        application.run([*run, "3"])
+    path.write_text(on_hosts(printed(LAW, n=16), 4))
+    with pytest.raises(InputError, match=r"--ranks-per-node 8: .* lists 16 ranks on 4 nodes; allowed: 4$"):
+        application.run([*run, "8"])
 
 
 def test_rows_that_failed_their_check_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,10 @@ def calibrate(
             help="nccl-tests output: run inside one node, or across nodes. Default: as its header lists hosts.",
         ),
     ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="nccl-tests output: ranks on each node. Default: as its header lists hosts."),
+    ] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
     posterior: Annotated[
         Path | None,
@@ -104,7 +108,7 @@ def calibrate(
         inputs = read_inputs(source, pattern=pattern)
         for note in inputs.notes:
             output.say(note)
-        if _without_trace(inputs, source[0], out, posterior, json_, base, inside):
+        if _without_trace(inputs, source[0], out, posterior, json_, base, inside, ranks_per_node):
             return
         trace = inputs.require_trace()
     if out is None:
@@ -154,6 +158,7 @@ def _without_trace(
     json_: str | None,
     base: str | None,
     inside: bool | None,
+    ranks_per_node: int | None,
 ) -> bool:
     """Fit what there is where there is no trace: links to a table, or a model to step times; False where neither is."""
     if inputs.trace is not None or not (inputs.tables or inputs.steps):
@@ -162,7 +167,7 @@ def _without_trace(
         option, what = ("--posterior", "links") if inputs.tables else ("--out or --posterior", "step times")
         raise InputError(f"{option}: {name} tells {what}, not a cluster; allowed: with a trace or a table")
     if inputs.tables:
-        calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside)
+        calibrate_links([fit_bandwidth(table) for table in inputs.tables], out, json_, base, inside, ranks_per_node)
     elif (log := inputs.one_log()) is not None:
         calibrate_log(log, json_)
     return True
@@ -175,8 +180,26 @@ def _draw(cluster: Cluster, folder: Path | None) -> None:
 
 
 def calibrate_links(
-    fits: list[BandwidthFit], out: Path | None, json_: str | None, base: str | None, asked: bool | None
+    fits: list[BandwidthFit],
+    out: Path | None,
+    json_: str | None,
+    base: str | None,
+    asked: bool | None,
+    per_node: int | None,
 ) -> None:
+    """Print the laws of tables, and write the cluster of one.
+
+    Args:
+        fits: the laws.
+        out: the config to write; None: none.
+        json_: where JSON goes.
+        base: the cluster that gets the links; None: a stand-in.
+        asked: whether they are inside a node, as the user says.
+        per_node: ranks on each node, as the user says.
+    """
+    counts = [fit.ranks_per_node(per_node) for fit in fits]
+    if per_node is not None and asked is None:
+        asked = None if len(fits) > 1 else per_node == fits[0].table.members
     places = [fit.is_inside(asked) for fit in fits]
     for warning in (line for fit in fits for line in fit.warnings(asked)):
         output.say(f"warning: {warning}")
@@ -184,26 +207,32 @@ def calibrate_links(
         if len(fits) > 1:
             named = ", ".join(fit.table.source for fit in fits[:4])
             raise InputError(f"--out: {len(fits)} tables ({named}); allowed: one, whose law is written")
-        config_files.write_yaml(out, _linked(fits[0], places[0], out.stem, base).model_dump(exclude_defaults=True))
+        config_files.write_yaml(
+            out, _linked(fits[0], places[0], counts[0], out.stem, base).model_dump(exclude_defaults=True)
+        )
     if json_ is not None:
-        results = [_links_json(fit, inside=place) for fit, place in zip(fits, places, strict=True)]
+        results = [_links_json(*one) for one in zip(fits, places, counts, strict=True)]
         output.write_json(results[0] if len(results) == 1 else {"tables": results}, json_)
     if json_ != "-":
-        for fit, place in zip(fits, places, strict=True):
-            _print_links(fit, inside=place)
+        for one in zip(fits, places, counts, strict=True):
+            _print_links(*one)
         if out is not None:
+            if base is None:
+                output.say(
+                    "the table has no compute: job.compute_s is a stand-in; set yours with --set job.compute_s=..."
+                )
             output.say(f"wrote {out}; next: paceenv simulate {shlex.quote(str(out))}")
 
 
-def _linked(fit: BandwidthFit, inside: bool, name: str, base: str | None) -> Cluster:
+def _linked(fit: BandwidthFit, inside: bool, per_node: int, name: str, base: str | None) -> Cluster:
     """A cluster with the measured links: a stand-in of its own, or ``base`` with these keys of its fabric."""
     if base is None:
-        return fit.to_cluster(inside, name)
+        return fit.to_cluster(inside, name, per_node)
     values = fit.to_config(inside).items()
     return load_cluster(base).changed([f"fabric.{key}={value}" for key, value in values], base)
 
 
-def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
+def _links_json(fit: BandwidthFit, inside: bool, per_node: int) -> dict[str, Any]:
     table, law = fit.table, fit.law
     sizes = zip(table.size_bytes.tolist(), fit.residual.tolist(), strict=True)
     return {
@@ -213,7 +242,8 @@ def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
         "hop_s": {"value": law.hop_s, "se": fit.hop_se},
         "bandwidth_Bps": {"value": law.bandwidth_Bps, "se": fit.bandwidth_se},
         "sqrt_s": {"value": law.sqrt_s, "se": fit.sqrt_se},
-        "nodes": table.nodes or None,
+        "nodes": _nodes(fit, inside, per_node) or None,
+        "ranks_per_node": table.members // nodes if (nodes := _nodes(fit, inside, per_node)) else None,
         "place": "inside" if inside else "across",
         "left_out": list(table.notes),
         "warnings": list(fit.warnings(inside)),
@@ -224,9 +254,16 @@ def _links_json(fit: BandwidthFit, *, inside: bool) -> dict[str, Any]:
     }
 
 
-def _print_links(fit: BandwidthFit, *, inside: bool) -> None:
+def _nodes(fit: BandwidthFit, inside: bool, per_node: int) -> int:
+    """Nodes of a table; 0 where neither its header nor the user says how many."""
+    if inside:
+        return 1
+    return fit.table.nodes or (fit.table.members // per_node if per_node > 1 else 0)
+
+
+def _print_links(fit: BandwidthFit, inside: bool, per_node: int) -> None:
     table, law = fit.table, fit.law
-    place = "inside a node" if inside else f"across {table.nodes or 'several'} nodes"
+    place = "inside a node" if inside else f"across {_nodes(fit, inside, per_node) or 'several'} nodes"
     title = f"{table.op} among {table.members} {place}: fitted to {table.source}"
     if fit.is_bandwidth_only:
         rate = f"{law.bandwidth_Bps / 1e9:.4g}", f"{fit.bandwidth_se / 1e9:.2g}"

@@ -116,7 +116,9 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
     pacing = pacing or Pacing()
     best = max(pacing.gains, key=lambda one: (word_of(one[1]) == "helps", one[1].value), default=None)
     claim = _claim(found, pacing)
-    is_paying = claim == "helps" and best is not None and best[1].value >= MIN_LOST
+    measured = found.paced.gain if found.paced and found.paced.gain.is_bounded else None
+    seen = [gain for gain in (best and best[1], measured) if gain is not None]
+    is_paying = any(word_of(gain) == "helps" and gain.value >= MIN_LOST for gain in seen)
     said = [f"{check.text}" for check in checks]
     if found.refused:
         lost = f"{found.refused}; {found.arrivals.text}"
@@ -127,7 +129,6 @@ def conclude(found: Diagnosis, pacing: Pacing | None = None, checks: Sequence[Ab
         lost = f"no cause costs as much as {100 * MIN_LOST:.0f} % of a step{found.doubt}"
         lost = f"{HEALTHY} as far as a trace shows: {lost}" if is_healthy else lost
         said = said or [BLIND_SPOT]
-    measured = found.paced.gain if found.paced and found.paced.gain.is_bounded else None
     return Verdict(lost, claim, _said(found, pacing, claim, best), best, tuple(said), measured)
 
 

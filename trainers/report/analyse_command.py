@@ -205,7 +205,7 @@ def _print(done: Analysis) -> None:
     if done.answer is not None and done.inputs is not None:
         print_answer(done.inputs, done.answer, done.conclusion, done.words)
     if done.inputs is not None and done.inputs.tables:
-        calibrate_links(_fits(done.inputs), None, None, None, None)
+        calibrate_links(_fits(done.inputs), None, None, None, None, None)
     for path, of in done.paced.items():
         output.print_table(f"Pacing on {path}, against none", COLUMNS, of, "simulated, on the same noise")
     output.print_table("Next", (), (), "\n".join(done.next_steps()))

@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 
 from paceenv.core.errors import InputError
 from paceenv.importers.nccl_tests import Table
-from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster import STAND_INS, Cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, Law, volume
 from paceenv.ui import config_files
 
@@ -24,6 +24,8 @@ FEWEST_SIZES: Final = 4
 """A law of three terms needs one size more than that to have a residual."""
 POOR: Final = 0.1
 """Misfit beyond which a law is no description of its table."""
+_NO_LIMIT_INSIDE: Final = {"fabric.intra_node_gbps": 1e6, "fabric.intra_node_latency_us": 0.0}
+"""Links inside a node that take no time: that of a table across nodes is all in its law."""
 LARGEST_NODE: Final = 8
 """Ranks that usual nodes have at most: where a table lists no hosts, more are taken to be on several nodes."""
 
@@ -101,29 +103,59 @@ class BandwidthFit:
             return asked
         return table.nodes == 1 or (not table.nodes and table.members <= LARGEST_NODE)
 
-    def to_cluster(self, inside: bool, name: str) -> Cluster:
+    def ranks_per_node(self, asked: int | None = None) -> int:
+        """How many of the table's ranks are on a node, where it ran across several; 1 where nothing says so.
+
+        Args:
+            asked: what the user says; None: from the header's hosts.
+
+        Raises:
+            InputError: the ranks cannot be so many a node, or the header's hosts say otherwise.
+        """
+        table = self.table
+        if asked is None:
+            return table.members // table.nodes if table.nodes > 1 and table.members % table.nodes == 0 else 1
+        if table.members % asked:
+            raise InputError(f"--ranks-per-node {asked}: {table.source} has {table.members}; allowed: a divisor of it")
+        if table.nodes and table.nodes * asked != table.members:
+            said = f"{table.source} lists {table.members} ranks on {table.nodes} nodes"
+            raise InputError(f"--ranks-per-node {asked}: {said}; allowed: {table.members / table.nodes:g}")
+        return asked
+
+    def to_cluster(self, inside: bool, name: str, ranks_per_node: int = 1) -> Cluster:
         """A cluster to simulate: the measured links, and a job that all-reduces the table's largest payload on them.
 
-        The table knows nothing of the job's compute: a second is put there. Across nodes each rank is a node, as the
-        law is that of a ring through all of them.
+        The table knows nothing of the job's compute: a second is put there, and listed in ``calibration`` among the
+        stand-ins. Across nodes the law is that of a ring through all ranks.
 
         Args:
             inside: whether the links are those inside a node.
             name: of the cluster.
+            ranks_per_node: across nodes, from :meth:`ranks_per_node`.
         """
         members = self.table.members
-        shape = {"nodes": 1, "ranks_per_node": members} if inside else {"nodes": members}
+        nodes = 1 if inside else members // ranks_per_node
         size_bytes = float(self.table.size_bytes.max())
+        stand_ins: dict[str, float] = {"job.compute_s": 1.0}
+        if inside:
+            stand_ins["fabric.nic_gbps"] = 100.0
+        else:
+            stand_ins |= {"fabric.latency_us": 0.0} if self.is_bandwidth_only else {}
+            stand_ins |= _NO_LIMIT_INSIDE if nodes < members else {}
         data = {
             "name": name,
             "description": (
                 f"Links fitted to {self.table.source}: {self.table.op} among {members} ranks on "
-                f"{self.table.nodes or 'unlisted'} nodes. The job is a stand-in: job.compute_s is not known from it."
+                f"{nodes} {'node' if nodes == 1 else 'nodes'}. A stand-in for the job; the table does not have "
+                f"{', '.join(stand_ins)}."
             ),
-            "job": shape | {"compute_s": 1.0, "gradient_bytes": size_bytes, "algorithm": "ring"},
-            "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": members, "oversubscription": 1.0}
+            "job": {"nodes": nodes, "ranks_per_node": members // nodes, "compute_s": 1.0}
+            | {"gradient_bytes": size_bytes, "algorithm": "ring"},
+            "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": nodes, "oversubscription": 1.0}
             | ({} if inside else {"latency_us": 0.0})
+            | {key.partition(".")[2]: value for key, value in stand_ins.items() if key in _NO_LIMIT_INSIDE}
             | self.to_config(inside),
+            "calibration": {STAND_INS: stand_ins},
         }
         return config_files.parse(Cluster, data, f"calibration of {self.table.source}")
 

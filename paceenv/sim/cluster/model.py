@@ -30,6 +30,8 @@ from paceenv.sim.cluster.workload import Gpu, Workload
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
 
+STAND_INS = "stand_ins"
+"""The entry of ``calibration`` with keys that nobody measured, and the values put there."""
 MAX_EXCHANGE = 1024
 """Ranks of one all-to-all, whose messages are simulated pair by pair."""
 
@@ -55,6 +57,19 @@ class Cluster(Config):
     reliability: Reliability = Reliability()
     pacing: Pacing = Pacing()
     calibration: dict[str, Any] = Field({}, description="where the numbers come from, with their errors; not read")
+
+    @property
+    def stand_ins(self) -> dict[str, float]:
+        """Keys that nobody measured, with the values put there, as far as these were not changed since."""
+        listed = self.calibration.get(STAND_INS)
+        if not isinstance(listed, dict):
+            return {}
+        return {key: value for key, value in listed.items() if self._value(key) == value}
+
+    def _value(self, key: str) -> Any:
+        """The value of a key such as ``job.compute_s``; None without such a key."""
+        section, _, name = key.partition(".")
+        return getattr(getattr(self, section, None), name, None)
 
     @model_validator(mode="after")
     def _fits(self) -> Cluster:
