@@ -31,7 +31,7 @@ from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.diagnosis.sources import read_sources
 from paceenv.sim.cluster.pipeline import pipeline_s
 
-CONCLUDED = {"headline", "policies", "not_simulated"}
+CONCLUDED = {"headline", "policies", "not_simulated", "paced_steps"}
 STRAGGLER = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 
 
@@ -274,6 +274,7 @@ def test_the_command_prints_what_it_promises(tmp_path: Path, capsys: pytest.Capt
     result = json.loads(capsys.readouterr().out)
     times = {"slowdown", "ideal_step_time_s", "step_time_s", "replay_error"}
     assert set(result) == times | {"attribution", "causes", "verdict", "arrivals", "notes", "lateness"} | CONCLUDED
+    assert result["paced_steps"] is None, "the trace has no delays"
     assert {"rank", "stage", "operation"} <= set(result["attribution"])
     assert [set(cause) for cause in result["causes"]] == [{"cause", "share", "evidence", "advice"}]
     assert result["causes"][0]["cause"] == names.STAGE

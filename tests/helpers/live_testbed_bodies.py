@@ -8,8 +8,11 @@ from paceenv.live.testbed.training_job import TRANSFERS, emulated_step
 def transfers_of_every_kind() -> list[str]:
     """Two iterations with every kind of transfer, among all and in groups of neighbours and of every second rank."""
     given = {"bytes": 4096.0, "buckets": 2, "group_size": None, "strided": False}
+    given |= {"communicator": None, "background": False}
     shapes = (given, given | {"group_size": 2}, given | {"group_size": 2, "strided": True})
     phases = [{kind: shape} for kind in TRANSFERS for shape in shapes]
+    beside = given | {"communicator": "beside", "background": True}
+    phases += [{kind: beside} for kind in TRANSFERS if kind != "send"]
     step, _ = emulated_step({"seed": [0], "iteration": [*phases, {"barrier": True}]})
     for iteration in range(2):
         step(iteration)
