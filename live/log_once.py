@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import threading
 import time
 from collections import deque
 from typing import Any
 
 LOGGER = logging.getLogger("paceenv.live")
 KEPT_EVENTS = 50
+PATIENCE_S = 1.0  # for a log handler of the script's, at most
 
 
 class Messages:
@@ -21,7 +25,7 @@ class Messages:
         self._logged: set[str] = set()
 
     def log_once(self, text: str, level: int = logging.WARNING) -> None:
-        """Log ``text``, unless it has been logged before; never raises."""
+        """Log ``text``, unless it has been logged before; raises only what a signal handler of the script did."""
         if text in self._logged:
             return
         self._logged.add(text)
@@ -30,9 +34,30 @@ class Messages:
             self.events.append({"unix_time_s": time.time(), "text": text})
             if not LOGGER.handlers and not logging.getLogger().handlers:
                 _print_to_stderr()
-            LOGGER.log(level, "%s: %s", prefix, text)
-        except Exception:  # a broken log must not end a training job
+            _log(level, "%s: %s", prefix, text)
+        except Exception as error:  # a broken log must not end a training job
             self._logged.discard(text)
+            if raised_by_a_signal_handler(error):
+                raise
+
+
+def _log(*record: Any) -> None:
+    """Log on a thread: Python runs signal handlers in the main thread, where ``logging`` eats what they raise."""
+    if threading.current_thread() is not threading.main_thread() or not _signal_handlers():
+        LOGGER.log(*record)
+        return
+
+    def write() -> None:
+        with contextlib.suppress(Exception):
+            LOGGER.log(*record)
+
+    writer = threading.Thread(target=write, name="paceenv log", daemon=True)
+    try:
+        writer.start()
+    except RuntimeError:  # no new threads, or Python is ending
+        LOGGER.log(*record)
+    else:
+        writer.join(PATIENCE_S)  # the script may hold a lock of its own log handler
 
 
 def _print_to_stderr() -> None:
@@ -52,3 +77,21 @@ def described(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"[:300] + at
     except Exception:
         return type(error).__name__ + at
+
+
+def raised_by_a_signal_handler(error: BaseException) -> bool:
+    """Whether ``error`` came from a handler that the script has set for a signal."""
+    codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in _signal_handlers()}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _signal_handlers() -> list[Any]:
+    """The functions that are set for signals, without the one that Python sets itself."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    theirs = [h for h in handlers if callable(h) and h is not signal.default_int_handler]
+    return [getattr(h, "func", h) for h in theirs]  # the function inside a partial

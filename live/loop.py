@@ -8,7 +8,6 @@ Everything else happens in batches on the housekeeping thread. An error ends the
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections import deque
@@ -20,7 +19,7 @@ import numpy as np
 
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy, at_interval
-from paceenv.live.log_once import Messages, described
+from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
 from paceenv.live.observe.batch import Batch
 from paceenv.live.observe.checkpoints import Checkpoints
@@ -417,16 +416,3 @@ class Loop:
         while self.device != "cpu" and len(ring) > MAX_PENDING:
             steps.release(ring.popleft())
             control.skip()
-
-
-def raised_by_a_signal_handler(error: BaseException) -> bool:
-    """Whether ``error`` came from a handler that the script has set for a signal."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    functions = [getattr(h, "func", h) for h in handlers if callable(h)]  # the function inside a partial
-    codes = {getattr(f, "__code__", None) or getattr(type(f).__call__, "__code__", None) for f in functions}
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
