@@ -36,9 +36,9 @@ class Messages:
                 _print_to_stderr()
             _log(level, "%s: %s", prefix, text)
         except Exception as error:  # a broken log must not end a training job
-            self._logged.discard(text)
             if raised_by_a_signal_handler(error):
                 raise
+            self._logged.discard(text)
 
 
 def _log(*record: Any) -> None:
