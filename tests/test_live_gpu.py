@@ -59,7 +59,8 @@ def test_streams_graphs_and_many_collectives_change_no_result(
     seen = [f"{c['op']} {c['per_step']:.3g}" for c in observed["collectives"]]
     seen.append(f"on other streams {observed['side']['per_step'] or 0:.3g}")
     record_property("seen", f"in a step: {', '.join(seen)}; {observed['stamps']['dropped']} stamps dropped")
-    assert len(seen) > 1 or observed["side"]["per_step"] > 0
+    if not way.startswith("FSDP2"):  # in a world of one, PyTorch 2.11 starts none of its collectives
+        assert len(seen) > 1 or observed["side"]["per_step"] > 0
     if way == "graph with collectives":
         assert observed["stamps"]["dropped"] > 0, "those of the capture cannot be recorded"
     else:
@@ -86,9 +87,11 @@ def test_what_a_stamp_costs(tmp_path: Path, record_property: Record) -> None:
     assert found["ask"] < found["read"], "one query is enough for all stamps of a stream"
 
 
-@pytest.mark.parametrize("way", ["ddp", "FSDP2, many collectives"])
-def test_what_observing_costs_the_training_thread(way: str, tmp_path: Path, record_property: Record) -> None:
-    job = {"way": way, "turns": 9, "warm": 64, "timed": 128}
+@pytest.mark.parametrize(("way", "timed"), [("ddp", 128), ("FSDP2, many collectives", 24)])
+def test_what_observing_costs_the_training_thread(
+    way: str, timed: int, tmp_path: Path, record_property: Record
+) -> None:
+    job = {"way": way, "turns": 9, "warm": timed // 2, "timed": timed}
     [found] = results(run_ranks(gpu_bodies.added_us, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S, **job))
     record_property("cost", f"{found['added']:.1f} µs an iteration, of {found['without the agent']:.0f} µs on the host")
     assert found["without the agent"] > 0.0
