@@ -364,10 +364,10 @@ def state_bytes(sim: Simulator) -> int:
 
 
 @pytest.mark.parametrize("ranks", [512, 1024, 4096, 5000])
-def test_a_rank_takes_at_most_76_bytes_of_state(simulator: Make, ranks: int) -> None:
+def test_a_rank_takes_at_most_80_bytes_of_state(simulator: Make, ranks: int) -> None:
     one, two = simulator(range(1), ranks=ranks, **EVERY_NOISE), simulator(range(2), ranks=ranks, **EVERY_NOISE)
     twice = simulator(range(1), ranks=2 * ranks, **EVERY_NOISE)
     fixed = state_bytes(simulator(range(1), ranks=1, **EVERY_NOISE))
-    assert (state_bytes(one) - fixed) / ranks <= 76
+    assert (state_bytes(one) - fixed) / ranks <= 80
     assert state_bytes(two) == 2 * state_bytes(one), "linear in environments"
     assert state_bytes(twice) - fixed <= 2.05 * (state_bytes(one) - fixed), "linear in ranks"

@@ -64,10 +64,17 @@ DEFINITIONS = (
         "the rank's place in its group, as a share of the window",
         "paceenv; incast at shallow buffers",
     ),
+    Mechanism(
+        "defer",
+        "mean step without holding transfers back / with it, less 1",
+        0.5,
+        "the window itself: a transfer that can wait is held back for it, no rank stands still",
+        "paceenv; Lina (2023) and ByteScheduler (2019) order transfers by priority",
+    ),
 )
 """The mechanisms, in the order of the second-to-last axis of a settings array."""
 MECHANISMS = tuple(mechanism.name for mechanism in DEFINITIONS)
-SLACK, PHASE_SHIFT, PAPER, STAGGER = range(len(MECHANISMS))
+SLACK, PHASE_SHIFT, PAPER, STAGGER, DEFER = range(len(MECHANISMS))
 THRESHOLD, WINDOW = 0, 1
 """Index into the last axis of a settings array ``(..., M, 2)``."""
 
@@ -185,6 +192,20 @@ def stagger_delay_s(inflation: float, place: float, threshold: float, window_s: 
         window_s: delay of the last member, seconds; 0 is off.
     """
     return bounded(place * window_s, window_s) if threshold == 0.0 or inflation > threshold else 0.0
+
+
+def defer_hold_s(gain: float, threshold: float, window_s: float) -> float:
+    """How long a rank holds back each of its transfers that can wait, in seconds.
+
+    Transfers that can wait (gradient reductions, early prefetches) take the link from those that are needed now. The
+    rule does not delay the rank. ``paceenv.core.timing.watch_deferral`` decides when to hold and measures the gain.
+
+    Args:
+        gain: mean step without holding over the mean step with it, less 1; 0 while unknown.
+        threshold: least gain for which transfers are held, a ratio; 0: they always are.
+        window_s: how long, seconds; 0 is off.
+    """
+    return bounded(window_s, window_s) if threshold == 0.0 or gain > threshold else 0.0
 
 
 def off(*shape: int) -> NDArray[np.float64]:

@@ -36,12 +36,14 @@ from numpy.typing import NDArray
 
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
+    DEFER,
     PAPER,
     PHASE_SHIFT,
     SLACK,
     STAGGER,
     THRESHOLD,
     WINDOW,
+    defer_hold_s,
     paper_delay_s,
     phase_shift_delay_s,
     slack_delay_s,
@@ -68,6 +70,10 @@ COLLAPSE_SHARE = 0.4
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
+FREE_ITERATIONS, TRIAL_ITERATIONS, MAX_DEFER_ITERATIONS = 4, 12, 256
+"""Iterations without holding back between two holds; of a hold that is tried; the longest of either."""
+DEFER_SMOOTHING = 0.25
+"""Weight of a newer iteration in the mean step without holding back."""
 _ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
@@ -76,14 +82,16 @@ DELAY_S, COMM_BASELINE_S, COMM_MEAN_S, COMM_S, COMM_CHANGE_S, COMM_PAIR_LOW_S = 
 SLACK_S, SLACK_CHANGE_S, SLACK_PAIR_LOW_S, WAIT_MEAN_S, WAIT_VARIANCE_S2 = 6, 7, 8, 9, 10
 SLACK_DELAY_S, COMM_FIRST_S, COMM_SECOND_S, COMM_THIRD_S = 11, 12, 13, 14  # the smallest of the running block
 BUDGET_S = 15  # what is left of the budget of delays; in a live job the guard keeps it by the clock
-RANK_FIELDS = 16
+DEFER_S = 16  # how long each transfer that can wait is held back in the next iteration
+RANK_FIELDS = 17
 
 # tick[K]
 ITERATIONS, STEP_FIRST_S, STEP_SECOND_S, STEP_THIRD_S, STEP_BASELINE_S = 0, 1, 2, 3, 4
 SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S = 5, 6, 7, 8
 STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 10, 11, 12, 13
 STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
-TICK_FIELDS = 16
+DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
+TICK_FIELDS = 22
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -100,6 +108,7 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
     tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
+    tick[DEFER_LENGTH], tick[DEFER_BACKOFF], tick[DEFER_LEFT] = TRIAL_ITERATIONS, FREE_ITERATIONS, -FREE_ITERATIONS
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -130,6 +139,7 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     tick[SUM_STEP_S] += step_s
     tick[SUM_STEP_S2] += step_s * step_s
     watch_for_collapse(tick, step_s)
+    watch_deferral(tick, step_s)
 
 
 def smallest(tick: NDArray[np.float64], first: int) -> int:
@@ -178,6 +188,43 @@ def judge_hold(tick: NDArray[np.float64]) -> None:
     else:
         tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
         tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
+
+
+def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
+    """When ranks hold transfers back, from the common step time alone: hold, stop, compare, and back off.
+
+    While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
+    that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
+    that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
+    nothing is to be gained is tried in one of twenty iterations. All ranks see the same steps and act alike.
+    """
+    if tick[DEFER_LEFT] > 0.0:
+        tick[DEFER_SUM_S] += step_s
+        tick[DEFER_LEFT] -= 1.0
+        if tick[DEFER_LEFT] == 0.0:
+            tick[DEFER_HELD_S] = tick[DEFER_SUM_S] / tick[DEFER_LENGTH]
+            if tick[DEFER_HELD_S] < tick[DEFER_FREE_S]:
+                tick[DEFER_BACKOFF] = FREE_ITERATIONS
+                tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
+            else:
+                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_DEFER_ITERATIONS)
+                tick[DEFER_LENGTH] = TRIAL_ITERATIONS
+            tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
+    else:
+        weight = 1.0 if tick[DEFER_FREE_S] == 0.0 else DEFER_SMOOTHING
+        tick[DEFER_FREE_S] += weight * (step_s - tick[DEFER_FREE_S])
+        tick[DEFER_LEFT] += 1.0
+        if tick[DEFER_LEFT] == 0.0:
+            tick[DEFER_LEFT], tick[DEFER_SUM_S] = tick[DEFER_LENGTH], 0.0
+
+
+def defer_gain(tick: NDArray[np.float64]) -> float:
+    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold."""
+    if tick[DEFER_LEFT] <= 0.0:
+        return 0.0
+    if tick[DEFER_LENGTH] == TRIAL_ITERATIONS:
+        return math.inf
+    return float(tick[DEFER_FREE_S] / tick[DEFER_HELD_S] - 1.0)
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
@@ -370,6 +417,32 @@ def decide(
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+    hold_transfers(rank, tick, low, high, settings_M2, cap_s)
+
+
+def hold_transfers(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    low: int,
+    high: int,
+    settings_M2: NDArray[np.float64],
+    cap_s: float,
+) -> None:
+    """Set how long ranks hold back each transfer that can wait in their next iteration, ``rank[DEFER_S]``, seconds.
+
+    Args:
+        rank: as are the others, of :func:`decide`.
+        tick: what all ranks see alike.
+        low: first column.
+        high: end of the columns, exclusive.
+        settings_M2: of each mechanism.
+        cap_s: longest hold, seconds.
+    """
+    hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
+    hold_s = defer_hold_s(defer_gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
+    if hold_s > 0.0 or (high > low and hold_R[low] > 0.0):
+        for r in range(np.uint64(low), np.uint64(high)):
+            hold_R[r] = hold_s
 
 
 def spend(

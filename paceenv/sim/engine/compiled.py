@@ -36,10 +36,25 @@ _MODULES: tuple[ModuleType, ...] = (
     layout,
 )
 _REGISTERED = (
-    (pacing.bounded, pacing.slack_delay_s, pacing.phase_shift_delay_s, pacing.paper_delay_s, pacing.stagger_delay_s),
+    (
+        pacing.bounded,
+        pacing.slack_delay_s,
+        pacing.phase_shift_delay_s,
+        pacing.paper_delay_s,
+        pacing.stagger_delay_s,
+        pacing.defer_hold_s,
+    ),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
-    (timing.window_s, timing.decide, timing.smallest, timing.follow_comm),
+    (
+        timing.watch_deferral,
+        timing.defer_gain,
+        timing.hold_transfers,
+        timing.window_s,
+        timing.decide,
+        timing.smallest,
+        timing.follow_comm,
+    ),
     (limits.capped_s, limits.refilled, timing.spend),
     (signals.squash, signals.write_signals, signals.start_interval),
     (draws.mix64, draws.key_of, draws.bits32, draws.uniform, draws.geometric),
