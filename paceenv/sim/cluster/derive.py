@@ -15,6 +15,7 @@ from paceenv.sim.cluster import transfers
 from paceenv.sim.cluster.collectives import volume
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program_run import program_alone_s, program_of
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import JobBatch, episode_keys
@@ -101,10 +102,15 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     jobs["ranks_per_node"] = cluster.job.ranks_per_node
     jobs["staleness"] = cluster.synchronization.staleness
     skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
-    jobs["ideal_step_s"] = ideal_step_s(jobs)
+    program = program_of(cluster)
+    if cluster.program is None:
+        jobs["ideal_step_s"] = ideal_step_s(jobs)
+    else:
+        jobs["ideal_step_s"] = program_alone_s(program, float(jobs["compute_s"][0])) + jobs["barrier_s"]
     _fail(cluster, draw, jobs)
     skewness_E = np.broadcast_to(np.round(skewness, 2), E).astype(np.float64)
-    return JobBatch(jobs, _tenants(cluster, draw, jobs, tenants), cluster.ranks, cluster.groups, skewness_E)
+    tenants_EK = _tenants(cluster, draw, jobs, tenants)
+    return JobBatch(jobs, tenants_EK, cluster.ranks, cluster.groups, skewness_E, program)
 
 
 _NOISE = (
@@ -127,6 +133,10 @@ _NOISE = (
 def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
     """What a group's collective costs, into the records."""
     job, fabric = cluster.job, cluster.fabric
+    if cluster.program is not None:
+        jobs["has_program"], jobs["has_barrier"] = True, True
+        jobs["compute_s"], jobs["length_cv"] = cluster.program.plan(job.ranks).compute_s, cluster.program.length_cv
+        return
     place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
     step = cluster.step()
     if step is not None:
@@ -274,6 +284,11 @@ class ClusterMix:
                     f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
+            if (other.program, other.program and other.fabric) != (first.program, first.program and first.fabric):
+                raise InputError(
+                    f"{other.name} and {first.name} differ in program or fabric; allowed: the same for all clusters "
+                    "of a batch with a program"
+                )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
         self._edges = edges(len(clusters), weights)
         self._tenants = max(len(c.tenants) for c in clusters)
@@ -311,4 +326,4 @@ class ClusterMix:
             at = np.flatnonzero(which == c)
             part = self._derive(c, keys_E[at])
             jobs[at], tenants_EK[at], skewness_E[at] = part.jobs, part.tenants_EK, part.skewness_E
-        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E)
+        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E, program_of(self.clusters[0]))

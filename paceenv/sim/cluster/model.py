@@ -24,6 +24,7 @@ from paceenv.sim.cluster.environment import (
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
+from paceenv.sim.cluster.step_program import StepProgram
 from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.cluster.transfers import plan_step
 from paceenv.sim.cluster.workload import Gpu, Workload
@@ -49,6 +50,9 @@ class Cluster(Config):
         None, description="the model and how it is split; then compute_s and gradient_bytes follow"
     )
     gpu: Gpu | None = Field(None, description="on which GPU")
+    program: StepProgram | None = Field(
+        None, description="a step phase by phase, in place of compute_s and one collective"
+    )
     noise: Noise = Noise()
     post_collective_work: PostCollectiveWork = PostCollectiveWork()
     synchronization: Synchronization = Synchronization()
@@ -85,8 +89,11 @@ class Cluster(Config):
         return self
 
     def _check_form(self) -> None:
-        """Either measured numbers or a description, and all of it."""
+        """Measured numbers, a description or a program, and all of it."""
         job, measured = self.job, ("compute_s", "gradient_bytes")
+        if self.program is not None:
+            self._check_program(self.program)
+            return
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
         if self.workload is None:
@@ -103,6 +110,24 @@ class Cluster(Config):
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
         self.step()  # raises for invalid values
+
+    def _check_program(self, program: StepProgram) -> None:
+        """A program stands for itself: nothing that describes one collective stands beside it."""
+        if self.workload is not None or self.gpu is not None:
+            raise ValueError("program or workload, not both")
+        for key in ("compute_s", "gradient_bytes", "nodes_per_group"):
+            if getattr(self.job, key) is not None:
+                raise ValueError(f"job.{key} or a program, not both: it follows from the program")
+        if self.job.collective != "all_reduce" or self.job.overlap != 0.0 or self.job.tail_bytes != 0.0:
+            raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a program, which has its own")
+        if self.fabric.torus is not None or self.fabric.buffer_kb is not None:
+            raise ValueError("no fabric.torus and no fabric.buffer_kb with a program")
+        drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
+        if drawn:
+            raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
+        if self.synchronization.sync_period > 1 or self.synchronization.staleness:
+            raise ValueError("synchronization by default with a program, which says every of each transfer")
+        program.plan(self.job.ranks)
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
@@ -152,7 +177,7 @@ class Cluster(Config):
 
         It always does with several groups, and after a gather, whose senders would not wait for its end otherwise.
         """
-        return self.job.barrier or self.groups > 1 or self.job.collective == "gather"
+        return self.job.barrier or self.groups > 1 or self.job.collective == "gather" or self.program is not None
 
     @property
     def samples_per_step(self) -> float:

@@ -18,7 +18,18 @@ import numba
 from numba.extending import register_jitable
 
 from paceenv.core import limits, pacing, signals, timing
-from paceenv.sim.engine import coupling, draws, fluid, imperfections, incast, kernel, layout, noise
+from paceenv.sim.engine import (
+    coupling,
+    draws,
+    fluid,
+    imperfections,
+    incast,
+    kernel,
+    layout,
+    noise,
+    program,
+    program_layout,
+)
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
 
 _MODULES: tuple[ModuleType, ...] = (
@@ -32,6 +43,8 @@ _MODULES: tuple[ModuleType, ...] = (
     incast,
     coupling,
     imperfections,
+    program,
+    program_layout,
     kernel,
     layout,
 )
@@ -69,20 +82,46 @@ _REGISTERED = (
     ),
     (noise.add_stalls, noise.draw_compute, noise.episode_s),
     (fluid.fair_level, fluid.reset_tenants, fluid._starts_away_s, fluid._next_compute_s, fluid._transfer_work_s),
-    (fluid.share_uplink, fluid.vary_transfers, fluid.rewind),
+    (fluid.share_uplink, fluid.tenant_goes_on, fluid.vary_transfers, fluid.rewind),
     (incast.receive_all, incast._receive),
     (coupling.reset_coupling, coupling.warm_nodes, coupling.slow_down, coupling.spend),
     (coupling.interrupt, coupling.run_ahead),
     (imperfections.is_missing, imperfections.real_delay_s, imperfections.delay_imperfectly, imperfections.blur),
     (imperfections.keep_missing,),
+    (
+        program.run_program,
+        program.next_event_s,
+        program.go_on,
+        program.length_factor,
+        program.work_s,
+        program.hand_over,
+        program.ready_s,
+    ),
+    (program.schedule, program.leave, program.share_links),
+    (program.rising_to, program.freeze),
+    (program_layout.new_program_scratch, kernel.keep_program_stamps),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.exit_s, kernel.observe_and_decide),
-    (kernel.observer_rank, kernel.keep_stamps, kernel.advance_job, kernel.advance_jobs, layout.new_scratch),
+    (
+        kernel.observer_rank,
+        kernel.keep_stamps,
+        kernel.reduce_once,
+        kernel.advance_job,
+        kernel.advance_jobs,
+        layout.new_scratch,
+    ),
 )
-_ALLOCATE = (kernel.advance, kernel.sort_groups, incast.receive_all, layout.new_scratch)
+_ALLOCATE = (
+    kernel.advance,
+    kernel.sort_groups,
+    incast.receive_all,
+    layout.new_scratch,
+    program_layout.new_program_scratch,
+)
 """All others are compiled without Numba's runtime and must not allocate; their callers keep arrays alive. The runtime
 counts references with locked instructions, two for each slice: more than half the time of an iteration of 8 ranks."""
 _INLINED = (
+    kernel.reduce_once,
     kernel.advance_job,
     kernel.arrive,
     kernel.finish_step,

@@ -176,15 +176,8 @@ def share_uplink(
         if head < tail:
             served += own_rate * until_s
         for k in range(K):
-            if tenant[LEFT_S, k] > 0.0:
-                rate = min(tenants[k]["rate_cap"], level * tenants[k]["weight"])
-                left = tenant[LEFT_S, k] - rate * until_s
-                if left <= 1e-12 * tenants[k]["uplink_work_s"]:
-                    left = 0.0
-                    tenant[NEXT_S, k] = now_s + _next_compute_s(clock, tenants, tenant, k, normal)
-                tenant[LEFT_S, k] = left
-            elif tenant[NEXT_S, k] <= now_s:
-                tenant[LEFT_S, k] = _transfer_work_s(clock, tenants, tenant, k)
+            rate = min(tenants[k]["rate_cap"], level * tenants[k]["weight"])
+            tenant_goes_on(clock, tenants, tenant, normal, k, now_s, rate * until_s)
         while head < tail and target_G[order_G[head]] <= served * (1.0 + 1e-13):
             finish_G[order_G[head]] = now_s
             head += 1
@@ -192,6 +185,36 @@ def share_uplink(
             target_G[order_G[tail]] = served + work_s
             tail += 1
     clock["link_s"] = now_s
+
+
+def tenant_goes_on(
+    clock: Any,
+    tenants: Any,
+    tenant: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    k: int,
+    now_s: float,
+    moved_s: float,
+) -> None:
+    """Tenant ``k`` has come to an event: it has moved some of its work, or its next transfer may start.
+
+    Args:
+        clock: record of ``CLOCK``; its key is read.
+        tenants: ``(K,)`` of ``TENANT``.
+        tenant: their state, ``(TENANT_FIELDS, K)``, updated.
+        normal: quantile table of the normal, ``(TABLE_SIZE,)``.
+        k: number of the tenant.
+        now_s: when the event is, seconds from the end of the last step.
+        moved_s: what it moved since the event before if it transfers, seconds of the whole uplink.
+    """
+    if tenant[LEFT_S, k] > 0.0:
+        left = tenant[LEFT_S, k] - moved_s
+        if left <= 1e-12 * tenants[k]["uplink_work_s"]:
+            left = 0.0
+            tenant[NEXT_S, k] = now_s + _next_compute_s(clock, tenants, tenant, k, normal)
+        tenant[LEFT_S, k] = left
+    elif tenant[NEXT_S, k] <= now_s:
+        tenant[LEFT_S, k] = _transfer_work_s(clock, tenants, tenant, k)
 
 
 def vary_transfers(view: View, scratch: Scratch) -> None:

@@ -35,6 +35,8 @@ from paceenv.sim.engine.layout import (
     new_scratch,
 )
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
+from paceenv.sim.engine.program import run_program
+from paceenv.sim.engine.program_layout import Program
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
@@ -169,6 +171,11 @@ def observe_and_decide(
     finish_G, ready_G = scratch.finish_G, scratch.ready_G
     groups, ranks = finish_G.shape[0], compute_R.shape[0]
     per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
+    if job["has_program"]:
+        at_R, waited_R = scratch.program.at_R, scratch.program.waited_R
+        for r in range(ranks):
+            comm_R[r], wait_R[r] = waited_R[r], step_s - job["barrier_s"] - at_R[r]
+        groups = 0
     for g in range(groups):
         barrier_s = np.float32(step_s - job["barrier_s"] - ready_G[g])
         finish_s = finish_G[g]
@@ -228,7 +235,9 @@ def advance(
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
         recording: written to: step times always, stamps where it has room for them.
     """
-    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
+    scratch = new_scratch(
+        state.noise_ENR.shape[2], state.group_ENG.shape[2], tables.program, tables.tenants_EK.shape[1]
+    )
     advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch)
 
 
@@ -269,7 +278,27 @@ def advance_jobs(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        advance_job(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording)
+        advance_job(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording, tables.program)
+
+
+def reduce_once(view: View, scratch: Scratch) -> float:
+    """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
+    job, clock, tenant = view.job, view.clock, view.tenant
+    arrival_G, finish_G, order_G = scratch.arrival_G, scratch.finish_G, scratch.order_G
+    arrive(view, scratch)
+    if job["incast_kind"] != NO_INCAST:
+        receive_all(job, clock, view.rank[timing.DELAY_S], scratch.compute_R, finish_G, scratch.sent_R)
+    else:
+        if job["overlap_share"] > 0.0:
+            start_early(view, scratch)
+        if job["uplink_work_s"] > 0.0:
+            sort_groups(arrival_G, order_G)
+        share_uplink(job, clock, view.tenants, tenant, view.normal, order_G, arrival_G, finish_G)
+    if job["transfer_cv"] > 0.0:
+        vary_transfers(view, scratch)
+    if job["post_work_share"] > 0.0:
+        start_post_work(view)
+    return finish_step(job, clock["iteration"], view.group, scratch)
 
 
 def advance_job(
@@ -280,6 +309,7 @@ def advance_job(
     settings_SM2: NDArray[np.float64],
     limits_4: NDArray[np.float64],
     recording: Recording,
+    program: Program,
 ) -> None:
     """:func:`advance` for one environment.
 
@@ -291,11 +321,11 @@ def advance_job(
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
         limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
         recording: written to: step times always, stamps where it has room for them.
+        program: the step of a job that has one.
     """
-    job, clock, tick, group, heat, tenant = view.job, view.clock, view.tick, view.group, view.heat, view.tenant
+    job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
     compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
-    arrival_G, finish_G = scratch.arrival_G, scratch.finish_G
-    ranks, groups, step_T = compute_R.shape[0], arrival_G.shape[0], recording.step_ET[e]
+    ranks, groups, step_T = compute_R.shape[0], order_G.shape[0], recording.step_ET[e]
     delay_R, has_power = view.rank[timing.DELAY_S][:ranks], job["compute_w"] > 0.0
     is_imperfect = job["late_wake_s"] > 0.0 or job["missing_share"] > 0.0
     can_stop = job["checkpoint_iterations"] > 0 or job["failure_per_s"] > 0.0
@@ -315,20 +345,10 @@ def advance_job(
             delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
             keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        arrive(view, scratch)
-        if job["incast_kind"] != NO_INCAST:
-            receive_all(job, clock, delay_R, compute_R, finish_G, scratch.sent_R)
+        if job["has_program"]:
+            step_s = run_program(view, program, scratch.program, compute_R, scratch.spare_R) + job["barrier_s"]
         else:
-            if job["overlap_share"] > 0.0:
-                start_early(view, scratch)
-            if job["uplink_work_s"] > 0.0:
-                sort_groups(arrival_G, order_G)
-            share_uplink(job, clock, view.tenants, tenant, view.normal, order_G, arrival_G, finish_G)
-        if job["transfer_cv"] > 0.0:
-            vary_transfers(view, scratch)
-        if job["post_work_share"] > 0.0:
-            start_post_work(view)
-        step_s = finish_step(job, clock["iteration"], group, scratch)
+            step_s = reduce_once(view, scratch)
         if has_power:
             spend(view, compute_s, step_s)
         extra_s = interrupt(view, step_s) if can_stop else 0.0
@@ -353,6 +373,9 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
         view: the job.
         scratch: its iteration as far as the end of the step.
     """
+    if view.job["has_program"]:
+        keep_program_stamps(recording, e, t, view, scratch)
+        return
     delay_R, start_R, compute_R = view.rank[timing.DELAY_S], view.start_R, scratch.compute_R
     for r in range(compute_R.shape[0]):
         recording.start_ETR[e, t, r] = start_R[r] if view.job["staleness"] > 0 else 0.0
@@ -363,6 +386,26 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
     for g in range(scratch.finish_G.shape[0]):
         recording.finish_ETG[e, t, g] = scratch.finish_G[g]
         recording.ready_ETG[e, t, g] = scratch.ready_G[g]
+
+
+def keep_program_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:
+    """:func:`keep_stamps` of a program: of every instruction and operation, and a summary of each rank.
+
+    In the summary all that a rank waited for is one collective at the end of its step.
+    """
+    s, delay_R, end_s = scratch.program, view.rank[timing.DELAY_S], 0.0
+    for r in range(s.at_R.shape[0]):
+        end_s = max(end_s, s.at_R[r])
+        recording.start_ETR[e, t, r] = 0.0
+        recording.delay_ETR[e, t, r] = delay_R[r]
+        recording.entry_ETR[e, t, r] = s.at_R[r] - s.waited_R[r]
+        recording.exit_ETR[e, t, r] = s.at_R[r]
+    for g in range(recording.finish_ETG.shape[2]):
+        recording.finish_ETG[e, t, g] = recording.ready_ETG[e, t, g] = end_s
+    for i in range(s.end_I.shape[0]):
+        recording.end_ETI[e, t, i] = s.end_I[i]
+    for o in range(s.start_O.shape[0]):
+        recording.start_ETO[e, t, o], recording.through_ETO[e, t, o] = s.start_O[o], s.finish_O[o]
 
 
 def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import timing
+from paceenv.sim.engine.program_layout import Program, ProgramScratch, new_program_scratch
 
 JOB = np.dtype(
     [
@@ -69,6 +70,9 @@ JOB = np.dtype(
         ("warmup_iterations", "i8"),
         ("warmup_factor", "f8"),
         ("ideal_step_s", "f8"),
+        ("has_program", "?"),
+        ("bytes_scale", "f8"),
+        ("length_cv", "f8"),
     ],
     align=True,
 )
@@ -89,6 +93,10 @@ collective may start. ``tail_s`` is the time of the last gradients alone, latenc
 uplink. A receiver's port takes ``incast_flow_s`` for one sender's message. Its buffer holds the opening windows of
 ``incast_fit`` senders. A sender that loses the end of its window waits ``incast_timeout_s``. It
 leaves a gather when what is left of its message, ``incast_buffered_s`` of the port's time, fits its send buffer.
+
+With ``has_program`` the step is the batch's program in place of one collective: its compute times are shares of
+``compute_s``, its transfers take ``bytes_scale`` times as long, and the length of a micro-batch varies by
+``length_cv``.
 
 Powers are of one rank, in watts, while it computes, waits or communicates, and is delayed. A node of ``ranks_per_node``
 ranks warms towards its mean power relative to ``compute_w`` within ``heat_iterations`` and then computes ``1 +
@@ -182,6 +190,8 @@ class Tables(NamedTuple):
     """``(skewnesses, TABLE_SIZE)``: quantile tables of data imbalance; a job's ``imbalance_table`` is its row."""
     limits: NDArray[np.float64]
     """``(4,)``: the limits of every delay, as ``paceenv.core.limits.Limits.numbers``."""
+    program: Program
+    """The step of jobs that have a program."""
 
 
 class State(NamedTuple):
@@ -261,6 +271,8 @@ class Scratch(NamedTuple):
     """When each group's collective is over."""
     ready_G: NDArray[np.float64]
     """When each group's post-collective work is over."""
+    program: ProgramScratch
+    """A step of a program."""
 
 
 class Recording(NamedTuple):
@@ -284,10 +296,23 @@ class Recording(NamedTuple):
     """When each group's collective was over."""
     ready_ETG: NDArray[np.float64]
     """When each group's post-collective work was over."""
+    end_ETI: NDArray[np.float64]
+    """When each instruction of a program was over; I is 0 without a program, as O is in the next two."""
+    start_ETO: NDArray[np.float64]
+    """When each operation of a program started."""
+    through_ETO: NDArray[np.float64]
+    """When it was through."""
 
 
-def new_scratch(ranks: int, groups: int) -> Scratch:
-    """Room for one iteration of a job of ``ranks`` in ``groups``, not initialised but for the order of groups."""
+def new_scratch(ranks: int, groups: int, program: Program, tenants: int) -> Scratch:
+    """Room for one iteration of a job, not initialised but for the order of groups.
+
+    Args:
+        ranks: of the job.
+        groups: of the job.
+        program: of the batch.
+        tenants: of the job.
+    """
     return Scratch(
         np.empty(ranks),
         np.empty(ranks),
@@ -301,6 +326,7 @@ def new_scratch(ranks: int, groups: int) -> Scratch:
         np.empty(groups),
         np.empty(groups),
         np.empty(groups),
+        new_program_scratch(program, tenants),
     )
 
 
@@ -314,5 +340,5 @@ def default_job(environments: int) -> NDArray[np.void]:
     jobs["drift_iterations"] = 1.0
     jobs["ranks_per_node"] = 1
     jobs["heat_iterations"] = 1.0
-    jobs["warmup_factor"] = 1.0
+    jobs["warmup_factor"] = jobs["bytes_scale"] = 1.0
     return jobs

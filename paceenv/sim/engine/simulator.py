@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from paceenv.core.signals import SIGNALS
 from paceenv.sim.engine import compiled, layout
 from paceenv.sim.engine.draws import TABLE_SIZE, gamma_table, normal_table
 from paceenv.sim.engine.layout import Recording, State, Tables
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
 
 _CACHE_WAYS_BYTES = 4096
 _MIN_UPDATES = 100_000
@@ -34,7 +35,8 @@ class JobBatch:
     """What is simulated: parameter records of E jobs that share a number of ranks, groups and tenants.
 
     ``jobs`` is ``(E,)`` of ``layout.JOB``, ``tenants_EK`` ``(E, K)`` of ``layout.TENANT``; ``skewness_E`` is the
-    skewness of each job's data imbalance, from which the quantile tables are made.
+    skewness of each job's data imbalance, from which the quantile tables are made. ``program`` is the step of those
+    that have one.
     """
 
     jobs: NDArray[np.void]
@@ -42,6 +44,7 @@ class JobBatch:
     ranks: int
     groups: int
     skewness_E: NDArray[np.float64]
+    program: Program = NO_PROGRAM
 
     def __post_init__(self) -> None:
         if self.ranks % self.groups:
@@ -52,7 +55,8 @@ class JobBatch:
 
     def take(self, which: NDArray[np.int64]) -> JobBatch:
         """The jobs ``which``, in that order, repeats allowed."""
-        return JobBatch(self.jobs[which], self.tenants_EK[which], self.ranks, self.groups, self.skewness_E[which])
+        rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
+        return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ class Simulator:
             batch: new jobs for them, n; default: the same jobs.
         """
         if batch is not None:
+            if batch.program is not self.batch.program:
+                raise ValueError("new jobs with another program; allowed: the program of the simulator's jobs")
             tables = self.batch.jobs["imbalance_table"][which]
             self.batch.jobs[which] = batch.jobs
             self.batch.jobs["imbalance_table"][which] = tables
@@ -257,7 +263,12 @@ class Simulator:
 
     def _tables(self) -> Tables:
         return Tables(
-            self.batch.jobs, self.batch.tenants_EK, normal_table(), self._imbalance, np.array(self.limits.numbers())
+            self.batch.jobs,
+            self.batch.tenants_EK,
+            normal_table(),
+            self._imbalance,
+            np.array(self.limits.numbers()),
+            self.batch.program,
         )
 
     def _advance(
@@ -269,7 +280,8 @@ class Simulator:
             raise ValueError(
                 f"settings have shape {settings.shape}, expected ({E}, 1 or {R}, {len(pacing.MECHANISMS)}, 2)"
             )
-        T = iterations if stamps else 0
+        T, program = iterations if stamps else 0, self.batch.program
+        instructions, operations = len(program.kind_I), len(program.group_O)
         out = Recording(
             np.empty((E, iterations)),
             np.empty((E, T, R)),
@@ -278,6 +290,9 @@ class Simulator:
             np.empty((E, T, R)),
             np.empty((E, T, G)),
             np.empty((E, T, G)),
+            np.empty((E, T, instructions)),
+            np.empty((E, T, operations)),
+            np.empty((E, T, operations)),
         )
         arguments = (iterations, self._tables(), self.state, settings, out)
         self._spread(compiled.advance, which, R * iterations, arguments)

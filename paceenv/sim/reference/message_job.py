@@ -26,6 +26,7 @@ from paceenv.sim.engine import draws, layout, noise
 from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
 from paceenv.sim.engine.kernel import observer_rank
 from paceenv.sim.engine.layout import Recording, View
+from paceenv.sim.engine.program_layout import NO_PROGRAM
 from paceenv.sim.engine.simulator import JobBatch, Outcome, episode_keys
 from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
 from paceenv.sim.reference.network import Network
@@ -109,6 +110,7 @@ class Reference:
             (np.array([s.exit_R for s in steps]) - begin_T1)[None],
             (np.array([s.finish_G for s in steps]) - begin_T1)[None],
             (np.array([s.ready_G for s in steps]) - begin_T1)[None],
+            *(np.empty((1, len(steps), 0)) for _ in range(3)),
         )
         self._mean_delay_s = float(out.delay_ETR.mean())
         return out
@@ -259,7 +261,7 @@ class Reference:
             noise.reset_noise(view.job, view.clock, view.noise, view.group, view.normal)
 
     def _draw_compute(self) -> NDArray[np.float64]:
-        scratch = layout.new_scratch(self.setup.ranks, self.setup.groups)
+        scratch = layout.new_scratch(self.setup.ranks, self.setup.groups, NO_PROGRAM, 0)
         noise.draw_compute(self._view, scratch)
         return scratch.compute_R
 

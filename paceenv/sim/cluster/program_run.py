@@ -1,0 +1,90 @@
+"""A cluster's program on its fabric: the tables that the engine runs, and the step with nothing in its way."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.collectives import Algorithm
+from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.footprint import Tiers, Use, use
+from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program_tables import Start, tables
+from paceenv.sim.cluster.step_program import StepProgram
+from paceenv.sim.cluster.transfers import Layout, draw_links
+from paceenv.sim.engine import layout
+from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
+from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
+
+
+def tiers_of(fabric: Fabric, job: Job) -> Tiers:
+    """The links of a fabric without random quantities, for the nodes of a job."""
+    place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
+    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
+    assert fabric.nodes_per_leaf is not None
+    nic_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node / fabric.nics_per_node
+    return Tiers(
+        job.nodes,
+        job.ranks_per_node,
+        fabric.nodes_per_leaf,
+        fabric.nics_per_node,
+        float(np.ravel(links.inside_Bps)[0]),
+        nic_Bps,
+        float(np.ravel(links.leaf_Bps)[0]),
+        float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None else np.inf,
+        float(np.ravel(links.inside_hop_s)[0]),
+        float(np.ravel(links.hop_s)[0]),
+        float(np.ravel(links.sqrt_s)[0]),
+        float(np.ravel(links.inside_sqrt_s)[0]),
+    )
+
+
+def program_of(cluster: Cluster) -> Program:
+    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``. The same object for equal ones."""
+    if cluster.program is None:
+        return NO_PROGRAM
+    parts = cluster.program, cluster.job, cluster.fabric
+    return _tables(*(part.model_dump_json() for part in parts), bool(cluster.tenants))
+
+
+@lru_cache(maxsize=64)
+def _tables(program: str, job: str, fabric: str, has_tenants: bool) -> Program:
+    where, kind = Fabric.model_validate_json(fabric), Job.model_validate_json(job)
+    tiers = tiers_of(where, kind)
+
+    def found(start: Start, members: list[int]) -> Use:
+        algorithm: Algorithm = "ring"
+        if start.op == "all_reduce" and kind.algorithm in ("tree", "auto"):
+            small = kind.algorithm == "tree" or start.payload_bytes < where.tree_below_bytes
+            algorithm = "tree" if small else "ring"
+        return use(tiers, start.op, members, start.payload_bytes, algorithm=algorithm)
+
+    plan = StepProgram.model_validate_json(program).plan(kind.ranks)
+    return tables(plan, found, has_tenants=has_tenants)
+
+
+def program_alone_s(program: Program, compute_s: float) -> float:
+    """The step of a program with every rank equal and no tenant, seconds; its own transfers still share links.
+
+    Args:
+        program: of the job.
+        compute_s: compute time of the busiest rank, seconds.
+
+    Raises:
+        InputError: where ranks wait for each other for ever.
+    """
+    jobs = layout.default_job(1)
+    jobs["compute_s"], jobs["has_program"], jobs["has_barrier"] = compute_s, True, True
+    ranks = len(program.replica_R)
+    batch = JobBatch(jobs, np.zeros((1, 0), layout.TENANT), ranks, 1, np.zeros(1), program)
+    simulator = Simulator(batch, episode_keys([0]))
+    recording = simulator.record(simulator.off(), 1)
+    if not np.isfinite(recording.through_ETO).all():
+        raise InputError(
+            "program: ranks wait for each other for ever; allowed: an order of transfers in which some can always start"
+        )
+    return float(recording.step_ET[0, 0])

@@ -1,0 +1,230 @@
+"""From what every rank does in a step to the tables that the engine runs (``paceenv.sim.engine.program_layout``).
+
+A :class:`StepPlan` lists, for each role, computing, started transfers and waits in order; ranks of one role do the
+same. Operations are matched by their order on each communicator, as real ones are. Links that never limit anything are
+left out, and links that always carry the same are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.footprint import Use
+from paceenv.sim.engine.program_layout import COMPUTE, START, UPLINK, WAIT, Program
+
+_SAME = 1e-9
+"""Shares of a link that differ by less are the same."""
+MAX_PRUNED_LINKS = 400
+
+
+class Compute(NamedTuple):
+    """A rank computes."""
+
+    seconds: float
+    micro_batch: int = -1
+    """Whose length its time follows; -1: none."""
+    name: str = "compute"
+
+
+class Start(NamedTuple):
+    """A rank hands a transfer to a communicator and goes on."""
+
+    communicator: str
+    op: Op
+    payload_bytes: float
+    can_wait: bool = False
+    """Whether its result is not needed soon, so that it may be held back."""
+    every: int = 1
+    """It happens in one of so many iterations."""
+    name: str = ""
+
+
+class Wait(NamedTuple):
+    """A rank waits for a transfer that it started."""
+
+    communicator: str
+    number: int
+    """Of the transfer, counted on this communicator by this rank in this step, from 0."""
+
+
+Instruction = Compute | Start | Wait
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What every rank does in a step.
+
+    Attributes:
+        role_R: role of each rank.
+        roles: instructions of each role.
+        communicators: the process groups of each communicator, as lists of ranks.
+        replica_R: which samples each rank works on; ranks with the same number share the length of a micro-batch.
+    """
+
+    role_R: Sequence[int]
+    roles: Sequence[Sequence[Instruction]]
+    communicators: dict[str, list[list[int]]]
+    replica_R: Sequence[int]
+
+    @property
+    def compute_s(self) -> float:
+        """Compute time of the busiest role, seconds; the unit of a program's compute."""
+        return max(sum(one.seconds for one in role if isinstance(one, Compute)) for role in self.roles)
+
+
+class _Operation(NamedTuple):
+    start: Start
+    use: Use
+
+
+def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenants: bool) -> Program:
+    """The engine's tables of a plan.
+
+    Args:
+        plan: of the step.
+        use: what a transfer of some ranks takes of the links.
+        has_tenants: whether other jobs are on the top tier.
+
+    Raises:
+        InputError: where the members of a process group do not start the same transfers in the same order.
+    """
+    groups = [(name, members) for name, parts in plan.communicators.items() for members in parts]
+    group_of = {(name, rank): n for n, (name, members) in enumerate(groups) for rank in members}
+    begun = [_started(plan, name, members) for name, members in groups]
+    first_op = np.concatenate([[0], np.cumsum([len(ops) for ops in begun])]).astype(np.int64)
+    operations: list[_Operation] = []
+    known: dict[tuple[object, ...], Use] = {}
+    for n, (_, members) in enumerate(groups):
+        for start in begun[n]:
+            key = (n, start.op, start.payload_bytes)
+            if key not in known:
+                known[key] = use(start, members)
+            operations.append(_Operation(start, known[key]))
+    uses = _simplified(operations, first_op, has_tenants=has_tenants)
+    rows = _instructions(plan, groups, group_of, first_op)
+    counts = np.array([len(members) for _, members in groups], np.int64)
+    group_O = np.repeat(np.arange(len(groups)), np.diff(first_op))
+    last_O = np.zeros(len(operations), np.bool_)
+    last_O[first_op[1:][np.diff(first_op) > 0] - 1] = True
+    link_counts = [len(links) for links, _ in uses]
+    return Program(
+        first_R=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        kind_I=np.array([one[0] for row in rows for one in row], np.int64),
+        share_I=np.array([one[1] for row in rows for one in row], np.float64),
+        operation_I=np.array([one[2] for row in rows for one in row], np.int64),
+        micro_I=np.array([one[3] for row in rows for one in row], np.int64),
+        replica_R=np.array(plan.replica_R, np.int64),
+        group_O=group_O.astype(np.int64),
+        last_O=last_O,
+        every_O=np.array([one.start.every for one in operations], np.int64),
+        can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),
+        alone_O=np.array([one.use.alone_s for one in operations], np.float64),
+        latency_O=np.array([one.use.latency_s for one in operations], np.float64),
+        weight_O=np.ones(len(operations)),
+        top_O=np.array([shares.max(initial=0.0) for _, shares in uses], np.float64),
+        is_private_O=np.array([count == 0 for count in link_counts], np.bool_),
+        first_use_O=np.concatenate([[0], np.cumsum(link_counts)]).astype(np.int64),
+        link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),
+        share_U=np.concatenate([np.zeros(0), *(shares for _, shares in uses)]).astype(np.float64),
+        first_member_N=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        rank_M=np.array([rank for _, members in groups for rank in members], np.int64),
+        place_I=np.array([one[4] for row in rows for one in row], np.int64),
+        first_handed_O=np.concatenate([[0], np.cumsum(counts[group_O])]).astype(np.int64),
+        links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
+    )
+
+
+def _started(plan: StepPlan, name: str, members: list[int]) -> list[Start]:
+    """The transfers of one process group, which all its members start in the same order."""
+    found: list[Start] | None = None
+    for rank in members:
+        own = [one for one in plan.roles[plan.role_R[rank]] if isinstance(one, Start) and one.communicator == name]
+        if found is not None and own != found:
+            raise InputError(
+                f"program: ranks {members[0]} and {rank} start different transfers on communicator {name}; "
+                "allowed: the same ones in the same order on all members of a process group"
+            )
+        found = own
+    return found or []
+
+
+def _instructions(
+    plan: StepPlan,
+    groups: list[tuple[str, list[int]]],
+    group_of: dict[tuple[str, int], int],
+    first_op: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> list[list[tuple[int, float, int, int, int]]]:
+    """Every rank's instructions as (kind, share, operation, micro-batch, place)."""
+    whole_s = max(plan.compute_s, 1e-300)
+    rows = []
+    for rank, role in enumerate(plan.role_R):
+        row, begun = [], dict.fromkeys(plan.communicators, 0)
+        for one in plan.roles[role]:
+            if isinstance(one, Compute):
+                row.append((COMPUTE, one.seconds / whole_s, 0, one.micro_batch, 0))
+                continue
+            n = group_of.get((one.communicator, rank))
+            if n is None:
+                raise InputError(f"program: rank {rank} is in no process group of communicator {one.communicator}")
+            place = groups[n][1].index(rank)
+            if isinstance(one, Start):
+                row.append((START, 0.0, int(first_op[n]) + begun[one.communicator], -1, place))
+                begun[one.communicator] += 1
+            elif one.number >= begun[one.communicator]:
+                raise InputError(f"program: rank {rank} waits for a transfer on {one.communicator} before its start")
+            else:
+                row.append((WAIT, 0.0, int(first_op[n]) + one.number, -1, place))
+        rows.append(row)
+    return rows
+
+
+def _simplified(
+    operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
+) -> list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+    """The links and shares of every operation, without links on which nothing ever meets, equal ones as one."""
+    group_of_op = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
+    by_link: dict[int, dict[int, float]] = {}
+    for o, one in enumerate(operations):
+        for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True):
+            by_link.setdefault(link, {})[o] = share
+    kinds: dict[tuple[tuple[int, float], ...], bool] = {}
+    for link, shares in by_link.items():
+        is_shared = len({int(group_of_op[o]) for o in shares}) > 1 or (link == UPLINK and has_tenants)
+        if is_shared:
+            signature = tuple((o, round(share / _SAME) * _SAME) for o, share in sorted(shares.items()))
+            kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
+    kept = _pruned(kinds)
+    found: list[tuple[list[int], list[float]]] = [([], []) for _ in operations]
+    number = UPLINK
+    for signature, is_uplink in kept:
+        if not is_uplink:
+            number += 1
+        for o, share in signature:
+            found[o][0].append(UPLINK if is_uplink else number)
+            found[o][1].append(min(share, 1.0))
+    return [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
+
+
+def _pruned(kinds: dict[tuple[tuple[int, float], ...], bool]) -> list[tuple[tuple[tuple[int, float], ...], bool]]:
+    """Without links that are never fuller than another one."""
+    listed = sorted(kinds.items(), key=lambda item: (not item[1], -sum(share for _, share in item[0])))
+    if len(listed) > MAX_PRUNED_LINKS:
+        return listed
+    kept: list[tuple[tuple[tuple[int, float], ...], bool]] = []
+    shares: list[dict[int, float]] = []
+    for signature, is_uplink in listed:
+        own = dict(signature)
+        if not is_uplink and any(
+            own.keys() <= other.keys() and all(share <= other[o] + _SAME for o, share in own.items())
+            for other in shares
+        ):
+            continue
+        kept.append((signature, is_uplink))
+        shares.append(own)
+    return kept

@@ -1,0 +1,165 @@
+"""Section ``program`` of a cluster config: a step typed by hand, as a testbed's iteration is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.program_tables import Compute, Instruction, Start, StepPlan, Wait
+from paceenv.ui.config_files import Config
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,31}$")]
+Seconds = Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False)]
+Ranks = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+WORLD = "world"
+"""The communicator of all ranks, where none is named."""
+
+
+class Communicator(Config):
+    """Process groups of equal size over all ranks."""
+
+    size: int | None = Field(None, ge=1, description="ranks of a group; empty: all")
+    stride: int = Field(1, ge=1, description="distance of neighbours in a group; 1: consecutive ranks")
+
+    def groups(self, ranks: int) -> list[list[int]]:
+        """The groups of a job of that many ranks."""
+        size = self.size or ranks
+        block = size * self.stride
+        return [
+            list(range(first + k, first + block, self.stride))
+            for first in range(0, ranks, block)
+            for k in range(self.stride)
+        ]
+
+
+class Work(Config):
+    """A rank computes."""
+
+    seconds: Seconds = Field(description="mean time, s")
+    micro_batch: int = Field(-1, ge=-1, le=4095, description="whose length the time follows; -1: none")
+    ranks: Ranks | None = Field(None, description="ranks with this work; empty: all")
+
+
+class TransferPhase(Config):
+    """A collective of each group of a communicator, or one message from its first member to its second."""
+
+    name: Name | None = Field(None, description="for a wait")
+    bytes: Annotated[float, Field(ge=0, le=1e15)] = Field(
+        description="payload: the whole tensor; of an all-to-all what one rank holds; of a send the message"
+    )
+    communicator: Name = Field(WORLD, description="a name of program.communicators; world: all ranks")
+    background: bool = Field(False, description="only started here, and awaited at its wait or at the end of the step")
+    can_wait: bool = Field(False, description="the rule defer may hold it back; needs background")
+    every: int = Field(1, ge=1, le=1_000_000, description="it happens in one of so many iterations")
+    ranks: Ranks | None = Field(None, description="ranks that take part, whole groups; empty: all")
+
+    @model_validator(mode="after")
+    def _needs_background(self) -> TransferPhase:
+        if self.can_wait and not self.background:
+            raise ValueError("can_wait only with background: true, as nobody can compute while it is held otherwise")
+        return self
+
+
+class ProgramPhase(Config):
+    """One phase of a step: exactly one of these, or a repeated part."""
+
+    compute: Work | None = None
+    all_reduce: TransferPhase | None = None
+    all_gather: TransferPhase | None = None
+    reduce_scatter: TransferPhase | None = None
+    all_to_all: TransferPhase | None = None
+    broadcast: TransferPhase | None = None
+    send: TransferPhase | None = Field(None, description="from the first of each group to its second")
+    wait: Name | None = Field(None, description="for all transfers of that name that are under way")
+    repeat: int | None = Field(None, ge=1, le=10_000, description="how often the phases of step follow each other")
+    step: list[ProgramPhase] = Field([], description="of repeat")
+
+    @model_validator(mode="after")
+    def _one(self) -> ProgramPhase:
+        kinds = [name for name in type(self).model_fields if name != "step"]
+        if sum(getattr(self, name) is not None for name in kinds) != 1:
+            raise ValueError(f"exactly one of {', '.join(kinds)}")
+        if bool(self.step) != (self.repeat is not None):
+            raise ValueError("step with repeat, and only with it")
+        return self
+
+    def transfer(self) -> tuple[Op, TransferPhase] | None:
+        """Kind and transfer, if it is one."""
+        kinds: tuple[Op, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
+        for kind in kinds:
+            found = getattr(self, kind)
+            if found is not None:
+                return kind, found
+        return None
+
+
+class StepProgram(Config):
+    """A step as a program: computing and transfers in order, on communicators, some in the background."""
+
+    communicators: dict[Name, Communicator] = Field({}, description="process groups by name; world is all ranks")
+    step: list[ProgramPhase] = Field(min_length=1, description="what every rank does, from top to bottom")
+    length_cv: float = Field(
+        0.0, ge=0, le=1, description="variation of the length of a micro-batch, drawn for each replica and step"
+    )
+    ranks_per_replica: int = Field(1, ge=1, description="consecutive ranks that work on the same samples")
+
+    def plan(self, ranks: int) -> StepPlan:
+        """What every rank of a job does.
+
+        Args:
+            ranks: of the job.
+
+        Raises:
+            ValueError: for groups that do not fit the ranks.
+        """
+        every = {WORLD: Communicator()} | self.communicators
+        for name, one in every.items():
+            if ranks % ((one.size or ranks) * one.stride):
+                raise ValueError(f"program.communicators.{name}: size x stride that divides the {ranks} ranks")
+        roles: dict[tuple[Instruction, ...], int] = {}
+        role_R = []
+        for rank in range(ranks):
+            row = tuple(self._instructions(rank))
+            role_R.append(roles.setdefault(row, len(roles)))
+        used = {one.communicator for row in roles for one in row if isinstance(one, Start)}
+        unknown = sorted(used - every.keys())
+        if unknown:
+            raise ValueError(f"communicator {unknown[0]}: one of {', '.join(sorted(every))}")
+        communicators = {name: one.groups(ranks) for name, one in every.items() if name in used}
+        replicas = [rank // self.ranks_per_replica for rank in range(ranks)]
+        return StepPlan(role_R, list(roles), communicators, replicas)
+
+    def _instructions(self, rank: int) -> Iterator[Instruction]:
+        begun: dict[str, int] = {}
+        pending: list[tuple[str | None, Wait]] = []
+        for phase in _flat(self.step):
+            found = phase.transfer()
+            if phase.compute is not None:
+                if phase.compute.ranks is None or rank in phase.compute.ranks:
+                    yield Compute(phase.compute.seconds, phase.compute.micro_batch)
+            elif found is not None:
+                op, one = found
+                if one.ranks is not None and rank not in one.ranks:
+                    continue
+                yield Start(one.communicator, op, one.bytes, one.can_wait, one.every, one.name or op)
+                wait = Wait(one.communicator, begun.get(one.communicator, 0))
+                begun[one.communicator] = wait.number + 1
+                if one.background:
+                    pending.append((one.name, wait))
+                else:
+                    yield wait
+            else:
+                yield from (wait for name, wait in pending if name == phase.wait)
+                pending = [item for item in pending if item[0] != phase.wait]
+        yield from (wait for _, wait in pending)
+
+
+def _flat(step: list[ProgramPhase]) -> Iterator[ProgramPhase]:
+    for phase in step:
+        if phase.repeat is None:
+            yield phase
+        for _ in range(phase.repeat or 0):
+            yield from _flat(phase.step)

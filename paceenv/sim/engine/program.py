@@ -1,0 +1,327 @@
+"""A step as a program: every rank computes, starts transfers and waits for them, and transfers share links as a fluid.
+
+Scalar loops that the kernel compiles. A rank runs its instructions in order. ``COMPUTE`` takes time, ``START`` hands an
+operation to a communicator and goes on, ``WAIT`` blocks until an operation is through. An operation starts when every
+member of its process group has started it and the one before it on the same communicator is through. Running
+operations divide the links they use by weighted max-min. One that meets no other on any link just takes its time.
+
+Ranks run ahead until they block, and only then does the fluid move to its next event. That is exact: whatever a blocked
+rank will start, it starts after the event that it waits for. Cost is linear in instructions, ranks and events.
+
+A transfer that can wait may be held back (rule ``defer``): its rank hands it over that much later, but at once when it
+waits for the transfer or hands another one to the same communicator. The order on each communicator is untouched.
+
+The legend is that of ``paceenv.sim.engine.program_layout``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.core import timing
+from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
+from paceenv.sim.engine.fluid import tenant_goes_on
+from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
+from paceenv.sim.engine.program_layout import COMPUTE, START, UPLINK, Program, ProgramScratch
+
+_NONE = -1
+_DONE = 1e-12
+_UNKNOWN, _FULL, _SLOWEST = -1.0, -1.0, 1e-9
+
+
+def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any, stall_R: Any) -> float:
+    """Run one step of all ranks.
+
+    Args:
+        view: the job; its tenants go on, its delays and holds are read.
+        program: of the job.
+        s: written to; ``end_I``, ``start_O``, ``finish_O``, ``at_R`` and ``waited_R`` are the result.
+        compute_R: compute time of each rank in this step, seconds; a share of it belongs to each ``COMPUTE``.
+        stall_R: what a rank stands still at the start of its step, seconds: a data loader, a garbage collection.
+
+    Returns:
+        When the last rank is through, seconds from the end of the step before.
+    """
+    clock, tenants, tenant = view.clock, view.tenants, view.tenant
+    delay_R, ranks = view.rank[timing.DELAY_S], compute_R.shape[0]
+    for o in range(s.count_O.shape[0]):
+        s.count_O[o] = 0
+        s.ready_O[o] = s.start_O[o] = s.finish_O[o] = math.inf
+    for r in range(ranks):
+        s.at_R[r] = np.float64(delay_R[r]) + stall_R[r]
+        s.next_R[r], s.blocked_R[r], s.waited_R[r], s.stack_R[r] = program.first_R[r], _NONE, 0.0, r
+    now_s, runnable, running, pending = clock["link_s"], ranks, 0, 0
+    while True:
+        while runnable > 0:
+            runnable, pending = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1, pending)
+        if running == 0 and pending == 0:
+            break
+        share_links(program, s, running, tenants, tenant[LEFT_S])
+        until_s = next_event_s(s, running, pending, now_s, tenant)
+        now_s += until_s
+        for k in range(tenants.shape[0]):
+            tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * until_s)
+        i = 0
+        while i < running:
+            o = s.running_O[i]
+            s.left_O[o] -= s.rate_O[o] * until_s
+            if s.left_O[o] <= _DONE * program.alone_O[o]:
+                running -= 1
+                s.running_O[i] = s.running_O[running]
+                runnable = leave(view, program, s, o, now_s, runnable)
+                if not program.last_O[o]:
+                    runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
+            else:
+                i += 1
+        i = 0
+        while i < pending:
+            o = s.pending_O[i]
+            if s.ready_O[o] <= now_s:
+                pending -= 1
+                s.pending_O[i] = s.pending_O[pending]
+                s.start_O[o], s.left_O[o] = now_s, work_s(view, program, o)
+                s.running_O[running] = o
+                running += 1
+            else:
+                i += 1
+    clock["link_s"], end_s = now_s, 0.0
+    for r in range(ranks):
+        end_s = max(end_s, s.at_R[r])
+    return float(end_s)
+
+
+def next_event_s(s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]) -> float:
+    """How long until an operation is through or starts, or a tenant's transfer ends or starts, seconds.
+
+    Args:
+        s: of the step.
+        running: how many operations run.
+        pending: how many will start.
+        now_s: seconds from the end of the step before.
+        tenant: state of the tenants, ``(TENANT_FIELDS, K)``.
+    """
+    until_s = math.inf
+    for i in range(pending):
+        until_s = min(until_s, max(s.ready_O[s.pending_O[i]] - now_s, 0.0))
+    for i in range(running):
+        o = s.running_O[i]
+        until_s = min(until_s, s.left_O[o] / s.rate_O[o])
+    for k in range(tenant.shape[1]):
+        if tenant[LEFT_S, k] > 0.0:
+            until_s = min(until_s, tenant[LEFT_S, k] / s.rate_K[k])
+        else:
+            until_s = min(until_s, max(tenant[NEXT_S, k] - now_s, 0.0))
+    return until_s
+
+
+def go_on(
+    view: View, program: Program, s: ProgramScratch, compute_R: Any, r: int, runnable: int, pending: int
+) -> tuple[int, int]:
+    """Run rank ``r`` until it blocks or its step is over; returns how many ranks can run and operations will start."""
+    job = view.job
+    i, at_s, hold_s = s.next_R[r], s.at_R[r], np.float64(view.rank[timing.DEFER_S, r])
+    end = program.first_R[r + 1]
+    while i < end:
+        kind = program.kind_I[i]
+        if kind == COMPUTE:
+            lasts_s = program.share_I[i] * compute_R[r]
+            if program.micro_I[i] >= 0 and job["length_cv"] > 0.0:
+                lasts_s *= length_factor(view, program.replica_R[r], program.micro_I[i])
+            at_s += lasts_s
+        else:
+            o = program.operation_I[i]
+            if kind == START:
+                if hold_s > 0.0:
+                    hand_over(program, s, o - 1, program.group_O[o], program.place_I[i], at_s)
+                handed_s = at_s + hold_s if program.can_wait_O[o] else at_s
+                s.handed_X[program.first_handed_O[o] + program.place_I[i]] = handed_s
+                s.count_O[o] += 1
+                s.at_R[r] = at_s
+                runnable, pending = schedule(view, program, s, o, runnable, pending)
+            elif s.finish_O[o] < math.inf:
+                waited_s = s.finish_O[o] - at_s
+                if waited_s > 0.0:
+                    at_s += waited_s
+                    s.waited_R[r] += waited_s
+            else:
+                if hold_s > 0.0:
+                    hand_over(program, s, o, program.group_O[o], program.place_I[i], at_s)
+                s.next_R[r], s.at_R[r], s.blocked_R[r] = i, at_s, o
+                return runnable, pending
+        s.end_I[i] = at_s
+        i += 1
+    s.next_R[r], s.at_R[r] = i, at_s
+    return runnable, pending
+
+
+def length_factor(view: View, replica: int, micro: int) -> float:
+    """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer, a ratio."""
+    key = key_of(view.clock["key"], LENGTH, view.clock["iteration"] * 4096 + micro)
+    return float(max(1.0 + view.job["length_cv"] * quantile(view.normal, bits32(key, replica)), 0.0))
+
+
+def work_s(view: View, program: Program, o: int) -> float:
+    """How long operation ``o`` takes in this iteration with all links free, seconds; latency not included."""
+    job, clock = view.job, view.clock
+    every = program.every_O[o]
+    if every > 1 and (clock["iteration"] + 1) % every != 0:
+        return 0.0
+    alone_s = program.alone_O[o] * job["bytes_scale"]
+    if job["transfer_cv"] > 0.0:
+        variance = math.log1p(job["transfer_cv"] ** 2)
+        z = quantile(view.normal, bits32(key_of(clock["key"], TRANSFER, clock["iteration"]), o))
+        alone_s *= math.exp(math.sqrt(variance) * z - 0.5 * variance)
+    return float(alone_s)
+
+
+def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
+    """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``."""
+    members = program.first_member_N[group + 1] - program.first_member_N[group]
+    o = last
+    while o >= 0 and program.group_O[o] == group and s.start_O[o] == math.inf:
+        x = program.first_handed_O[o] + place
+        if s.handed_X[x] > at_s:
+            s.handed_X[x] = at_s
+            if s.count_O[o] == members and s.ready_O[o] < math.inf:
+                s.ready_O[o] = ready_s(program, s, o, members)
+        o -= 1
+
+
+def ready_s(program: Program, s: ProgramScratch, o: int, members: int) -> float:
+    """When operation ``o`` can start: all members have handed it over and the one before it is through; seconds."""
+    latest_s, x = 0.0, program.first_handed_O[o]
+    for m in range(members):
+        latest_s = max(latest_s, s.handed_X[x + m])
+    if o > 0 and program.group_O[o - 1] == program.group_O[o]:
+        latest_s = max(latest_s, s.finish_O[o - 1])
+    return latest_s
+
+
+def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: int, pending: int) -> tuple[int, int]:
+    """Let operation ``o`` start at a known time if nothing is missing; returns counts as :func:`go_on`.
+
+    One that meets no other on any link and cannot be held back is through at once, and then perhaps the next one.
+    """
+    group = program.group_O[o]
+    members = program.first_member_N[group + 1] - program.first_member_N[group]
+    while s.count_O[o] == members and s.ready_O[o] == math.inf:
+        if o > 0 and program.group_O[o - 1] == group and s.finish_O[o - 1] == math.inf:
+            break
+        s.ready_O[o] = ready_s(program, s, o, members)
+        if not program.is_private_O[o] or program.can_wait_O[o]:
+            s.pending_O[pending] = o
+            pending += 1
+            break
+        s.start_O[o] = s.ready_O[o]
+        runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)
+        if program.last_O[o]:
+            break
+        o += 1
+    return runnable, pending
+
+
+def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, runnable: int) -> int:
+    """Operation ``o`` has moved its bytes at ``at_s``; ranks that wait for it go on. Returns how many ranks can run."""
+    every, group = program.every_O[o], program.group_O[o]
+    happens = every <= 1 or (view.clock["iteration"] + 1) % every == 0
+    s.finish_O[o] = at_s + (program.latency_O[o] if happens else 0.0)
+    for m in range(program.first_member_N[group], program.first_member_N[group + 1]):
+        r = program.rank_M[m]
+        if s.blocked_R[r] == o:
+            s.blocked_R[r] = _NONE
+            s.stack_R[runnable] = r
+            runnable += 1
+    return runnable
+
+
+def share_links(program: Program, s: ProgramScratch, running: int, tenants: Any, left_K: NDArray[np.float64]) -> None:
+    """Set the rate of every running operation and of every tenant that transfers, by weighted max-min over all links.
+
+    The water level rises for all alike: at a level, one of weight w has ``w * level`` of its busiest link. It stops
+    rising where it runs as fast as alone, or where one of its links is full.
+
+    Args:
+        program: of the job.
+        s: rates are written.
+        running: how many operations run.
+        tenants: ``(K,)`` of ``TENANT``.
+        left_K: their work left; a tenant takes part while it is positive.
+    """
+    s.left_L[UPLINK] = 1.0
+    for i in range(running):
+        o = s.running_O[i]
+        s.rate_O[o] = _UNKNOWN
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.left_L[program.link_U[u]] = 1.0
+    for k in range(tenants.shape[0]):
+        s.rate_K[k] = _UNKNOWN if left_K[k] > 0.0 else 0.0
+    for _ in range(running + tenants.shape[0]):
+        level = rising_to(program, s, running, tenants)
+        if level == math.inf:
+            return
+        full_at = level * (1.0 + _DONE)
+        for i in range(running):  # before anything is taken off a link
+            o = s.running_O[i]
+            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+                link = program.link_U[u]
+                if s.weight_L[link] > 0.0 and s.left_L[link] <= full_at * s.weight_L[link]:
+                    s.weight_L[link] = _FULL
+        if s.weight_L[UPLINK] > 0.0 and s.left_L[UPLINK] <= full_at * s.weight_L[UPLINK]:
+            s.weight_L[UPLINK] = _FULL
+        for i in range(running):
+            freeze(program, s, s.running_O[i], level)
+        for k in range(tenants.shape[0]):
+            cap, rate = tenants[k]["rate_cap"], level * tenants[k]["weight"]
+            if s.rate_K[k] == _UNKNOWN and (rate * (1.0 + _DONE) >= cap or s.weight_L[UPLINK] == _FULL):
+                s.rate_K[k] = max(min(rate, cap), _SLOWEST)
+                s.left_L[UPLINK] -= s.rate_K[k]
+
+
+def rising_to(program: Program, s: ProgramScratch, running: int, tenants: Any) -> float:
+    """The level at which the next operation or tenant stops rising; infinite if none is left. Fills ``weight_L``."""
+    level = math.inf
+    s.weight_L[UPLINK] = 0.0
+    for i in range(running):
+        o = s.running_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.weight_L[program.link_U[u]] = 0.0
+    for k in range(tenants.shape[0]):
+        if s.rate_K[k] == _UNKNOWN:
+            level = min(level, tenants[k]["rate_cap"] / tenants[k]["weight"])
+            s.weight_L[UPLINK] += tenants[k]["weight"]
+    for i in range(running):
+        o = s.running_O[i]
+        if s.rate_O[o] == _UNKNOWN:
+            level = min(level, program.top_O[o] / program.weight_O[o])
+            per_level = program.weight_O[o] / program.top_O[o]
+            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+                s.weight_L[program.link_U[u]] += per_level * program.share_U[u]
+    if level == math.inf:
+        return level
+    if s.weight_L[UPLINK] > 0.0:
+        level = min(level, s.left_L[UPLINK] / s.weight_L[UPLINK])
+    for i in range(running):
+        o = s.running_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            link = program.link_U[u]
+            if s.weight_L[link] > 0.0:
+                level = min(level, s.left_L[link] / s.weight_L[link])
+    return max(level, 0.0)
+
+
+def freeze(program: Program, s: ProgramScratch, o: int, level: float) -> None:
+    """Fix the rate of operation ``o`` if it cannot rise further, and take what it uses off its links."""
+    if s.rate_O[o] != _UNKNOWN:
+        return
+    rate = level * program.weight_O[o] / program.top_O[o]
+    held = rate * (1.0 + _DONE) >= 1.0
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        held = held or s.weight_L[program.link_U[u]] == _FULL
+    if held:
+        s.rate_O[o] = max(min(rate, 1.0), _SLOWEST)
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.left_L[program.link_U[u]] -= s.rate_O[o] * program.share_U[u]

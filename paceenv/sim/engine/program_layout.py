@@ -1,0 +1,165 @@
+"""What the engine is given of a step as a program, and the room that one step works in.
+
+``paceenv.sim.cluster`` makes a :class:`Program`; ``paceenv.sim.engine.program`` runs it. Legend: R ranks, N process
+groups of all communicators, O operations, I instructions, L links, M members of all process groups, U uses of links,
+X members of all operations, K tenants.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPUTE, START, WAIT = 0, 1, 2
+"""Kinds of instructions."""
+UPLINK = 0
+"""The link that tenants share."""
+
+
+class Program(NamedTuple):
+    """The steps of the ranks of a job; read only. Without a program every array is empty."""
+
+    first_R: NDArray[np.int64]
+    """``(R + 1,)``: the first instruction of each rank."""
+    kind_I: NDArray[np.int64]
+    """``(I,)``: ``COMPUTE``, ``START`` or ``WAIT``."""
+    share_I: NDArray[np.float64]
+    """``(I,)``: of ``COMPUTE``: part of the job's ``compute_s``."""
+    operation_I: NDArray[np.int64]
+    """``(I,)``: of ``START`` and ``WAIT``: the operation."""
+    micro_I: NDArray[np.int64]
+    """``(I,)``: the micro-batch whose length an instruction's time follows; -1: none."""
+    replica_R: NDArray[np.int64]
+    """``(R,)``: the replica of each rank: ranks of one replica work on the same samples."""
+    group_O: NDArray[np.int64]
+    """``(O,)``: the process group of each operation; those of a group are numbered in their order."""
+    last_O: NDArray[np.bool_]
+    """``(O,)``: whether it is the last of its group."""
+    every_O: NDArray[np.int64]
+    """``(O,)``: it happens in one of so many iterations."""
+    can_wait_O: NDArray[np.bool_]
+    """``(O,)``: whether it may be held back."""
+    alone_O: NDArray[np.float64]
+    """``(O,)``: seconds that it takes with all links free, latency not included."""
+    latency_O: NDArray[np.float64]
+    """``(O,)``: seconds of latency, in which it uses no link."""
+    weight_O: NDArray[np.float64]
+    """``(O,)``: its share in a tie."""
+    top_O: NDArray[np.float64]
+    """``(O,)``: the largest share that it takes of a link when it runs alone."""
+    is_private_O: NDArray[np.bool_]
+    """``(O,)``: whether it meets no other operation on any link."""
+    first_use_O: NDArray[np.int64]
+    """``(O + 1,)``: the first of its uses of links."""
+    link_U: NDArray[np.int64]
+    """``(U,)``: the link."""
+    share_U: NDArray[np.float64]
+    """``(U,)``: the share of that link that the operation takes when it runs alone, at most 1."""
+    first_member_N: NDArray[np.int64]
+    """``(N + 1,)``: the first member of each process group."""
+    rank_M: NDArray[np.int64]
+    """``(M,)``: the member's rank."""
+    place_I: NDArray[np.int64]
+    """``(I,)``: of ``START`` and ``WAIT``: the place of the rank among the members."""
+    first_handed_O: NDArray[np.int64]
+    """``(O + 1,)``: where its row of ``ProgramScratch.handed_X`` begins."""
+    links: int
+    """How many links there are."""
+
+
+class ProgramScratch(NamedTuple):
+    """What one step of one job works in. Seconds from the end of the step before, except where noted."""
+
+    at_R: NDArray[np.float64]
+    """How far each rank has come."""
+    next_R: NDArray[np.int64]
+    """Its next instruction."""
+    blocked_R: NDArray[np.int64]
+    """The operation that it waits for; -1: none."""
+    waited_R: NDArray[np.float64]
+    """How long it was blocked in all, seconds."""
+    stack_R: NDArray[np.int64]
+    """Ranks that can go on."""
+    count_O: NDArray[np.int64]
+    """How many members have handed the operation over."""
+    ready_O: NDArray[np.float64]
+    """When it can start; infinite while that is unknown."""
+    start_O: NDArray[np.float64]
+    """When it started; infinite before."""
+    finish_O: NDArray[np.float64]
+    """When it was through; infinite before."""
+    left_O: NDArray[np.float64]
+    """How much of it is left, seconds of running alone."""
+    rate_O: NDArray[np.float64]
+    """How fast it runs now, relative to alone."""
+    running_O: NDArray[np.int64]
+    """Operations that use links now."""
+    pending_O: NDArray[np.int64]
+    """Operations that will start at a known time."""
+    handed_X: NDArray[np.float64]
+    """When each member hands over each operation."""
+    end_I: NDArray[np.float64]
+    """When each instruction was over."""
+    left_L: NDArray[np.float64]
+    """What no operation at its final rate takes of each link, a share."""
+    weight_L: NDArray[np.float64]
+    """What a unit of the water level takes of each link; -1 where the link is full."""
+    rate_K: NDArray[np.float64]
+    """The share of the uplink that each tenant has now."""
+
+
+def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
+    """Room for one step of a job that runs ``program`` beside so many tenants."""
+    ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
+    handed = program.first_handed_O[operations] if operations > 0 else 0
+    return ProgramScratch(
+        np.empty(ranks),
+        np.empty(ranks, np.int64),
+        np.empty(ranks, np.int64),
+        np.empty(ranks),
+        np.empty(ranks, np.int64),
+        np.empty(operations, np.int64),
+        np.empty(operations),
+        np.empty(operations),
+        np.empty(operations),
+        np.empty(operations),
+        np.empty(operations),
+        np.empty(operations, np.int64),
+        np.empty(operations, np.int64),
+        np.empty(handed),
+        np.empty(instructions),
+        np.empty(program.links),
+        np.empty(program.links),
+        np.empty(tenants),
+    )
+
+
+_INTEGER, _REAL, _BOOLEAN = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_)
+NO_PROGRAM = Program(
+    first_R=_INTEGER,
+    kind_I=_INTEGER,
+    share_I=_REAL,
+    operation_I=_INTEGER,
+    micro_I=_INTEGER,
+    replica_R=_INTEGER,
+    group_O=_INTEGER,
+    last_O=_BOOLEAN,
+    every_O=_INTEGER,
+    can_wait_O=_BOOLEAN,
+    alone_O=_REAL,
+    latency_O=_REAL,
+    weight_O=_REAL,
+    top_O=_REAL,
+    is_private_O=_BOOLEAN,
+    first_use_O=_INTEGER,
+    link_U=_INTEGER,
+    share_U=_REAL,
+    first_member_N=_INTEGER,
+    rank_M=_INTEGER,
+    place_I=_INTEGER,
+    first_handed_O=_INTEGER,
+    links=0,
+)
+"""Of a job with one collective a step."""
