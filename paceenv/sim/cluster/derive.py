@@ -15,7 +15,7 @@ from paceenv.sim.cluster import transfers
 from paceenv.sim.cluster.collectives import volume
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program_run import program_alone_s, program_of
+from paceenv.sim.cluster.program.program_run import program_alone_s, program_of
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import JobBatch, episode_keys

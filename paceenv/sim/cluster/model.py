@@ -23,8 +23,8 @@ from paceenv.sim.cluster.environment import (
 )
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
-from paceenv.sim.cluster.step_program import StepProgram
 from paceenv.sim.cluster.step_time import Step
 from paceenv.sim.cluster.transfers import plan_step
 from paceenv.sim.cluster.workload import Gpu, Workload

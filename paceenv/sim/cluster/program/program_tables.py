@@ -15,7 +15,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import Op
-from paceenv.sim.cluster.footprint import Use
+from paceenv.sim.cluster.program.footprint import Use
 from paceenv.sim.engine.program_layout import COMPUTE, START, UPLINK, WAIT, Program
 
 _SAME = 1e-9
@@ -127,7 +127,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         alone_O=np.array([one.use.alone_s for one in operations], np.float64),
         latency_O=np.array([one.use.latency_s for one in operations], np.float64),
         weight_O=np.ones(len(operations)),
-        top_O=np.array([shares.max(initial=0.0) for _, shares in uses], np.float64),
+        top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
         is_private_O=np.array([count == 0 for count in link_counts], np.bool_),
         first_use_O=np.concatenate([[0], np.cumsum(link_counts)]).astype(np.int64),
         link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from paceenv.sim.cluster.collectives import Op
-from paceenv.sim.cluster.program_tables import Compute, Instruction, Start, StepPlan, Wait
+from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
 from paceenv.ui.config_files import Config
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,31}$")]

@@ -10,11 +10,11 @@ from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import Algorithm
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import Fabric
-from paceenv.sim.cluster.footprint import Tiers, Use, use
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program_tables import Start, tables
-from paceenv.sim.cluster.step_program import StepProgram
+from paceenv.sim.cluster.program.footprint import Tiers, Use, use
+from paceenv.sim.cluster.program.program_tables import Start, tables
+from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.transfers import Layout, draw_links
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program

@@ -1,0 +1,246 @@
+"""Steps as programs: closed forms, what is conserved, the order on communicators, and holding back what can wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
+
+GBPS = 100.0
+BYTES_PER_S = GBPS * 1e9 / 8.0
+
+
+def cluster(step: list[dict[str, Any]], nodes: int = 4, **more: Any) -> Cluster:
+    """A job of a rank a node on fast leaves; ``step`` is its program."""
+    data: dict[str, Any] = {
+        "name": "program",
+        "job": {"nodes": nodes},
+        "program": {"communicators": {"a": {}, "b": {}, "pairs": {"size": 2}}, "step": step},
+        "fabric": {"nic_gbps": GBPS, "nodes_per_leaf": 64, "uplink_gbps": 1e5, "latency_us": 0},
+    }
+    for key, value in more.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
+    return config_files.parse(Cluster, data, "test")
+
+
+def simulator(one: Cluster, seeds: int = 1) -> Simulator:
+    keys = episode_keys(list(range(seeds)))
+    return Simulator(derive(one, keys), keys)
+
+
+def record(one: Cluster, iterations: int = 1, hold: tuple[float, float] | None = None) -> Recording:
+    """Stamps of a run, with rule ``defer`` at (threshold, window) where it is given."""
+    job = simulator(one)
+    settings = job.off() if hold is None else pacing.one_mechanism("defer", *hold)[None, None]
+    return job.record(settings, iterations)
+
+
+def all_reduce(seconds: float, members: int = 4, **more: Any) -> dict[str, Any]:
+    """An all-reduce that takes so long alone on the NICs of its members."""
+    return {"all_reduce": {"bytes": seconds * BYTES_PER_S * members / (2.0 * (members - 1)), **more}}
+
+
+def all_to_all(seconds: float, members: int = 4, **more: Any) -> dict[str, Any]:
+    return {"all_to_all": {"bytes": seconds * BYTES_PER_S * members / (members - 1), **more}}
+
+
+def compute(seconds: float, **more: Any) -> dict[str, Any]:
+    return {"compute": {"seconds": seconds, **more}}
+
+
+def layers(count: int, gradients: float = 0.08) -> list[dict[str, Any]]:
+    """A backward pass with experts: an all-to-all that is needed, an all-reduce that can wait, both on one NIC."""
+    part = [
+        compute(0.1),
+        all_reduce(gradients, communicator="a", background=True, can_wait=True),
+        all_to_all(0.05, communicator="b"),
+    ]
+    return [{"repeat": count, "step": part}]
+
+
+def test_phases_in_the_foreground_follow_each_other() -> None:
+    step_s = record(cluster([compute(0.3), all_reduce(0.2), compute(0.1), all_to_all(0.05)])).step_ET[0, 0]
+    assert step_s == pytest.approx(0.65)
+
+
+def test_a_transfer_in_the_background_hides_behind_compute() -> None:
+    hidden = record(cluster([compute(0.1), all_reduce(0.2, background=True), compute(0.3)]))
+    exposed = record(cluster([compute(0.1), all_reduce(0.4, background=True), compute(0.3)]))
+    assert hidden.step_ET[0, 0] == pytest.approx(0.4)
+    assert exposed.step_ET[0, 0] == pytest.approx(0.5)
+
+
+def test_two_communicators_share_the_nic_and_one_after_the_other_does_not() -> None:
+    """Both take 0.1 s alone; shared fairly the needed one takes twice as long."""
+    step = [all_reduce(0.1, communicator="a", background=True), all_to_all(0.1, communicator="b"), compute(1.0)]
+    assert record(cluster(step)).step_ET[0, 0] == pytest.approx(1.2)
+    one = [all_reduce(0.1, background=True), all_to_all(0.1), compute(1.0)]
+    found = record(cluster(one))
+    assert found.step_ET[0, 0] == pytest.approx(1.2), "in order on one communicator"
+    assert found.start_ETO[0, 0, 1] == pytest.approx(found.through_ETO[0, 0, 0])
+
+
+def test_linas_arithmetic() -> None:
+    """reality.md: shared fairly a layer takes 2.0 of its compute, with the bucket held back 1.5."""
+    count = 10
+    off = record(cluster(layers(count))).step_ET[0, 0]
+    wanted = count * 0.15 + 0.08
+    assert off == pytest.approx(count * 0.2 + 0.03, rel=1e-3)
+    held = record(cluster(layers(count)), 40, (0.0, 0.0501 / wanted)).step_ET[0, -1]
+    assert held == pytest.approx(wanted, rel=0.02)
+
+
+def test_a_wait_hands_over_what_is_held() -> None:
+    step = [
+        compute(0.1),
+        all_reduce(0.1, background=True, can_wait=True, name="grads"),
+        {"wait": "grads"},
+        compute(0.2),
+    ]
+    assert record(cluster(step), 6, (0.0, 0.5)).step_ET[0, -1] == pytest.approx(0.4)
+
+
+def test_the_next_transfer_on_a_communicator_hands_over_what_is_held() -> None:
+    step = [compute(0.1), all_reduce(0.1, background=True, can_wait=True), all_to_all(0.1), compute(0.2)]
+    assert record(cluster(step), 6, (0.0, 0.5)).step_ET[0, -1] == pytest.approx(0.5)
+
+
+def test_every_is_a_transfer_in_one_of_so_many_iterations() -> None:
+    step_T = record(cluster([compute(0.1), all_reduce(0.2, every=4)]), 8).step_ET[0]
+    np.testing.assert_allclose(step_T, [0.1, 0.1, 0.1, 0.3] * 2)
+
+
+def test_a_group_waits_for_its_own_members_only() -> None:
+    one = cluster([compute(0.1), compute(0.2, ranks=[3]), all_reduce(0.1, 2, communicator="pairs"), compute(0.3)])
+    found = record(one)
+    assert found.step_ET[0, 0] == pytest.approx(0.7)
+    assert found.exit_ETR[0, 0, :2] == pytest.approx(0.5)
+
+
+def test_members_that_start_different_transfers_are_refused() -> None:
+    with pytest.raises(InputError, match="start different transfers on communicator"):
+        simulator(cluster([compute(0.1), all_reduce(0.1, ranks=[0, 1])]))
+
+
+def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
+    crossed = [
+        all_reduce(0.1, 2, communicator="a", ranks=[0]),
+        all_reduce(0.1, 2, communicator="b"),
+        all_reduce(0.1, 2, communicator="a", ranks=[1]),
+    ]
+    with pytest.raises(InputError, match="wait for each other for ever"):
+        simulator(cluster(crossed, nodes=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"job": {"nodes": 4, "compute_s": 1.0}}, "job.compute_s or a program, not both"),
+        ({"job": {"nodes": 3}}, "size x stride that divides the 3 ranks"),
+        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb with a program|no fabric.torus and no fabric.buffer_kb"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster([compute(0.1), all_reduce(0.1, 2, communicator="pairs")], **change)
+
+
+def test_can_wait_needs_the_background() -> None:
+    with pytest.raises(InputError, match="can_wait only with background"):
+        cluster([compute(0.1), all_reduce(0.1, can_wait=True)])
+
+
+PHASES = st.lists(
+    st.one_of(
+        st.builds(compute, st.floats(0.001, 0.2)),
+        st.builds(
+            lambda s, c, b, w: all_reduce(s, communicator=c, background=b, can_wait=b and w),
+            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans(), st.booleans()),
+        ),
+        st.builds(
+            lambda s, c, b: all_to_all(s, communicator=c, background=b),
+            *(st.floats(0.001, 0.2), st.sampled_from("ab"), st.booleans()),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def busy_s(phases: list[dict[str, Any]]) -> tuple[float, float]:
+    """All compute, and all transfers one after the other, seconds."""
+    computes = sum(p["compute"]["seconds"] for p in phases if "compute" in p)
+    factor = {"all_reduce": 1.5, "all_to_all": 0.75, "compute": 0.0}
+    moved = [factor[kind] * value.get("bytes", 0.0) for p in phases for kind, value in p.items()]
+    return computes, sum(moved) / BYTES_PER_S
+
+
+@given(PHASES, st.floats(0.0, 0.4))
+def test_work_is_conserved_with_and_without_holding_back(phases: list[dict[str, Any]], window: float) -> None:
+    """No step is shorter than its compute or its bytes on the NIC, and none longer than both and what is held."""
+    computes, moved = busy_s(phases)
+    if computes + moved == 0.0:
+        return
+    one = cluster(phases)
+    free = record(one).step_ET[0, 0]
+    assert max(computes, moved) - 1e-9 <= free <= computes + moved + 1e-9
+    held = record(one, 3, (0.0, window)).step_ET[0, -1]
+    holds = sum("all_reduce" in p and p["all_reduce"]["can_wait"] for p in phases)
+    assert max(computes, moved) - 1e-9 <= held <= computes + moved + holds * window * max(free, held) + 1e-9
+
+
+@given(PHASES)
+def test_operations_of_a_communicator_never_overlap(phases: list[dict[str, Any]]) -> None:
+    one = cluster([*phases, compute(0.01)])
+    job = simulator(one)
+    found = job.record(pacing.one_mechanism("defer", 0.0, 0.2)[None, None], 2)
+    group_O = job.batch.program.group_O
+    for o in range(1, len(group_O)):
+        if group_O[o] == group_O[o - 1]:
+            assert (found.start_ETO[0, :, o] >= found.through_ETO[0, :, o - 1] - 1e-9).all()
+
+
+def test_nothing_is_gained_where_no_transfer_meets_another() -> None:
+    """Nulls: one communicator; no overlap; a link without a pause. No setting of the rule gains in any of them."""
+    nulls = [
+        [{"repeat": 6, "step": [compute(0.1), all_reduce(0.08, background=True, can_wait=True), all_to_all(0.05)]}],
+        [{"repeat": 6, "step": [compute(0.1), all_reduce(0.08, communicator="a"), all_to_all(0.05, communicator="b")]}],
+    ]
+    for step in nulls:
+        free = record(cluster(step)).step_ET[0, 0]
+        for window in (0.01, 0.05, 0.1, 0.3):
+            assert record(cluster(step), 6, (0.0, window)).step_ET[0, -1] >= free * (1.0 - 1e-9)
+
+
+def test_stalls_come_at_the_start_of_a_step_and_jitter_stretches_all_compute() -> None:
+    noisy = cluster(layers(4), noise={"jitter_cv": 0.05, "stall_rate": 0.1, "stall_mean_s": 0.5})
+    job = simulator(noisy, 8)
+    mean = job.run(np.repeat(job.off(), 1, axis=1), 200).mean()
+    assert mean > job.batch.jobs["ideal_step_s"][0] * 1.02
+
+
+def test_length_of_micro_batches_varies_by_replica() -> None:
+    step = [compute(0.1, micro_batch=0), compute(0.1, micro_batch=1), all_reduce(0.01)]
+    one = cluster(step, program={"communicators": {}, "step": step, "length_cv": 0.2, "ranks_per_replica": 2})
+    found = record(one, 50)
+    entry = found.end_ETI.reshape(50, 4, -1)[:, :, 1]
+    np.testing.assert_allclose(entry[:, 0], entry[:, 1])
+    assert np.std(entry[:, 0] - entry[:, 2]) > 0.01
+
+
+def test_results_do_not_depend_on_how_a_batch_is_cut() -> None:
+    one = cluster(layers(3), noise={"jitter_cv": 0.03, "transfer_cv": 0.1})
+    many, apart = simulator(one, 4), simulator(one, 1)
+    together = many.run(many.off(), 30)
+    np.testing.assert_array_equal(together[:1], apart.run(apart.off(), 30))
