@@ -119,11 +119,17 @@ def read_prediction(run: RunFolder, attempt: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("schema") == SCHEMA else None
 
 
-def lines_of(found: Mapping[str, Any] | None, snapshots: Sequence[Snapshot]) -> list[str]:
-    """A prediction in words; for a run in mode shadow without one, what to do for it."""
+def lines_of(found: Mapping[str, Any] | None, snapshots: Sequence[Snapshot], folder: str | Path) -> list[str]:
+    """A prediction in words; for a run in mode shadow without one, what to do for it.
+
+    Args:
+        found: what :func:`read_prediction` returned.
+        snapshots: the ranks' last statuses.
+        folder: of the run, as its reader named it.
+    """
     if found is None:
         shadow = any(number(s, "shadow", "steps") for s in snapshots)
-        return ["predicted gain: not computed yet; paceenv live predict DIR does (it needs paceenv[sim])"] * shadow
+        return [f"predicted gain: not computed yet; next: paceenv live predict {folder} (needs paceenv[sim])"] * shadow
     if why := text(found, "missing"):
         return [f"predicted gain: none, because the trace does not allow one: {why}"]
     policies, lines = entry(found, "policies"), []

@@ -60,7 +60,7 @@ def notes(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> list[s
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    found += [*shadowed(snapshots), *lines_of(read_prediction(run, attempt), snapshots)]
+    found += [*shadowed(snapshots), *lines_of(read_prediction(run, attempt), snapshots, run.path)]
     if (ahead := canary_outlook(snapshots)) is not None:
         found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
     found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]
