@@ -47,13 +47,20 @@ class Agent:
 
         Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
         folder, to find early and late ranks; that waits for the file system.
+
+        Args:
+            compare: whether it also looks at the other ranks' status files.
         """
         self._quietly(lambda: self._loop.catch_up())
         return dict(self._quietly(lambda: self._output.compared() if compare else self._output.snapshot(), {}))
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
+        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after.
+
+        Args:
+            kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
+        """
         self._quietly(lambda: self._loop.begin_mark(kind))
         try:
             yield

@@ -230,7 +230,12 @@ def guessed_attempt() -> str:
 
 
 def settings_digest(options: Options, policy: tuple[str, str | None]) -> str:
-    """A digest of everything that every rank must have alike; ``policy`` is its name and its SHA-256."""
+    """A digest of everything that every rank must have alike; ``policy`` is its name and its SHA-256.
+
+    Args:
+        options: of this rank's agent.
+        policy: name and SHA-256 digest; None where it has no file.
+    """
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in OWN_TO_A_RANK}
     return hashlib.blake2b(repr((sorted(values.items()), policy)).encode(), digest_size=8).hexdigest()
 

@@ -103,13 +103,23 @@ def predict(
 
 
 def write_prediction(run: RunFolder, found: Mapping[str, Any]) -> None:
-    """Keep a prediction with its attempt. Raises InputError if it cannot be written."""
+    """Keep a prediction with its attempt. Raises InputError if it cannot be written.
+
+    Args:
+        run: the folder of the run.
+        found: what :func:`predict` returned.
+    """
     path = run.path / str(found["attempt"]) / FILE
     atomic_write(path, (json.dumps(finite(found), allow_nan=False) + "\n").encode())
 
 
 def read_prediction(run: RunFolder, attempt: str) -> dict[str, Any] | None:
-    """The prediction of an attempt; None where there is none that can be read."""
+    """The prediction of an attempt; None where there is none that can be read.
+
+    Args:
+        run: the folder of the run.
+        attempt: which of its attempts.
+    """
     path = run.path / attempt / FILE
     try:
         with open_regular(path, MAX_BYTES) as stream:
