@@ -72,6 +72,10 @@ class ChromeTraceWriter:
 
         Every other column becomes an argument of the event. Rows of one rank may come in any order within a call; calls
         must follow each other in time. Operations without length are left out.
+
+        Args:
+            pid: number of the process that the rows are drawn under.
+            columns: by name, a value a row or one for all rows.
         """
         names = list(columns)
         rows = np.broadcast_arrays(*(np.asarray(columns[name]) for name in names))
