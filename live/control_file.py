@@ -143,7 +143,12 @@ def read_wish(path: Path) -> Wish:
 
 
 class ControlReader:
-    """Looks at the file for one loop, on the watch thread, and hands over what it asks for."""
+    """Looks at the file for one loop, on the watch thread, and hands over what it asks for.
+
+    Args:
+        folder: of the attempt.
+        loop: takes what is asked for.
+    """
 
     def __init__(self, folder: Path, loop: Loop) -> None:
         self._path, self._loop = folder / NAME, loop

@@ -91,6 +91,9 @@ def _error(steps_s: Sequence[float], clip_s: float) -> float:
 class Arm:
     """What is known about one candidate.
 
+    Args:
+        plan: length of its blocks.
+
     Attributes:
         name: as it was given.
         pairs: pairs compared.

@@ -27,6 +27,12 @@ class ClusterBuilder:
     """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
 
     ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
+
+    Args:
+        stamps: of the trace.
+        probed: stamps that links are fitted to.
+        base: what the operator knows; None for nothing.
+        name: of the cluster.
     """
 
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:

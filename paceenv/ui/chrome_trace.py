@@ -33,6 +33,10 @@ class ChromeTraceWriter:
     """Stream events to ``path``: a context manager that leaves a whole file or none; gzipped where it ends in .gz.
 
     ``about`` are the file's own notes (the viewer's "metadata"), JSON values by name.
+
+    Args:
+        path: of the file.
+        about: notes by name; None for no notes.
     """
 
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
