@@ -33,7 +33,7 @@ html_title = "paceenv"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_copy_source = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 html_show_search_summary = False  # its excerpts are fetched, which a browser refuses for files
 pygments_style = "tango"
 pygments_dark_style = "monokai"

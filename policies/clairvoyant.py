@@ -58,7 +58,12 @@ class Clairvoyant:
         self._candidates, self._horizon, self._preference = candidates(), horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
-        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""
+        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``.
+
+        Args:
+            simulator: it is forked, not changed.
+            interval_iterations: length of the interval.
+        """
         E, C = len(simulator.batch), len(self._candidates)
         future = simulator.fork(np.repeat(np.arange(E), C))
         settings = np.tile(self._candidates, (E, 1, 1))[:, None]

@@ -68,7 +68,12 @@ class PolicyFile:
 
 
 def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
-    """Write a policy file whole or not at all; returns its SHA-256 digest."""
+    """Write a policy file whole or not at all; returns its SHA-256 digest.
+
+    Args:
+        path: of the file to write.
+        content: weights, schemas and provenance.
+    """
     tensors: dict[str, NDArray[np.float32]] = {}
     policy = content.policy
     names = [*(CELL if policy.cell else ()), *(f"layer{i}" for i in range(len(policy.layers)))]
@@ -97,7 +102,11 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
 
 
 def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
-    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file."""
+    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file.
+
+    Args:
+        path: of the file to read.
+    """
     target = Path(path)
     if not target.is_file():
         raise InputError(f"{target}: no such policy file")

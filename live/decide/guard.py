@@ -89,6 +89,10 @@ class Guard:
 
         The debt is at most one minute's budget: a process that was stopped for an hour in its delay must not pay for
         days.
+
+        Args:
+            slept_s: how long the rank slept, seconds; it may be longer than what was asked for.
+            now_s: the time at the end of the delay, on the guard's clock.
         """
         self._refill(now_s)
         if slept_s > 0.0:

@@ -82,7 +82,12 @@ class RankPacer:
         self._acting: int | None = None
 
     def follow(self, policy: Policy, which: int | None = None) -> None:
-        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
+        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed.
+
+        Args:
+            policy: the one that decides from now on.
+            which: number of the candidate to replace; None replaces all.
+        """
         for k, course in enumerate(self._courses):
             if which in (None, k):
                 self._courses[k] = _Course(policy, course.interval_iterations)

@@ -39,7 +39,12 @@ class NullConstraint:
         self._sum_C, self._count_C = np.zeros(len(names)), np.zeros(len(names), np.int64)
 
     def penalty(self, cluster_E: NDArray[np.int64], cost_E: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`."""
+        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`.
+
+        Args:
+            cluster_E: number of each row's cluster.
+            cost_E: what pacing cost each row in this step.
+        """
         np.add.at(self._sum_C, cluster_E, cost_E)
         np.add.at(self._count_C, cluster_E, 1)
         return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
@@ -176,7 +181,13 @@ class NativeVecEnv(VecEnv):
         return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Not supported: the rows of a native batch share their attributes."""
+        """Not supported: the rows of a native batch share their attributes.
+
+        Args:
+            attr_name: name of the attribute.
+            value: what it would become.
+            indices: numbers of the rows; None: all.
+        """
         raise NotImplementedError("the rows of a native batch share their attributes")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
