@@ -101,6 +101,14 @@ def test_linas_arithmetic() -> None:
     assert held == pytest.approx(wanted, rel=0.02)
 
 
+def test_a_window_that_is_too_wide_costs_nothing_where_a_needed_transfer_ends_the_hold() -> None:
+    """A bucket goes when the all-to-all that it made room for is through, whatever the window allows."""
+    wanted = 10 * 0.15 + 0.08
+    for window in (0.06, 0.2):
+        held = record(cluster(layers(10)), 40, (0.0, window)).step_ET[0, -1]
+        assert held == pytest.approx(wanted, rel=0.01)
+
+
 def test_a_wait_hands_over_what_is_held() -> None:
     step = [
         compute(0.1),

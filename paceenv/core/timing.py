@@ -70,8 +70,10 @@ COLLAPSE_SHARE = 0.4
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
-FREE_ITERATIONS, TRIAL_ITERATIONS, MAX_DEFER_ITERATIONS = 4, 12, 256
-"""Iterations without holding back between two holds; of a hold that is tried; the longest of either."""
+FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
+"""Iterations without holding back between two holds, and of a hold that is tried."""
+MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
+"""The longest hold, and the longest pause after holds that gained nothing."""
 DEFER_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
 _ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
@@ -196,7 +198,7 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
     that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
     that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
-    nothing is to be gained is tried in one of twenty iterations. All ranks see the same steps and act alike.
+    nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike.
     """
     if tick[DEFER_LEFT] > 0.0:
         tick[DEFER_SUM_S] += step_s
@@ -207,7 +209,7 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
                 tick[DEFER_BACKOFF] = FREE_ITERATIONS
                 tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
             else:
-                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_DEFER_ITERATIONS)
+                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
                 tick[DEFER_LENGTH] = TRIAL_ITERATIONS
             tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
     else:
