@@ -287,7 +287,12 @@ class Recording(NamedTuple):
 
 
 def new_scratch(ranks: int, groups: int) -> Scratch:
-    """Room for one iteration of a job of ``ranks`` in ``groups``, not initialised but for the order of groups."""
+    """Room for one iteration of a job of ``ranks`` in ``groups``, not initialised but for the order of groups.
+
+    Args:
+        ranks: of the job.
+        groups: of the job.
+    """
     return Scratch(
         np.empty(ranks),
         np.empty(ranks),
