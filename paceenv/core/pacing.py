@@ -117,7 +117,12 @@ def action_table() -> str:
 
 
 def bounded(delay_s: float, window_s: float) -> float:
-    """``delay_s`` limited to ``[0, window_s]``; not-a-number counts as no delay. Seconds."""
+    """``delay_s`` limited to ``[0, window_s]``; not-a-number counts as no delay. Seconds.
+
+    Args:
+        delay_s: the delay that a rule asks for, seconds.
+        window_s: the longest delay allowed, seconds.
+    """
     if delay_s > 0.0 and window_s > 0.0:
         return min(delay_s, window_s)
     return 0.0
@@ -247,6 +252,10 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     threshold, from 0 to ``MAX_THRESHOLD``. Action ``2k + 1`` is the window: exactly off up to ``OFF_BELOW``, then from
     0 to ``MAX_WINDOW``. Both grow with the square, because small values need resolution. Values outside [-1, 1] are
     clipped; not-a-number is off.
+
+    Args:
+        action_BA: a row each, ``(B, 2 * len(mechanisms))``.
+        mechanisms: their names, in the order of the actions.
     """
     action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
     settings = off(action.shape[0])

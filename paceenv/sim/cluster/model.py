@@ -210,10 +210,18 @@ class Cluster(Config):
         return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:
-        """This cluster with the job on another number of nodes."""
+        """This cluster with the job on another number of nodes.
+
+        Args:
+            nodes: at least 1.
+        """
         return self.changed([f"job.nodes={nodes}"], f"{self.name} at {nodes} nodes")
 
 
 def load_cluster(name: str | os.PathLike[str]) -> Cluster:
-    """A cluster config by file or by name in ``configs/clusters``."""
+    """A cluster config by file or by name in ``configs/clusters``.
+
+    Args:
+        name: of the config, or its file.
+    """
     return config_files.load(Cluster, "clusters", name)

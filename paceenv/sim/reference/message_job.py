@@ -91,11 +91,21 @@ class Reference:
         return pacing.off(1, 1)
 
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
-        """Step times ``(1, T)``, seconds."""
+        """Step times ``(1, T)``, seconds.
+
+        Args:
+            settings_ESM2: thresholds and windows, ratios.
+            iterations: how many.
+        """
         return self.record(settings_ESM2, iterations).step_ET
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
-        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before."""
+        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before.
+
+        Args:
+            settings_ESM2: thresholds and windows, ratios.
+            iterations: how many.
+        """
         self._settings_SM2 = settings_ESM2[0]
         signals.start_interval(self._tick)
         first = len(self._end_T)
@@ -337,7 +347,13 @@ def check_size(setup: Setup, iterations: int, seeds: int) -> None:
 
 
 class References:
-    """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``."""
+    """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``.
+
+    Args:
+        cluster: the config.
+        seeds: one for each environment.
+        limits: of every delay.
+    """
 
     def __init__(self, cluster: Cluster, seeds: Sequence[int], limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -356,11 +372,21 @@ class References:
         return pacing.off(len(self._each), 1)
 
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
-        """Step times ``(E, T)``, seconds."""
+        """Step times ``(E, T)``, seconds.
+
+        Args:
+            settings_ESM2: thresholds and windows, ratios.
+            iterations: how many.
+        """
         return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
-        """As :meth:`run`, with every stamp."""
+        """As :meth:`run`, with every stamp.
+
+        Args:
+            settings_ESM2: thresholds and windows, ratios.
+            iterations: how many.
+        """
         parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
         return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
