@@ -108,8 +108,8 @@ class Transfer(Config):
 
     @model_validator(mode="after")
     def _can_wait(self) -> Transfer:
-        if self.deferrable and self.communicator is None:
-            raise ValueError("deferrable with a communicator, by whose name the agent knows it")
+        if self.deferrable and not (self.background and self.communicator):
+            raise ValueError("deferrable with background: true, and a communicator by whose name the agent knows it")
         return self
 
 
