@@ -99,6 +99,7 @@ class Agent:
 
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
+        self._loop.deferral.forget()
         self._loop.detach("in a forked child")
 
 

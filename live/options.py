@@ -153,6 +153,14 @@ class Options:
         str,
         Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
     ] = "host"
+    defer: Annotated[
+        str,
+        Meaning(
+            "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
+            "descriptions of process groups, separated by commas",
+            unset="none",
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
