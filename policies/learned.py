@@ -13,7 +13,7 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.networks.forward import Cell, Layer, perceptron
-from paceenv.policies.observation_average import ObservationEMA, time_scales
+from paceenv.policies.networks.observation_average import ObservationEMA, time_scales
 from paceenv.policies.ranges import Outside, RangeHold
 
 HELD_VIEWS = 64
@@ -38,7 +38,7 @@ class Learned(Policy):
         preference_range: lowest and highest weight of its training; None: this one only.
         calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
         memory_intervals: control intervals over which it averages its views, a number or several
-            (``paceenv.policies.observation_average``); 0: none.
+            (``paceenv.policies.networks.observation_average``); 0: none.
         interval_iterations: iterations of the control interval that it was trained with, at least 1.
         change_intervals: control intervals over which it averages how much its view changes; 0: not.
         squashes: whether the action is the tanh of the last layer, as the actors of SAC, TQC and CrossQ have it.

@@ -29,7 +29,7 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks.forward import ACTIVATIONS, GATES, Cell, Layer
-from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
@@ -170,6 +170,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             memory_intervals=memory,
             change_intervals=change,
             interval_iterations=interval,
+            checks_itself=len(candidates) > 1,
         )
     return PolicyFile(policy, ranges, provenance)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.core.signals import SIGNALS
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator

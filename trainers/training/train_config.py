@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
 from paceenv.trainers.training.algorithm_configs import (

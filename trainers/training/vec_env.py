@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.trainers.training.train_config import Constraint
 
 
@@ -77,7 +77,7 @@ class NativeVecEnv(VecEnv):
         constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order. It
             needs batches with unpaced twins.
         memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
-            several (``paceenv.policies.observation_average``); 0: none.
+            several (``paceenv.policies.networks.observation_average``); 0: none.
         change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
     """
 
