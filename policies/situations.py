@@ -29,6 +29,7 @@ SPREAD = {
     "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
     "phase_shift": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
     "stagger": ((0.0, 0.5), (0.2, 0.4)),
+    "defer": ((0.0, 0.02), (0.02, 0.1)),
 }
 TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 """Threshold and windows of slack and of phase_shift where both are on."""
@@ -92,6 +93,8 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
     own = cluster.pacing
     rows = [pacing.off(), pacing.one_mechanism(own.mechanism, own.threshold, own.window)]
     for name, (thresholds, windows) in SPREAD.items():
+        if name == "defer" and not cluster.can_defer:
+            continue
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(thresholds, windows)]
     (slack, slack_windows), (phase_shift, phase_shift_windows) = TOGETHER
     for a, b in itertools.product(slack_windows, phase_shift_windows):

@@ -180,6 +180,11 @@ class Cluster(Config):
         return self.job.barrier or self.groups > 1 or self.job.collective == "gather" or self.program is not None
 
     @property
+    def can_defer(self) -> bool:
+        """Whether the job has transfers that can wait, so that the rule ``defer`` can do something."""
+        return self.program is not None and self.program.can_defer
+
+    @property
     def samples_per_step(self) -> float:
         """Samples that the whole job processes in one step of the engine, from one synchronization to the next."""
         samples = self.job.samples_per_node * self.job.nodes
