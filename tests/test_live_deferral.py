@@ -23,13 +23,14 @@ from paceenv.core.pacing import DEFER, WINDOW, off
 from paceenv.live.agent import Agent
 from paceenv.live.decide.guard import Guard
 from paceenv.live.decide.pacer import RankPacer
-from paceenv.live.testbed.testbed_scenario import load_scenario
+from paceenv.live.testbed.testbed_scenario import Transfer, load_scenario
 from paceenv.policies.rules import Static
 
 LONG_S = 60.0
 """A hold that nobody waits out: who needs the transfer earlier must get it."""
 SOON_S = 20.0
 CALLS = 60
+METHODS = {"allreduce", "broadcast", "allgather", "all_to_all_single", "alltoall_base"} & set(vars(dist.ProcessGroup))
 
 
 run_ranks = functools.partial(_run_ranks, deadline_s=50.0)
@@ -59,14 +60,14 @@ def random_calls(seed: int, hold: bool) -> dict[str, Any]:
     groups = [dist.new_group(list(range(world)), group_desc=name) for name in ("gradients", "shards", "experts")]
     started: dict[str, list[int]] = {group.group_desc: [] for group in groups}
     asked: dict[str, list[int]] = {group.group_desc: [] for group in groups}
-    plain = {name: vars(dist.ProcessGroup)[name] for name in ("allreduce", "broadcast", "allgather", "alltoall_base")}
+    plain = {name: vars(dist.ProcessGroup)[name] for name in METHODS}
 
     def spied(name: str) -> Any:
         original = getattr(dist.ProcessGroup, name)
 
         def spy(*args: Any, **kwargs: Any) -> Any:
             if args[0].group_desc in started:
-                started[args[0].group_desc].append(_size(args[1:3]))
+                started[args[0].group_desc].append(_size(args[1]))
             return original(*args, **kwargs)
 
         return spy
@@ -128,8 +129,7 @@ def test_order_and_results_are_those_of_a_job_without_holding(ranks: int, seed: 
         assert without["held"] == 0
         assert with_["digest"] == without["digest"]
         for name, asked in with_["asked"].items():
-            assert len(asked) == len(with_["started"][name])
-            assert with_["started"][name] == without["started"][name]
+            assert with_["started"][name] == without["started"][name] == asked
 
 
 def asked_for() -> dict[str, float]:
@@ -194,12 +194,12 @@ def test_the_timer_starts_what_nobody_asks_for(tmp_path: Path) -> None:
 
 
 def failing() -> list[str]:
-    """A reduction that gloo refuses: the error comes to who waits, and the group works on."""
+    """A gather that gloo refuses: the error comes to who waits, and the group works on."""
     group, said = _group(), []
     for hold_s in (0.0, LONG_S):
         agent = _attached(hold_s)
         try:
-            work = dist.all_reduce(torch.ones(3), dist.ReduceOp.AVG, group, async_op=True)
+            work = dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(3), group, async_op=True)
             assert hold_s > 0.0, "gloo's own call raises at once"
             assert work is not None
             work.wait()
@@ -447,5 +447,8 @@ def test_the_guard_caps_a_hold_and_leaves_the_budget() -> None:
 
 
 def test_the_scenario_names_what_may_wait() -> None:
-    scenario = load_scenario("experts-and-gradients")
-    assert scenario.job("layers").deferrable == ["gradients"]
+    assert load_scenario("experts-and-gradients").job("layers").deferrable == ["gradients"]
+    assert load_scenario("expert-layers").job("layers").deferrable == []
+    for missing in ({"background": True}, {"communicator": "gradients"}):
+        with pytest.raises(ValueError, match="deferrable with background: true, and a communicator"):
+            Transfer(bytes=1e5, deferrable=True, **missing)
