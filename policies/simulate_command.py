@@ -20,7 +20,7 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import episode_keys
-from paceenv.sim.reference import Setup, check_size
+from paceenv.sim.reference import check_size
 from paceenv.ui import output
 
 MAX_RANK_ITERATIONS = 10**11
@@ -72,7 +72,7 @@ def simulate(
         asked = f"{iterations} x {seeds} seeds x {config.job.ranks} ranks"
         raise out_of_range("iterations x seeds x ranks", asked, f"at most {MAX_RANK_ITERATIONS:.0e}", "simulate")
     if engine == "reference":
-        check_size(Setup.of(drawn(config, episode_keys([seed])[0])), iterations, seeds)
+        check_size(drawn(config, episode_keys([seed])[0]), iterations, seeds)
     _one(config, policy, range(seed, seed + seeds), iterations, engine, trace, json_)
 
 

@@ -363,7 +363,7 @@ def test_messages_are_counted_without_making_them(algorithm: str, nodes: int) ->
 
 
 def test_a_size_that_takes_hours_is_refused() -> None:
-    setup = Setup.of(cluster(64))
-    check_size(setup, 100, 1)
+    config = cluster(64)
+    check_size(config, 100, 1)
     with pytest.raises(InputError, match="allowed in the reference engine: at most"):
-        check_size(setup, 5000, 8)
+        check_size(config, 5000, 8)

@@ -19,20 +19,29 @@ Loss = Callable[[int, int, int], float]
 
 
 class Wiring:
-    """A schedule laid on a group's links: the part that stays the same in every iteration.
+    """A schedule laid on links: the part that stays the same in every iteration.
 
     Args:
-        links: of the job.
         schedule: messages of the collective.
-        first_rank: first rank of the group; its members follow.
+        path: what each message passes, the receiver's port last.
+        hop_s: latency of each message, seconds.
+        first_rank: first rank of the group, whose members follow; only where messages can be lost.
+        weight: share of each message in a tie; default: 1.
+        bundle: messages that together count as one on a resource.
     """
 
-    def __init__(self, links: Links, schedule: Schedule, first_rank: int) -> None:
-        self.schedule, self.first_rank = schedule, first_rank
+    def __init__(
+        self,
+        schedule: Schedule,
+        path: list[tuple[Resource, ...]],
+        hop_s: list[float],
+        first_rank: int = 0,
+        weight: list[float] | None = None,
+        bundle: Bundle | None = None,
+    ) -> None:
+        self.schedule, self.path, self.hop_s, self.first_rank, self.bundle = schedule, path, hop_s, first_rank, bundle
         n, messages = schedule.members, schedule.messages
-        ranks = [(first_rank + m.sender, first_rank + m.receiver) for m in messages]
-        self.path = [links.path(*pair) for pair in ranks]
-        self.hop_s = [links.hop_s(*pair) for pair in ranks]
+        self.weight = weight or [1.0] * len(messages)
         self.early_of: list[list[int]] = [[] for _ in range(n)]
         self.late_of: list[list[int]] = [[] for _ in range(n)]
         self.followers: list[list[int]] = [[] for _ in messages]
@@ -42,8 +51,21 @@ class Wiring:
             of[m.receiver].append(i)
             for j in m.after:
                 self.followers[j].append(i)
-        # a group weighs 1 on the upper tier, however many of its members send across it at a time
-        self.bundle = Bundle(links.upper)
+
+    @classmethod
+    def of(cls, links: Links, schedule: Schedule, first_rank: int) -> Wiring:
+        """A schedule on a group's links.
+
+        A group weighs 1 on the upper tier, however many of its members send across it at a time.
+
+        Args:
+            links: of the job.
+            schedule: messages of the collective.
+            first_rank: first rank of the group; its members follow.
+        """
+        ranks = [(first_rank + m.sender, first_rank + m.receiver) for m in schedule.messages]
+        path, hop_s = [links.path(*pair) for pair in ranks], [links.hop_s(*pair) for pair in ranks]
+        return cls(schedule, path, hop_s, first_rank, bundle=Bundle(links.upper))
 
 
 class Collective:
@@ -55,6 +77,7 @@ class Collective:
         on_end: called when all messages are through.
         loss: timeouts of messages, seconds; default: nothing is lost.
         send_buffer_bytes: how much of a message its sender need not wait for.
+        scale: how many times as many bytes as scheduled all messages have in this iteration.
     """
 
     def __init__(
@@ -64,9 +87,10 @@ class Collective:
         on_end: Callable[[], None],
         loss: Loss | None = None,
         send_buffer_bytes: float = 0.0,
+        scale: float = 1.0,
     ) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
-        self._send_buffer_bytes = send_buffer_bytes
+        self._send_buffer_bytes, self._scale = send_buffer_bytes, scale
         self.sent_s: dict[int, float] = {}
         """When a member had handed over its messages to the kernel, as far as that is before they are through."""
         messages, n = wiring.schedule.messages, wiring.schedule.members
@@ -113,19 +137,19 @@ class Collective:
             nth = len(path[-1].flows) + 1
             timeout_s = self._loss(first + message.sender, first + message.receiver, nth)
             later_s += timeout_s
-        size_bytes, end = message.size_bytes, partial(self._sent, i, later_s)
+        size_bytes, end = message.size_bytes * self._scale, partial(self._sent, i, later_s)
         if self._send_buffer_bytes >= size_bytes:
             self.sent_s[message.sender] = self._network.now_s
         elif self._send_buffer_bytes > 0.0:
             size_bytes, end = size_bytes - self._send_buffer_bytes, partial(self._hand_over, i, later_s, timeout_s)
-        self._network.send(size_bytes, path, end, bundle=wiring.bundle)
+        self._network.send(size_bytes, path, end, weight=wiring.weight[i], bundle=wiring.bundle)
 
     def _hand_over(self, i: int, later_s: float, timeout_s: float) -> None:
         """The rest of a message fits the send buffer; a window that lost its end was sent before, and is waited for."""
         wiring = self._wiring
         self.sent_s[wiring.schedule.messages[i].sender] = self._network.now_s + timeout_s
         end = partial(self._sent, i, later_s)
-        self._network.send(self._send_buffer_bytes, wiring.path[i], end, bundle=wiring.bundle)
+        self._network.send(self._send_buffer_bytes, wiring.path[i], end, weight=wiring.weight[i], bundle=wiring.bundle)
 
     def _sent(self, i: int, later_s: float) -> None:
         if later_s > 0.0:

@@ -16,20 +16,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import limits as delay_limits
-from paceenv.core import pacing, signals, timing
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.sim.cluster.derive import derive, drawn
+from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine import draws, layout, noise
-from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
-from paceenv.sim.engine.kernel import observer_rank
-from paceenv.sim.engine.layout import Recording, View
-from paceenv.sim.engine.program_layout import NO_PROGRAM
+from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import JobBatch, Outcome, episode_keys
 from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
 from paceenv.sim.reference.network import Network
+from paceenv.sim.reference.paced_job import PacedJob
+from paceenv.sim.reference.program_job import ProgramReference, program_messages
 from paceenv.sim.reference.setup import Links, Setup
 
 MAX_WORK = 5 * 10**9
@@ -49,7 +47,7 @@ class _Step:
         self.groups_to_come = groups
 
 
-class Reference:
+class Reference(PacedJob):
     """A job in simulation, message by message.
 
     Args:
@@ -60,27 +58,21 @@ class Reference:
     """
 
     def __init__(self, cluster: Cluster, seed: int, setup: Setup | None = None, limits: Limits = LIMITS) -> None:
-        self.limits = limits
         keys_E = episode_keys([seed])
         self.setup = Setup.of(drawn(cluster, keys_E[0])) if setup is None else setup
-        self.batch: JobBatch = derive(cluster, keys_E)
-        self.network = Network()
+        super().__init__(cluster, keys_E, limits)
+        self._has_barrier, self._barrier_s = self.setup.has_barrier, self.setup.barrier_s
         self.links, schedule = Links(self.setup, seed), self.setup.schedule()
-        self._wirings = [Wiring(self.links, schedule, g * self.setup.members) for g in range(self.setup.groups)]
+        self._wirings = [Wiring.of(self.links, schedule, g * self.setup.members) for g in range(self.setup.groups)]
         self.ideal_step_s = self._ideal_step_s()
         self.batch.jobs["ideal_step_s"] = self.ideal_step_s
         self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
-        self._rank, self._tick = timing.new_state(self.setup.ranks)
-        self._start_noise(keys_E[0])
         for k, tenant in enumerate(self.setup.tenants):
             if tenant.comm_share > 0.0:
                 places = len(self.setup.tenants)
                 TenantJob(self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s)
-        self._settings_SM2 = pacing.off(1)
         self._steps: list[_Step] = []
-        self._end_T: list[float] = []
         self._next_R, self._is_busy_R = [0] * self.setup.ranks, [False] * self.setup.ranks
-        self._mean_delay_s = self._energy_j = 0.0
         for r in range(self.setup.ranks):
             self._start(r)
 
@@ -122,28 +114,6 @@ class Reference:
             (np.array([s.ready_G for s in steps]) - begin_T1)[None],
             *(np.empty((1, len(steps), 0)) for _ in range(3)),
         )
-        self._mean_delay_s = float(out.delay_ETR.mean())
-        return out
-
-    def mean_delay_s(self) -> NDArray[np.float64]:
-        """Mean delay over ranks and iterations of the last run, ``(1,)``, seconds."""
-        return np.array([self._mean_delay_s])
-
-    def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
-        """Observations of the last run: ``(1, O)`` of the observer rank, or ``(1, R, O)`` of every rank."""
-        ranks = self.setup.ranks
-        out_RO = np.empty((ranks, signals.SIGNALS), np.float32)
-        for r in range(ranks):
-            signals.write_signals(self._rank, r, self._tick, out_RO[r])
-        with np.errstate(over="ignore"):
-            observer = observer_rank(self._view.clock["key"], ranks)
-        return out_RO[None] if every_rank else out_RO[None, observer]
-
-    def outcome(self) -> Outcome:
-        """What the episode came to so far; nothing fails here."""
-        iterations, none = np.array([float(len(self._end_T))]), np.zeros(1)
-        time_s = np.array([self._end_T[-1] if self._end_T else 0.0])
-        return Outcome(time_s, np.array([self._energy_j]), none.astype(np.int64), none, iterations, np.zeros((1, 0)))
 
     # a step
 
@@ -151,7 +121,7 @@ class Reference:
         """Iteration ``t``; drawn when its first rank gets there."""
         if t == len(self._steps):
             with np.errstate(over="ignore"):  # the hashes want integers that wrap
-                step = _Step(self._draw_compute(), self._draw_post_work())
+                step = _Step(self._draw_compute()[0], self._draw_post_work())
             self._view.clock["iteration"] += 1
             for g, wiring in enumerate(self._wirings):
                 loss = partial(self._timeout_s, t) if self._can_lose else None
@@ -167,10 +137,7 @@ class Reference:
             return
         self._next_R[r], self._is_busy_R[r] = t + 1, True
         step = self._step(t)
-        with np.errstate(over="ignore"):
-            asked_s = float(self._rank[timing.DELAY_S, r])
-            self._rank[timing.DELAY_S, r] = real_delay_s(self._view.job, self._view.clock["key"], t, r, asked_s)
-        step.delay_R[r] = self._rank[timing.DELAY_S, r]
+        step.delay_R[r] = self._real_delay_s(t, r)
         compute_s = float(step.compute_R[r])
         released_s = self.network.now_s + float(step.delay_R[r])
         step.entry_R[r] = released_s + compute_s
@@ -216,64 +183,15 @@ class Reference:
         step, begin_s = self._steps[t], self._end_T[-1] if self._end_T else 0.0
         self._end_T.append(end_s)
         step.collectives.clear()  # all their messages are through
-        self._spend(step, end_s - begin_s)
-        setup, members = self.setup, self.setup.members
+        self._spend(float(step.compute_R.sum()), float(step.delay_R.sum()), end_s - begin_s)
         comm_R = (step.exit_R - step.entry_R).astype(np.float32)
-        ready_R = step.exit_R + np.repeat(step.ready_G - step.finish_G, members)
-        wait_R = (end_s - setup.barrier_s - ready_R).astype(np.float32)
-        job, key = self._view.job, self._view.clock["key"]
-        with np.errstate(over="ignore"):
-            if job["stamp_noise_s"] > 0.0:
-                blur(job, key, t, self._view.normal, comm_R, wait_R)
-            missing = [r for r in range(setup.ranks) if is_missing(job, key, t, r)]
-        aside = self._rank[:, missing]
-        timing.observe_step(self._tick, end_s - begin_s)
-        timing.observe_ranks(self._rank, self._tick, comm_R, wait_R, setup.has_barrier)
-        settings, allowed = self._settings_SM2, self.limits
-        cap_s = delay_limits.capped_s(allowed.cap_s, allowed.cap_share, self._tick[timing.STEP_BASELINE_S])
-        if len(settings) == 1:
-            timing.decide(self._rank, self._tick, 0, setup.ranks, settings[0], cap_s, 0, members)
-        else:
-            for r in range(setup.ranks):
-                timing.decide(self._rank, self._tick, r, r + 1, settings[r], cap_s, 0, members)
-        budget_R, delay_R = self._rank[timing.BUDGET_S], self._rank[timing.DELAY_S]
-        timing.spend(budget_R, delay_R, setup.ranks, end_s - begin_s, allowed.burst_s, allowed.fill)
-        self._rank[:, missing] = aside
-        for r in range(setup.ranks):
+        ready_R = step.exit_R + np.repeat(step.ready_G - step.finish_G, self.setup.members)
+        wait_R = (end_s - self.setup.barrier_s - ready_R).astype(np.float32)
+        self._decide(t, end_s - begin_s, comm_R, wait_R)
+        for r in range(self.setup.ranks):
             self._start(r)
 
-    def _spend(self, step: _Step, step_s: float) -> None:
-        """A rank that neither computes nor is delayed spins."""
-        job, compute_s, delay_s = self._view.job, float(step.compute_R.sum()), float(step.delay_R.sum())
-        waited_s = self.setup.ranks * step_s - compute_s - delay_s
-        self._energy_j += float(job["compute_w"] * compute_s + job["wait_w"] * waited_s + job["delay_w"] * delay_s)
-
     # draws, the fast engine's own
-
-    def _start_noise(self, key: np.uint64) -> None:
-        R, G = self.setup.ranks, self.setup.groups
-        self._view = view = View(
-            job=self.batch.jobs[0],  # noise and post-collective work are drawn from it, as in the fast engine
-            clock=np.zeros(1, layout.CLOCK)[0],
-            tenants=self.batch.tenants_EK[0],
-            normal=draws.normal_table(),
-            imbalance=draws.gamma_table(float(self.batch.skewness_E[0])),
-            noise=np.empty((layout.NOISE_FIELDS, R), np.float32),
-            heat=np.zeros((layout.HEAT_FIELDS, 0), np.float32),
-            start_R=np.zeros(0, np.float32),
-            group=np.empty((layout.GROUP_FIELDS, G)),
-            tenant=np.zeros((layout.TENANT_FIELDS, 0)),
-            rank=self._rank,
-            tick=self._tick,
-        )
-        view.clock["key"] = key
-        with np.errstate(over="ignore"):
-            noise.reset_noise(view.job, view.clock, view.noise, view.group, view.normal)
-
-    def _draw_compute(self) -> NDArray[np.float64]:
-        scratch = layout.new_scratch(self.setup.ranks, self.setup.groups, NO_PROGRAM, 0)
-        noise.draw_compute(self._view, scratch)
-        return scratch.compute_R
 
     def _draw_post_work(self) -> NDArray[np.float64]:
         view = self._view
@@ -315,6 +233,19 @@ class Reference:
         return ends[0]
 
 
+def reference_of(cluster: Cluster, seed: int, limits: Limits = LIMITS) -> PacedJob:
+    """A job in simulation, message by message, whatever its step is: one collective or a program.
+
+    Args:
+        cluster: the config.
+        seed: of quantities and noise.
+        limits: of every delay.
+    """
+    if cluster.program is not None:
+        return ProgramReference(cluster, seed, limits)
+    return Reference(cluster, seed, limits=limits)
+
+
 def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.float64] | None = None) -> Recording:
     """Every stamp of one job under static pacing.
 
@@ -324,24 +255,25 @@ def run(cluster: Cluster, seed: int, iterations: int, settings_M2: NDArray[np.fl
         iterations: number of steps.
         settings_M2: (threshold, window) of each mechanism, ratios; default: off.
     """
-    reference = Reference(cluster, seed)
+    reference = reference_of(cluster, seed)
     return reference.record(reference.off() if settings_M2 is None else settings_M2[None, None], iterations)
 
 
-def check_size(setup: Setup, iterations: int, seeds: int) -> None:
+def check_size(cluster: Cluster, iterations: int, seeds: int) -> None:
     """Refuse a run that would take hours.
 
     Args:
-        setup: of the job.
+        cluster: the config, with quantities as drawn.
         iterations: of each seed.
         seeds: number of seeds.
 
     Raises:
         InputError: with the allowed size.
     """
-    if setup.messages * setup.ranks * iterations * seeds > MAX_WORK:
+    messages = Setup.of(cluster).messages if cluster.program is None else program_messages(cluster)
+    if messages * cluster.ranks * iterations * seeds > MAX_WORK:
         raise InputError(
-            f"{setup.name}: messages x ranks x iterations x seeds = {setup.messages} x {setup.ranks} x {iterations} "
+            f"{cluster.name}: messages x ranks x iterations x seeds = {messages} x {cluster.ranks} x {iterations} "
             f"x {seeds}; allowed in the reference engine: at most {MAX_WORK:.0e}"
         )
 
@@ -357,7 +289,7 @@ class References:
 
     def __init__(self, cluster: Cluster, seeds: Sequence[int], limits: Limits = LIMITS) -> None:
         self.limits = limits
-        self._each = [Reference(cluster, int(seed), limits=limits) for seed in seeds]
+        self._each = [reference_of(cluster, int(seed), limits) for seed in seeds]
         batches = [one.batch for one in self._each]
         self.batch = JobBatch(
             np.concatenate([b.jobs for b in batches]),
@@ -365,6 +297,7 @@ class References:
             cluster.ranks,
             cluster.groups,
             np.concatenate([b.skewness_E for b in batches]),
+            batches[0].program,
         )
 
     def off(self) -> NDArray[np.float64]:

@@ -206,31 +206,66 @@ def _double_tree(schedule: Schedule, payload_bytes: float, pieces: int, before: 
     of one are leaves of the other.
     Pieces go up to the root, reduced on the way, and down again. A last piece alone pays latency.
     """
-    n, size_bytes = schedule.members, payload_bytes / 2.0 / pieces
+    n = schedule.members
     if n == 1:
         return before
-    parent_of = tree_parents(n)
-    children: dict[int, list[int]] = {}
-    for child, parent in enumerate(parent_of):
-        children.setdefault(parent, []).append(child)
-    root, *others = _below_first(children)
+    return trees(schedule, double_tree(n), payload_bytes / 2.0, pieces, before, options)
+
+
+def double_tree(members: int) -> list[list[int]]:
+    """Parents of every member in either tree; -1 for a root."""
+    n, parent_of = members, tree_parents(members)
+    found = []
+    for name in (list(range(n)), [(m + 1) % n for m in range(n)] if n % 2 else [n - 1 - m for m in range(n)]):
+        parents = [-1] * n
+        for m in range(1, n):
+            parents[name[m]] = name[parent_of[m]]
+        found.append(parents)
+    return found
+
+
+def trees(
+    schedule: Schedule,
+    parents: Sequence[Sequence[int]],
+    payload_bytes: float,
+    pieces: int,
+    before: Before,
+    options: Options,
+) -> Before:
+    """An all-reduce along trees: pieces go up to the root, reduced on the way, and down again.
+
+    Args:
+        schedule: messages are added to it.
+        parents: of every member, in each tree; -1 for its root.
+        payload_bytes: of each tree.
+        pieces: in how many pieces it is passed on.
+        before: for each member, the messages that it has to wait for.
+        options: as in :meth:`Schedule.add`; a last piece alone pays latency.
+
+    Returns:
+        ``before`` of what follows.
+    """
+    n, size_bytes = schedule.members, payload_bytes / pieces
     done: list[tuple[int, ...]] = [()] * n
-    other_name = [(m + 1) % n for m in range(n)] if n % 2 else [n - 1 - m for m in range(n)]
-    for name in (list(range(n)), other_name):
+    for parent_of in parents:
+        children: dict[int, list[int]] = {}
+        for child, parent in enumerate(parent_of):
+            children.setdefault(parent, []).append(child)
+        root, *others = _below_first(children)
         up: dict[int, int] = {}
         down: dict[int, int] = {}
         for piece in range(pieces):
             own = {"is_tail": options["is_tail"], "has_latency": options["has_latency"] and piece == pieces - 1}
             for m in reversed(others):
-                after = [up[c] for c in children.get(m, [])] + ([up[m]] if piece else [*before[name[m]]])
-                up[m] = schedule.add((name[m], name[parent_of[m]], size_bytes), after, **own)
+                after = [up[c] for c in children.get(m, [])] + ([up[m]] if piece else [*before[m]])
+                up[m] = schedule.add((m, parent_of[m], size_bytes), after, **own)
             for m in others:
                 above = [up[c] for c in children[root]] if parent_of[m] == root else [down[parent_of[m]]]
                 after = above + ([down[m]] if piece else [])
-                down[m] = schedule.add((name[parent_of[m]], name[m], size_bytes), after, **own)
+                down[m] = schedule.add((parent_of[m], m, size_bytes), after, **own)
         for m in range(n):
             below = [i for c in children.get(m, []) for i in (up[c], down[c])]
-            done[name[m]] += tuple(below) if m == root else (*below, up[m], down[m])
+            done[m] += tuple(below) if m == root else (*below, up[m], down[m])
     schedule.rounds += 1
     return done
 

@@ -43,19 +43,19 @@ def number(quantity: Quantity | None, nodes: int) -> float:
             )
 
 
-def _refuse_what_is_unknown(cluster: Cluster) -> None:
+def refuse_what_is_unknown(cluster: Cluster) -> None:
     """The first feature of the config that the fast engine supports and this one does not, in one line."""
     fabric, power, reliability, noise = cluster.fabric, cluster.power, cluster.reliability, cluster.noise
     imperfect = any(quantity != 0.0 for quantity in (noise.late_wake_s, noise.missing_share))
     unknown = {
         "workload": cluster.workload is not None,
         "fabric.torus": fabric.torus is not None,
-        "fabric.oversubscription": fabric.oversubscription is not None,
+        "fabric.oversubscription without a program": fabric.oversubscription is not None and cluster.program is None,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
         "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
-        "noise.transfer_cv": noise.transfer_cv != 0.0,
+        "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and cluster.program is None,
         "synchronization.staleness with late or missing ranks": cluster.synchronization.staleness > 0 and imperfect,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,
@@ -79,6 +79,27 @@ class TenantSetup:
     is_bursty: bool = False
     pause_rate: float = 0.0
     pause_periods: float = 1.0
+
+
+def tenant_setups(cluster: Cluster) -> tuple[TenantSetup, ...]:
+    """The co-tenants of a cluster whose quantities are numbers."""
+    every, nodes = cluster.synchronization.sync_period, cluster.job.nodes
+    return tuple(
+        TenantSetup(
+            number(t.period_ratio, nodes),
+            number(t.comm_share, nodes),
+            number(t.rate_share, nodes),
+            number(t.weight, nodes),
+            t.ranks,
+            number(cluster.noise.jitter_cv, nodes) / math.sqrt(every)
+            if t.jitter_cv is None
+            else number(t.jitter_cv, nodes),
+            t.bursty,
+            number(t.pause_rate, nodes),
+            number(t.pause_periods, nodes),
+        )
+        for t in cluster.tenants
+    )
 
 
 @dataclass(frozen=True)
@@ -123,26 +144,12 @@ class Setup:
     @classmethod
     def of(cls, cluster: Cluster) -> Setup:
         """The setup of a cluster config whose quantities are numbers, or follow the number of nodes."""
-        _refuse_what_is_unknown(cluster)
+        refuse_what_is_unknown(cluster)
         job, fabric, every = cluster.job, cluster.fabric, cluster.synchronization.sync_period
 
         def value(quantity: Quantity | None) -> float:
             return number(quantity, job.nodes)
 
-        tenants = tuple(
-            TenantSetup(
-                value(t.period_ratio),
-                value(t.comm_share),
-                value(t.rate_share),
-                value(t.weight),
-                t.ranks,
-                value(t.jitter_cv) if t.jitter_cv is not None else value(cluster.noise.jitter_cv) / math.sqrt(every),
-                t.bursty,
-                value(t.pause_rate),
-                value(t.pause_periods),
-            )
-            for t in cluster.tenants
-        )
         inside_us = fabric.latency_us if fabric.intra_node_latency_us is None else fabric.intra_node_latency_us
         inside_gbps = fabric.intra_node_gbps or INTRA_NODE_GBPS[fabric.intra_node]
         payload_bytes = value(job.gradient_bytes)
@@ -168,7 +175,7 @@ class Setup:
             hop_s=value(fabric.latency_us) * 1e-6,
             inside_hop_s=value(inside_us) * 1e-6,
             barrier_s=value(fabric.barrier_us) * 1e-6 if cluster.barrier else 0.0,
-            tenants=tenants,
+            tenants=tenant_setups(cluster),
             collective=job.collective,
             algorithm=algorithm,
             overlap_share=value(job.overlap) / every,

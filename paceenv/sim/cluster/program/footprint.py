@@ -109,7 +109,7 @@ def messages(op: Op, algorithm: Algorithm, members: int, payload_bytes: float) -
 
     Args:
         op: the operation.
-        algorithm: of an all-reduce; all others go around a ring, an all-to-all from each to each.
+        algorithm: of an all-reduce; all others go around a ring, a broadcast along it, an all-to-all from each to each.
         members: of the group.
         payload_bytes: as in :func:`paceenv.sim.cluster.collectives.volume`.
     """
@@ -125,7 +125,7 @@ def messages(op: Op, algorithm: Algorithm, members: int, payload_bytes: float) -
         other = [((i + 1) % n, (j + 1) % n) if n % 2 else (n - 1 - i, n - 1 - j) for i, j in edges]
         return [(a, b, 0.5 * S) for i, j in edges + other for a, b in ((i, j), (j, i))]
     sent_bytes = float(volume(op, "ring", n, S).sent_bytes)
-    return [(i, (i + 1) % n, sent_bytes) for i in range(n)]
+    return [(i, (i + 1) % n, sent_bytes) for i in range(n - 1 if op == "broadcast" else n)]
 
 
 def use(

@@ -1,0 +1,239 @@
+"""The operations of a program as messages: which member sends what to whom and when, and which links that passes.
+
+Messages are counted here, one by one, and not taken from the fast engine's shares of links. Only the names and rates of
+the links are common to both (``Tiers``). A message between nodes is cut into as many as there are NICs on its way.
+
+Fairness is a choice, and it is the same in both engines: **one collective is one share**. Where two collectives meet on
+a link, each has half of it, however many messages each of them has there. That is what a fixed number of channels does,
+which NCCL gives to a collective of any size. Messages of one collective share evenly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceenv.sim.cluster.program.footprint import UPLINK, Tiers
+from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.reference.flows import Wiring
+from paceenv.sim.reference.network import Resource
+from paceenv.sim.reference.schedules import Schedule, all_to_all, double_tree, nothing, trees
+
+FIRST_LOOP_BYTES = 2.0**20
+"""What a ring passes around first. Members that are early work ahead of a late one in this part only, as NCCL's buffers
+allow no more."""
+PIECES = 48
+"""In how many pieces a tree, or each hop of a broadcast, passes its payload on."""
+_OPTIONS = {"is_tail": False, "has_latency": True}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A transfer of one process group in every step."""
+
+    start: Start
+    members: tuple[int, ...]
+    """Its ranks, in the order of their group."""
+    is_first: bool
+    """Whether none comes before it on its communicator."""
+    is_last: bool
+    wiring: Wiring
+
+
+def schedule_of(start: Start, members: Sequence[int], per_node: int, *, is_tree: bool) -> tuple[Schedule, float]:
+    """The messages of one operation, and how many bytes pass from one member to the next in all.
+
+    Args:
+        start: of the operation.
+        members: its ranks, in the order of their group.
+        per_node: ranks on a node.
+        is_tree: whether an all-reduce goes along two trees of nodes, each node a chain.
+    """
+    n, size_bytes = len(members), start.payload_bytes
+    schedule = Schedule(n)
+    if n < 2:
+        return schedule, 0.0
+    match start.op:
+        case "send":
+            schedule.round([(0, 1, size_bytes)], nothing(n))
+            return schedule, size_bytes
+        case "all_to_all":
+            return all_to_all(n, size_bytes), size_bytes / n
+        case "broadcast":
+            return _chain(schedule, size_bytes), size_bytes
+        case "all_reduce" if is_tree:
+            trees(schedule, _tree_of_chains(members, per_node), size_bytes / 2.0, PIECES, nothing(n), _OPTIONS)
+            return schedule, size_bytes / 2.0
+    passes = 2 if start.op == "all_reduce" else 1
+    first_bytes = min(FIRST_LOOP_BYTES, size_bytes)
+    parts_bytes = [first_bytes, size_bytes - first_bytes] if size_bytes > first_bytes else [first_bytes]
+    before = nothing(n)
+    for i, part_bytes in enumerate(parts_bytes):
+        is_last = i == len(parts_bytes) - 1
+        before = schedule.rings([range(n)], part_bytes / n, passes * (n - 1), before, has_latency=is_last)
+    return schedule, passes * (n - 1) / n * size_bytes
+
+
+def _chain(schedule: Schedule, payload_bytes: float) -> Schedule:
+    """A broadcast: pieces pass along the group from its first member to its last."""
+    hops = schedule.members - 1
+    pieces = PIECES * hops
+    behind: list[tuple[int, ...]] = [()] * hops
+    for piece in range(pieces):
+        for hop in range(hops):
+            after = behind[hop] + (behind[hop - 1] if hop else ())
+            options = {"has_latency": piece == pieces - 1}
+            behind[hop] = (schedule.add((hop, hop + 1, payload_bytes / pieces), after, **options),)
+    return schedule
+
+
+def _tree_of_chains(members: Sequence[int], per_node: int) -> list[list[int]]:
+    """Parents of every member in two trees: the first on each node has a parent on another, the others form a chain."""
+    nodes: dict[int, list[int]] = {}
+    for place, rank in enumerate(members):
+        nodes.setdefault(rank // per_node, []).append(place)
+    chains = list(nodes.values())
+    found = []
+    for parent_of in double_tree(len(chains)):
+        parents = [-1] * len(members)
+        for chain, parent in zip(chains, parent_of, strict=True):
+            parents[chain[0]] = -1 if parent < 0 else chains[parent][0]
+            for before, place in itertools.pairwise(chain):
+                parents[place] = before
+        found.append(parents)
+    return found
+
+
+class Wires:
+    """The links of a fabric, and operations laid on them.
+
+    Args:
+        tiers: of the fabric.
+    """
+
+    def __init__(self, tiers: Tiers) -> None:
+        self.tiers = tiers
+        self.links = [Resource(f"link {n}", float(rate)) for n, rate in enumerate(tiers.rates_Bps())]
+
+    @property
+    def upper(self) -> Resource:
+        """The top tier."""
+        return self.links[UPLINK]
+
+    def paths(self, sender: int, receiver: int, members: Sequence[int]) -> list[tuple[Resource, ...]]:
+        """What the parts of a message between two ranks pass, the receiver's port last.
+
+        Args:
+            sender: its rank.
+            receiver: its rank.
+            members: ranks of the operation, whose NICs it uses.
+        """
+        tiers = self.tiers
+        a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
+        if a == b:
+            inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
+            return [tuple(self.links[n] for n in inside)]
+        leaves = a // tiers.nodes_per_leaf, b // tiers.nodes_per_leaf
+        above = [tiers.leaf_link(leaves[0], into=False), UPLINK, tiers.leaf_link(leaves[1], into=True)]
+        out, into = (tiers.nics_of([m for m in members if m // tiers.ranks_per_node == node]) for node in (a, b))
+        pairs = zip(out, into, strict=True) if len(out) == len(into) else ((x, y) for x in out for y in into)
+        middle = above if leaves[0] != leaves[1] else []
+        found = []
+        for x, y in pairs:
+            numbers = [tiers.nic_link(x, into=False), *middle, tiers.nic_link(y, into=True)]
+            found.append(tuple(self.links[n] for n in numbers if self.links[n].capacity_Bps < math.inf))
+        return found
+
+    def laid(self, schedule: Schedule, members: Sequence[int]) -> tuple[Schedule, list[tuple[Resource, ...]]]:
+        """A schedule with every message cut into its parts, and what each part passes."""
+        cut = Schedule(schedule.members, rounds=schedule.rounds)
+        path: list[tuple[Resource, ...]] = []
+        parts_of: list[list[int]] = []
+        known: dict[tuple[int, int], list[tuple[Resource, ...]]] = {}
+        for m in schedule.messages:
+            pair = members[m.sender], members[m.receiver]
+            if pair not in known:
+                known[pair] = self.paths(*pair, members)
+            parts, after = known[pair], [j for i in m.after for j in parts_of[i]]
+            path += parts
+            part = (m.sender, m.receiver, m.size_bytes / len(parts))
+            parts_of.append([cut.add(part, after, has_latency=m.has_latency) for _ in parts])
+        return cut, path
+
+    def hop_s(self, sender: int, receiver: int) -> float:
+        """Latency of a message from one rank to another."""
+        per_node = self.tiers.ranks_per_node
+        return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s
+
+
+def operations(
+    plan: StepPlan, wires: Wires, tree_below_bytes: float, *, has_tenants: bool
+) -> tuple[list[Operation], dict[tuple[str, int], int]]:
+    """The operations of a step group by group, and the first of each communicator and rank.
+
+    Args:
+        plan: of the step.
+        wires: to lay them on.
+        tree_below_bytes: payload of an all-reduce below which it goes along trees; 0: never.
+        has_tenants: whether other jobs are on the top tier.
+    """
+    found: list[tuple[int, Start, tuple[int, ...], Schedule, list[tuple[Resource, ...]], float]] = []
+    first_of: dict[tuple[str, int], int] = {}
+    group = 0
+    for name, parts in plan.communicators.items():
+        for members in parts:
+            first_of |= {(name, rank): len(found) for rank in members}
+            of_rank = plan.roles[plan.role_R[members[0]]]
+            for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
+                nodes = {rank // wires.tiers.ranks_per_node for rank in members}
+                is_tree = start.payload_bytes < tree_below_bytes and len(nodes) > 1
+                schedule, edge_bytes = schedule_of(start, members, wires.tiers.ranks_per_node, is_tree=is_tree)
+                found.append((group, start, tuple(members), *wires.laid(schedule, members), edge_bytes))
+            group += 1
+    groups_on: dict[Resource, set[int]] = {}
+    for group, _, _, _, path, _ in found:
+        for resource in {resource for one in path for resource in one}:
+            groups_on.setdefault(resource, set()).add(group)
+    if has_tenants:
+        groups_on.setdefault(wires.upper, set()).add(-1)
+    shared = {resource for resource, groups in groups_on.items() if len(groups) > 1}
+    made = []
+    for o, (group, start, members_, schedule, path, edge_bytes) in enumerate(found):
+        weight = _weights(schedule, path, edge_bytes, shared, members_, wires.tiers.ranks_per_node)
+        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver]) for m in schedule.messages]
+        is_first, is_last = (other not in range(len(found)) or found[other][0] != group for other in (o - 1, o + 1))
+        made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, hop_s, weight=weight)))
+    return made, first_of
+
+
+def _weights(
+    schedule: Schedule,
+    path: Sequence[tuple[Resource, ...]],
+    edge_bytes: float,
+    shared: set[Resource],
+    members: Sequence[int],
+    per_node: int,
+) -> list[float]:
+    """What each message weighs, so that all of the collective weigh as much as the busiest link where it meets others.
+
+    Args:
+        schedule: messages, cut into parts.
+        path: of each.
+        edge_bytes: what passes from one member to the next in all.
+        shared: links on which it meets others.
+        members: its ranks.
+        per_node: ranks on a node.
+    """
+    busy_s: dict[Resource, float] = {}
+    for m, one in zip(schedule.messages, path, strict=True):
+        for resource in one:
+            busy_s[resource] = busy_s.get(resource, 0.0) + m.size_bytes / resource.capacity_Bps
+    longest_s = max((s for resource, s in busy_s.items() if resource in shared), default=0.0)
+    if longest_s == 0.0:
+        return [1.0] * len(path)
+    parts: dict[tuple[int, int], set[tuple[Resource, ...]]] = {}
+    for m, one in zip(schedule.messages, path, strict=True):
+        parts.setdefault((m.sender, m.receiver), set()).add(one)
+    return [edge_bytes / len(parts[m.sender, m.receiver]) / longest_s for m in schedule.messages]
