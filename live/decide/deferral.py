@@ -1,8 +1,9 @@
 """Holds back transfers that can wait: an asynchronous collective starts a little later than its caller asked for it.
 
 The caller gets a ``Work`` at once. A timer thread starts the collective when its hold is over. It starts at once when
-anybody asks its work for anything, when anything else is called on the same process group, at the tick, and when the
-agent ends. So each process group has the order of its calls, and nobody waits for what was never started.
+anybody asks its work for anything, when anything else is called on the same process group, when a wait for another
+transfer has blocked (``paceenv.core.pacing.releases``), at the tick, and when the agent ends. So each process group has
+the order of its calls, and nobody waits for what was never started.
 
 On CPU tensors over gloo only. The caller leaves the tensors alone until ``wait()``, as an asynchronous call demands.
 """
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from paceenv.core.pacing import releases
 from paceenv.live.decide.held_transfer import Transfer, held_work, on_cpu, plain_mode
 from paceenv.live.native_calls import launches
 from paceenv.live.observe.collective_calls import OPS as METHODS
@@ -75,7 +77,7 @@ class Deferral:
         """Watch the calls; after the sources that observe them, so that they see when a transfer really starts."""
         if self._off:
             return
-        from torch.distributed import ProcessGroup
+        from torch.distributed import ProcessGroup, Work
         from torch.distributed import _functional_collectives as functional
         from torch.nn.parallel import DistributedDataParallel
 
@@ -85,6 +87,7 @@ class Deferral:
         for name in FUNCTIONS:  # PyTorch's C++ starts these
             self._hooks.instead(functional, name, self._called_elsewhere, traced=True)
         self._hooks.instead(DistributedDataParallel, "__init__", self._called_elsewhere)
+        self._hooks.around(Work, "wait", self._waits, self._waited)
 
     def remove(self) -> None:
         self.stop()
@@ -173,6 +176,15 @@ class Deferral:
         if id(group) in self._held:
             self.release(id(group))
         return None
+
+    def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+        """When a wait begins; None where nothing is held."""
+        return self._clock() if self._held else None
+
+    def _waited(self, since_s: float, result: Any) -> None:
+        """What made room for a transfer that was needed may go once that is through."""
+        if self._held and releases(self._clock() - since_s, self.hold_s):
+            self.release()
 
     def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         kind, group = METHODS.get(name), args[0]

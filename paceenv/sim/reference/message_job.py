@@ -76,36 +76,10 @@ class Reference(PacedJob):
         for r in range(self.setup.ranks):
             self._start(r)
 
-    # as paceenv.sim.engine.simulator.Simulator, for one environment
-
-    def off(self) -> NDArray[np.float64]:
-        """Settings with every mechanism off."""
-        return pacing.off(1, 1)
-
-    def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
-        """Step times ``(1, T)``, seconds.
-
-        Args:
-            settings_ESM2: thresholds and windows, ratios.
-            iterations: how many.
-        """
-        return self.record(settings_ESM2, iterations).step_ET
-
-    def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
-        """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before.
-
-        Args:
-            settings_ESM2: thresholds and windows, ratios.
-            iterations: how many.
-        """
-        self._settings_SM2 = settings_ESM2[0]
-        signals.start_interval(self._tick)
-        first = len(self._end_T)
-        self.network.run_until(lambda: len(self._end_T) >= first + iterations)
-        end_T = np.array([0.0, *self._end_T])[first:]
-        steps, begin_T1 = self._steps[first : first + iterations], end_T[:-1, None]
-        out = Recording(
-            np.diff(end_T)[None],
+    def _recording(self, first: int, end_T1: NDArray[np.float64]) -> Recording:
+        steps, begin_T1 = self._steps[first : first + len(end_T1) - 1], end_T1[:-1, None]
+        return Recording(
+            np.diff(end_T1)[None],
             (np.array([s.entry_R - s.compute_R - s.delay_R for s in steps]) - begin_T1)[None],
             (np.array([s.entry_R for s in steps]) - begin_T1)[None],
             np.array([s.delay_R for s in steps])[None],
@@ -279,13 +253,7 @@ def check_size(cluster: Cluster, iterations: int, seeds: int) -> None:
 
 
 class References:
-    """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``.
-
-    Args:
-        cluster: the config.
-        seeds: one for each environment.
-        limits: of every delay.
-    """
+    """One :class:`Reference` for each of E seeds; arrays are as those of ``paceenv.sim.engine.simulator.Simulator``."""
 
     def __init__(self, cluster: Cluster, seeds: Sequence[int], limits: Limits = LIMITS) -> None:
         self.limits = limits
@@ -305,21 +273,11 @@ class References:
         return pacing.off(len(self._each), 1)
 
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
-        """Step times ``(E, T)``, seconds.
-
-        Args:
-            settings_ESM2: thresholds and windows, ratios.
-            iterations: how many.
-        """
+        """Step times ``(E, T)``, seconds."""
         return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
-        """As :meth:`run`, with every stamp.
-
-        Args:
-            settings_ESM2: thresholds and windows, ratios.
-            iterations: how many.
-        """
+        """As :meth:`run`, with every stamp."""
         parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
         return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
