@@ -264,6 +264,9 @@ class _Role:
         elif i == one.micro_batches - 1 or not one.accumulate:
             cut = reduced(one, self.stage, part)
             self._reducing(pieces, i, [b for b in cut if b.communicator == DATA or self.replicas > one.expert_parallel])
+            if not one.accumulate:  # DistributedDataParallel waits at the end of every backward pass
+                self.script.rows += self._held
+                self._held.clear()
         else:
             self.script.run(pieces, i)
 
