@@ -4,6 +4,9 @@ Every rank runs its instructions in order: it computes, hands transfers to commu
 moves messages between those of its members that have handed it over (``program_messages``). It is through when all its
 messages are. The next one on its communicator begins only then.
 
+So pairs of an all-to-all exchange what they have before the last member is there, as NCCL's and gloo's do. The fast
+engine does not count that: there a collective starts with its last member. ``is_together`` makes this engine alike.
+
 With rule ``defer`` a rank hands over a transfer that can wait so much later. It does so at once when it waits for the
 transfer or hands another one to the same communicator.
 
@@ -142,17 +145,19 @@ class Step:
             self._enter(o, one.members.index(r))
 
     def _enter(self, o: int, place: int) -> None:
-        collective = self._collective_O[o]
-        if len(self._handed_O[o]) == len(self._program.operations[o].members):
+        is_complete = len(self._handed_O[o]) == len(self._program.operations[o].members)
+        if is_complete:
             self.start_O[o] = self._network.now_s
-        collective.enter(place)
-        collective.complete(place)
+        if is_complete or not self._program.is_together:
+            for member in self._handed_O[o] if self._program.is_together else [place]:
+                self._collective_O[o].enter(member)
+                self._collective_O[o].complete(member)
 
     def _through(self, o: int) -> None:
         """All messages of operation ``o`` are through: the next one begins, and ranks that waited go on."""
         self.through_O[o] = now_s = self._network.now_s
         if not self._program.operations[o].is_last:
-            for place in list(self._handed_O[o + 1]):
+            for place in list(self._handed_O[o + 1])[-1 if self._program.is_together else 0 :]:
                 self._enter(o + 1, place)
         for r, since_s in self._waiting_O[o]:
             self.waited_R[r] += now_s - since_s
@@ -165,9 +170,11 @@ class Laid:
 
     Args:
         cluster: with a program, its quantities as drawn.
+        is_together: whether no message starts before all members are there, as in the fast engine.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, is_together: bool = False) -> None:
+        self.is_together = is_together
         assert cluster.program is not None
         refuse_what_is_unknown(cluster)
         self.plan: StepPlan = cluster.program.plan(cluster.job.ranks)
@@ -237,12 +244,13 @@ class ProgramReference(PacedJob):
         cluster: the config.
         seed: as for the fast engine; the same seed draws the same quantities and gives the same noise.
         limits: of every delay, as for the fast engine.
+        is_together: whether no message starts before all members of its collective are there.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, limits: Limits = LIMITS) -> None:
+    def __init__(self, cluster: Cluster, seed: int, limits: Limits = LIMITS, *, is_together: bool = False) -> None:
         keys_E = episode_keys([seed])
         fixed = drawn(cluster, keys_E[0])
-        self.laid = Laid(fixed)
+        self.laid = Laid(fixed, is_together=is_together)
         super().__init__(cluster, keys_E, limits)
         self._barrier_s = float(self.batch.jobs[0]["barrier_s"])
         self.ideal_step_s = self.laid.alone_s() + self._barrier_s
