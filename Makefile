@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "creating $(VENV) with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv --clear $(VENV); }
 	@echo "installing the pinned packages into $(VENV), about 3 minutes the first time"
 	@$(PIP) install -qq --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, one file after the other
+	@PYTHONWARNINGS=ignore $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip would, one file after the other
 	@touch $@
 
 demo: $(STAMP) ## the guided tour

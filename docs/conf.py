@@ -32,8 +32,9 @@ html_theme = "furo"
 html_title = "paceenv"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
+html_js_files = ["reach.js"]
 html_copy_source = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 html_show_search_summary = False  # its excerpts are fetched, which a browser refuses for files
-pygments_style = "tango"
-pygments_dark_style = "monokai"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"

@@ -21,7 +21,11 @@ from paceenv.policies.base import Policy
 
 
 class Agent:
-    """The agent of this rank. Use :func:`live.attach`."""
+    """The agent of this rank. Use :func:`live.attach`.
+
+    Args:
+        loop: what observes and decides.
+    """
 
     def __init__(self, loop: Loop) -> None:
         self._loop, self._output = loop, Output(loop)
@@ -47,13 +51,20 @@ class Agent:
 
         Call it on the training thread. With ``compare`` it also reads the status files of all ranks, where there is a
         folder, to find early and late ranks; that waits for the file system.
+
+        Args:
+            compare: whether it also looks at the other ranks' status files.
         """
         self._quietly(lambda: self._loop.catch_up())
         return dict(self._quietly(lambda: self._output.compared() if compare else self._output.snapshot(), {}))
 
     @contextlib.contextmanager
     def mark(self, kind: str = "checkpoint") -> Iterator[None]:
-        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after."""
+        """``with agent.mark("evaluation"): ...``: no measurement inside, and no delay inside or shortly after.
+
+        Args:
+            kind: what goes on inside, such as ``evaluation`` or ``checkpoint``.
+        """
         self._quietly(lambda: self._loop.begin_mark(kind))
         try:
             yield
@@ -88,11 +99,16 @@ class Agent:
 
     def _forget(self) -> None:
         """In a forked child (a data loader's worker): the agent belongs to the parent."""
+        self._loop.deferral.forget()
         self._loop.detach("in a forked child")
 
 
 class Absent(Agent):
-    """In place of an agent that could not be made: it does nothing, and its reason says why."""
+    """In place of an agent that could not be made: it does nothing, and its reason says why.
+
+    Args:
+        error: why there is no agent.
+    """
 
     def __init__(self, error: Exception) -> None:
         self._why = f"could not be attached: {described(error)}"

@@ -70,6 +70,12 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
     """A request to the ranks that wrote ``statuses``, for an iteration that they all reach after they have read it.
 
     Raises InputError: a mode that is not allowed, a policy that is missing or invalid, or a job that has no step time.
+
+    Args:
+        statuses: the ranks' last statuses.
+        mode: the new mode.
+        policy: the new policy, by name or file; None where the mode needs none, or keeps it.
+        kill: whether the agents detach for good.
     """
     if mode not in MODES:
         raise out_of_range("mode", mode, f"one of {', '.join(MODES)}", "live set")
@@ -104,7 +110,12 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
 
 
 def write_wish(folder: Path, wish: Wish) -> None:
-    """Write the request for all ranks, completely or not at all. Raises InputError if that fails."""
+    """Write the request for all ranks, completely or not at all. Raises InputError if that fails.
+
+    Args:
+        folder: of the attempt.
+        wish: what is asked for.
+    """
     atomic_write(folder / NAME, (json.dumps({"schema": SCHEMA} | wish._asdict()) + "\n").encode())
 
 
@@ -132,7 +143,12 @@ def read_wish(path: Path) -> Wish:
 
 
 class ControlReader:
-    """Looks at the file for one loop, on the watch thread, and hands over what it asks for."""
+    """Looks at the file for one loop, on the watch thread, and hands over what it asks for.
+
+    Args:
+        folder: of the attempt.
+        loop: takes what is asked for.
+    """
 
     def __init__(self, folder: Path, loop: Loop) -> None:
         self._path, self._loop = folder / NAME, loop

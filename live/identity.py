@@ -60,6 +60,7 @@ class Rendezvous:
         world_size: ranks of the job. A job of one rank needs no store.
         settings: digest of the settings that must agree (:func:`settings_digest`).
         found: called, mostly on that thread, when the id is known, and again when it is known who has an agent.
+        deadline_s: seconds after which it is given up.
     """
 
     def __init__(
@@ -181,6 +182,10 @@ class Words:
     """Short words in the job's store, under a prefix of ours. No call waits for a word that is not there.
 
     Each call is a round trip to the store's server, and runs without the interpreter (see ``native``).
+
+    Args:
+        store: the job's own, as PyTorch made it.
+        place: prefix of all words.
     """
 
     def __init__(self, store: Any, place: str) -> None:
@@ -230,7 +235,12 @@ def guessed_attempt() -> str:
 
 
 def settings_digest(options: Options, policy: tuple[str, str | None]) -> str:
-    """A digest of everything that every rank must have alike; ``policy`` is its name and its SHA-256."""
+    """A digest of everything that every rank must have alike; ``policy`` is its name and its SHA-256.
+
+    Args:
+        options: of this rank's agent.
+        policy: name and SHA-256 digest; None where it has no file.
+    """
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in OWN_TO_A_RANK}
     return hashlib.blake2b(repr((sorted(values.items()), policy)).encode(), digest_size=8).hexdigest()
 

@@ -112,7 +112,7 @@ def summary(folder: Folder, attempt: Attempt = None) -> None:
     if not snapshots:
         raise InputError(f"{folder}: attempt {chosen} has no status of any rank" + _notes(run))
     sys.stdout.write(summarise(snapshots))
-    sys.stdout.writelines(f"{line}\n" for line in lines_of(read_prediction(run, chosen), snapshots))
+    sys.stdout.writelines(f"{line}\n" for line in lines_of(read_prediction(run, chosen), snapshots, run.path))
     _say_notes(run)
 
 
@@ -165,7 +165,7 @@ def predict_(
     if json_ is not None:
         output.write_json(found, json_)
     if json_ != "-":
-        sys.stdout.writelines(f"{line}\n" for line in lines_of(found, []))
+        sys.stdout.writelines(f"{line}\n" for line in lines_of(found, [], run.path))
         for name, lines in (("assumed", found.get("assumes")), ("not identified", found.get("not_identified"))):
             for line in lines or ():
                 output.say(f"{name}: {line}")

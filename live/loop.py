@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceenv.live.decide.control import Control
+from paceenv.live.decide.deferral import Deferral
 from paceenv.live.decide.live_policy import NamedPolicy, at_interval
 from paceenv.live.log_once import Messages, described, raised_by_a_signal_handler
 from paceenv.live.observe.backward import Backward
@@ -101,6 +102,10 @@ class Loop:
             Backward(self._log, self.hooks),
             self._checkpoints,
         )
+        self.deferral = Deferral(options.defer, self._log, self.hooks, self.messages.log_once)
+        """Holds back transfers for rule ``defer``."""
+        if options.defer:
+            self._sources += (self.deferral,)
         self.tick = self.hooks.guarded(lambda: self._optimizer.tick())
         """The end of an iteration; called by the optimizer's hook, or by hand in a loop that has none. Never raises."""
         self._iterations = Iterations(self._log)
@@ -141,6 +146,7 @@ class Loop:
         if not self._off_reason:
             self._off_reason = reason
             self.hooks.active = False
+            self.deferral.stop()
 
     def begin_mark(self, kind: str) -> None:
         """A checkpoint or an evaluation begins: no measurement and no delay until :meth:`end_mark`."""
@@ -155,6 +161,7 @@ class Loop:
     def stop(self, reason: str) -> None:
         """Detach, where delays are possible at the next tick; may be called from any thread."""
         self.messages.log_once(reason)
+        self.deferral.stop()
         if self._takes_here:
             self._stop_reason = reason
         else:
@@ -218,6 +225,7 @@ class Loop:
         log = self._log
         if log.on_device and self._stamps.capturing():  # a step as a CUDA graph: not even a query is allowed
             return
+        self.control.held_s = self.deferral.tick()
         if self._stop_reason:
             self.detach(self._stop_reason)
             return
@@ -231,6 +239,7 @@ class Loop:
             self._change_over(*self._change)
         self._read()
         if (self.permitted or self.control.mode == "shadow") and self.control.decides and not self._steps.inside:
+            self.deferral.hold_s = self.control.hold_s(self._iterations.count)
             self._iterations.delay = self.control.apply_delay(self._iterations.count)
 
     def _collect(self) -> None:

@@ -42,6 +42,9 @@ class _Native:
 
 native = _Native()
 """Guards calls into C++; nothing in it may wait for a peer longer than a moment."""
+launches = _Native()
+"""The same for starts of the job's collectives on a thread of ours: those never wait for a peer."""
 # registered with this import, so that functions that an agent registers later, for its last output, run before
-atexit.register(native.end)
-os.register_at_fork(after_in_child=native.renew)
+for _one in (native, launches):
+    atexit.register(_one.end)
+    os.register_at_fork(after_in_child=_one.renew)

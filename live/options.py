@@ -153,6 +153,14 @@ class Options:
         str,
         Meaning("Where a delay is spent: in a sleep of the training thread, or on the GPU's stream", choices=ACTUATORS),
     ] = "host"
+    defer: Annotated[
+        str,
+        Meaning(
+            "Asynchronous transfers that rule defer may hold back, on gloo: kinds such as all_reduce, and names or "
+            "descriptions of process groups, separated by commas",
+            unset="none",
+        ),
+    ] = ""
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
@@ -251,7 +259,12 @@ def make_options(values: Mapping[str, Any], environ: Mapping[str, str] = os.envi
 
 
 def absolute(name: str, path: str | os.PathLike[str]) -> Path:
-    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone."""
+    """``path`` as seen from the current folder; ``name`` is for the error. Raises InputError if that folder is gone.
+
+    Args:
+        name: of the option, for the error.
+        path: a file or folder, relative or not.
+    """
     try:
         return Path(os.path.abspath(path))
     except OSError:

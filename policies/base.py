@@ -29,11 +29,19 @@ class Policy(ABC):
     """The mechanisms that it may turn on."""
 
     def reset(self, rows: int) -> None:  # noqa: B027  (a policy without state has nothing to do)
-        """Forget everything and prepare for ``rows`` ranks."""
+        """Forget everything and prepare for ``rows`` ranks.
+
+        Args:
+            rows: B, the number of ranks that it decides for.
+        """
 
     @abstractmethod
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Settings ``(B, M, 2)`` for the next control interval: threshold and window as ratios."""
+        """Settings ``(B, M, 2)`` for the next control interval: threshold and window as ratios.
+
+        Args:
+            signals_BO: what each rank observed in the last interval, ``(B, O)``.
+        """
 
     def constant(self) -> NDArray[np.float64] | None:
         """Settings ``(M, 2)`` if they are always the same for every rank, else None; a run then needs no views."""

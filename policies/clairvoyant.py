@@ -17,13 +17,16 @@ from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
 from paceenv.sim.engine.simulator import Simulator
 
-_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
+_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,), "defer": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 _TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
 """Windows of slack and of phase_shift where both are on."""
 
 
-def candidates(mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger")) -> NDArray[np.float64]:
+_USUAL = ("slack", "phase_shift", "stagger")
+
+
+def candidates(mechanisms: Sequence[str] = _USUAL) -> NDArray[np.float64]:
     """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
     rows = [pacing.off()]
     for name in mechanisms:
@@ -55,15 +58,22 @@ class Clairvoyant:
     def __init__(self, horizon: int = 3, preference: float = 0.0) -> None:
         if not 0.0 <= preference < math.inf:
             raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
-        self._candidates, self._horizon, self._preference = candidates(), horizon, preference
+        self._usual, self._with_defer = candidates(), candidates((*_USUAL, "defer"))
+        self._horizon, self._preference = horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
-        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""
-        E, C = len(simulator.batch), len(self._candidates)
+        """The best candidate for each environment's next interval, ``(E, 1, M, 2)``.
+
+        Args:
+            simulator: it is forked, not changed.
+            interval_iterations: length of the interval.
+        """
+        tried = self._with_defer if simulator.batch.program.can_wait_O.any() else self._usual
+        E, C = len(simulator.batch), len(tried)
         future = simulator.fork(np.repeat(np.arange(E), C))
-        settings = np.tile(self._candidates, (E, 1, 1))[:, None]
+        settings = np.tile(tried, (E, 1, 1))[:, None]
         step_ET = future.run(settings, self._horizon * interval_iterations)
         ideal_A = future.batch.jobs["ideal_step_s"]
         value_A = metrics.reward(step_ET.mean(axis=1), step_ET.std(axis=1), ideal_A, self._preference)  # type: ignore[arg-type]
         best_E = np.reshape(value_A, (E, C)).argmax(axis=1)
-        return np.asarray(self._candidates[best_E][:, None])
+        return np.asarray(tried[best_E][:, None])

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing
+from paceenv.core import pacing, signals
 from paceenv.core.errors import out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.learned import Learned
+from paceenv.policies.self_check import SelfCheck
 
 MAX_CANDIDATES = 256
+CHECKED = ("slack", "phase_shift")
+"""Mechanisms that a policy that checks itself may stop."""
 Candidate = Mapping[str, tuple[float, float]]
 """One setting: (threshold, window) by mechanism, ratios; mechanisms that are not named are off."""
 
@@ -46,6 +49,8 @@ class Distilled(Learned):
         memory_intervals: time scales of its memory.
         change_intervals: time scale of the mean change.
         interval_iterations: as in :class:`Learned`.
+        checks_itself: whether it measures what its slack and phase_shift rules do to step time, and stops them where
+            that costs (``paceenv.policies.self_check``). The stagger rule judges its own holds.
 
     Raises:
         InputError: for candidates, margin, hysteresis or a network that do not fit.
@@ -65,6 +70,7 @@ class Distilled(Learned):
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
         interval_iterations: int = INTERVAL_ITERATIONS,
+        checks_itself: bool = False,
     ) -> None:
         where = f"policy {name}"
         self.candidates = [{m: (float(t), float(w)) for m, (t, w) in one.items()} for one in candidates]
@@ -93,6 +99,8 @@ class Distilled(Learned):
             interval_iterations=interval_iterations,
         )
         self._choice_B = np.zeros(0, np.int64)
+        self.checks_itself, self._check = checks_itself, SelfCheck()
+        self._checked_C = np.array([any(m in CHECKED for m in one) for one in [{}, *self.candidates]])
 
     PREFERENCE_IS_INPUT = False
 
@@ -109,11 +117,13 @@ class Distilled(Learned):
             memory_intervals=self.memory_intervals,
             change_intervals=self.change_intervals,
             interval_iterations=self.interval_iterations,
+            checks_itself=self.checks_itself,
         )
 
     def reset(self, rows: int) -> None:
         super().reset(rows)
         self._choice_B = np.zeros(rows, np.int64)
+        self._check.reset(rows)
 
     def rest(self, rows_B: NDArray[np.bool_]) -> None:
         self._choice_B[rows_B] = 0
@@ -142,7 +152,14 @@ class Distilled(Learned):
         raise NotImplementedError("a distilled policy has no action; use decide() or outputs()")
 
     def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
-        return self._settings_CM2[self.choose(self.outputs(inputs_BI))]
+        choice_B = self.choose(self.outputs(inputs_BI))
+        if self.checks_itself:
+            trend_B, cv_B = (
+                signals.unsquash(name, inputs_BI[:, signals.NAMES.index(name)]) for name in ("step_trend", "step_cv")
+            )
+            rests_B = self._checked_C[choice_B] & ~self._check.allowed(trend_B, cv_B)
+            choice_B = np.where(rests_B, 0, choice_B)  # what it would choose stays, for when it may again
+        return self._settings_CM2[choice_B]
 
 
 def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:

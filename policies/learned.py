@@ -13,7 +13,7 @@ from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.networks.forward import Cell, Layer, perceptron
-from paceenv.policies.observation_average import ObservationEMA, time_scales
+from paceenv.policies.networks.observation_average import ObservationEMA, time_scales
 from paceenv.policies.ranges import Outside, RangeHold
 
 HELD_VIEWS = 64
@@ -38,7 +38,7 @@ class Learned(Policy):
         preference_range: lowest and highest weight of its training; None: this one only.
         calibrated_range: for each signal the interval ``[low, high]`` met in training; other signals are not compared.
         memory_intervals: control intervals over which it averages its views, a number or several
-            (``paceenv.policies.observation_average``); 0: none.
+            (``paceenv.policies.networks.observation_average``); 0: none.
         interval_iterations: iterations of the control interval that it was trained with, at least 1.
         change_intervals: control intervals over which it averages how much its view changes; 0: not.
         squashes: whether the action is the tanh of the last layer, as the actors of SAC, TQC and CrossQ have it.
@@ -95,6 +95,9 @@ class Learned(Policy):
         """The same policy following another preference, with nothing seen yet.
 
         Raises InputError for a preference outside the range of its training, or for a policy without that input.
+
+        Args:
+            preference: weight of the variation in the reward.
         """
         return Learned(
             self.layers,
@@ -149,7 +152,11 @@ class Learned(Policy):
             self._state_SBH = self.cell.start(rows)
 
     def restart(self, rows_B: NDArray[np.bool_]) -> None:
-        """A new episode begins in the rows ``(B,)``: their cell's state is as at :meth:`reset`."""
+        """A new episode begins in the rows ``(B,)``: their cell's state is as at :meth:`reset`.
+
+        Args:
+            rows_B: which rows begin anew.
+        """
         if self.cell is not None:
             self._state_SBH[:, rows_B] = 0.0
 
@@ -157,6 +164,9 @@ class Learned(Policy):
         """Inputs of the network ``(B, I)``: signals, their averages, the squashed preference.
 
         It updates the averages, so call it once for each view.
+
+        Args:
+            signals_BO: what each rank observed in the last interval, ``(B, O)``.
         """
         x_BO = np.asarray(signals_BO, np.float32)
         parts = [x_BO] if self._memory is None else [x_BO, self._memory.update(x_BO)]
@@ -168,6 +178,9 @@ class Learned(Policy):
         """What the last layer says, ``(B, outputs)``.
 
         A cell's state moves on, so call it once for each view. Another number of rows starts anew.
+
+        Args:
+            inputs_BI: from :meth:`inputs`.
         """
         x = np.asarray(inputs_BI, np.float32)
         if self.cell is not None:
@@ -178,12 +191,20 @@ class Learned(Policy):
         return perceptron(x, self.layers, self.activation)
 
     def action(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped."""
+        """Normalised actions ``(B, 2 * len(mechanisms))`` of the network alone, not clipped.
+
+        Args:
+            inputs_BI: from :meth:`inputs`.
+        """
         x_BA = self.outputs(inputs_BI)
         return np.tanh(x_BA, out=x_BA) if self.squashes else x_BA
 
     def decide(self, inputs_BI: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Settings ``(B, M, 2)`` for the network's inputs."""
+        """Settings ``(B, M, 2)`` for the network's inputs.
+
+        Args:
+            inputs_BI: from :meth:`inputs`.
+        """
         return pacing.decode_action(self.action(inputs_BI), self.mechanisms)
 
     def act(self, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -195,7 +216,11 @@ class Learned(Policy):
         return settings
 
     def rest(self, rows_B: NDArray[np.bool_]) -> None:
-        """Take notice that the rows ``(B,)`` do not pace in the coming interval, whatever was decided."""
+        """Take notice that the rows ``(B,)`` do not pace in the coming interval, whatever was decided.
+
+        Args:
+            rows_B: which rows rest.
+        """
 
     def outside(self) -> Outside | None:
         return self._hold.outside()

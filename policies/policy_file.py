@@ -29,7 +29,7 @@ from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.learned import Learned
 from paceenv.policies.networks.forward import ACTIVATIONS, GATES, Cell, Layer
-from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
 
 FORMAT = "paceenv.policy/1"
 ACTION_SCHEMA = "paceenv.pacing/1"
@@ -68,7 +68,12 @@ class PolicyFile:
 
 
 def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
-    """Write a policy file whole or not at all; returns its SHA-256 digest."""
+    """Write a policy file whole or not at all; returns its SHA-256 digest.
+
+    Args:
+        path: of the file to write.
+        content: weights, schemas and provenance.
+    """
     tensors: dict[str, NDArray[np.float32]] = {}
     policy = content.policy
     names = [*(CELL if policy.cell else ()), *(f"layer{i}" for i in range(len(policy.layers)))]
@@ -97,7 +102,11 @@ def save_policy(path: str | os.PathLike[str], content: PolicyFile) -> str:
 
 
 def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
-    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file."""
+    """Read and check a policy file; anything wrong with it is an :class:`InputError` naming the file.
+
+    Args:
+        path: of the file to read.
+    """
     target = Path(path)
     if not target.is_file():
         raise InputError(f"{target}: no such policy file")
@@ -161,6 +170,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             memory_intervals=memory,
             change_intervals=change,
             interval_iterations=interval,
+            checks_itself=len(candidates) > 1,
         )
     return PolicyFile(policy, ranges, provenance)
 

@@ -22,7 +22,7 @@ from scipy.spatial import cKDTree
 from paceenv.core.errors import out_of_range
 from paceenv.policies import situations
 from paceenv.policies.base import Policy
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.sim.cluster import Cluster
 
 NEIGHBOURS = 50

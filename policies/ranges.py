@@ -107,7 +107,12 @@ class Outside:
 
 
 class RangeHold:
-    """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why."""
+    """Makes ranks passive that are outside the calibrated range, and for a hold after; remembers how often and why.
+
+    Args:
+        calibrated_range: lowest and highest value by name.
+        where: what has the range, for errors.
+    """
 
     def __init__(self, calibrated_range: Mapping[str, tuple[float, float]], where: str = "policy") -> None:
         self.watch = RangeWatch(calibrated_range, where)

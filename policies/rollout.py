@@ -114,7 +114,11 @@ def start_engine(
 
 
 def quiet_start(simulator: Runner) -> None:
-    """Run the first iterations of a job, in which its limits allow no delay."""
+    """Run the first iterations of a job, in which its limits allow no delay.
+
+    Args:
+        simulator: a fresh one; it is run ahead.
+    """
     if simulator.limits.quiet_first:
         simulator.run(simulator.off(), simulator.limits.quiet_first)
 

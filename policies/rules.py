@@ -20,6 +20,10 @@ class Static(Policy):
     """Fixed settings, always on: (threshold, window) by mechanism, both ratios in [0, 1], the other mechanisms off.
 
     ``passive`` and ``paper`` are cases of it. Raises InputError for an unknown mechanism and values out of range.
+
+    Args:
+        settings: (threshold, window) by mechanism.
+        name: of the policy in tables.
     """
 
     def __init__(self, settings: Mapping[str, tuple[float, float]], name: str = "static") -> None:
@@ -66,13 +70,13 @@ class Adaptive(Policy):
     Where a rank waits in a barrier, slack is measured, and its rule costs next to nothing where it does not help. There
     it is tried first, held long, and dropped only when it surely costs. Without a barrier the wait is the collective's
     time beyond its baseline, and late peers look like contention. There either rule has to prove itself, phase_shift
-    first. The stagger rule holds and probes by itself and is always armed.
+    first. The stagger and defer rules hold and probe by themselves and are always armed.
     """
 
     TRIED = (pacing.SLACK, pacing.PHASE_SHIFT)
     SLACK_SETTING, PHASE_SHIFT_SETTING = (0.02, 0.4), (0.1, 0.2)
     """(threshold, window) while on."""
-    STAGGER_SETTING = (0.7, 0.4)
+    STAGGER_SETTING, DEFER_SETTING = (0.7, 0.4), (0.02, 0.1)
     LOOK_INTERVALS, HOLD_INTERVALS, LONGEST_INTERVALS = 3, 16, 64
     SHORTEST_BACK_OFF = 2
     SETTLED = 3
@@ -89,7 +93,7 @@ class Adaptive(Policy):
     """Difference between the wait and the collective's inflation, as a share of them, from which on there is one."""
 
     name = "adaptive"
-    mechanisms = ("slack", "phase_shift", "stagger")
+    mechanisms = ("slack", "phase_shift", "stagger", "defer")
 
     def __init__(self) -> None:
         self.reset(0)
@@ -126,6 +130,7 @@ class Adaptive(Policy):
             self._switch(due)
         settings = pacing.off(len(signals_BO))
         settings[:, pacing.STAGGER] = self.STAGGER_SETTING
+        settings[:, pacing.DEFER] = self.DEFER_SETTING
         for k, setting in enumerate((self.SLACK_SETTING, self.PHASE_SHIFT_SETTING)):
             settings[self._on_B == k, self.TRIED[k]] = setting
         return settings

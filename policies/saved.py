@@ -30,6 +30,10 @@ def find(text: str, known: Sequence[str] = NAMES) -> tuple[Path, PolicyFile]:
     ``text`` is ``learned``, a file or ``hf:owner/name``, also with a preference: ``FILE.safetensors:preference=0.3``.
     ``known`` are the allowed names, for the error message.
 
+    Args:
+        text: as a command line spells it.
+        known: names of other policies, for the error.
+
     Raises:
         InputError: for an unknown name, an invalid file, and a preference that the policy does not take.
     """
@@ -56,6 +60,10 @@ def parts(text: str, taking: Sequence[str] = (LEARNED,)) -> tuple[str, float | N
     """The name and the preference in ``text``. Policy files and the names in ``taking`` take a preference.
 
     An existing file counts as a file, whatever its name is. Raises InputError for another option or an invalid number.
+
+    Args:
+        text: as a command line spells it.
+        taking: names of policies, besides files, that take a preference.
     """
     name, _, option = text.rpartition(":")
     known = name in taking or name.endswith(_SUFFIX) or name.startswith(repository.PREFIX)

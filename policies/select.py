@@ -25,6 +25,10 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     """The policy that ``text`` names; ``static`` takes settings that are not given from the cluster config.
 
     Raises InputError for an unknown name or option, and for an invalid file.
+
+    Args:
+        text: as a command line spells it.
+        cluster: the config of the job.
     """
     pacing = cluster.pacing
     named = names.rule(text, (pacing.mechanism, pacing.threshold, pacing.window))

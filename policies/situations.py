@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceenv.core import pacing
 from paceenv.core.signals import SIGNALS
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.policies.rollout import start
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator
@@ -29,6 +29,7 @@ SPREAD = {
     "slack": ((0.0, 0.02, 0.1), (0.1, 0.4)),
     "phase_shift": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
     "stagger": ((0.0, 0.5), (0.2, 0.4)),
+    "defer": ((0.0, 0.02), (0.02, 0.1)),
 }
 TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 """Threshold and windows of slack and of phase_shift where both are on."""
@@ -56,7 +57,12 @@ PILOT_SEED, BANK_SEED = 700_000_000, 800_000_000
 
 
 def features(memory: ObservationEMA, signals_BO: NDArray[np.float32]) -> NDArray[np.float64]:
-    """The features by which a rank compares situations, ``(B, F)``: its last view and its averages with that view."""
+    """The features by which a rank compares situations, ``(B, F)``: its last view and its averages with that view.
+
+    Args:
+        memory: each rank's averages.
+        signals_BO: what each rank observed in the last interval, ``(B, O)``.
+    """
     return np.concatenate([signals_BO, memory.update(signals_BO)], axis=1).astype(np.float64)
 
 
@@ -87,6 +93,8 @@ def spread_of_settings(cluster: Cluster) -> NDArray[np.float64]:
     own = cluster.pacing
     rows = [pacing.off(), pacing.one_mechanism(own.mechanism, own.threshold, own.window)]
     for name, (thresholds, windows) in SPREAD.items():
+        if name == "defer" and not cluster.can_defer:
+            continue
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(thresholds, windows)]
     (slack, slack_windows), (phase_shift, phase_shift_windows) = TOGETHER
     for a, b in itertools.product(slack_windows, phase_shift_windows):
@@ -111,7 +119,14 @@ def roll_ahead(
 def roll_ahead_steps(
     simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[np.float64], iterations: int
 ) -> NDArray[np.float64]:
-    """As :func:`roll_ahead`, every step ``(len(at), C, T)``, in seconds."""
+    """As :func:`roll_ahead`, every step ``(len(at), C, T)``, in seconds.
+
+    Args:
+        simulator: it is forked, not changed.
+        at: numbers of the environments.
+        settings_CM2: candidates, ``(C, M, 2)``.
+        iterations: how far to look ahead.
+    """
     C, parts = len(settings_CM2), 1 + len(at) * len(settings_CM2) * simulator.batch.ranks // MAX_FORKED_RANKS
     step_s = []
     for part in np.array_split(at, parts):
@@ -137,7 +152,12 @@ def project(simulator: Simulator, at: NDArray[np.int64], settings_CM2: NDArray[n
 
 
 def select_candidates(gain_SC: NDArray[np.float64], most: int = MAX_CANDIDATES) -> list[int]:
-    """The candidates that add most to the gain if the best were always known; one after the other, off first."""
+    """The candidates that add most to the gain if the best were always known; one after the other, off first.
+
+    Args:
+        gain_SC: gain of each candidate in each situation, ``(S, C)``.
+        most: how many candidates to keep.
+    """
     chosen, best_S = [0], gain_SC[:, 0]
     while len(chosen) <= most:
         value_C = np.maximum(gain_SC, best_S[:, None]).mean(axis=0)

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import commands
+import parameters
 import pytest
 from page_blocks import NOT_RUN, ROOT, blocks, differing_lines, lay_out_tools
 
 sys.path.insert(0, str(ROOT / "docs"))
 
 import site_pages
-from site_pages import command_pages, config_pages
+from site_pages import command_pages, config_pages, python_pages
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
@@ -146,3 +147,46 @@ def test_every_config_key_has_a_meaning() -> None:
 
 def test_the_readme_reads_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= README_WORDS
+
+
+def sources(*names: str) -> list[parameters.Described]:
+    """Public functions of files or folders below the project, which stand once each."""
+    paths = [
+        path for name in names for path in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))
+    ]
+    paths = [path for path in paths if not any(one.is_symlink() for one in path.parents)]
+    return [one for path in paths for one in parameters.functions(path)]
+
+
+def test_every_parameter_of_the_python_api_is_described() -> None:
+    modules = [(ROOT / f"{name.replace('.', '/')}.py").resolve().relative_to(ROOT) for name in python_pages.modules()]
+    found = sources(*map(str, modules))
+    assert len(found) > 120
+    assert [(one.name, one.missing) for one in found if one.documented and one.missing] == []
+
+
+def test_most_parameters_of_all_public_functions_are_described() -> None:
+    """By the same rule Stable-Baselines3 describes all of them in 72 % of its functions with two or more."""
+    found = [one for one in sources("paceenv", "live", "policies", "trainers") if len(one.parameters) >= 2]
+    assert len(found) > 700
+    without = [f"{one.name}: {', '.join(one.missing)}" for one in found if one.missing]
+    assert len(without) < 0.1 * len(found), "\n".join(sorted(without))
+
+
+def test_what_is_not_described_is_found(tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(
+        'def plain(a_s: float, b: int) -> None:\n    """It does.\n\n    Args:\n        a_s: seconds.\n    """\n\n'
+        'def command(a: Annotated[int, Option(help="A.")]) -> None:\n    """It does."""\n\n'
+        "def _own(a: int) -> None: ...\n\n"
+        'class Made:\n    """A thing.\n\n    Args:\n        a: one.\n    """\n\n'
+        "    def __init__(self, a: int) -> None: ...\n    def bare(self, a: int) -> None: ...\n"
+    )
+    found = [
+        (one.name.split(": ")[1], one.missing, one.documented) for one in parameters.functions(tmp_path / "module.py")
+    ]
+    assert found == [
+        ("plain", ["b"], True),
+        ("command", [], True),
+        ("Made.__init__", [], True),
+        ("Made.bare", ["a"], False),
+    ]

@@ -166,6 +166,17 @@ def delayed(actuator: str, backlog: bool) -> list[float]:
     return effects
 
 
+def test_nothing_is_held_on_nccl_and_a_side_stream_can(tmp_path: Path, record_property: Record) -> None:
+    """Written without a GPU at hand, and not run yet."""
+    [held] = results(run_ranks(gpu_bodies.held_back, 1, tmp_path, backend="nccl", deadline_s=DEADLINE_S))
+    assert held["kind"] == "Work"
+    assert held["count"] == 0
+    assert held["same"]
+    record_property("hold", f"of 5 ms {1e3 * held['side_s']:.2f} ms, the current stream {1e3 * held['main_s']:.2f} ms")
+    assert 0.004 < held["side_s"] < 0.01
+    assert held["main_s"] < 0.002
+
+
 @pytest.mark.parametrize("backlog", [False, True])
 def test_a_host_delay_reaches_the_device_only_if_it_is_idle(
     backlog: bool, tmp_path: Path, record_property: Record

@@ -39,6 +39,7 @@ INSIDE = (
     "decide.actuator",
     "decide.canary",
     "decide.control",
+    "decide.deferral",
     "decide.guard",
     "decide.pacer",
     "record.history",

@@ -132,7 +132,7 @@ def test_shadow_shows_the_delays_it_would_have_taken(tmp_path: Path, capsys: pyt
     out = " ".join(capsys.readouterr().out.split())
     assert "would have taken 60 delays" in out
     assert "(would 4 ms)" in out
-    assert "predicted gain: not computed yet; paceenv live predict DIR does" in out
+    assert f"predicted gain: not computed yet; next: paceenv live predict {tmp_path}" in out
     assert "a canary here, with blocks for slack rules: time to a verdict on an effect of 1 %" in out
 
 

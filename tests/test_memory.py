@@ -15,7 +15,7 @@ from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.learned import Learned
-from paceenv.policies.observation_average import ObservationEMA, time_scales
+from paceenv.policies.networks.observation_average import ObservationEMA, time_scales
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.trainers.training.vec_env import NativeVecEnv
 

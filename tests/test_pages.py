@@ -1,10 +1,12 @@
-"""Pages for everybody: a phone, a dark room, a keyboard, a screen reader (axe), on every kind of page."""
+"""Pages for everybody: a phone, a dark room, a keyboard, a screen reader (axe); on pages of every kind and the site."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import commands
 import log_samples
 import numpy as np
 import pytest
@@ -52,6 +54,34 @@ QUICK = (("report", WIDTH), ("log", NARROW), ("analysis", NARROW))
 )
 def test_axe_finds_nothing(browser: Browser, pages: dict[str, Path], kind: str, width: int, dark: bool) -> None:
     assert browser.violations(pages[kind], width, dark=dark) == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation, as `make docs` builds it."""
+    out = tmp_path_factory.mktemp("site")
+    docs = Path(__file__).parents[1] / "docs"
+    ended = commands.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "-b", "html", str(docs), str(out)], deadline_s=600.0
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(WIDTH, False), (NARROW, True)])
+def test_axe_finds_nothing_on_the_site(browser: Browser, site: Path, width: int, dark: bool) -> None:
+    """Pages with text, code, wide tables, all options."""
+    for name in (
+        "index",
+        "tutorials/slow-job",
+        "reference/environment",
+        "reference/all-commands",
+        "evidence/leaderboard",
+    ):
+        page = site / f"{name}.html"
+        assert browser.violations(page, width, dark=dark) == [], name
+        assert browser.look(page, width, dark=dark).scroll_width <= width, name
 
 
 def test_axe_would_find_something(browser: Browser, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
+from paceenv.core.trace import read_trace
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -99,6 +102,14 @@ def test_linas_arithmetic() -> None:
     assert off == pytest.approx(count * 0.2 + 0.03, rel=1e-3)
     held = record(cluster(layers(count)), 40, (0.0, 0.0501 / wanted)).step_ET[0, -1]
     assert held == pytest.approx(wanted, rel=0.02)
+
+
+def test_a_window_that_is_too_wide_costs_nothing_where_a_needed_transfer_ends_the_hold() -> None:
+    """A bucket goes when the all-to-all that it made room for is through, whatever the window allows."""
+    wanted = 10 * 0.15 + 0.08
+    for window in (0.06, 0.2):
+        held = record(cluster(layers(10)), 40, (0.0, window)).step_ET[0, -1]
+        assert held == pytest.approx(wanted, rel=0.01)
 
 
 def test_a_wait_hands_over_what_is_held() -> None:
@@ -244,3 +255,32 @@ def test_results_do_not_depend_on_how_a_batch_is_cut() -> None:
     many, apart = simulator(one, 4), simulator(one, 1)
     together = many.run(many.off(), 30)
     np.testing.assert_array_equal(together[:1], apart.run(apart.off(), 30))
+
+
+def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
+    step = [
+        compute(0.1),
+        all_reduce(0.2, communicator="a", background=True),
+        compute(0.05, ranks=[3]),
+        all_to_all(0.05, 2, communicator="pairs"),
+        all_reduce(0.01, communicator="b", every=2),
+    ]
+    job = simulator(cluster(step))
+    with RecordingWriter(tmp_path / "trace.parquet", job, "job") as writer:
+        writer.append(job.record(job.off(), 1))
+        writer.append(job.record(job.off(), 3))
+    trace = read_trace(tmp_path / "trace.parquet")
+    op, rank, iteration = trace.column("op"), trace.column("rank"), trace.column("iteration")
+    assert op[(rank == 0) & (iteration == 0)].tolist() == ["compute", "all_reduce", "all_to_all", "barrier"]
+    assert op[(rank == 3) & (iteration == 1)].tolist() == [
+        *("compute", "all_reduce", "compute", "all_to_all", "all_reduce", "barrier")
+    ]
+    assert trace.column("start_s")[op == "all_to_all"][:4].tolist() == pytest.approx([0.1, 0.1, 0.1, 0.15])
+    start_s, end_s = (trace.column(name)[op == "all_reduce"][0] for name in ("start_s", "end_s"))
+    assert start_s == pytest.approx(0.1)
+    assert end_s == pytest.approx(0.375), "0.2 s alone, and half as fast while either pair exchanges"
+    of_pairs = op == "all_to_all"
+    assert set(zip(rank[of_pairs].tolist(), trace.column("group")[of_pairs].tolist(), strict=True)) == {
+        *((0, 2), (1, 2), (2, 3), (3, 3))
+    }
+    assert trace.column("bytes")[of_pairs].tolist() == [round(0.05 * BYTES_PER_S * 2)] * 16

@@ -14,7 +14,7 @@ from paceenv.core.errors import InputError
 from paceenv.live.decide.live_policy import find_policy
 from paceenv.policies import situations
 from paceenv.policies.clairvoyant import Clairvoyant
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.policies.projection import Projection
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import commands
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from paceenv import __version__
 from paceenv.ui import output, plain_progress
@@ -75,6 +77,20 @@ def test_the_version_stands_in_one_place() -> None:
     assert "version" not in project["project"]
     assert project["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "paceenv.__version__"
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
+
+
+def test_every_pin_installs_on_the_oldest_python_that_is_promised() -> None:
+    """Also on its first patch release: distributions keep 3.11.2 for years, and a pin may ask for 3.11.5."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = project["requires-python"].removeprefix(">=") + ".0"
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    needs = {
+        found.metadata["Name"]: found.metadata["Requires-Python"] or ""
+        for found in importlib.metadata.distributions()
+        if found.metadata["Name"] in pins
+    }
+    assert len(needs) > 100
+    assert {name: need for name, need in needs.items() if not SpecifierSet(need).contains(oldest)} == {}
 
 
 def test_the_citation_is_of_this_version() -> None:

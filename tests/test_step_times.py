@@ -191,7 +191,7 @@ def test_rounding_is_no_variation() -> None:
 def test_a_noisy_job_is_worth_a_second_look() -> None:
     found = diagnosed(ar1(np.random.default_rng(16), 1000, 0.8, 0.1))
     assert "a second look is worth it" in found.verdict
-    assert "paceenv.live" in found.next_step
+    assert "paceenv live run" in found.next_step
 
 
 def test_rare_long_steps_are_not_for_pacing() -> None:

@@ -59,7 +59,13 @@ class BlockPlan(NamedTuple):
     taste_iterations: int
 
     def schedule(self, seed: int, *, first_iteration: int, holdout_every: int) -> Schedule:
-        """The schedule with these blocks."""
+        """The schedule with these blocks.
+
+        Args:
+            seed: of the order of blocks, the same on all ranks.
+            first_iteration: where the first block begins.
+            holdout_every: one block in this many is off, at least 2.
+        """
         return Schedule(
             seed,
             block_iterations=self.block_iterations,
@@ -180,7 +186,15 @@ class Schedule:
         first_iteration: int = 0,
         holdout_every: int = 2,
     ) -> Schedule:
-        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs."""
+        """The schedule that suits a policy; ``block_iterations`` None: blocks as long as it needs.
+
+        Args:
+            seed: of the order of blocks, the same on all ranks.
+            policy: whose effect is to be measured.
+            block_iterations: length of a block, in iterations.
+            first_iteration: where the first block begins.
+            holdout_every: one block in this many is off, at least 2.
+        """
         plan = block_plan([policy], block_iterations)
         return plan.schedule(seed, first_iteration=first_iteration, holdout_every=holdout_every)
 

@@ -123,7 +123,13 @@ class Comparisons:
         """The candidates that pace no more, and why."""
 
     def add(self, iteration: int, step_s: float, delay_s: float) -> int | None:
-        """Take in a regular iteration; the number of the candidate that surely hurts since this iteration, if any."""
+        """Take in a regular iteration; the number of the candidate that surely hurts since this iteration, if any.
+
+        Args:
+            iteration: its number in the job.
+            step_s: its step time, seconds.
+            delay_s: how long this rank was delayed before it, seconds.
+        """
         k, own, _ = self._contest.place(iteration)
         if k in self.out:
             return None

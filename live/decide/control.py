@@ -75,6 +75,9 @@ class Control:
         self._newest_s: deque[float] = deque(maxlen=SLACK_MEMORY)
         self._asked = 0
         self._taken, self._foregone = DelayLengths(), DelayLengths()
+        self.held_s = 0.0
+        """The longest real hold of a transfer in the iteration taken in next, seconds."""
+        self._holds = 0
         self._shadowed, self._shadowed_s = 0, 0.0  # steps that were decided on in mode shadow
         self.guard = Guard(
             Limits(
@@ -223,7 +226,8 @@ class Control:
             self.tuner.add(iteration.iteration, self.tune_plan.turn(iteration.iteration), iteration.step_s)
         if self.mode in ("canary", "active"):
             self._say_how_long(iteration)
-            hurting = self.comparisons.add(iteration.iteration, iteration.step_s, iteration.delay_s)
+            delay_s = iteration.delay_s + self.held_s  # of either kind: whether pacing did anything on this rank
+            hurting = self.comparisons.add(iteration.iteration, iteration.step_s, delay_s)
             if hurting is not None:
                 self._give_up(hurting, f"rolled back, as pacing {self.comparisons.of[hurting].verdict.text}")
 
@@ -276,6 +280,18 @@ class Control:
             self.guard.taken(delay.slept_s, self._clock())
         return delay
 
+    def hold_s(self, iteration: int) -> float:
+        """How long transfers that can wait are held back in ``iteration``, as :meth:`apply_delay` decides; seconds."""
+        acting = self._acting(iteration)
+        if acting is None or self.pacer is None or self.mode == "probe" or not self._ready:
+            return 0.0
+        asked_s, step_s = self.pacer.hold_s(acting), self.pacer.step_baseline_s
+        if not asked_s > 0.0:
+            return 0.0
+        allowed_s = self.guard.allowed_hold_s(asked_s, iteration=iteration, step_s=step_s)
+        self._holds += allowed_s > 0.0
+        return allowed_s if self.mode in PACED else 0.0
+
     def settle(self, delay: Delay | None) -> float:
         """The effective length of a delay that can be read now, seconds."""
         effective_s = self._actuator.settle(delay) if delay is not None and self._actuator is not None else 0.0
@@ -292,6 +308,7 @@ class Control:
             **self._taken.as_dict(),
             "ineffective": self._actuator.ineffective if self._actuator is not None else 0,
             "cut": dict(self.guard.cut),
+            "holds": self._holds,
         }
 
     def foregone(self) -> dict[str, Any] | None:

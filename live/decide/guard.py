@@ -68,9 +68,7 @@ class Guard:
             slack_s: low quantile of the rank's own slack, seconds; None for mechanisms that do not use slack.
         """
         self._refill(now_s)
-        if self._marks or self._touched:
-            self._touched = False
-            self.quiet(iteration - 1)
+        self._look_for_marks(iteration)
         if not asked_s > 0.0:
             return 0.0
         if self._marks or iteration < self._quiet_until:
@@ -84,11 +82,35 @@ class Guard:
         name = min(allowed, key=allowed.__getitem__)
         return asked_s if asked_s <= allowed[name] else self._said(name, allowed[name])
 
+    def allowed_hold_s(self, asked_s: float, *, iteration: int, step_s: float) -> float:
+        """How long transfers may be held back in ``iteration``, seconds: caps and quiet times, as for a delay.
+
+        No rank stands still, so neither budget nor slack is a limit.
+        """
+        self._look_for_marks(iteration)
+        if not asked_s > 0.0:
+            return 0.0
+        if self._marks or iteration < self._quiet_until:
+            return self._said("quiet", 0.0)
+        for name, most_s in (("cap", self.limits.cap_s), ("share", self.limits.cap_share * step_s)):
+            if not asked_s <= most_s:
+                asked_s = self._said(name, most_s if most_s > 0.0 else 0.0)
+        return asked_s
+
+    def _look_for_marks(self, iteration: int) -> None:
+        if self._marks or self._touched:
+            self._touched = False
+            self.quiet(iteration - 1)
+
     def taken(self, slept_s: float, now_s: float) -> None:
         """A delay of ``slept_s`` ended: take it from the budget.
 
         The debt is at most one minute's budget: a process that was stopped for an hour in its delay must not pay for
         days.
+
+        Args:
+            slept_s: how long the rank slept, seconds; it may be longer than what was asked for.
+            now_s: the time at the end of the delay, on the guard's clock.
         """
         self._refill(now_s)
         if slept_s > 0.0:

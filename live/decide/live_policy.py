@@ -41,7 +41,12 @@ class NamedPolicy:
 
 
 def at_interval(named: NamedPolicy, interval_iterations: int | None) -> NamedPolicy:
-    """The policy at that control interval, None for its own; with a fault if it was trained with another one."""
+    """The policy at that control interval, None for its own; with a fault if it was trained with another one.
+
+    Args:
+        named: the policy and its name.
+        interval_iterations: iterations between two decisions.
+    """
     if named.candidates:
         found = tuple(at_interval(one, interval_iterations) for one in named.candidates)
         return replace(named, candidates=found, fault=next((one.fault for one in found if one.fault), named.fault))
@@ -93,6 +98,10 @@ def find_candidates(text: str, more: NamedPolicy | None = None) -> NamedPolicy:
     """The candidates that ``text`` names (option ``candidates``), and one ``more``.
 
     With a fault in one of them nothing is paced: every rank must have the same.
+
+    Args:
+        text: names of policies, as the option takes them.
+        more: one more candidate, None for no other.
     """
     names = list[str]()
     for part in filter(None, (part.strip() for part in text.split(SEPARATOR))):

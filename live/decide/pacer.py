@@ -82,7 +82,12 @@ class RankPacer:
         self._acting: int | None = None
 
     def follow(self, policy: Policy, which: int | None = None) -> None:
-        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed."""
+        """Follow another policy from now on, in place of all or of one; until its first decision nothing is delayed.
+
+        Args:
+            policy: the one that decides from now on.
+            which: number of the candidate to replace; None replaces all.
+        """
         for k, course in enumerate(self._courses):
             if which in (None, k):
                 self._courses[k] = _Course(policy, course.interval_iterations)
@@ -109,7 +114,10 @@ class RankPacer:
         return tuple(course.interval_iterations for course in self._courses)
 
     def within_slack(self, which: int = 0) -> bool:
-        """Whether only rules are on that delay within the rank's own slack (slack and the paper's)."""
+        """Whether only rules are on that delay within the rank's own slack (slack and the paper's).
+
+        Rule ``defer`` delays no rank, so slack is no limit for :meth:`hold_s`.
+        """
         window_M = self._courses[which].settings_M2[:, pacing.WINDOW]
         return not (window_M[pacing.PHASE_SHIFT] > 0.0 or window_M[pacing.STAGGER] > 0.0)
 
@@ -118,6 +126,12 @@ class RankPacer:
         left = self._courses[which].left
         rank = self._rank if which == self._acting or left is None else left.rank
         return float(rank[timing.DELAY_S, 0])
+
+    def hold_s(self, which: int = 0) -> float:
+        """How long a transfer that can wait is held back in the next iteration if that policy acts in it, seconds."""
+        left = self._courses[which].left
+        rank = self._rank if which == self._acting or left is None else left.rank
+        return float(rank[timing.DEFER_S, 0])
 
     def view(self) -> NDArray[np.float32]:
         """This rank's view of the current interval: the observation vector ``(O,)``."""

@@ -65,7 +65,12 @@ class Probe:
         return self.plan.level(iteration, self._unit, self._units) if self._unit else 0.0
 
     def add(self, iteration: int, step_s: float) -> str:
-        """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or ""."""
+        """Take in a regular iteration and its step time, seconds; returns the reason to end probing, or "".
+
+        Args:
+            iteration: its number in the job.
+            step_s: its step time, seconds.
+        """
         hold, reason = iteration // HOLD_ITERATIONS, ""
         if hold != self._hold:
             if self._steps_s:

@@ -91,6 +91,9 @@ def _error(steps_s: Sequence[float], clip_s: float) -> float:
 class Arm:
     """What is known about one candidate.
 
+    Args:
+        plan: length of its blocks.
+
     Attributes:
         name: as it was given.
         pairs: pairs compared.
@@ -141,7 +144,12 @@ class Arm:
         self.gain = Interval(*(-math.expm1(x) for x in (self.mean, self.mean + half, self.mean - half)))
 
     def better_by(self, other: Arm, error: float) -> tuple[float, float]:
-        """Interval of how much more it gains than ``other``, as both were at their last evaluations; likewise."""
+        """Interval of how much more it gains than ``other``, as both were at their last evaluations; likewise.
+
+        Args:
+            other: the candidate to compare with.
+            error: probability with which the interval may miss the truth.
+        """
         (mean, variance, pairs), (other_mean, other_variance, other_pairs) = self.seen, other.seen
         both = variance + other_variance
         parts = variance**2 / (pairs - 1) + other_variance**2 / (other_pairs - 1)
@@ -225,7 +233,13 @@ class Tuner:
     # ------------------------------------------------------------------------------------------ the training thread
 
     def add(self, iteration: int, turn: Turn, step_s: float) -> None:
-        """Take in a regular iteration; a step time that is not a positive number is left out."""
+        """Take in a regular iteration; a step time that is not a positive number is left out.
+
+        Args:
+            iteration: its number in the job.
+            turn: the iteration's place in the plan.
+            step_s: its step time, seconds.
+        """
         if not 0.0 < step_s < math.inf:
             return
         open_ = self._open
@@ -245,7 +259,12 @@ class Tuner:
             deployed[1].add(iteration, step_s, step_s)  # other ranks may have the delays: never "not delayed"
 
     def give_up(self, arm: int, why: str) -> None:
-        """A candidate cannot go on, on this rank: it is dropped with the next decision."""
+        """A candidate cannot go on, on this rank: it is dropped with the next decision.
+
+        Args:
+            arm: number of the candidate.
+            why: the reason, for the agent's messages.
+        """
         self._faults[arm] = why
 
     # --------------------------------------------------------------------------------------------- the other thread

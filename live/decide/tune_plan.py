@@ -47,7 +47,12 @@ class Word(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, arms: int) -> Word | None:
-        """The word that ``text`` holds, of a plan with that many candidates; None for anything else."""
+        """The word that ``text`` holds, of a plan with that many candidates; None for anything else.
+
+        Args:
+            text: what was read.
+            arms: number of candidates of the plan.
+        """
         try:
             number, first, until, phase, chosen, begin = json.loads(text)
             numbers = (number, first, until, begin, *chosen)
@@ -140,7 +145,12 @@ class TunePlan:
         return known[1]
 
     def round_iterations(self, arms: Sequence[int], *, taste: bool = False) -> int:
-        """Iterations of one round of a search among ``arms``, or of their taste."""
+        """Iterations of one round of a search among ``arms``, or of their taste.
+
+        Args:
+            arms: numbers of the candidates.
+            taste: whether it is the short first round.
+        """
         return sum(2 * (self.blocks[k].taste_iterations if taste else self.blocks[k].block_iterations) for k in arms)
 
     def pair_end(self, iteration: int) -> int:

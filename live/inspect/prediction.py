@@ -103,13 +103,23 @@ def predict(
 
 
 def write_prediction(run: RunFolder, found: Mapping[str, Any]) -> None:
-    """Keep a prediction with its attempt. Raises InputError if it cannot be written."""
+    """Keep a prediction with its attempt. Raises InputError if it cannot be written.
+
+    Args:
+        run: the folder of the run.
+        found: what :func:`predict` returned.
+    """
     path = run.path / str(found["attempt"]) / FILE
     atomic_write(path, (json.dumps(finite(found), allow_nan=False) + "\n").encode())
 
 
 def read_prediction(run: RunFolder, attempt: str) -> dict[str, Any] | None:
-    """The prediction of an attempt; None where there is none that can be read."""
+    """The prediction of an attempt; None where there is none that can be read.
+
+    Args:
+        run: the folder of the run.
+        attempt: which of its attempts.
+    """
     path = run.path / attempt / FILE
     try:
         with open_regular(path, MAX_BYTES) as stream:
@@ -119,11 +129,17 @@ def read_prediction(run: RunFolder, attempt: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("schema") == SCHEMA else None
 
 
-def lines_of(found: Mapping[str, Any] | None, snapshots: Sequence[Snapshot]) -> list[str]:
-    """A prediction in words; for a run in mode shadow without one, what to do for it."""
+def lines_of(found: Mapping[str, Any] | None, snapshots: Sequence[Snapshot], folder: str | Path) -> list[str]:
+    """A prediction in words; for a run in mode shadow without one, what to do for it.
+
+    Args:
+        found: what :func:`read_prediction` returned.
+        snapshots: the ranks' last statuses.
+        folder: of the run, as its reader named it.
+    """
     if found is None:
         shadow = any(number(s, "shadow", "steps") for s in snapshots)
-        return ["predicted gain: not computed yet; paceenv live predict DIR does (it needs paceenv[sim])"] * shadow
+        return [f"predicted gain: not computed yet; next: paceenv live predict {folder} (needs paceenv[sim])"] * shadow
     if why := text(found, "missing"):
         return [f"predicted gain: none, because the trace does not allow one: {why}"]
     policies, lines = entry(found, "policies"), []

@@ -19,13 +19,23 @@ def patience_s(world_size: int) -> float:
 
 
 def age_s(snapshot: Snapshot, now_s: float) -> float | None:
-    """Seconds since a rank wrote its status; None if it does not say when."""
+    """Seconds since a rank wrote its status; None if it does not say when.
+
+    Args:
+        snapshot: the rank's last status.
+        now_s: the present, seconds since 1970.
+    """
     written_s = number(snapshot, "unix_time_s")
     return None if written_s is None else max(now_s - written_s, 0.0)
 
 
 def is_silent(snapshot: Snapshot, now_s: float) -> bool:
-    """Whether a rank that has not ended has been silent for too long."""
+    """Whether a rank that has not ended has been silent for too long.
+
+    Args:
+        snapshot: the rank's last status.
+        now_s: the present, seconds since 1970.
+    """
     age = age_s(snapshot, now_s)
     return not snapshot.get("final") and age is not None and age > patience_s(int(number(snapshot, "world_size") or 1))
 
@@ -37,7 +47,13 @@ def missing(snapshots: Sequence[Snapshot]) -> int:
 
 
 def overdue(snapshots: Sequence[Snapshot], attempt: str, now_s: float) -> int:
-    """Number of ranks that should have had a status by now: none while the job is young."""
+    """Number of ranks that should have had a status by now: none while the job is young.
+
+    Args:
+        snapshots: the last statuses that are there.
+        attempt: its name, which holds when it began.
+        now_s: the present, seconds since 1970.
+    """
     try:
         began_s = float(calendar.timegm(time.strptime(attempt[:15], "%Y%m%dT%H%M%S")))
     except ValueError:
@@ -52,7 +68,13 @@ def is_downgraded(snapshot: Snapshot) -> bool:
 
 
 def worst(snapshots: Sequence[Snapshot], number_of_ranks: int, now_s: float) -> list[Snapshot]:
-    """The ranks to look at first: silent, downgraded, late (the latest first), then by their own time of a step."""
+    """The ranks to look at first: silent, downgraded, late (the latest first), then by their own time of a step.
+
+    Args:
+        snapshots: the ranks' last statuses.
+        number_of_ranks: at most so many are returned.
+        now_s: the present, seconds since 1970.
+    """
 
     def order(snapshot: Snapshot) -> tuple[float, ...]:
         verdict = text(snapshot, "arrival", "verdict")

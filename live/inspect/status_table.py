@@ -24,7 +24,14 @@ MOST_FINDINGS = 4
 
 
 def print_status(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot], *, again: bool = False) -> None:
-    """A line per rank; ``again`` clears a terminal before."""
+    """A line per rank; ``again`` clears a terminal before.
+
+    Args:
+        run: the folder of the run.
+        attempt: which of its attempts.
+        snapshots: the ranks' last statuses.
+        again: whether it replaces a table on the screen.
+    """
     now_s = time.time()
     if again:
         output.clear_screen()
@@ -55,12 +62,18 @@ def print_worst(
 
 
 def notes(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> list[str]:
-    """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, shadow, tune."""
+    """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, shadow, tune.
+
+    Args:
+        run: the folder of the run.
+        attempt: which of its attempts.
+        snapshots: the ranks' last statuses.
+    """
     gone = missing(snapshots)
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    found += [*shadowed(snapshots), *lines_of(read_prediction(run, attempt), snapshots)]
+    found += [*shadowed(snapshots), *lines_of(read_prediction(run, attempt), snapshots, run.path)]
     if (ahead := canary_outlook(snapshots)) is not None:
         found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
     found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]

@@ -152,7 +152,7 @@ class Collectives:
         pending = self._pending
         for key, (work, _, entry) in list(pending.items()):
             if work() is None or len(pending) > MAX_PENDING // 2:
-                del pending[key]
+                pending.pop(key, None)  # a transfer that was held back may be awaited meanwhile
                 self._log.release(entry)
 
     def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -153,19 +153,56 @@ class Hooks:
                 report(error)
             return result
 
-        ours = watched
+        self._replace(owner, name, found, original, watched, traced)
+
+    def instead(
+        self,
+        owner: Any,
+        name: str,
+        divert: Callable[[Function, tuple[Any, ...], dict[str, Any]], Any],
+        *,
+        traced: bool = False,
+    ) -> None:
+        """Replace an attribute by a function that asks ours whether the original is to be called now.
+
+        Ours is asked while inactive, too: what it has put off must go first.
+
+        Args:
+            owner: a class or a module; nothing happens unless it has the attribute itself.
+            name: the attribute.
+            divert: gets the original, positional and keyword arguments; returns what the caller gets, or None to call
+                the original now.
+            traced: whether ``torch.compile`` may trace the function: then ours does nothing in a graph.
+        """
+        found = vars(owner).get(name)
+        if found is None:
+            return
+        original, report = getattr(owner, name), self.report
+
+        def diverted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = divert(original, args, kwargs)
+            except Exception as error:
+                report(error)
+                result = None
+            return original(*args, **kwargs) if result is None else result
+
+        self._replace(owner, name, found, original, diverted, traced)
+
+    def _replace(self, owner: Any, name: str, found: Any, original: Function, ours: Function, traced: bool) -> None:
+        replacement = ours
         if traced:
             import torch
 
             is_compiling = torch.compiler.is_compiling
 
             def unless_compiling(*args: Any, **kwargs: Any) -> Any:
-                return original(*args, **kwargs) if is_compiling() else watched(*args, **kwargs)
+                return original(*args, **kwargs) if is_compiling() else ours(*args, **kwargs)
 
-            ours = unless_compiling
-        ours = functools.wraps(original)(ours)
-        setattr(owner, name, ours)
-        self._replaced.append((owner, name, found, ours))
+            replacement = unless_compiling
+        replacement = functools.wraps(original)(replacement)
+        setattr(owner, name, replacement)
+        self._replaced.append((owner, name, found, replacement))
 
     def restore(self) -> None:
         """Leave PyTorch as it was. If other code has wrapped ours meanwhile, ours stays underneath and does nothing."""

@@ -10,7 +10,7 @@ import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
+from threading import RLock, get_ident
 from typing import Any
 
 from paceenv.core.wording import format_list
@@ -81,6 +81,7 @@ class Log:
         self.overflow: Callable[[], None] = lambda: None
         self.kinds: list[Kind] = [Kind("wait", -1, 0)]
         self._numbers: dict[tuple[str, int, int, bool], int] = {}
+        self._adding = RLock()
         self.groups: dict[int, Group] = {}
         """By number; those with members are the ones that PyTorch could name."""
         self._by_identity: dict[int, Group] = {}
@@ -117,7 +118,13 @@ class Log:
         number = self._numbers.get((op, group, size_bytes, side))
         if number is not None:
             return number
-        kind = Kind(op, group, size_bytes, side)
+        with self._adding:  # a transfer that was held back starts on another thread
+            return self._added(Kind(op, group, size_bytes, side))
+
+    def _added(self, kind: Kind) -> int:
+        size_bytes = kind.bytes
+        if kind in self._numbers:
+            return self._numbers[kind]
         if len(self.kinds) > EXACT_KINDS:
             rounded = 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
             sizes = (rounded, 0) if len(self.kinds) > MAX_KINDS // 2 else (rounded,)

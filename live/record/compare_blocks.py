@@ -29,7 +29,12 @@ class Blocks(NamedTuple):
     step_s_RK: Times
 
     def span(self, first: int, last: int) -> tuple[int, int]:
-        """First and last iteration of the blocks ``first`` to ``last``."""
+        """First and last iteration of the blocks ``first`` to ``last``.
+
+        Args:
+            first: number of the first block.
+            last: number of the last block, which is included.
+        """
         return self.first + first * self.iterations, self.first + (last + 1) * self.iterations - 1
 
 
@@ -62,7 +67,13 @@ def _valid(size: float, first: float, length: int) -> bool:
 
 
 def on_grid(grid: Grid, snapshot: Snapshot, values: Any) -> Times:
-    """A rank's values by block, on ``grid``; a longer block is the mean of its shorter ones, if all are known."""
+    """A rank's values by block, on ``grid``; a longer block is the mean of its shorter ones, if all are known.
+
+    Args:
+        grid: the blocks that all ranks are compared on.
+        snapshot: of the rank; it says how long its blocks are.
+        values: one value a block, as the snapshot has them.
+    """
     found = np.full(grid.length, math.nan)
     size, first = number(snapshot, "own", "blocks", "iterations"), number(snapshot, "own", "blocks", "first")
     if size is None or first is None or not isinstance(values, list) or not _valid(size, first, len(values)):
@@ -86,7 +97,12 @@ def on_grid(grid: Grid, snapshot: Snapshot, values: Any) -> Times:
 
 
 def side_by_side(snapshots: Sequence[Snapshot], grid: Grid) -> Blocks:
-    """The ranks' own times and steps on one grid."""
+    """The ranks' own times and steps on one grid.
+
+    Args:
+        snapshots: the ranks' last statuses.
+        grid: the blocks that all ranks are compared on.
+    """
 
     def table(name: str) -> Times:
         return np.array([on_grid(grid, s, entry(s, "own", "blocks", name)) for s in snapshots])

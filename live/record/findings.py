@@ -213,7 +213,12 @@ ALONE: Final = verdict_of(UNKNOWN, "one rank alone")
 
 
 def with_verdicts(snapshots: Sequence[Snapshot], findings: Findings) -> list[Snapshot]:
-    """The snapshots, each with its ``arrival`` from the findings."""
+    """The snapshots, each with its ``arrival`` from the findings.
+
+    Args:
+        snapshots: the ranks' last statuses.
+        findings: what was found from them.
+    """
     verdicts = findings["verdicts"]
     return [s | {"arrival": verdicts.get(str(s.get("rank")), s.get("arrival"))} for s in snapshots]
 

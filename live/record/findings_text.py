@@ -29,7 +29,12 @@ def name_group(group: Group) -> str:
 
 
 def block_span(job: Job, pattern: Pattern) -> tuple[int, int]:
-    """First and last iteration of a pattern's blocks."""
+    """First and last iteration of a pattern's blocks.
+
+    Args:
+        job: whose blocks they are.
+        pattern: of a late rank.
+    """
     assert job.blocks is not None
     return job.blocks.span(pattern.blocks[0], pattern.blocks[-1])
 

@@ -90,7 +90,12 @@ class Traffic:
 
 
 def read_traffic(snapshots: Sequence[Snapshot], grid: Grid | None) -> Traffic:
-    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing."""
+    """The groups and operations of the ranks' snapshots; ill-typed entries count as missing.
+
+    Args:
+        snapshots: the ranks' last statuses.
+        grid: the blocks that all ranks are compared on; None where there is none.
+    """
     groups: dict[Key, Group] = {}
     rows: dict[tuple[Key, str], list[tuple[int, Times, float]]] = {}
     other_s_R, ungrouped_s_R = np.zeros(len(snapshots)), np.zeros(len(snapshots))
@@ -167,7 +172,12 @@ def _operation(op: str, group: Group, entries: list[tuple[int, Times, float]]) -
 
 
 def connected_sets(ranks: int, groups: Iterable[Group]) -> list[list[int]]:
-    """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own."""
+    """Places of ranks that ``groups`` connect, in ascending order; a rank that none connects is a set of its own.
+
+    Args:
+        ranks: R, the number of ranks.
+        groups: process groups that connect their members.
+    """
     parent = list(range(ranks))
 
     def root(place: int) -> int:
@@ -192,7 +202,12 @@ def used_groups(traffic: Traffic) -> list[Group]:
 
 
 def measure_wait(operation: Operation, blocks: Sequence[int] | slice) -> Wait:
-    """How long each member waits in ``operation`` for the last one, over the given blocks."""
+    """How long each member waits in ``operation`` for the last one, over the given blocks.
+
+    Args:
+        operation: a collective, with when its members entered it.
+        blocks: which blocks count.
+    """
     chosen = operation.blocked_s_EK[:, blocks]
     blocked_s_E = np.median(chosen, axis=1) if chosen.shape[1] else np.full(len(chosen), math.nan)
     waits = blocked_s_E - blocked_s_E.min()
@@ -200,7 +215,12 @@ def measure_wait(operation: Operation, blocks: Sequence[int] | slice) -> Wait:
 
 
 def waited_for(ranks: int, waits: Iterable[Wait]) -> Times:
-    """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s."""
+    """For each of R ranks how much longer the median other member waits than it does, summed over its groups, s.
+
+    Args:
+        ranks: R, the number of ranks.
+        waits: measured ones, of any groups.
+    """
     found = np.zeros(ranks)
     for wait in waits:
         if len(wait.places) > 1:

@@ -75,7 +75,12 @@ class Housekeeping:
         self._tasks.append(_Task(name, period_s, run, 0.0))
 
     def once(self, name: str, run: Callable[[], object]) -> None:
-        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`."""
+        """Run ``run()`` once, as soon as the thread has started. Call it before :meth:`start`.
+
+        Args:
+            name: of the task, for messages.
+            run: what to do.
+        """
         if self._thread is not None:
             raise ValueError(f"{name}: tasks must be added before the thread starts")
         self._first.append((name, run))
@@ -162,7 +167,13 @@ class Housekeeping:
 def background(
     name: str, run: Callable[[], None], problem: Callable[[str], None] = lambda text: None
 ) -> threading.Thread:
-    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``."""
+    """A daemon thread for ``run``, not started yet: it takes no signals, and an error in it goes to ``problem``.
+
+    Args:
+        name: of the thread.
+        run: what it does until it ends.
+        problem: takes the message of an error.
+    """
 
     def guarded() -> None:
         keep_signals_away()

@@ -31,7 +31,12 @@ class MlflowRun:
         self._uri = mlflow.get_tracking_uri()
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Add the scalars in one request. Raises ValueError if there was no active run."""
+        """Add the scalars in one request. Raises ValueError if there was no active run.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
         mlflow: Any = sys.modules.get("mlflow")
         if mlflow is None or not self._run_id:
             raise ValueError("no active run on the training thread at the first step")

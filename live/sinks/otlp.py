@@ -49,7 +49,12 @@ class Otlp:
         """Nothing to note."""
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Send the numbers. Raises OSError where the collector does not take them."""
+        """Send the numbers. Raises OSError where the collector does not take them.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
         body = json.dumps(payload(snapshot), allow_nan=False).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url, body, headers, method="POST")

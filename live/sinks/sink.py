@@ -27,7 +27,12 @@ class Sink(Protocol):
         """The first tick, on the training thread: note what only this thread can see. Imports nothing."""
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Show a snapshot, on a thread of the sinks; ``final`` is the last time."""
+        """Show a snapshot, on a thread of the sinks; ``final`` is the last time.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
 
 
 def scalars(snapshot: Snapshot) -> dict[str, float]:

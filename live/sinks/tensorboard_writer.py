@@ -30,7 +30,12 @@ class TensorboardWriter:
         """Nothing to note."""
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Add the scalars. Raises ValueError while there is no open writer."""
+        """Add the scalars. Raises ValueError while there is no open writer.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
         writer = self._find()
         if writer is None:
             if final:

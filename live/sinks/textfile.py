@@ -26,7 +26,12 @@ class Textfile:
         """Nothing to note."""
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Write the metrics. Raises InputError if they cannot be written."""
+        """Write the metrics. Raises InputError if they cannot be written.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
         job = re.sub(r"[^A-Za-z0-9_-]", "_", text(snapshot, "job"))[:100] or "job"
         path = self._folder / f"paceenv_{job}_rank{int(snapshot['rank']):05d}.prom"
         if final:

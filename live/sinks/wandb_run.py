@@ -25,7 +25,12 @@ class WandbRun:
         """Nothing to note: the run may begin later, and is the same on every thread."""
 
     def write(self, snapshot: Snapshot, final: bool) -> None:
-        """Add the scalars. Raises ValueError while there is no run."""
+        """Add the scalars. Raises ValueError while there is no run.
+
+        Args:
+            snapshot: of this rank.
+            final: whether it is the last one.
+        """
         run: Any = getattr(sys.modules.get("wandb"), "run", None)
         if run is None:
             if final:

@@ -97,7 +97,12 @@ def launch(
 
 
 def refuse(options: Options, why: str) -> None:
-    """Raise InputError where something stands in the way of the mode."""
+    """Raise InputError where something stands in the way of the mode.
+
+    Args:
+        options: of the agent.
+        why: what stands in the way; "" for nothing.
+    """
     if why:
         raise InputError(f"mode {options.mode} cannot be entered: {why}")
 

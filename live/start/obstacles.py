@@ -73,7 +73,12 @@ def _unwritable(folder: Path) -> str:
 
 
 def obstacle_elsewhere(options: Options, policy: str | None) -> str:
-    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does."""
+    """As :func:`obstacle`, found in a forked child: this process imports no NumPy before the script does.
+
+    Args:
+        options: of the agent.
+        policy: by name or file; None for none.
+    """
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

@@ -152,7 +152,8 @@ def _prepare(
     atomic_write(place / "job.json", json.dumps(spec, indent=1).encode())
     command = ["-m", "paceenv.live.testbed.training_job", str(place / "job.json")]
     if agent is not None:
-        command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *agent, *command]
+        defer = ["--defer", ",".join(job.deferrable)] if job.deferrable else []
+        command = ["-m", "paceenv.live", "--out", str(place / "live"), "--job", job.name, *defer, *agent, *command]
     return {
         "name": job.name,
         "hosts": job.hosts,

@@ -104,6 +104,13 @@ class Transfer(Config):
         None, pattern=r"^[a-z][a-z0-9-]{0,31}$", description="process groups of its own, by name; empty: shared by all"
     )
     background: bool = Field(False, description="only started here, and awaited at the end of the iteration")
+    deferrable: bool = Field(False, description="the agent's rule defer may hold it back: its whole communicator")
+
+    @model_validator(mode="after")
+    def _can_wait(self) -> Transfer:
+        if self.deferrable and not (self.background and self.communicator):
+            raise ValueError("deferrable with background: true, and a communicator by whose name the agent knows it")
+        return self
 
 
 class Phase(Config):
@@ -168,6 +175,12 @@ class Job(Config):
         if not self.model and not any(phase.transfer or phase.barrier for phase in self.iteration):
             raise ValueError("at least one transfer or barrier in an iteration")
         return self
+
+    @property
+    def deferrable(self) -> list[str]:
+        """Communicators whose transfers in the background the agent may hold back."""
+        transfers = [phase.transfer for phase in self.iteration if phase.transfer is not None]
+        return list(dict.fromkeys(t.communicator for t in transfers if t.communicator and t.deferrable))
 
     @property
     def ranks(self) -> int:

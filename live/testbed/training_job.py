@@ -113,7 +113,7 @@ def _group(size: int, strided: bool, communicator: str | None) -> Group:
     count = world // size
     for k in range(count):
         members = list(range(k, world, count)) if strided else list(range(k * size, (k + 1) * size))
-        group = dist.new_group(members)
+        group = dist.new_group(members, group_desc=communicator)  # by which the agent knows what it may hold back
         if dist.get_rank() in members:
             mine = (group, members)
     assert mine is not None

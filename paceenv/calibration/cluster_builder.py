@@ -27,6 +27,12 @@ class ClusterBuilder:
     """The cluster so far. Links are fitted to the stamps ``probed``; ``base`` is what the operator knows.
 
     ``measured`` describes the trace's steps without pacing, or all steps where too few are without.
+
+    Args:
+        stamps: of the trace.
+        probed: stamps that links are fitted to.
+        base: what the operator knows; None for nothing.
+        name: of the cluster.
     """
 
     def __init__(self, stamps: JobStamps, probed: JobStamps, base: Cluster | None, name: str) -> None:
@@ -74,12 +80,22 @@ class ClusterBuilder:
             self.correlations.setdefault(one, {})[other] = float(f"{correlation:.4g}")
 
     def known(self, section: str, key: str) -> float | None:
-        """A plain number that ``base`` gives."""
+        """A plain number that ``base`` gives.
+
+        Args:
+            section: of the config, such as ``fabric``.
+            key: in that section.
+        """
         value = getattr(getattr(self.base, section), key) if self.base is not None else None
         return float(value) if isinstance(value, int | float) else None
 
     def source(self, section: str, key: str) -> str:
-        """Where a number that limits nothing comes from."""
+        """Where a number that limits nothing comes from.
+
+        Args:
+            section: of the config, such as ``fabric``.
+            key: in that section.
+        """
         return "assumed not to limit" if self.known(section, key) is None else "from base"
 
     def cluster(self, **fabric: float) -> Cluster:

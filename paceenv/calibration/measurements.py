@@ -160,6 +160,10 @@ def subset_max(values_TR: Array, width: int) -> Array:
     """Expected maximum over a random subset of ``width`` of each row's R values, ``(T,)``, exactly.
 
     The chance that all of the subset is among the i smallest is C(i, width) / C(R, width).
+
+    Args:
+        values_TR: one value a step and rank.
+        width: size of the subset, 1 to R.
     """
     ranks = values_TR.shape[1]
     below = np.arange(ranks + 1.0)[:, None] - np.arange(width)

@@ -40,7 +40,11 @@ _KEYS = {"mean_compute_s": "job.compute_s"}
 
 
 def parameters_of(cluster: Cluster) -> list[Parameter]:
-    """The parameters that a calibration wrote into a cluster config, also those that are not identified."""
+    """The parameters that a calibration wrote into a cluster config, also those that are not identified.
+
+    Args:
+        cluster: a config, with or without a calibration on record.
+    """
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
     found = []
     for key, record in records:
@@ -53,6 +57,9 @@ def measured_step(cluster: Cluster) -> dict[str, float] | None:
     """The measured mean step in a cluster's record, seconds: ``mean_s`` and its 95 % interval ``low_s``, ``high_s``.
 
     None where the record has none, as after a fit of compute noise alone.
+
+    Args:
+        cluster: a config, with or without a calibration on record.
     """
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured or "step_mean_se_s" not in measured:

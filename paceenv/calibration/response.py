@@ -117,7 +117,11 @@ class Response:
 
 
 def measure_response(trace: Trace) -> Response:
-    """What delays did in the job of ``trace``; where the trace does not identify it, the answer says why."""
+    """What delays did in the job of ``trace``; where the trace does not identify it, the answer says why.
+
+    Args:
+        trace: of a job with random delays, as mode ``probe`` records it.
+    """
     every = read_probed(trace)
     if isinstance(every, str):
         return _unknown(every)

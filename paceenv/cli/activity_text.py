@@ -29,7 +29,12 @@ _SHOWN: Final = (
 
 
 def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of where a mean step's time went on each rank's device, those that are late first."""
+    """Columns and rows of where a mean step's time went on each rank's device, those that are late first.
+
+    Args:
+        activity: one entry a rank.
+        late: hosts that were found to be late.
+    """
     of_rank: dict[int, list[RankActivity]] = defaultdict(list)
     for one in activity:
         of_rank[one.rank].append(one)
@@ -44,7 +49,12 @@ def activity_table(activity: Sequence[RankActivity], late: Sequence[LateHost]) -
 
 
 def late_sentences(late: Sequence[LateHost], found: Diagnosis | None) -> list[str]:
-    """Why ranks are late; how late is said only once, in the headline where no causes can be named."""
+    """Why ranks are late; how late is said only once, in the headline where no causes can be named.
+
+    Args:
+        late: hosts that were found to be late.
+        found: the diagnosis; None where there is none.
+    """
     said = {one.rank for one in found.arrivals.late} if found is not None and found.refused else set()
     return [sentence(one.why if one.rank in said else one.text) for one in late]
 

@@ -53,7 +53,12 @@ def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, js
 
 
 def with_check(cluster: Cluster, check: HeldOutCheck | str) -> Cluster:
-    """The cluster with a check on held-out steps in its record, or the reason why there is none."""
+    """The cluster with a check on held-out steps in its record, or the reason why there is none.
+
+    Args:
+        cluster: the fitted config.
+        check: the result of the check, or why it could not be made.
+    """
     record = {"cannot_tell": check} if isinstance(check, str) else check.to_record()
     return cluster.model_copy(update={"calibration": cluster.calibration | {"held_out_steps": record}})
 

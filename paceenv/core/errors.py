@@ -14,7 +14,11 @@ _MAX_PARTS: Final = 100
 
 
 class InputError(ValueError):
-    """Bad input: the message names the value, what is allowed, and where the value came from, in one line."""
+    """Bad input: the message names the value, what is allowed, and where the value came from, in one line.
+
+    Args:
+        message: becomes one line, and is cut where it is very long.
+    """
 
     def __init__(self, message: str) -> None:
         line = " ".join(str(message).split())
@@ -34,7 +38,11 @@ def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
 
 
 def short_repr(value: Any) -> str:
-    """``repr(value)``, shortened where it is long; quick and small for any value, however nested."""
+    """``repr(value)``, shortened where it is long; quick and small for any value, however nested.
+
+    Args:
+        value: any object.
+    """
     try:
         text = repr(value) if _is_small(value) else _SHORT.repr(value)
     except Exception:  # of a class of its own

@@ -25,6 +25,10 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
     """Write ``content`` to ``path`` and create its folder. On any failure the old file stays and nothing else is left.
 
     Raises InputError where the system refuses (no permission, disk full).
+
+    Args:
+        path: of the file.
+        content: all of it.
     """
     with open_atomic(path) as file:
         file.write(content)
@@ -101,6 +105,10 @@ def find(kind: str, name: str | os.PathLike[str]) -> Path:
     """The file of a config: a path, the only config of a folder or pattern, or a name in ``configs/<kind>``.
 
     Raises InputError if it is missing, or if several are there.
+
+    Args:
+        kind: folder in ``configs``, such as ``clusters``.
+        name: what the user named.
     """
     path = Path(name)
     is_name = os.sep not in str(name) and packaged(kind).joinpath(f"{name}.yaml").is_file()

@@ -65,13 +65,21 @@ class Limits:
         )
 
     def narrower(self, other: Limits) -> list[str]:
-        """Which of these limits allow less than another set does, as ``name = value (its value)``."""
+        """Which of these limits allow less than another set does, as ``name = value (its value)``.
+
+        Args:
+            other: the limits to compare with.
+        """
         names = ("cap_s", "cap_share", "budget_s_per_minute")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return [f"{name} = {own:g} ({others:g})" for name, own, others in pairs if own < others]
 
     def changed(self, texts: Iterable[str]) -> Limits:
-        """These limits with others in place, each as ``name=number``; raises InputError."""
+        """These limits with others in place, each as ``name=number``; raises InputError.
+
+        Args:
+            texts: such as ``cap_share=0.1``.
+        """
         values: dict[str, Any] = asdict(self)
         for text in texts:
             name, _, value = text.partition("=")

@@ -11,7 +11,11 @@ from paceenv.core.intervals import Interval
 
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled."""
+    """Mean, standard deviation, coefficient of variation and percentiles of step times of any shape, pooled.
+
+    Args:
+        step_s: seconds, at least one.
+    """
     flat = np.ravel(step_s)
     mean, sd = float(flat.mean()), float(flat.std())
     p50, p95, p99 = (float(p) for p in np.percentile(flat, [50, 95, 99]))

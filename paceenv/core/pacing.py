@@ -68,7 +68,7 @@ DEFINITIONS = (
         "defer",
         "mean step without holding transfers back / with it, less 1",
         0.5,
-        "the window itself: a transfer that can wait is held back for it, no rank stands still",
+        "the window, or until a needed transfer is through: one that can wait is held back, no rank stands still",
         "paceenv; Lina (2023) and ByteScheduler (2019) order transfers by priority",
     ),
 )
@@ -80,6 +80,9 @@ THRESHOLD, WINDOW = 0, 1
 
 SLACK_STEP = 0.1
 """How far a delay moves in one iteration towards what the slack allows."""
+RELEASE_SHARE = 0.05
+"""A wait at least this long, as a share of the longest hold, was for a transfer that was needed; shorter ones are not
+told from a return at once."""
 NEGLIGIBLE_S = 1e-6
 """A delay that has faded to this is over: fading alone never ends, and ends in subnormal numbers, which are slow."""
 CLUSTER_DEFAULT: Final = ("slack", 0.0, 0.1)
@@ -114,7 +117,12 @@ def action_table() -> str:
 
 
 def bounded(delay_s: float, window_s: float) -> float:
-    """``delay_s`` limited to ``[0, window_s]``; not-a-number counts as no delay. Seconds."""
+    """``delay_s`` limited to ``[0, window_s]``; not-a-number counts as no delay. Seconds.
+
+    Args:
+        delay_s: the delay that a rule asks for, seconds.
+        window_s: the longest delay allowed, seconds.
+    """
     if delay_s > 0.0 and window_s > 0.0:
         return min(delay_s, window_s)
     return 0.0
@@ -199,6 +207,7 @@ def defer_hold_s(gain: float, threshold: float, window_s: float) -> float:
 
     Transfers that can wait (gradient reductions, early prefetches) take the link from those that are needed now. The
     rule does not delay the rank. ``paceenv.core.timing.watch_deferral`` decides when to hold and measures the gain.
+    What is held goes earlier where :func:`releases` says so.
 
     Args:
         gain: mean step without holding over the mean step with it, less 1; 0 while unknown.
@@ -206,6 +215,16 @@ def defer_hold_s(gain: float, threshold: float, window_s: float) -> float:
         window_s: how long, seconds; 0 is off.
     """
     return bounded(window_s, window_s) if threshold == 0.0 or gain > threshold else 0.0
+
+
+def releases(waited_s: float, hold_s: float) -> bool:
+    """Whether a wait for another transfer ends what a rank holds back: that transfer was needed, and it is through.
+
+    Args:
+        waited_s: how long the rank was blocked, seconds.
+        hold_s: how long it holds transfers back at most, seconds.
+    """
+    return waited_s > RELEASE_SHARE * hold_s
 
 
 def off(*shape: int) -> NDArray[np.float64]:
@@ -233,6 +252,10 @@ def decode_action(action_BA: NDArray[np.floating], mechanisms: Sequence[str]) ->
     threshold, from 0 to ``MAX_THRESHOLD``. Action ``2k + 1`` is the window: exactly off up to ``OFF_BELOW``, then from
     0 to ``MAX_WINDOW``. Both grow with the square, because small values need resolution. Values outside [-1, 1] are
     clipped; not-a-number is off.
+
+    Args:
+        action_BA: a row each, ``(B, 2 * len(mechanisms))``.
+        mechanisms: their names, in the order of the actions.
     """
     action = np.fmin(np.fmax(np.asarray(action_BA, dtype=np.float64), -1.0), 1.0)  # fmax passes over not-a-number
     settings = off(action.shape[0])

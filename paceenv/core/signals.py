@@ -86,13 +86,22 @@ def table() -> str:
 
 
 def squash(value: float, scale: float) -> float:
-    """``x / (1 + |x|)`` with ``x = value / scale``: any finite ``value`` and a positive ``scale`` give -1 to 1."""
+    """``x / (1 + |x|)`` with ``x = value / scale``: any finite ``value`` and a positive ``scale`` give -1 to 1.
+
+    Args:
+        value: in the unit of ``scale``.
+        scale: the value that becomes 0.5.
+    """
     x = value / scale
     return x / (1.0 + abs(x))
 
 
 def squashed_preference(cv_weight: float) -> float:
-    """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike."""
+    """A weight of variation, at least 0, as the entry after the signals: 0 to 1. Works on arrays alike.
+
+    Args:
+        cv_weight: weight of the variation in the reward.
+    """
     return squash(cv_weight, PREFERENCE_SCALE)
 
 
@@ -100,6 +109,10 @@ def unsquash(name: str, entry: ArrayLike) -> NDArray[np.float64]:
     """The physical value of entries of the signal ``name``, inverse of :func:`squash`; logarithms stay logarithms.
 
     Entries at the ends of the scale, which no number is squashed to, come back large and finite.
+
+    Args:
+        name: of the signal.
+        entry: of the observation, -1 to 1.
     """
     scale, x = SCALES[NAMES.index(name)], np.asarray(entry, np.float64)
     if scale == 0.0:
@@ -139,7 +152,11 @@ def write_signals(rank: NDArray[np.float32], r: int, tick: NDArray[np.float64], 
 
 
 def start_interval(tick: NDArray[np.float64]) -> None:
-    """Clear the sums of the interval; keep its mean step, with which the next observation compares."""
+    """Clear the sums of the interval; keep its mean step, with which the next observation compares.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+    """
     n = tick[SUM_STEPS]
     if n > 0.0:
         tick[STEP_MEAN_BEFORE_S] = tick[SUM_STEP_S] / n

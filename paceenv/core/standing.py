@@ -44,12 +44,22 @@ class Left(NamedTuple):
 
 
 def leave(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
-    """Pacing is interrupted: remember the estimator ``(rank[..., F, R], tick[..., K])``."""
+    """Pacing is interrupted: remember the estimator ``(rank[..., F, R], tick[..., K])``.
+
+    Args:
+        rank: each rank's own fields, ``(..., F, R)``.
+        tick: what all ranks see alike, ``(..., K)``.
+    """
     return Left(rank.copy(), tick.copy())
 
 
 def begin(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
-    """The estimator with which a policy acts for the first time: the job as observed so far, with no sum begun."""
+    """The estimator with which a policy acts for the first time: the job as observed so far, with no sum begun.
+
+    Args:
+        rank: each rank's own fields, ``(..., F, R)``.
+        tick: what all ranks see alike, ``(..., K)``.
+    """
     left = leave(rank, tick)
     fresh = np.empty(timing.TICK_FIELDS)
     timing.reset_tick(fresh)
@@ -58,7 +68,13 @@ def begin(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
 
 
 def resume(rank: NDArray[np.float32], tick: NDArray[np.float64], left: Left) -> None:
-    """Pacing goes on: the estimator, in place, is as it was ``left``, but for the baselines."""
+    """Pacing goes on: the estimator, in place, is as it was ``left``, but for the baselines.
+
+    Args:
+        rank: each rank's own fields, ``(..., F, R)``.
+        tick: what all ranks see alike, ``(..., K)``.
+        left: what :func:`leave` returned.
+    """
     baselines, clock = rank[..., RANK_BASELINES, :].copy(), tick[..., TICK_BASELINES].copy()
     rank[...], tick[...] = left
     rank[..., RANK_BASELINES, :], tick[..., TICK_BASELINES] = baselines, clock

@@ -70,8 +70,10 @@ COLLAPSE_SHARE = 0.4
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
-FREE_ITERATIONS, TRIAL_ITERATIONS, MAX_DEFER_ITERATIONS = 4, 12, 256
-"""Iterations without holding back between two holds; of a hold that is tried; the longest of either."""
+FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
+"""Iterations without holding back between two holds, and of a hold that is tried."""
+MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
+"""The longest hold, and the longest pause after holds that gained nothing."""
 DEFER_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
 _ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
@@ -95,7 +97,12 @@ TICK_FIELDS = 22
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
-    """Forget everything about column ``r``."""
+    """Forget everything about column ``r``.
+
+    Args:
+        rank: the ranks' own fields, ``(F, R)``; changed in place.
+        r: number of the column.
+    """
     for field in range(RANK_FIELDS):
         rank[field, r] = 0.0
     rank[COMM_BASELINE_S, r] = rank[COMM_PAIR_LOW_S, r] = rank[SLACK_PAIR_LOW_S, r] = math.inf
@@ -103,7 +110,11 @@ def reset_rank(rank: NDArray[np.float32], r: int) -> None:
 
 
 def reset_tick(tick: NDArray[np.float64]) -> None:
-    """Forget everything the ranks see alike."""
+    """Forget everything the ranks see alike.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+    """
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
@@ -112,7 +123,11 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Fresh ``(rank[F, ranks], tick[K])``; a live rank keeps one column."""
+    """Fresh ``(rank[F, ranks], tick[K])``; a live rank keeps one column.
+
+    Args:
+        ranks: number of columns.
+    """
     rank, tick = np.empty((RANK_FIELDS, ranks), np.float32), np.empty(TICK_FIELDS)
     for r in range(ranks):
         reset_rank(rank, r)
@@ -121,7 +136,12 @@ def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]
 
 
 def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
-    """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own."""
+    """Take in one step time (exit of the last collective to exit of the last collective), before the ranks' own.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+        step_s: the step time, seconds.
+    """
     tick[ITERATIONS] += 1.0
     larger_s = max(tick[STEP_FIRST_S], step_s)
     tick[STEP_FIRST_S] = min(tick[STEP_FIRST_S], step_s)
@@ -146,6 +166,10 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
     """Which of the three smallest values from field ``first`` on a first block's baseline is: the third, if it exists.
 
     So a baseline is finite from the first iteration on, and what is lucky in it is forgotten with the third.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``.
+        first: number of the first of three fields.
     """
     return first + min(int(tick[ITERATIONS]), 3) - 1
 
@@ -157,6 +181,10 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
     collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
     before, the hold did not help. The ranks then back off (``STAGGER_LEFT`` negative), twice as long each time, and
     only then try a short hold again.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+        step_s: the step time, seconds.
     """
     left = tick[STAGGER_LEFT]
     if left > 0.0:
@@ -182,7 +210,11 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
 
 
 def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Back off after a hold that did not shorten the mean step."""
+    """Back off after a hold that did not shorten the mean step.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+    """
     if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
         tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
     else:
@@ -196,7 +228,7 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
     that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
     that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
-    nothing is to be gained is tried in one of twenty iterations. All ranks see the same steps and act alike.
+    nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike.
     """
     if tick[DEFER_LEFT] > 0.0:
         tick[DEFER_SUM_S] += step_s
@@ -207,7 +239,7 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
                 tick[DEFER_BACKOFF] = FREE_ITERATIONS
                 tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
             else:
-                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_DEFER_ITERATIONS)
+                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
                 tick[DEFER_LENGTH] = TRIAL_ITERATIONS
             tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
     else:
@@ -228,12 +260,20 @@ def defer_gain(tick: NDArray[np.float64]) -> float:
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
-    """Whether this iteration closes a block of the baselines."""
+    """Whether this iteration closes a block of the baselines.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``.
+    """
     return int(tick[ITERATIONS]) % BLOCK_ITERATIONS == 0
 
 
 def pair_ends(tick: NDArray[np.float64]) -> bool:
-    """Whether this iteration closes a pair of the recent lows."""
+    """Whether this iteration closes a pair of the recent lows.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``.
+    """
     return int(tick[ITERATIONS]) % RECENT_ITERATIONS == 0
 
 
@@ -284,7 +324,13 @@ def observe_ranks(
 
 
 def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: NDArray[np.float32]) -> None:
-    """Every rank's baseline of its payload collective takes in an iteration, as that of the step does."""
+    """Every rank's baseline of its payload collective takes in an iteration, as that of the step does.
+
+    Args:
+        rank: the ranks' own fields, ``(F, R)``; changed in place.
+        tick: what all ranks see alike, ``(K,)``.
+        comm_R: time of each rank in its collective, seconds.
+    """
     ranks, baseline_R = comm_R.shape[0], rank[COMM_BASELINE_S]
     first_R, second_R, third_R = rank[COMM_FIRST_S], rank[COMM_SECOND_S], rank[COMM_THIRD_S]
     for r in range(ranks):
@@ -307,7 +353,12 @@ def follow_comm(rank: NDArray[np.float32], tick: NDArray[np.float64], comm_R: ND
 
 
 def spread_s(mean_s: float, square_s2: float) -> float:
-    """Standard deviation from the means of a value and of its square, seconds."""
+    """Standard deviation from the means of a value and of its square, seconds.
+
+    Args:
+        mean_s: mean of the value, seconds.
+        square_s2: mean of its square, seconds squared.
+    """
     return math.sqrt(max(square_s2 - mean_s * mean_s, 0.0))
 
 
@@ -319,6 +370,10 @@ def slack_low_s(rank: NDArray[np.float32], r: int) -> float:
     the step would grow by a multiple of it, because the delay of each rank is slack of the others. The margin uses
     changes from one step to the next; the start of a persistent episode would widen the spread as well. Zero until a
     first pair is complete.
+
+    Args:
+        rank: the ranks' own fields, ``(F, R)``.
+        r: number of the column.
     """
     now_s, before_s = np.float64(rank[SLACK_S, r]), np.float64(rank[SLACK_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s
@@ -332,6 +387,10 @@ def comm_low_s(rank: NDArray[np.float32], r: int) -> float:
     It is never below the rank's baseline; the rest is what contention adds to every iteration. The low rises only when
     contention persists and falls at once when a shift has worked, so a job stops shifting where it stops colliding. A
     mean would not. Without the margin, waits for late peers would count as contention and feed on each other's delays.
+
+    Args:
+        rank: the ranks' own fields, ``(F, R)``.
+        r: number of the column.
     """
     now_s, before_s = np.float64(rank[COMM_S, r]), np.float64(rank[COMM_PAIR_LOW_S, r])
     low_s = now_s if now_s < before_s else before_s

@@ -87,7 +87,12 @@ class TraceMetadata:
     source: str
 
     def of_ranks(self, key: str, default: Any = None) -> dict[int, Any]:
-        """The entry ``key`` of every rank, by rank."""
+        """The entry ``key`` of every rank, by rank.
+
+        Args:
+            key: of the entry.
+            default: for ranks that do not have it.
+        """
         return {entry["rank"]: entry.get(key, default) for entry in self.ranks}
 
     def to_json(self) -> str:
@@ -97,7 +102,12 @@ class TraceMetadata:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "trace metadata") -> TraceMetadata:
-        """Parse :meth:`to_json`. Raises InputError, naming ``where``, if it is malformed or of a newer version."""
+        """Parse :meth:`to_json`. Raises InputError, naming ``where``, if it is malformed or of a newer version.
+
+        Args:
+            text: JSON.
+            where: name of the file, for the error.
+        """
         try:
             content = json.loads(text)
         except ValueError as error:
@@ -141,16 +151,28 @@ class Trace:
         return cls(pa.Table.from_batches([_to_batch(columns, 0, where)]), metadata)
 
     def column(self, name: str) -> NDArray[Any]:
-        """One column as a NumPy array of one value per row; text columns as objects."""
+        """One column as a NumPy array of one value per row; text columns as objects.
+
+        Args:
+            name: of the column.
+        """
         column = self.table[name]
         return np.asarray(column.cast(pa.string()) if column.type == _TEXT else column)
 
     def isin(self, name: str, *values: str) -> NDArray[np.bool_]:
-        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text."""
+        """Which rows have one of ``values`` in a text column, ``(rows,)``, without unpacking the text.
+
+        Args:
+            name: of the column.
+        """
         return np.asarray(pc.is_in(self.table[name], value_set=pa.array(values, pa.string())))
 
     def job_name(self, job: str | None) -> str:
-        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named."""
+        """The job's name, the only one's if ``job`` is None. Raises InputError if it is not there or must be named.
+
+        Args:
+            job: what the user named; None for nothing.
+        """
         names = sorted(self.table["job"].unique().to_pylist())
         if job is None and len(names) == 1:
             job = names[0]
@@ -164,6 +186,10 @@ class TraceWriter:
 
     Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception. Raises
     InputError if the directory is missing or rows do not fit the schema.
+
+    Args:
+        path: of the file.
+        metadata: about job and ranks.
     """
 
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
@@ -187,6 +213,9 @@ class TraceWriter:
 
         ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing,
         unknown or ill-typed columns, unequal lengths, and for ``end_s < start_s``.
+
+        Args:
+            columns: by name.
         """
         if isinstance(columns, pa.RecordBatch):
             columns = dict(zip(columns.schema.names, columns.columns, strict=True))
@@ -247,7 +276,11 @@ def trace_bytes(columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMeta
 
 
 def read_metadata(path: str | Path) -> TraceMetadata:
-    """The metadata of a trace file, without its rows. Raises InputError like :func:`read_trace`."""
+    """The metadata of a trace file, without its rows. Raises InputError like :func:`read_trace`.
+
+    Args:
+        path: of the file.
+    """
     file, metadata = _open_trace(path)
     file.close()
     return metadata
@@ -258,6 +291,9 @@ def read_trace(path: str | Path) -> Trace:
 
     Raises InputError if the file is missing, truncated, not Parquet, not a trace, of a newer schema version, or if a
     row has nulls, non-finite times or ``end_s < start_s``.
+
+    Args:
+        path: of the file.
     """
     file, metadata = _open_trace(path)
     table = pa.Table.from_batches(_checked_batches(file, str(path), ROW_GROUP_ROWS), SCHEMA)
@@ -282,7 +318,11 @@ def iter_batches(
 
 
 def open_parquet(path: str | Path, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read."""
+    """Open a Parquet file of any schema. Raises InputError with one line about the reason if it cannot be read.
+
+    Args:
+        path: of the file.
+    """
     try:
         return pq.ParquetFile(path, **options)
     except (pa.ArrowException, OSError) as error:

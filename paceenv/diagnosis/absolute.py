@@ -85,6 +85,10 @@ def check_links(matrix: OperationMatrix, tables: Sequence[Table]) -> list[Absolu
 
     A table is used for collectives of its kind among as many ranks, with payloads near its sizes; empty if there are
     none.
+
+    Args:
+        matrix: of the job.
+        tables: of nccl-tests on the same machines.
     """
     from paceenv.calibration.fits.bandwidth import fit_bandwidth  # SciPy, which takes a second to import
 

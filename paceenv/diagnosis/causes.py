@@ -65,7 +65,12 @@ class Cause:
 
 
 def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[Cause, ...]:
-    """The causes of a job's lost time, the largest first; those that cost next to nothing are left out."""
+    """The causes of a job's lost time, the largest first; those that cost next to nothing are left out.
+
+    Args:
+        matrix: of the job.
+        attribution: its lost time, split by what it comes from.
+    """
     parts: dict[str, list[tuple[str, float]]] = {cause: [] for cause in CAUSES}
     for cause, component, share in _parts(attribution):
         parts[cause].append((component, share))

@@ -26,7 +26,12 @@ _PASSES: Final = 32
 
 
 def is_meeting(matrix: OperationMatrix, graph: Graph) -> NDArray[np.bool_]:
-    """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``."""
+    """Which operations belong to collectives that nobody can leave before everybody has entered, ``(N,)``.
+
+    Args:
+        matrix: of the job, with N operations.
+        graph: which operation waits for which.
+    """
     closed = [op for op in matrix.ops if op in MEETS or op.endswith(MEETS_ENDINGS)]
     return np.asarray(graph.meets_N & matrix.is_op(*closed) & matrix.is_collective_N)
 
@@ -47,6 +52,10 @@ def clock_offsets(matrix: OperationMatrix, graph: Graph) -> Array:
     """By how much each rank's clock is ahead of the others' ``(R,)``, seconds; 0 where that is not seen clearly.
 
     Where groups connect ranks only by way of others, offsets are found from group to group.
+
+    Args:
+        matrix: of the job, with R ranks.
+        graph: which operation waits for which.
     """
     ranks, step_s = len(matrix.ranks), float(matrix.step_s_T.mean())
     meets = np.flatnonzero(is_meeting(matrix, graph))

@@ -108,6 +108,9 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
 
     Where delays were taken in some steps only, the causes are those of the others: delays change what a step loses.
     They are those of all steps where only the delays, as a probe, identify whether groups contend.
+
+    Args:
+        matrix: operations by steps, as :func:`paceenv.diagnosis.operation_matrix.read_matrix` reads them.
     """
     paced = measure_pacing(matrix)
     if paced is None:

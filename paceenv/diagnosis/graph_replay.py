@@ -72,7 +72,12 @@ with numba_cache(base_directory() / "replay") as _writable:
 
 
 def replay(graph: Graph, duration_NT: Array) -> Array:
-    """Step times ``(T,)`` in seconds with these durations; those of operations that meet are transfer times."""
+    """Step times ``(T,)`` in seconds with these durations; those of operations that meet are transfer times.
+
+    Args:
+        graph: which operation waits for which.
+        duration_NT: duration of each operation in each step, ``(N, T)``, seconds.
+    """
     return _run(graph, duration_NT, np.empty(0, np.int64))[0]
 
 
@@ -104,6 +109,10 @@ def own_durations(matrix: OperationMatrix, graph: Graph) -> Array:
     A collective that a rank begins while the one before it in its stream still runs counts from that one's end: it
     waits for it, or shares the network with it. The replay adds the waiting again. Where only some members are in a
     step, those count.
+
+    Args:
+        matrix: of the job.
+        graph: which operation waits for which.
     """
     duration_NT = matrix.duration_NT
     meets = np.flatnonzero(graph.meets_N)

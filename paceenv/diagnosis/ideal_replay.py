@@ -46,7 +46,12 @@ class SlowdownAttribution:
 
 
 def ideal_durations(matrix: OperationMatrix, own_NT: Array) -> Array:
-    """Ideal durations ``(N, T)``, seconds, from durations without waiting."""
+    """Ideal durations ``(N, T)``, seconds, from durations without waiting.
+
+    Args:
+        matrix: of the job.
+        own_NT: durations without waiting, ``(N, T)``, seconds.
+    """
     ideal_NT = np.zeros_like(own_NT)
     communicates = matrix.is_collective_N | matrix.is_transfer_N
     usual = matrix.usual_N & ~matrix.is_pace_N

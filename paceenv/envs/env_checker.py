@@ -123,7 +123,11 @@ class Recorded:
     steps: list[Step]
 
     def rows(self, t: int) -> Iterator[Any]:
-        """The observations of step ``t``, row by row."""
+        """The observations of step ``t``, row by row.
+
+        Args:
+            t: number of the step, from 0.
+        """
         return iterate(self.observation_space, self.steps[t].observation)
 
 
@@ -136,7 +140,11 @@ class Plan:
     seed: int
 
     def actions(self, envs: AnyVectorEnv) -> Iterator[Any]:
-        """Batched actions, one for each step; a row's depend on its number and the step alone."""
+        """Batched actions, one for each step; a row's depend on its number and the step alone.
+
+        Args:
+            envs: the vector environment that takes them.
+        """
         space = envs.single_action_space
         samples = []
         for n in range(self.num_envs):
@@ -147,7 +155,12 @@ class Plan:
             yield concatenate(space, [row[t] for row in samples], out)
 
     def record(self, envs: AnyVectorEnv, seed: Any = None) -> Recorded:
-        """Reset ``envs`` with the plan's seed (or with ``seed``), step it through the plan's actions, close it."""
+        """Reset ``envs`` with the plan's seed (or with ``seed``), step it through the plan's actions, close it.
+
+        Args:
+            envs: a fresh vector environment.
+            seed: of the reset, instead of the plan's.
+        """
         with closing(envs):
             observation, info = envs.reset(seed=self.seed if seed is None else seed)
             steps = [_kept((observation, None, None, None, info))]
@@ -180,7 +193,11 @@ def _copied(value: Any) -> Any:
 
 
 def declared_autoreset_mode(envs: AnyVectorEnv) -> AutoresetMode:
-    """The autoreset mode in ``metadata``; absent or misspelled is an error, as wrappers and trainers depend on it."""
+    """The autoreset mode in ``metadata``; absent or misspelled is an error, as wrappers and trainers depend on it.
+
+    Args:
+        envs: a vector environment.
+    """
     mode = envs.metadata.get("autoreset_mode")
     _require(
         isinstance(mode, AutoresetMode) and mode is not AutoresetMode.DISABLED,
@@ -208,7 +225,12 @@ def check_spaces(envs: AnyVectorEnv, env: AnyEnv, num_envs: int) -> None:
 
 
 def check_types(batch: Recorded, num_envs: int) -> None:
-    """Rewards are float arrays ``(N,)``, terminations and truncations boolean ones, infos dicts."""
+    """Rewards are float arrays ``(N,)``, terminations and truncations boolean ones, infos dicts.
+
+    Args:
+        batch: what the vector environment returned.
+        num_envs: its number of rows.
+    """
     for t, step in enumerate(batch.steps):
         _require(isinstance(step.info, dict), f"step {t}: info is a {type(step.info).__name__}; expected a dict")
         if t == 0:
@@ -223,7 +245,11 @@ def check_types(batch: Recorded, num_envs: int) -> None:
 
 
 def check_within_space(batch: Recorded) -> None:
-    """Every observation lies in the batched space, with its dtype."""
+    """Every observation lies in the batched space, with its dtype.
+
+    Args:
+        batch: what the vector environment returned.
+    """
     for t, step in enumerate(batch.steps):
         _require(
             step.observation in batch.observation_space,
@@ -232,14 +258,22 @@ def check_within_space(batch: Recorded) -> None:
 
 
 def check_not_reused(batch: Recorded) -> None:
-    """What was returned is not written to by later steps, so that a trainer may keep it without a copy."""
+    """What was returned is not written to by later steps, so that a trainer may keep it without a copy.
+
+    Args:
+        batch: what the vector environment returned.
+    """
     for t, step in enumerate(batch.steps):
         for name, now in step.returned.items():
             _require(_same(getattr(step, name), now), f"step {t}: the {name} returned changed later; expected a copy")
 
 
 def check_episodes_end(batch: Recorded) -> None:
-    """At least one episode ended, without which the autoreset has not been seen."""
+    """At least one episode ended, without which the autoreset has not been seen.
+
+    Args:
+        batch: what the vector environment returned.
+    """
     ended = sum(int((s.terminated | s.truncated).sum()) for s in batch.steps[1:])
     _require(
         ended > 0, f"no episode ended in {len(batch.steps) - 1} steps; expected steps to be longer than an episode"
@@ -295,7 +329,12 @@ def check_final(batch: Recorded, reference: Recorded, mode: AutoresetMode) -> No
 
 
 def check_infos(batch: Recorded, reference: Recorded) -> None:
-    """Every entry of a row's scalar ``info`` is there, at its row and under the same mask."""
+    """Every entry of a row's scalar ``info`` is there, at its row and under the same mask.
+
+    Args:
+        batch: what the vector environment returned.
+        reference: what scalar environments returned for the same actions.
+    """
     for t, (step, other) in enumerate(zip(batch.steps, reference.steps, strict=True)):
         for key, theirs in other.info.items():
             mask = other.info.get(f"_{key}")
@@ -359,7 +398,12 @@ def check_threads(make_vector: MakeVector, batch: Recorded, run: Plan, threads: 
 
 
 def check_wild_actions(make_vector: MakeVector, run: Plan) -> None:
-    """Actions outside the space, infinite or not-a-number are refused by ValueError or leave a sound environment."""
+    """Actions outside the space, infinite or not-a-number are refused by ValueError or leave a sound environment.
+
+    Args:
+        make_vector: makes a fresh vector environment.
+        run: seed and number of steps.
+    """
     probe = make_vector(run.num_envs, 1)
     space = probe.action_space
     probe.close()

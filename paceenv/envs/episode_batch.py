@@ -88,7 +88,12 @@ def loaded(cluster: ClusterLike) -> Cluster:
 
 
 def at_least_1(name: str, value: int) -> None:
-    """Refuse a count below 1."""
+    """Refuse a count below 1.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+    """
     if value < 1:
         raise out_of_range(name, value, "an integer of at least 1", WHERE)
 
@@ -233,7 +238,12 @@ class EpisodeBatch:
         return next((shape.simulators[PACED] for shape in self._shapes if shape.simulators), None)
 
     def seed(self, which: NDArray[np.int64], seeds: Sequence[int]) -> None:
-        """Give rows a seed each, of at least 0; the next episode to start there is its first one."""
+        """Give rows a seed each, of at least 0; the next episode to start there is its first one.
+
+        Args:
+            which: numbers of the rows.
+            seeds: one for each of them.
+        """
         for seed in seeds:
             if seed < 0:
                 raise out_of_range("seed", seed, "an integer of at least 0", WHERE)
@@ -324,7 +334,12 @@ class EpisodeBatch:
     def advance(
         self, settings: NDArray[np.float64], running: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], dict[str, NDArray[np.float64]]]:
-        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each."""
+        """As :meth:`step`, with settings: ``(E, 1, M, 2)`` for all ranks of a row, or ``(E, R, M, 2)`` for each.
+
+        Args:
+            settings: thresholds and windows of each mechanism, ratios.
+            running: which rows step, ``(E,)``; None: all.
+        """
         if self.simulator is None:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)

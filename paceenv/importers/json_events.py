@@ -34,6 +34,10 @@ class EventFile:
 
     Afterwards ``damage`` says in one line where the file broke off, or is "". ``header`` is the text before the list,
     for :meth:`value`. Raises InputError if there is no such list.
+
+    Args:
+        path: of the file, packed or not.
+        name: of the list of events in it.
     """
 
     def __init__(self, path: str | Path, name: str = "traceEvents") -> None:

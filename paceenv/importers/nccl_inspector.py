@@ -293,7 +293,12 @@ def ranks_of(logs: Sequence[InspectorLog]) -> tuple[list[int], str]:
 
 
 def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
-    """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps."""
+    """A rank's timeline. Raises InputError if its records have no time stamps, have gaps, or show no steps.
+
+    Args:
+        log: records of one job.
+        rank: whose timeline.
+    """
     kinds = [op_name(op) for op in log.ops]
     chosen = np.flatnonzero([kinds[op] not in {"send", "recv"} for op in log.op_V])
     if not np.isfinite(log.begin_s_V[chosen]).all() or not len(chosen):

@@ -55,7 +55,12 @@ def head_of(path: Path) -> bytes:
 
 
 def content_of(path: Path, most_bytes: int) -> tuple[bytes, str]:
-    """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable."""
+    """All of a file, unpacked, and "" or where its gzip broke off. Raises InputError if it is larger or unreadable.
+
+    Args:
+        path: of the file, packed by gzip or not.
+        most_bytes: largest size when unpacked.
+    """
     content, damage = bytearray(), ""
     try:
         with path.open("rb") as file:

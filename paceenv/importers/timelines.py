@@ -67,7 +67,12 @@ class Timeline:
 
 
 def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
-    """The same time in spans that do not overlap, in order: their begins and ends."""
+    """The same time in spans that do not overlap, in order: their begins and ends.
+
+    Args:
+        start_s: when each span begins, seconds.
+        end_s: when each span ends, seconds.
+    """
     if not len(start_s):
         return np.empty(0), np.empty(0)
     order = np.argsort(start_s, kind="stable")
@@ -77,7 +82,12 @@ def union(start_s: Array, end_s: Array) -> tuple[Array, Array]:
 
 
 def without(spans: tuple[Array, Array], taken: tuple[Array, Array]) -> tuple[Array, Array]:
-    """What is left of disjoint spans, in order, when others, likewise, are taken out."""
+    """What is left of disjoint spans, in order, when others, likewise, are taken out.
+
+    Args:
+        spans: begins and ends.
+        taken: begins and ends of what is taken out.
+    """
     edges = np.concatenate([*spans, *taken])
     change = np.repeat([1, -1, -2, 2], [len(x) for x in (*spans, *taken)])
     order = np.argsort(edges, kind="stable")

@@ -33,6 +33,10 @@ class ChromeTraceWriter:
     """Stream events to ``path``: a context manager that leaves a whole file or none; gzipped where it ends in .gz.
 
     ``about`` are the file's own notes (the viewer's "metadata"), JSON values by name.
+
+    Args:
+        path: of the file.
+        about: notes by name; None for no notes.
     """
 
     def __init__(self, path: str | Path, about: Mapping[str, Any] | None = None) -> None:
@@ -72,6 +76,10 @@ class ChromeTraceWriter:
 
         Every other column becomes an argument of the event. Rows of one rank may come in any order within a call; calls
         must follow each other in time. Operations without length are left out.
+
+        Args:
+            pid: number of the process that the rows are drawn under.
+            columns: by name, a value a row or one for all rows.
         """
         names = list(columns)
         rows = np.broadcast_arrays(*(np.asarray(columns[name]) for name in names))

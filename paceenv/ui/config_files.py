@@ -52,7 +52,12 @@ class Config(BaseModel):
 
 
 def resolve_sibling(path: Path, name: str) -> str:
-    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged."""
+    """The YAML file ``name`` next to the file ``path``, where there is one; otherwise ``name`` unchanged.
+
+    Args:
+        path: of the file that names the other one.
+        name: a file beside it, or a name in ``configs``.
+    """
     sibling = path.parent / name
     return str(sibling) if Path(name).suffix in YAML_SUFFIXES and sibling.is_file() else name
 
@@ -177,17 +182,32 @@ def _position(node: list[Any], part: str, where: str) -> int:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file completely or not at all (:func:`paceenv.core.files.atomic_write`)."""
+    """Write a text file completely or not at all (:func:`paceenv.core.files.atomic_write`).
+
+    Args:
+        path: of the file.
+        text: its content.
+    """
     atomic_write(path, text.encode())
 
 
 def write_yaml(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    """Write a mapping as a YAML file, keys in their order."""
+    """Write a mapping as a YAML file, keys in their order.
+
+    Args:
+        path: of the file.
+        data: plain data.
+    """
     write_text(path, yaml.safe_dump(data, sort_keys=False, width=120, allow_unicode=True))
 
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any] | list[Any]) -> None:
-    """Write JSON to be kept under version control: what has no list or object inside takes one line."""
+    """Write JSON to be kept under version control: what has no list or object inside takes one line.
+
+    Args:
+        path: of the file.
+        data: plain data.
+    """
     write_text(path, _json_lines(data, "\n") + "\n")
 
 

@@ -52,7 +52,12 @@ def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 
 def grid(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels in rows and columns, each as wide as one of two panels side by side."""
+    """A figure of panels in rows and columns, each as wide as one of two panels side by side.
+
+    Args:
+        rows: number of rows.
+        columns: number of columns.
+    """
     size = 0.75 * _SIZE[0] * columns, 0.85 * _SIZE[1] * rows
     made = Figure(figsize=size, dpi=130, layout="constrained")
     return made, [[made.add_subplot(rows, columns, columns * j + i + 1) for i in range(columns)] for j in range(rows)]
@@ -91,14 +96,24 @@ def colour(policy: str) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all; the suffix gives the file type."""
+    """Write a figure whole or not at all; the suffix gives the file type.
+
+    Args:
+        figure: what was drawn.
+        path: of the picture.
+    """
     content = io.BytesIO()
     figure.savefig(content, format=path.suffix[1:])
     atomic_write(path, content.getvalue())
 
 
 def svg(figure: Figure, title: str) -> str:
-    """A figure as SVG of a page: text stays text, width follows the page; ``title`` is for screen readers."""
+    """A figure as SVG of a page: text stays text, width follows the page; ``title`` is for screen readers.
+
+    Args:
+        figure: what was drawn.
+        title: one sentence about what it shows.
+    """
     content = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "paceenv"}):
@@ -111,13 +126,23 @@ def svg(figure: Figure, title: str) -> str:
 
 
 def literal(text: str, most: int = 48) -> str:
-    """Text from a file as a label: cut to a length, and no part of it becomes a formula or a line end."""
+    """Text from a file as a label: cut to a length, and no part of it becomes a formula or a line end.
+
+    Args:
+        text: any text from a file.
+        most: largest number of characters.
+    """
     shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return (shown if len(shown) <= most else f"{shown[: most - 1]}…").replace("$", r"\$")
 
 
 def representative(value_R: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """At most ``most`` ranks, in their order: all, or evenly from the smallest value to the largest."""
+    """At most ``most`` ranks, in their order: all, or evenly from the smallest value to the largest.
+
+    Args:
+        value_R: one value a rank, by which the ranks are spread.
+        most: largest number of ranks.
+    """
     ranks = len(value_R)
     if ranks <= most:
         return np.arange(ranks)

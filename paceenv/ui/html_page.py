@@ -90,7 +90,12 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """A paragraph; ``kind`` is ``note`` or ``verdict``."""
+    """A paragraph; ``kind`` is ``note`` or ``verdict``.
+
+    Args:
+        text: plain text; it is escaped.
+        kind: its style.
+    """
     said = f' class="{kind}"' if kind else ""
     return f"<p{said}>{html.escape(text)}</p>" if text else ""
 
@@ -112,7 +117,12 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table; columns of numbers to the right."""
+    """A table; columns of numbers to the right.
+
+    Args:
+        columns: their titles.
+        rows: cells as text; they are escaped.
+    """
     numbers = are_numbers(columns, rows)
 
     def cell(tag: str, role: str, c: int, text: str) -> str:
@@ -150,12 +160,22 @@ def numbers(name: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def picture(svg: str, caption: str) -> str:
-    """A picture with its caption, which a reader can enlarge; ``svg`` comes from ``paceenv.ui.figures.svg``."""
+    """A picture with its caption, which a reader can enlarge; ``svg`` comes from ``paceenv.ui.figures.svg``.
+
+    Args:
+        svg: the picture.
+        caption: plain text; it is escaped.
+    """
     zoom = '<label class="zoom"><input type="checkbox"> enlarge</label>'
     drawing = f'<div class="drawing" tabindex="0" role="group" aria-label="picture">{svg}</div>'
     return f"<figure>{drawing}{zoom}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
 def link(address: str, text: str) -> str:
-    """A link to a file beside the page."""
+    """A link to a file beside the page.
+
+    Args:
+        address: of the file, relative to the page.
+        text: what the reader sees.
+    """
     return f'<a href="{html.escape(address)}">{html.escape(text)}</a>'

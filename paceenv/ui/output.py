@@ -26,7 +26,12 @@ _LONGEST_NUMBER = 40
 
 
 def write_json(data: Any, where: str) -> None:
-    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null."""
+    """Write ``data`` as JSON to a file or, with ``-``, to standard output; not-a-number becomes null.
+
+    Args:
+        data: plain data.
+        where: a path, or ``-``.
+    """
     text = json.dumps(_finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if where == "-":
         sys.stdout.write(text)
@@ -98,13 +103,23 @@ def clear_screen() -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, columns of numbers to the right."""
+    """The lines of a table in Markdown, columns of numbers to the right.
+
+    Args:
+        columns: their titles.
+        rows: cells as text.
+    """
     rule = ["---:" if is_number else "---" for is_number in are_numbers(columns, rows)]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in (columns, rule, *rows)]
 
 
 def are_numbers(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count."""
+    """Which columns, except the first, have numbers in all rows; a long text that begins with one does not count.
+
+    Args:
+        columns: their titles.
+        rows: cells as text.
+    """
 
     def is_number(cell: str) -> bool:
         return re.match(r"[-+*±–]*\d|–|$", cell) is not None and len(cell) <= _LONGEST_NUMBER

@@ -107,12 +107,22 @@ def expected_maximum(survival: Callable[[float], float], ranks: int, low: float,
 
 
 def normal_maximum(ranks: Count, cv: NonNegativeFloat) -> float:
-    """Expected maximum over mean of compute times that vary normally."""
+    """Expected maximum over mean of compute times that vary normally.
+
+    Args:
+        ranks: how many compute side by side.
+        cv: coefficient of variation of a rank's compute time.
+    """
     return 1.0 + cv * expected_maximum(stats.norm.sf, ranks, -12.0, 12.0)
 
 
 def lost_throughput(ranks: Count, cv: NonNegativeFloat) -> float:
-    """Share of throughput lost to waiting for the slowest of ``ranks``."""
+    """Share of throughput lost to waiting for the slowest of ``ranks``.
+
+    Args:
+        ranks: how many compute side by side.
+        cv: coefficient of variation of a rank's compute time.
+    """
     return 1.0 - 1.0 / normal_maximum(ranks, cv)
 
 
@@ -161,7 +171,12 @@ def _bisection_gbps(name: str, nodes: int | None) -> float:
 
 
 def any_slow(probability: Annotated[float, Field(ge=0, le=1)], ranks: Count) -> float:
-    """Probability that at least one of ``ranks`` is slow in a step, each with ``probability``: ``1 - (1 - p)**n``."""
+    """Probability that at least one of ``ranks`` is slow in a step, each with ``probability``: ``1 - (1 - p)**n``.
+
+    Args:
+        probability: that one rank is slow in a step.
+        ranks: how many there are.
+    """
     return float(-np.expm1(ranks * np.log1p(-probability))) if probability < 1.0 else 1.0
 
 

@@ -63,7 +63,12 @@ def checks(target: DescribedTarget) -> Iterator[Check]:
 
 
 def throughput_checks(target: ThroughputTarget, cluster: str | None = None) -> Iterator[Check]:
-    """Every published number beside that of the described cluster; volumes are never fitted."""
+    """Every published number beside that of the described cluster; volumes are never fitted.
+
+    Args:
+        target: published throughputs.
+        cluster: a config in place of the target's own.
+    """
     for p in predict(target, load_cluster(cluster or target.cluster)):
         row = p.row
         kind: Kind = "fitted" if row.fit else "predicted"

@@ -63,7 +63,12 @@ def simulate(target: ScalingTarget, cluster: Cluster, *, seeds: int, iterations:
 
 
 def checks(target: ScalingTarget, columns: Columns) -> Iterator[Check]:
-    """Published numbers beside simulated ones: the baseline, then what every rule but the null predictor changes."""
+    """Published numbers beside simulated ones: the baseline, then what every rule but the null predictor changes.
+
+    Args:
+        target: the published table.
+        columns: simulated numbers, a column a rule.
+    """
     for row in target.rows:
         throughput, cv = columns.baseline[row.nodes]
         name, how = f"{row.nodes} nodes", kind(row.baseline)
@@ -77,7 +82,13 @@ def checks(target: ScalingTarget, columns: Columns) -> Iterator[Check]:
 
 
 def changes(target: ScalingTarget, columns: Columns, rule: str) -> Iterator[Check]:
-    """The change of throughput and CV under one rule (or the null predictor) beside the published change."""
+    """The change of throughput and CV under one rule (or the null predictor) beside the published change.
+
+    Args:
+        target: the published table.
+        columns: simulated numbers, a column a rule.
+        rule: whose change.
+    """
     for row in target.rows:
         before, after = columns.baseline[row.nodes], columns.paced[rule][row.nodes]
         how: Kind = kind(row.coordination) if rule == OWN_RULE else "predicted"
@@ -98,6 +109,10 @@ def predictors(target: ScalingTarget, columns: Columns) -> Table:
     """Gains of throughput: published, by rule, and of the null predictor, with how many changes each has right.
 
     *Skill* is 1 less the sum of squared errors of the gains over that of the null predictor, which thus has 0.
+
+    Args:
+        target: the published table.
+        columns: simulated numbers, a column a rule.
     """
     published_N = np.array([r.coordination.throughput / r.baseline.throughput - 1.0 for r in target.rows])
     header = ("predictor", *(f"{row.nodes} nodes" for row in target.rows), "changes within tolerance", "skill")

@@ -69,7 +69,12 @@ class Box:
         return cls((slack[0], slack[1]), (float(np.exp(inflation[0])), float(np.exp(inflation[1]))))
 
     def outside(self, slack_B: NDArray[np.float64], inflation_B: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Which positions are not in it, ``(B,)``."""
+        """Which positions are not in it, ``(B,)``.
+
+        Args:
+            slack_B: slack as a share of the step.
+            inflation_B: inflation of the rank's collective over its baseline.
+        """
         pairs = ((slack_B, self.slack), (inflation_B, self.inflation))
         return np.logical_or(*((x < low) | (x > high) for x, (low, high) in pairs))
 

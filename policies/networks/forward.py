@@ -47,7 +47,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": _tanh, "relu": _relu
 
 
 def linear(x_BI: Array, layer: Layer) -> Array:
-    """One layer: ``(B, out)``, new."""
+    """One layer: ``(B, out)``, new.
+
+    Args:
+        x_BI: inputs, a row each.
+        layer: weights and bias.
+    """
     weight, bias = layer
     y = _einsum("bi,oi->bo", x_BI, weight)
     y += bias
@@ -100,7 +105,12 @@ class Cell(NamedTuple):
         return np.zeros((2 if self.kind == "lstm" else 1, rows, self.units), np.float32)
 
     def step(self, x_BI: Array, state_SBH: Array) -> Array:
-        """The state after one more input, ``(S, B, H)``, new; its first entry is the cell's output."""
+        """The state after one more input, ``(S, B, H)``, new; its first entry is the cell's output.
+
+        Args:
+            x_BI: inputs, a row each.
+            state_SBH: state before them, ``(S, B, H)``.
+        """
         from_view, from_memory = linear(x_BI, self.view), linear(state_SBH[0], self.memory)
         if self.kind == "lstm":
             i, f, c, o = np.split(from_view + from_memory, 4, axis=1)

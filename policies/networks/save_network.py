@@ -52,7 +52,7 @@ def save_network(
         interval_iterations: iterations of the control interval of that environment, at least 1.
         preference: its default weight of variation, where that was an input; None: it was not.
         preference_range: lowest and highest weight of its training.
-        memory_intervals: time scales of the means among its inputs (``paceenv.policies.observation_average``).
+        memory_intervals: time scales of the means among its inputs (``paceenv.policies.networks.observation_average``).
         change_intervals: time scale of the mean change among its inputs.
         calibrated_range: for each signal the interval ``[low, high]`` met in training; a live rank that sees others
             stops pacing. None: nothing is known, and nothing is compared.

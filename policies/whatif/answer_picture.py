@@ -17,7 +17,12 @@ _STYLES = ("-", "--", "-.", ":", (0, (1, 3)))
 
 
 def draw(answer: Answer, path: Path) -> None:
-    """Draw an answer to a file: over nodes where the rows differ in them and no rank is taken out, else row by row."""
+    """Draw an answer to a file: over nodes where the rows differ in them and no rank is taken out, else row by row.
+
+    Args:
+        answer: rows of predictions.
+        path: of the picture; its suffix gives the file type.
+    """
     sizes = {row.case.nodes for row in answer.changed}
     over_nodes = len(sizes) > 1 and all(
         row.change.nodes is not None and not row.change.removed for row in answer.changed

@@ -207,7 +207,12 @@ class Baseline:
 
 
 def of_config(name: str, settings: Sequence[str] = ()) -> Baseline:
-    """The job of a cluster config, by file or by name."""
+    """The job of a cluster config, by file or by name.
+
+    Args:
+        name: of the config, or its file.
+        settings: changes, each as ``KEY=VALUE``.
+    """
     cluster = load_cluster(name).changed(list(settings), name)
     measured = cluster.calibration.get("measured", {})
     if "step_mean_s" not in measured:

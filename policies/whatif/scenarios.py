@@ -93,7 +93,12 @@ def changed(change: Change, cluster: Cluster, slow: Collection[int] | None, scen
 
 
 def with_rounds(cluster: Cluster, round_us: float) -> Cluster:
-    """The cluster with rounds of this time and less payload, such that collectives take as long as before."""
+    """The cluster with rounds of this time and less payload, such that collectives take as long as before.
+
+    Args:
+        cluster: a config.
+        round_us: time of a round of a collective, microseconds.
+    """
     return _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / _payload_share(cluster, round_us))
 
 

@@ -123,7 +123,12 @@ def predict(
 
 
 def check(baseline: Baseline, changes: Sequence[Change]) -> None:
-    """Raise InputError for a change that depends on a guess or is impossible."""
+    """Raise InputError for a change that depends on a guess or is impossible.
+
+    Args:
+        baseline: today's job.
+        changes: what is asked for.
+    """
     baseline.check(changes)
     for change in changes:
         changed(change, baseline.cluster, baseline.slow, baseline.scenario(change))
@@ -196,6 +201,10 @@ def drawn(baseline: Baseline, seed: int) -> list[Cluster]:
 
     A run draws the persistent differences between its ranks, and all its steps share them. So the trace gives the
     mean step of the cluster no better than one run gives that of another.
+
+    Args:
+        baseline: today's job.
+        seed: of the draws.
     """
     if not baseline.parameters or baseline.measured is None:
         return [baseline.cluster]

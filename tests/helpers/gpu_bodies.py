@@ -282,3 +282,47 @@ def on_the_second_device(*, mode: str, iterations: int) -> dict[str, Any]:
     agent.detach()
     after = bool(torch._C._cuda_hasPrimaryContext(0))
     return {"summary": summary, "new context": after and not before, "current": torch.cuda.current_device()}
+
+
+def held_back() -> dict[str, Any]:
+    """A reduction under option ``defer``, and one that a side stream holds back by 5 ms on the device."""
+    from paceenv import live
+
+    agent = live.attach(defer="all_reduce")
+    deferral = agent._loop.deferral
+    deferral.hold_s = 1.0
+    tensor = torch.ones(1 << 10, device=device())
+    work: Any = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    kind, count = type(work).__name__, deferral.count
+    agent.detach()
+    cycles, side = int(5e-3 * _rate_hz()), torch.cuda.Stream()
+    start, main, late = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    torch.cuda.synchronize()
+    start.record()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        held: Any = dist.all_reduce(tensor, async_op=True)
+    main.record()
+    held.wait()
+    late.record()
+    torch.cuda.synchronize()
+    return {
+        "kind": kind,
+        "count": count,
+        "same": bool((tensor == 1.0).all()),
+        "side_s": 1e-3 * start.elapsed_time(late),
+        "main_s": 1e-3 * start.elapsed_time(main),
+    }
+
+
+def _rate_hz() -> float:
+    """Cycles per second of a spin on this device."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1000)  # type: ignore[no-untyped-call]
+    start.record()
+    torch.cuda._sleep(10**7)  # type: ignore[no-untyped-call]
+    end.record()
+    end.synchronize()
+    return 10**7 / (1e-3 * start.elapsed_time(end))

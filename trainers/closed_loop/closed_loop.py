@@ -114,7 +114,12 @@ class ClosedLoop:
         return LoopDirectory(self.out, STAGES, sim_to_real_report.FILES)
 
     def go(self, stop_after: str = STAGES[-1], *, fresh: bool = False) -> Found:
-        """Run the stages that are not done yet, up to ``stop_after``; returns its result. Raises InputError."""
+        """Run the stages that are not done yet, up to ``stop_after``; returns its result. Raises InputError.
+
+        Args:
+            stop_after: name of the last stage to run.
+            fresh: whether to discard what an earlier loop left in the folder.
+        """
         # raises for options that the agent or the prediction would refuse, before anything starts
         agent_options(self.scenario.loop, "observe")
         block = self.scenario.loop.block_iterations

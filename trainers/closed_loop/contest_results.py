@@ -85,6 +85,11 @@ def candidate_agents(snapshots: Sequence[Snapshot], candidate: int, ranks: int) 
     ``paced_pairs`` is None where it paced to the end on every rank. A rank that rolled it back stopped after the
     evaluation that caused it; later blocks compare nothing. Where one of the ``ranks`` reported nothing at all, no
     block compares anything.
+
+    Args:
+        snapshots: the ranks' last statuses.
+        candidate: its number.
+        ranks: number of ranks of the job.
     """
     verdicts, texts, reasons, pairs = Counter[str](), set[str](), set[str](), list[int]()
     for snapshot in snapshots:

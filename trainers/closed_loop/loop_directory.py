@@ -54,7 +54,12 @@ class LoopDirectory:
         return folder
 
     def finish(self, stage: str, found: Found) -> None:
-        """A stage is done, and this is what it found."""
+        """A stage is done, and this is what it found.
+
+        Args:
+            stage: its name.
+            found: plain data.
+        """
         output.write_json(found, str(self.of(stage) / DONE))
 
     def claim(self, record: Mapping[str, Any], *, fresh: bool = False) -> None:
@@ -62,6 +67,10 @@ class LoopDirectory:
 
         ``record`` is plain data that says what the loop is about; with another one its stages would not fit together.
         ``fresh`` removes what a loop left here, and nothing else.
+
+        Args:
+            record: what the loop is about.
+            fresh: whether to begin anew.
         """
         path = self.path / RECORD
         if not path.exists():

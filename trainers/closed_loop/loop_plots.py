@@ -18,7 +18,12 @@ _SHADES = {"predicted, always on": "#b0b0b0", "predicted, in blocks": "#4c72b0",
 
 
 def effects(found: Mapping[str, Any], path: Path) -> None:
-    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest."""
+    """Each policy's effect on mean step time: predicted always on and in blocks, and measured in the contest.
+
+    Args:
+        found: results of the stages.
+        path: of the picture.
+    """
     rows, measured = found["policies"], {row["policy"]: row["measured"] for row in found["contest"]["candidates"]}
     figure, panel = figures.axes(f"{found['scenario']}: effect on mean step time", "change of mean step time, %", "")
     for i, row in enumerate(rows):
@@ -58,7 +63,12 @@ def label(policy: str) -> str:
 
 
 def calibration(found: Mapping[str, Any], path: Path) -> None:
-    """Every fitted parameter's 95 % interval relative to its value; parameters that are not identified are marked."""
+    """Every fitted parameter's 95 % interval relative to its value; parameters that are not identified are marked.
+
+    Args:
+        found: results of the stages.
+        path: of the picture.
+    """
     shown = [p for p in found["calibration"] if p["se"] is None or p["se"] > 0.0]  # the others are exact
     figure, panel = figures.axes(f"{found['scenario']}: calibrated", "95 % interval / fitted value", "")
     for i, parameter in enumerate(shown):

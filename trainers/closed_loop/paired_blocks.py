@@ -49,7 +49,12 @@ class Effect:
 
     @classmethod
     def of_logs(cls, log_ratio: Interval, units: int) -> Effect:
-        """From the logarithm of the ratio of means."""
+        """From the logarithm of the ratio of means.
+
+        Args:
+            log_ratio: logarithm of the mean with pacing over that without, with its interval.
+            units: number of pairs or runs behind it.
+        """
         change, low, high = map(math.expm1, log_ratio)
         return cls(change, low, high, units)
 
@@ -84,7 +89,13 @@ class PairedBlocks:
 
     @classmethod
     def of(cls, contest: Contest, iterations: int, candidate: int = 0) -> PairedBlocks:
-        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts."""
+        """The blocks of one candidate of a contest; in those of the others it neither paces nor counts.
+
+        Args:
+            contest: the schedule of all candidates.
+            iterations: length of the run.
+            candidate: its number.
+        """
         places = [contest.place(i) for i in range(iterations)]
         slots = [place.slot if place.candidate == candidate else _OTHERS for place in places]
         on_T, pair_T, counted_T = (np.array(values) for values in zip(*slots, strict=True))
@@ -114,7 +125,12 @@ class PairedBlocks:
 
 
 def log_ratios(step_s_ET: Array, blocks: PairedBlocks) -> Array:
-    """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair."""
+    """Logarithm of the mean step with pacing over that without, ``(E, P)``, pair by pair.
+
+    Args:
+        step_s_ET: step times, seconds.
+        blocks: which steps belong to which block.
+    """
     pairs = [_log_ratio(step_s_ET[:, off], step_s_ET[:, on]) for off, on in blocks.counted()]
     return np.stack(pairs, axis=1) if pairs else np.empty((len(step_s_ET), 0))
 
@@ -204,7 +220,12 @@ def mean_step(step_s_T: Array) -> dict[str, float]:
 
 
 def step_summary(step_s: Interval, cv: float) -> dict[str, float]:
-    """Mean step with its interval, in seconds, and CV, as reports write them."""
+    """Mean step with its interval, in seconds, and CV, as reports write them.
+
+    Args:
+        step_s: mean step with its interval, seconds.
+        cv: coefficient of variation.
+    """
     return {"mean_s": step_s.value, "low_s": step_s.low, "high_s": step_s.high, "cv": cv}
 
 

@@ -91,7 +91,12 @@ class Predictor:
         return step_summary(one_more(mean_s_N), float((step_s_NT.std(axis=1) / mean_s_N).mean()))
 
     def predict(self, policy: str, contest: Contest) -> Prediction:
-        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``."""
+        """One policy, by name or file, always on and in the blocks of the first candidate of ``contest``.
+
+        Args:
+            policy: a name or a file.
+            contest: the schedule of blocks.
+        """
         in_blocks = PairedBlocks.of(contest, len(self._always_T))
         always_D, blocks_D, cv_D, delay_D = [], [], [], []
         for d, passive_s_ET in enumerate(self._passive):

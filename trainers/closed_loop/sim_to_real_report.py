@@ -29,7 +29,12 @@ Found = dict[str, Any]
 
 
 def build(scenario: Scenario, found: Mapping[str, Found]) -> Found:
-    """The report as plain data, from the results of the stages."""
+    """The report as plain data, from the results of the stages.
+
+    Args:
+        scenario: the job on the testbed.
+        found: results by stage.
+    """
     plan = scenario.loop
     observed, predicted = found["observe"]["jobs"][plan.job], found["predict"]
     passive = predicted["passive"]
@@ -89,7 +94,13 @@ def reference(rows: Sequence[Found]) -> str | None:
 
 
 def than(run: Found, policy: str, other: str | None) -> Found | None:
-    """The difference between two candidates of a run; None where there is none."""
+    """The difference between two candidates of a run; None where there is none.
+
+    Args:
+        run: results of a contest.
+        policy: the first candidate.
+        other: the second candidate; None where there is none.
+    """
     return next((one for one in run["differences"] if (one["policy"], one["than"]) == (policy, other)), None)
 
 
@@ -104,7 +115,12 @@ def verdict(report: Found) -> str:
 
 
 def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> Found:
-    """Errors of the simulated job without pacing, against the run it was fitted to or against another one."""
+    """Errors of the simulated job without pacing, against the run it was fitted to or against another one.
+
+    Args:
+        observed: statistics of the real job.
+        passive: the same of the simulated job.
+    """
     mean_s, cv = observed["mean_s"], observed["cv"]
     if mean_s is None or cv is None:
         return dict.fromkeys(("mean_error", "cv_error", "mean_within", "cv_within"))
@@ -114,7 +130,12 @@ def fit(observed: Mapping[str, float | None], passive: Mapping[str, float]) -> F
 
 
 def against(steps: Mapping[str, Any], observed: Mapping[str, Any]) -> Effect:
-    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide."""
+    """Change from the observed run to a contest's blocks of one kind; two runs, so the interval is wide.
+
+    Args:
+        steps: statistics of a contest's blocks.
+        observed: the same of the observed run.
+    """
     if steps["mean_s"] is None:
         return Effect.of_logs(Interval(math.nan), 1)
     change = math.log(steps["mean_s"] / observed["mean_s"])
@@ -127,6 +148,10 @@ def compare(predicted: Effect, measured: Effect) -> Found:
 
     ``inside``: the predicted change lies in the measured interval. ``sign``: both have the same sign. Where the
     measured interval contains 0, a prediction inside it or within the limit of a null has the right sign.
+
+    Args:
+        predicted: the effect in the simulator.
+        measured: the effect on the job.
     """
     said = f"predicted {predicted}, measured {measured}"
     if not math.isfinite(measured.low):
@@ -154,7 +179,12 @@ def _does(change: float) -> str:
 
 
 def notes(contest: Found, scenario: Scenario) -> list[str]:
-    """What a reader must know before believing the numbers of a contest."""
+    """What a reader must know before believing the numbers of a contest.
+
+    Args:
+        contest: its results.
+        scenario: the job on the testbed.
+    """
     found = []
     for row in contest["candidates"]:
         name, agents = label(row["policy"]), row["agents"]
@@ -274,7 +304,12 @@ def tables(report: Found) -> list[Table]:
 
 
 def compared(run: Found, more: str = "") -> list[Table]:
-    """The candidates of a run against its best constant, with that one named in the title; nothing without one."""
+    """The candidates of a run against its best constant, with that one named in the title; nothing without one.
+
+    Args:
+        run: results of a contest.
+        more: an addition to the title.
+    """
     if run["reference"] is None:
         return []
     rows = [_compared(one) for one in run["differences"] if one["than"] == run["reference"]]

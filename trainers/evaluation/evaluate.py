@@ -106,7 +106,12 @@ class SuiteResult:
         return self.outcomes[against, case.name].step_s_E / self.outcomes[policy, case.name].step_s_E - 1.0
 
     def tenants_gain(self, policy: str, case: Case) -> float | None:
-        """Mean relative gain of the co-tenants' throughput over passive; None where there is none."""
+        """Mean relative gain of the co-tenants' throughput over passive; None where there is none.
+
+        Args:
+            policy: its name in the table.
+            case: a cluster of the suite.
+        """
         rate_EK, before_EK = (self.outcomes[name, case.name].tenant_rate_EK for name in (policy, "passive"))
         known_EK = before_EK > 0.0  # not-a-number is not
         return float((rate_EK[known_EK] / before_EK[known_EK]).mean() - 1.0) if known_EK.any() else None
@@ -126,7 +131,12 @@ class SuiteResult:
         return gaps.share_of_best(gain_PE, self.policies.index(policy))
 
     def score(self, policy: str, case: Case) -> Score:
-        """One policy on one cluster."""
+        """One policy on one cluster.
+
+        Args:
+            policy: its name in the table.
+            case: a cluster of the suite.
+        """
         found = self.outcomes[policy, case.name]
         gain, *interval = metrics.bootstrap_interval(self.gain_E(policy, case))
         share = self._share_of_best(policy, case)

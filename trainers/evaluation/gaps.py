@@ -42,7 +42,12 @@ def share_of_best(gain_PE: Array, policy: int, *, seed: int = 0) -> tuple[float,
 
 
 def interval(value: float, samples_B: Array) -> Interval:
-    """A share with the 95 % percentile interval of its resamples."""
+    """A share with the 95 % percentile interval of its resamples.
+
+    Args:
+        value: the share itself.
+        samples_B: the share in each bootstrap resample.
+    """
     low, high = np.percentile(samples_B, _LEVEL_PERCENT)
     return Interval(value, float(low), float(high))
 

@@ -86,7 +86,13 @@ def read_board(
 
 
 def bound_of(folder: Path, protocol: Protocol, split: ScoredSplit) -> Gains | None:
-    """The gains of the policy that looks ahead, from its row in a folder; None where there is none of this protocol."""
+    """The gains of the policy that looks ahead, from its row in a folder; None where there is none of this protocol.
+
+    Args:
+        folder: of the rows.
+        protocol: the one that counts.
+        split: which clusters.
+    """
     path = folder / f"{AHEAD}.{split}.json"
     if not path.is_file():
         return None
@@ -150,7 +156,12 @@ def page(board: Board) -> str:
 
 
 def draw(folder: Path, protocol: Protocol) -> Protocol:
-    """The next version of the protocol, with clusters drawn from the digests of all policies of a folder's rows."""
+    """The next version of the protocol, with clusters drawn from the digests of all policies of a folder's rows.
+
+    Args:
+        folder: of the rows.
+        protocol: the present version.
+    """
     rows = [score_row.load_row(path) for path in sorted(folder.glob("*.json"))]
     digests = sorted({one.sha256 for row in rows for one in row.policies if one.sha256 is not None})
     if not digests:

@@ -20,7 +20,12 @@ def short(policy: str) -> str:
 
 
 def scaling_curve(rows: Sequence[Published], path: Path) -> None:
-    """Throughput by number of nodes, published beside simulated, without and with coordination."""
+    """Throughput by number of nodes, published beside simulated, without and with coordination.
+
+    Args:
+        rows: one for each number of nodes.
+        path: of the picture.
+    """
     figure, panel = axes("When Scaling Fails, Table 1: published and simulated", "nodes", "throughput, samples/s")
     nodes = sorted({row.nodes for row in rows})
     table = {(row.nodes, row.quantity): row for row in rows}
@@ -94,7 +99,12 @@ def learning_curves(curves: Sequence[Sequence[Mapping[str, float]]], path: Path,
 
 
 def pareto(result: SuiteResult, path: Path) -> None:
-    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval."""
+    """Throughput gain against CV over the whole suite, a point a policy, with the gain's interval.
+
+    Args:
+        result: all policies on a suite.
+        path: of the picture.
+    """
     figure, panel = axes(
         f"Suite {result.suite.name}", "mean coefficient of variation of step time", "throughput against passive, %"
     )

@@ -92,7 +92,12 @@ def load_row(path: Path) -> Row:
 
 
 def write_row(row: Row, path: Path) -> None:
-    """Write a row whole or not at all."""
+    """Write a row whole or not at all.
+
+    Args:
+        row: scores of an agent.
+        path: of the file.
+    """
     config_files.write_json(path, json.loads(row.model_dump_json()))  # it makes null of what is not finite
 
 
@@ -154,7 +159,13 @@ def score(
 
 
 def summarise(own: Gains, everybody: Sequence[Gains], suite: Suite) -> dict[str, Any]:
-    """What a policy's gains come to, beside those of everybody, itself among them."""
+    """What a policy's gains come to, beside those of everybody, itself among them.
+
+    Args:
+        own: gains of the policy.
+        everybody: gains of all policies.
+        suite: the clusters.
+    """
     clusters, shares, nulls = dict[str, dict[str, Any]](), [], []
     for case in suite.cases:
         gain, low, high = metrics.bootstrap_interval(own[case.name])
@@ -224,7 +235,12 @@ def _is_by_name(text: str) -> bool:
 
 
 def enter(row: Row, folder: Path) -> Path:
-    """Put a row and copies of its policies into a folder of rows, where anybody can make it again; its path."""
+    """Put a row and copies of its policies into a folder of rows, where anybody can make it again; its path.
+
+    Args:
+        row: scores of an agent.
+        folder: of the rows.
+    """
     kept = []
     for one in row.policies:
         path = policy_path(one.policy)
@@ -243,7 +259,12 @@ def enter(row: Row, folder: Path) -> Path:
 
 
 def located(one: Scored, folder: Path) -> str:
-    """A policy of a row as a command line spells it from here; InputError where it cannot be run, or has changed."""
+    """A policy of a row as a command line spells it from here; InputError where it cannot be run, or has changed.
+
+    Args:
+        one: a policy with its scores.
+        folder: of the rows.
+    """
     path = policy_path(one.policy)
     if path is None:
         if names_class(one.policy):

@@ -53,7 +53,12 @@ def cells(score: Score) -> tuple[str, ...]:
 
 
 def as_json(result: SuiteResult, names: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry."""
+    """The table as plain data, a row a cluster and policy; ``names`` gives policies the names that the rows carry.
+
+    Args:
+        result: all policies on a suite.
+        names: by the name in the result; None keeps those.
+    """
     rows = []
     for case in result.suite.cases:
         passive = result.score("passive", case)
@@ -94,7 +99,12 @@ def table(rows: Sequence[Score]) -> list[str]:
 
 
 def markdown(result: SuiteResult, verdicts: Sequence[str] = ()) -> str:
-    """The table as Markdown, with verdicts in words."""
+    """The table as Markdown, with verdicts in words.
+
+    Args:
+        result: all policies on a suite.
+        verdicts: a sentence each.
+    """
     suite = result.suite
     lines = [
         f"## Suite {suite.name}",

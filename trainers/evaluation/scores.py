@@ -47,7 +47,12 @@ SCORED: tuple[Split, ...] = ("held-out",)
 
 
 def rebuild(out: Path, splits: tuple[Split, ...] = SCORED) -> None:
-    """Evaluate every policy on every case of the suites and write both files."""
+    """Evaluate every policy on every case of the suites and write both files.
+
+    Args:
+        out: folder of both files.
+        splits: which clusters of the suites.
+    """
     suite = load_suite(ALL)
     parts = [HEADER.format(seeds=suite.seeds, iterations=suite.iterations, limits=suite.limits)]
     rows = []

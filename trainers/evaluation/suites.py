@@ -211,7 +211,12 @@ REPORTED = ("slack", "phase-shift", "stagger", "mixed", "scaling", "nulls", "hel
 
 
 def load_suites(names: Iterable[str], name: str) -> Suite:
-    """Several suites as one, which takes iterations and seeds from the first."""
+    """Several suites as one, which takes iterations and seeds from the first.
+
+    Args:
+        names: files, or names in ``configs/suites``.
+        name: of the suite that they become.
+    """
     suites = [load_suite(one) for one in names]
     return suites[0].model_copy(
         update={

@@ -47,6 +47,10 @@ def arrivals(matrix: OperationMatrix, graph: Graph) -> Arrivals | None:
 
     Ranks of one pipeline stage are compared with each other. Collectives across stages count only where there are no
     others.
+
+    Args:
+        matrix: of the job.
+        graph: which operation waits for which.
     """
     operation = np.flatnonzero(graph.meets_N & ~matrix.is_transfer_N)
     operation = operation[np.isfinite(matrix.start_NT[operation]).any(axis=1)]
@@ -83,7 +87,12 @@ def _against_peers(matrix: OperationMatrix, graph: Graph, operation: Integers) -
 
 
 def heat_map(matrix: OperationMatrix, found: Arrivals) -> Picture:
-    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself."""
+    """Rank by step: dark where the others wait for the rank, pale where it is on time or waits itself.
+
+    Args:
+        matrix: of the job.
+        found: lateness of each rank in each step.
+    """
     R, T = found.late_RT.shape
     ranks, steps = -(-R // MAX_RANKS), -(-T // MAX_STEPS)
     shared = _shared(ranks, steps)

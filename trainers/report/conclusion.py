@@ -28,7 +28,12 @@ class Flops:
     peak: float | None = None
 
     def check(self, ranks: int, step_s: float) -> list[AbsoluteCheck]:
-        """The share of the peak, where it was asked for. Raises InputError."""
+        """The share of the peak, where it was asked for. Raises InputError.
+
+        Args:
+            ranks: number of ranks of the job.
+            step_s: mean step, seconds.
+        """
         if self.per_step is None and self.peak is None:
             return []
         return [check_flops(self.per_step, self.peak, ranks, step_s)]

@@ -174,7 +174,12 @@ def _number(value: float | None) -> str:
 
 
 def say(report: Report, out: Path) -> None:
-    """Print a summary for people."""
+    """Print a summary for people.
+
+    Args:
+        report: what was found.
+        out: the page that was written.
+    """
     d, unit = report.diagnosis, Unit.of(report.diagnosis.step_time_s)
     rows = [("mean step", unit.text(d.step_time_s), "")]
     if d.slowdown is not None:

@@ -114,7 +114,12 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
-    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted."""
+    """The job at other node counts, as ``paceenv whatif --nodes`` predicts it, or why it cannot be predicted.
+
+    Args:
+        fitted: the cluster that the trace calibrates to.
+        on_done: takes how much is done.
+    """
     today, ranks_per_node = fitted.fit.cluster.job.nodes, fitted.fit.cluster.job.ranks_per_node
     changes, refused = [], ""
     for nodes in sorted({max(round(today * factor), 1) for factor in SIZES} - {today}):

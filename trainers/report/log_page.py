@@ -213,5 +213,10 @@ def ceiling(found: StepDiagnosis) -> Picture:
 
 
 def as_json(found: StepDiagnosis, notes: tuple[str, ...]) -> dict[str, Any]:
-    """The numbers of the page as plain data."""
+    """The numbers of the page as plain data.
+
+    Args:
+        found: diagnosis of the log.
+        notes: a sentence each.
+    """
     return found.to_json() | {"reading": list(notes)}

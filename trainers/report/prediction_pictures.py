@@ -71,7 +71,12 @@ def _texts(values: tuple[float, float, float]) -> tuple[str, ...]:
 
 
 def policies(fitted: Fitted, found: Sequence[Paced]) -> Picture:
-    """Throughput and CV of every policy against no pacing."""
+    """Throughput and CV of every policy against no pacing.
+
+    Args:
+        fitted: the cluster that the trace calibrates to.
+        found: a simulated result for each policy.
+    """
     figure, (left, right) = figures.figure(2)
     figure.set_size_inches(11.2, 1.3 + 0.4 * len(found))
     names = [figures.literal(score_table.label(one.policy), 30) for one in found]

@@ -42,7 +42,12 @@ class Spans:
 
 
 def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
-    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none."""
+    """When the last of the operations that meet arrives, ``(N, T)``; an operation's own start where it meets none.
+
+    Args:
+        matrix: of the job, N operations by T steps.
+        graph: which operation waits for which.
+    """
     last_KT = np.full((len(graph.queued_K), matrix.steps), -np.inf)
     np.maximum.at(last_KT, graph.task_of_N, np.nan_to_num(matrix.start_NT, nan=-np.inf))
     met_NT = last_KT[graph.task_of_N]
@@ -50,7 +55,12 @@ def met_s(matrix: OperationMatrix, graph: Graph) -> Array:
 
 
 def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
-    """All kinds of time that the job has."""
+    """All kinds of time that the job has.
+
+    Args:
+        matrix: of the job.
+        graph: which operation waits for which.
+    """
     met_NT = met_s(matrix, graph)
     communicates = matrix.is_collective_N | matrix.is_transfer_N | graph.meets_N
     found = []
@@ -70,7 +80,12 @@ def spans(matrix: OperationMatrix, graph: Graph) -> list[Spans]:
 
 
 def label(matrix: OperationMatrix, r: int) -> str:
-    """The name of a rank in pictures: in a pipeline by its replica and stage."""
+    """The name of a rank in pictures: in a pipeline by its replica and stage.
+
+    Args:
+        matrix: of the job.
+        r: place of the rank.
+    """
     if int(matrix.stage_N.max()) == int(matrix.stage_N.min()):
         return f"rank {matrix.ranks[r]}"
     node = int(np.argmax(matrix.rank_N == r))

@@ -95,6 +95,10 @@ def autocorrelation(iteration_T: Integers, step_s_T: Array) -> tuple[Integers, A
     """Lags in iterations, the autocorrelation at them, and the number of pairs; lags with too few pairs are left out.
 
     Lags are true distances, also where a trace leaves out steps.
+
+    Args:
+        iteration_T: numbers of the iterations, rising.
+        step_s_T: their step times, seconds.
     """
     centred_T = step_s_T - step_s_T.mean()
     variance = float((centred_T**2).mean())

@@ -37,6 +37,10 @@ def shown_ranks(matrix: OperationMatrix, slowdown_of: dict[int, float]) -> Integ
     """At most MAX_RANKS places of ranks, evenly from the cheapest to the most expensive; whole pipelines if any.
 
     ``slowdown_of`` is the slowdown by data-parallel rank (``paceenv.diagnosis.ideal_replay``).
+
+    Args:
+        matrix: of the job.
+        slowdown_of: by data-parallel rank.
     """
     dp_rank_R, stage_R = (np.zeros(len(matrix.ranks), np.int64) for _ in range(2))
     dp_rank_R[matrix.rank_N], stage_R[matrix.rank_N] = matrix.dp_rank_N, matrix.stage_N

@@ -37,7 +37,12 @@ class Ledger:
 
     @classmethod
     def begin(cls, folder: Path, header: Mapping[str, Any]) -> Ledger:
-        """A new ledger. Raises InputError where there is one, or where it cannot be written."""
+        """A new ledger. Raises InputError where there is one, or where it cannot be written.
+
+        Args:
+            folder: of the sweep.
+            header: what the sweep is about.
+        """
         if (folder / NAME).exists():
             raise InputError(f"{folder}: holds a sweep; allowed: another folder, or --resume")
         plain = {"format": FORMAT, **header}
@@ -55,6 +60,10 @@ class Ledger:
         """The ledger that is there, to be written on: of the same sweep, and without a line that was cut short.
 
         Raises InputError, which names the first thing that differs from ``header``.
+
+        Args:
+            folder: of the sweep.
+            header: what the sweep is about.
         """
         theirs, rows, length = _read(folder / NAME)
         for part in ("config", "inputs"):

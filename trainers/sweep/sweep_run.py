@@ -122,7 +122,12 @@ def make_task(config: SweepConfig, folder: Path, threads: int = 1) -> StaticTask
 
 
 def make_search(config: SweepConfig, task: StaticTask | PpoTask) -> Search:
-    """The search of a config, at its beginning."""
+    """The search of a config, at its beginning.
+
+    Args:
+        config: of the sweep.
+        task: what a trial does.
+    """
     if isinstance(task, StaticTask):
         assert config.static is not None
         chosen = config.static.search

@@ -76,7 +76,12 @@ class StaticTask:
 
     @classmethod
     def of(cls, static: Static, threads: int) -> StaticTask:
-        """Loads the clusters and simulates them without pacing."""
+        """Loads the clusters and simulates them without pacing.
+
+        Args:
+            static: settings to search, and on which clusters.
+            threads: most threads of the simulator.
+        """
         suite = load_suite(static.suite).only(static.splits)
         clusters = [case.load() for case in suite.cases]
         seeds = static.first_seed + np.arange(static.seeds)
@@ -107,7 +112,13 @@ class StaticTask:
         return found
 
     def run(self, number: int, work: Work, threads: int) -> Result:
-        """Simulate the trial's settings; parameters as in :meth:`Task.run`."""
+        """Simulate the trial's settings; parameters as in :meth:`Task.run`.
+
+        Args:
+            number: of the trial.
+            work: what to try, and how far.
+            threads: most threads of the simulator.
+        """
         where = [self.names.index(name) for name in work["clusters"]]
         scores = self.problem.score(settings_of(work), where, threads=threads)
         low_SC, high_SC = np.percentile(scores.gain_SCE, QUARTILES, axis=2)
@@ -131,7 +142,12 @@ class PpoTask:
 
     @classmethod
     def of(cls, sweep: PpoSweep, folder: Path) -> PpoTask:
-        """Resolve the training config. Raises InputError where it has no selection to score its trials."""
+        """Resolve the training config. Raises InputError where it has no selection to score its trials.
+
+        Args:
+            sweep: hyperparameters to search.
+            folder: for checkpoints.
+        """
         base = load_train_config(sweep.train)
         data = base.model_dump(mode="json")
         for key, value in sweep.set.items():
@@ -168,11 +184,22 @@ class PpoTask:
         return config_files.parse(TrainConfig, data, "hyperparameters")
 
     def place(self, number: int, seed: int) -> Path:
-        """Where a seed of a trial keeps its checkpoint."""
+        """Where a seed of a trial keeps its checkpoint.
+
+        Args:
+            number: of the trial.
+            seed: of the training.
+        """
         return self.folder / "trials" / f"{number:04d}" / f"seed-{seed}"
 
     def run(self, number: int, work: Work, threads: int) -> Result:
-        """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`."""
+        """Train the trial's seeds up to its length; parameters as in :meth:`Task.run`.
+
+        Args:
+            number: of the trial.
+            work: what to try, and how far.
+            threads: most threads of the simulator.
+        """
         from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
         validation = _validation(self.train.model_dump_json())

@@ -53,5 +53,10 @@ def load_checkpoint(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]
 
 
 def unfit(path: Path, error: Exception) -> InputError:
-    """The error for a checkpoint that cannot be read or does not fit the run."""
+    """The error for a checkpoint that cannot be read or does not fit the run.
+
+    Args:
+        path: of the checkpoint.
+        error: what went wrong.
+    """
     return InputError(f"{path}: not a checkpoint of this training run: {' '.join(str(error).split())[:200]}")

@@ -161,7 +161,12 @@ def tailor(
 
 
 def constant_policy(candidate: Candidate, config: TrainConfig) -> Distilled:
-    """A constant setting as a policy that a file can hold: a network that says the same of every view."""
+    """A constant setting as a policy that a file can hold: a network that says the same of every view.
+
+    Args:
+        candidate: a constant setting.
+        config: of the training, which sets the control interval.
+    """
     layers = [(np.zeros((1, signals.SIGNALS), np.float32), np.full(1, SURE_GAIN, np.float32))]
     interval = config.environment.interval_iterations
     return Distilled(layers, [candidate], margin=0.0, hysteresis=0.0, name=CONSTANT, interval_iterations=interval)

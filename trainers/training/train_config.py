@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
-from paceenv.policies.observation_average import MAX_INTERVALS, time_scales
+from paceenv.policies.networks.observation_average import MAX_INTERVALS, time_scales
 from paceenv.sim.engine.simulator import MAX_RUN_SEED
 from paceenv.trainers.evaluation.suites import REPORTED, ClusterShare, load_suites
 from paceenv.trainers.training.algorithm_configs import (
@@ -183,7 +183,12 @@ class TrainConfig(Config):
 
 
 def with_algorithm(data: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own."""
+    """A config's data with another algorithm and its default hyperparameters, unless it is the config's own.
+
+    Args:
+        data: of a config file.
+        algorithm: name of the other algorithm.
+    """
     if algorithm == data.get("algorithm", "ppo"):
         return dict(data)
     return {**{key: value for key, value in data.items() if key not in SECTIONS}, "algorithm": algorithm}

@@ -185,6 +185,10 @@ class Run:
         """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
 
         What may change is what a run reads anew in each segment: hyperparameters but for the network's shape.
+
+        Args:
+            path: of the checkpoint.
+            changed: whether the config may differ where that is allowed.
         """
         arrays, progress = load_checkpoint(path)
         if not changed and progress["config"] != self.config.model_dump(mode="json"):

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from paceenv.core import signals
 from paceenv.core.errors import out_of_range
 from paceenv.envs.pacing_env import PacingVectorEnv
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.trainers.training.train_config import Constraint
 
 
@@ -39,7 +39,12 @@ class NullConstraint:
         self._sum_C, self._count_C = np.zeros(len(names)), np.zeros(len(names), np.int64)
 
     def penalty(self, cluster_E: NDArray[np.int64], cost_E: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`."""
+        """What the reward of each row loses, ``(E,)``; takes the costs into account for the next :meth:`update`.
+
+        Args:
+            cluster_E: number of each row's cluster.
+            cost_E: what pacing cost each row in this step.
+        """
         np.add.at(self._sum_C, cluster_E, cost_E)
         np.add.at(self._count_C, cluster_E, 1)
         return np.where(self.is_null_C[cluster_E], self.multiplier_C[cluster_E] * cost_E, 0.0)
@@ -72,7 +77,7 @@ class NativeVecEnv(VecEnv):
         constraint: limits the cost of pacing on null clusters; its clusters are those of all batches in order. It
             needs batches with unpaced twins.
         memory_intervals: appends to the signals the averages that the policy will keep, over one time scale or
-            several (``paceenv.policies.observation_average``); 0: none.
+            several (``paceenv.policies.networks.observation_average``); 0: none.
         change_intervals: appends the mean change of the signals over so many control intervals; 0: not.
     """
 
@@ -176,7 +181,13 @@ class NativeVecEnv(VecEnv):
         return [getattr(self.envs[0], attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Not supported: the rows of a native batch share their attributes."""
+        """Not supported: the rows of a native batch share their attributes.
+
+        Args:
+            attr_name: name of the attribute.
+            value: what it would become.
+            indices: numbers of the rows; None: all.
+        """
         raise NotImplementedError("the rows of a native batch share their attributes")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:

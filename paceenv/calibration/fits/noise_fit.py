@@ -119,7 +119,12 @@ class Estimate:
 
     @classmethod
     def normal(cls, value: float, se: float) -> Estimate:
-        """With a normal 95 % interval."""
+        """With a normal 95 % interval.
+
+        Args:
+            value: the estimate.
+            se: its standard error.
+        """
         return cls(value, se, value - 1.96 * se, value + 1.96 * se)
 
     def to_record(self) -> dict[str, float]:
@@ -197,6 +202,10 @@ def fit_noise(measurements: NoiseMeasurements, *, stage: int = 0) -> NoiseFit:
     """Fit one stage's noise to all steps, and check it by fitting each half of the steps and predicting the other.
 
     Raises InputError if the measurements have no such stage.
+
+    Args:
+        measurements: compute times of all stages.
+        stage: number of the pipeline stage.
     """
     known = {measured.stage: measured for measured in measurements.stages}
     if stage not in known:
@@ -279,6 +288,10 @@ def calibrate_noise(path: str | Path, *, job: str | None = None) -> list[NoiseFi
     """Fit every stage of a file: a trace of any known format, or measurements saved as YAML; its content decides.
 
     Raises InputError if the file is neither, or if a trace holds several jobs and ``job`` names none.
+
+    Args:
+        path: of the file.
+        job: which job of a trace; None where it holds one.
     """
     trace = trace_in(path)
     measurements = NoiseMeasurements.load(path) if trace is None else measure_noise(trace, job=job)

@@ -145,7 +145,12 @@ def compare(
 
 
 def residuals(target: ScalingTarget, cluster: Cluster) -> NDArray[np.float64]:
-    """Differences of the numbers that a fit may use, in units of their scale."""
+    """Differences of the numbers that a fit may use, in units of their scale.
+
+    Args:
+        target: the published table.
+        cluster: the config that is held against it.
+    """
     scale = {"throughput": THROUGHPUT_SCALE, "cv": CV_SCALE}
     rows = compare(target, cluster, seeds=6, iterations=4000, only_fit=True)
     return np.array([row.error / scale[row.quantity.split()[-1]] for row in rows])

@@ -126,7 +126,12 @@ def _prediction(target: ThroughputTarget, row: Row, step: Step, single: float) -
 
 
 def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[dict[str, Estimate], list[Prediction]]:
-    """The free parameters from the rows marked for it, starting in the middle of their bounds, and all rows."""
+    """The free parameters from the rows marked for it, starting in the middle of their bounds, and all rows.
+
+    Args:
+        target: published throughputs, with what is free.
+        cluster: the config whose parameters are fitted.
+    """
     keys = list(target.free)
     low, high = np.log(np.array(list(target.free.values()))).T
     seen = [row for row in target.rows if row.fit]
@@ -154,7 +159,12 @@ def fit(target: ThroughputTarget, cluster: Cluster) -> tuple[dict[str, Estimate]
 
 
 def fit_throughput(target: ThroughputTarget, cluster: Cluster) -> Cluster:
-    """The cluster with the fitted values, to four digits, and with them, their errors and 95 % intervals on record."""
+    """The cluster with the fitted values, to four digits, and with them, their errors and 95 % intervals on record.
+
+    Args:
+        target: published throughputs, with what is free.
+        cluster: the config whose parameters are fitted.
+    """
     record = {key: estimate.to_record() for key, estimate in fit(target, cluster)[0].items()}
     moved = cluster.changed([f"{key}={numbers['value']}" for key, numbers in record.items()])
     calibration = {"source": f"targets/{target.name}", "fitted": record}

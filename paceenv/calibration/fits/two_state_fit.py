@@ -26,6 +26,10 @@ def fit_two_states(x_T: Array, min_jump: float) -> NDArray[np.bool_]:
     """When a series ``(T,)`` is on the higher of two levels; nowhere if it does not stay on two that differ.
 
     The levels differ by ``min_jump`` or more, and by several times the spread on either.
+
+    Args:
+        x_T: one value a step.
+        min_jump: least difference between the levels, in units of ``x_T``.
     """
     padded = np.pad(x_T, SMOOTH // 2, mode="edge")
     smooth_T = np.median(np.lib.stride_tricks.sliding_window_view(padded, SMOOTH), axis=-1)

@@ -78,7 +78,12 @@ class ComputeAttribution:
 
 
 def attribute_compute(matrix: OperationMatrix, own_NT: Array) -> ComputeAttribution:
-    """Split the compute of a job; ``own_NT`` are durations without waiting, seconds."""
+    """Split the compute of a job; ``own_NT`` are durations without waiting, seconds.
+
+    Args:
+        matrix: of the job.
+        own_NT: durations without waiting, ``(N, T)``, seconds.
+    """
     operation = np.flatnonzero(matrix.is_compute_N & matrix.usual_N & (own_NT > 0.0).any(axis=1))
     d_NT, rank, stage = own_NT[operation], matrix.rank_N[operation], matrix.stage_N[operation]
     ranks = len(matrix.ranks)

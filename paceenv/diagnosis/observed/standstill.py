@@ -111,7 +111,12 @@ class Standstill:
         return self._groups.values()
 
     def group_of(self, rank: int, name: str) -> Group:
-        """The group that a rank calls by this name; of unknown members those that have it in their dumps."""
+        """The group that a rank calls by this name; of unknown members those that have it in their dumps.
+
+        Args:
+            rank: global rank of a caller.
+            name: of the group, as the rank's dump has it.
+        """
         named = self._named[rank]
         if name not in named:
             ranks = tuple(sorted(self._seen_in[name]))
@@ -119,7 +124,12 @@ class Standstill:
         return named[name]
 
     def member(self, group: Group, index: int) -> int:
-        """The global rank of a member; -1 if that is not known."""
+        """The global rank of a member; -1 if that is not known.
+
+        Args:
+            group: the process group.
+            index: place of the member in it.
+        """
         if group.is_guess:
             return self._own.get((group.name, index), -1)
         return group.ranks[index] if index < len(group.ranks) else -1
@@ -225,7 +235,12 @@ class Standstill:
         return tuple(rank for rank in unit.group.ranks if entered.get(rank, -1) < unit.seq)
 
     def has_entered(self, rank: int, unit: Unit) -> bool:
-        """Whether a member is known to have entered what another one waits in."""
+        """Whether a member is known to have entered what another one waits in.
+
+        Args:
+            rank: global rank of the member.
+            unit: the collective or message that another rank waits in.
+        """
         if unit.is_p2p:
             return rank not in (other for _, other in unit.peers) or rank not in self.unmatched(unit)
         return self.entered[unit.group].get(rank, -1) >= unit.seq

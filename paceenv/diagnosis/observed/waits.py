@@ -98,7 +98,12 @@ def _answers(front: Unit, unit: Unit, way: str) -> bool:
 
 
 def find_roots(job: Standstill, waits: dict[int, Wait]) -> tuple[Root, ...]:
-    """Where all chains end, those first that most ranks wait for."""
+    """Where all chains end, those first that most ranks wait for.
+
+    Args:
+        job: all ranks' dumps.
+        waits: by rank, what it waits in and for whom.
+    """
     towards = {rank: wait.ranks for rank, wait in waits.items()}
     waited_for = {rank for ranks in towards.values() for rank in ranks}
     ends: list[tuple[RootKind, tuple[int, ...]]] = []

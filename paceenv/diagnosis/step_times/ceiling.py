@@ -67,7 +67,12 @@ def ceiling(step_s_V: Array, plain_V: NDArray[np.bool_], averaged: float) -> Cei
 
 
 def single_step_cv(step_s_V: Array, averaged: float) -> float:
-    """CV of single steps behind means over ``averaged`` steps, if what has no memory varies from step to step."""
+    """CV of single steps behind means over ``averaged`` steps, if what has no memory varies from step to step.
+
+    Args:
+        step_s_V: values of the log, seconds.
+        averaged: steps that each value averages over.
+    """
     centred = step_s_V - step_s_V.mean()
     variance = float((centred**2).mean())
     lags = range(1, min(4, len(centred) // 4))

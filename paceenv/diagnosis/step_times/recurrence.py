@@ -42,7 +42,12 @@ class Period:
 
 
 def tamed(step_s_V: Array, outlier_V: NDArray[np.bool_]) -> Array:
-    """Values with outliers at the median, and limited to 5 robust deviations, so that none dominates a correlation."""
+    """Values with outliers at the median, and limited to 5 robust deviations, so that none dominates a correlation.
+
+    Args:
+        step_s_V: values of the log, seconds.
+        outlier_V: which of them are outliers.
+    """
     middle = float(np.median(step_s_V))
     deviation = 1.4826 * float(np.median(np.abs(step_s_V - middle)))
     values = np.where(outlier_V, middle, step_s_V)
@@ -50,7 +55,12 @@ def tamed(step_s_V: Array, outlier_V: NDArray[np.bool_]) -> Array:
 
 
 def autocorrelation(values: Array, run_V: Integers) -> Array:
-    """At lags from 1, ``(K,)``; pairs do not reach from one run into another. Empty for values that do not vary."""
+    """At lags from 1, ``(K,)``; pairs do not reach from one run into another. Empty for values that do not vary.
+
+    Args:
+        values: of the log, in order.
+        run_V: number of the run that each value belongs to; runs are parted by gaps.
+    """
     lags = min(MAX_LAG, len(values) // 4)
     centred = values - values.mean()
     variance = float((centred**2).mean())
@@ -110,7 +120,12 @@ def _predict(values: Array, cut: int, end: int) -> Array:
 
 
 def outlier_period(step_V: Integers, outlier_V: NDArray[np.bool_]) -> Period | None:
-    """How many steps lie between outliers, if most keep to one period and most of its places have one."""
+    """How many steps lie between outliers, if most keep to one period and most of its places have one.
+
+    Args:
+        step_V: step number of each value.
+        outlier_V: which of them are outliers.
+    """
     at = step_V[outlier_V]
     if len(at) < 4:
         return None

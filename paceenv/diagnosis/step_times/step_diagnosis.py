@@ -27,7 +27,7 @@ WORTH: Final = 0.02
 """A ceiling below it is not worth a second look: what a policy gets is a part of the ceiling, less what delays cost."""
 _ROUNDED: Final = 0.3
 """Share of the variance that rounding may make before it is said."""
-RECORD: Final = "torchrun --nproc-per-node 8 -m paceenv.live --out runs/live/mine train.py"
+RECORD: Final = "paceenv live run --nproc-per-node 8 --out runs/live train.py"
 """The live agent, which only observes by default."""
 LOG_EVERY_STEP: Final = (
     "Megatron-LM --log-interval 1, torchtitan --metrics.log_freq 1, Hugging Face logging_steps=1, "
@@ -227,7 +227,7 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
     )
     return (
         f"{shown}{foresight}: a second look is worth it, at which ranks and operations it comes from",
-        f"record which ranks are late: {RECORD}; then: paceenv live trace runs/live/mine, and paceenv diagnose",
+        f"record which ranks are late: {RECORD}; then: paceenv live summary runs/live",
     )
 
 

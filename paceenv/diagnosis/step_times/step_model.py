@@ -56,7 +56,12 @@ class StepModel:
     averaged: float
 
     def sample(self, values: int, seed: int = 0) -> Array:
-        """So many step times in order, seconds."""
+        """So many step times in order, seconds.
+
+        Args:
+            values: how many.
+            seed: of the random numbers.
+        """
         random = np.random.default_rng(seed)
         noise = random.normal(size=values + 200)
         state = np.zeros(values + 200)

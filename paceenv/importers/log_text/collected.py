@@ -48,7 +48,14 @@ class Column:
     clock_digit_s: float = 0.0
 
     def add(self, step: float, value: float, stamp: Stamp | None, digit: float) -> None:
-        """Keep one line's numbers."""
+        """Keep one line's numbers.
+
+        Args:
+            step: number of the step.
+            value: what the line says, seconds or per second.
+            stamp: the line's time; None without one.
+            digit: unit of the value's last digit.
+        """
         if len(self.value) >= MAX_VALUES:
             return
         self.step.append(step)
@@ -65,7 +72,12 @@ class Column:
 
 
 def number(field_name: str, text: str) -> tuple[Kind, float, float] | None:
-    """The kind of a field, its value in seconds (or per second), and the unit of its last digit; None if invalid."""
+    """The kind of a field, its value in seconds (or per second), and the unit of its last digit; None if invalid.
+
+    Args:
+        field_name: as the log writes it.
+        text: the value as the log writes it, perhaps with a unit.
+    """
     if field_name == "elapsed":
         seconds = 0
         for part in text.split(":"):

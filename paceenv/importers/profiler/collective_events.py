@@ -31,6 +31,11 @@ def device_collectives(table: EventTable, device: Device, only_group: str) -> di
     """The device's collectives by their place among its operations; times in s on the profile's clock.
 
     ``only_group`` is the process group of a job that has no other, or "".
+
+    Args:
+        table: events of one profile.
+        device: whose collectives.
+        only_group: name of the only process group, or "".
     """
     places = np.flatnonzero(device.is_collective_D).tolist()
     calls = _Calls(table)

@@ -76,7 +76,12 @@ def is_runtime(category: str) -> bool:
 
 
 def step_marks(table: EventTable, *, device: bool) -> StepMarks:
-    """The annotations ``ProfilerStep#`` of the device or of its host; of several with one number the last counts."""
+    """The annotations ``ProfilerStep#`` of the device or of its host; of several with one number the last counts.
+
+    Args:
+        table: events of one profile.
+        device: True for the device's annotations, False for its host's.
+    """
     number_of = [int(found[1]) if (found := STEP.match(name)) else -1 for name in table.names]
     number_E = np.array([*number_of, -1], np.int64)[table.name_E]
     on_device_E = table.in_categories(lambda category: category == "gpu_user_annotation")

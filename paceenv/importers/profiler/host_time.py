@@ -34,6 +34,11 @@ def time_by_range(table: EventTable, device: Device, windows_us: Array) -> list[
     """Time of the launching threads by range in each window between rising moments, s: one mapping fewer than these.
 
     The outermost range is named as well where it is another one.
+
+    Args:
+        table: events of one profile.
+        device: whose launching threads.
+        windows_us: moments that part the windows, microseconds.
     """
     windows_us = np.maximum.accumulate(windows_us)
     found: list[dict[str, float]] = [{} for _ in range(len(windows_us) - 1)]
@@ -84,7 +89,12 @@ def loader_spans(table: EventTable) -> tuple[Array, Array]:
 
 
 def covered_until(spans: tuple[Array, Array], moments: Array) -> Array:
-    """How much of disjoint spans, in order, lies before each moment."""
+    """How much of disjoint spans, in order, lies before each moment.
+
+    Args:
+        spans: begins and ends.
+        moments: in rising order, in the unit of the spans.
+    """
     begins, ends = spans
     if not len(begins):
         return np.zeros(len(moments))

@@ -74,7 +74,13 @@ class RankActivity:
     collectives: tuple[CollectiveActivity, ...]
 
     def moved(self, rank: int, iteration: int, add_s: float) -> RankActivity:
-        """The same of a rank and step of the trace, on its clock."""
+        """The same of a rank and step of the trace, on its clock.
+
+        Args:
+            rank: in the trace.
+            iteration: step in the trace.
+            add_s: what the trace's clock is ahead, seconds.
+        """
         collectives = tuple(
             replace(c, start_s=c.start_s + add_s, end_s=c.end_s + add_s, launched_s=c.launched_s + add_s)
             for c in self.collectives

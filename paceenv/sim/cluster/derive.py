@@ -37,6 +37,10 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     """The cluster with the numbers that :func:`derive` draws for one episode in place of what is drawn.
 
     With the same key it derives to the same records, bit for bit.
+
+    Args:
+        cluster: a config, perhaps with ranges.
+        key: of the episode.
     """
     apart = Cluster.model_validate(cluster.model_dump())  # so that no two places share one quantity
     draw = Draw(np.array([key], np.uint64), apart.job.nodes)
@@ -266,13 +270,23 @@ def edges(clusters: int, weights: Sequence[float] | None) -> NDArray[np.float64]
 
 
 def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`."""
+    """Index of the cluster that each episode draws, ``(E,)``; ``edges_C`` from :func:`edges`.
+
+    Args:
+        keys_E: of the episodes.
+        edges_C: ends of each cluster's share, rising to 1.
+    """
     u = (episode_keys(keys_E, 0) >> np.uint64(12)).astype(np.float64) * 2.0**-52
     return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
 
 
 class ClusterMix:
-    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups."""
+    """Clusters with weights, from which every episode draws one; they must agree in ranks and groups.
+
+    Args:
+        clusters: at least one.
+        weights: how often each is drawn; None: equally.
+    """
 
     def __init__(self, clusters: Sequence[Cluster], weights: Sequence[float] | None = None) -> None:
         if not clusters:

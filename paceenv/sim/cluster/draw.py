@@ -17,7 +17,12 @@ _NAMED = 1 << 33
 
 
 class Draw:
-    """Values of quantities for many episodes: each quantity, by its place in the config, draws its own uniforms."""
+    """Values of quantities for many episodes: each quantity, by its place in the config, draws its own uniforms.
+
+    Args:
+        keys_E: of the episodes.
+        nodes: of the job.
+    """
 
     def __init__(self, keys_E: NDArray[np.uint64], nodes: int) -> None:
         self._keys_E, self._nodes, self._place = keys_E, nodes, 0
@@ -31,7 +36,12 @@ class Draw:
         return self._value(quantity, self._place)
 
     def named(self, name: str, quantity: Quantity | None) -> NDArray[np.float64] | float:
-        """A quantity whose place is its name, so that it can be added without moving the others."""
+        """A quantity whose place is its name, so that it can be added without moving the others.
+
+        Args:
+            name: of the quantity.
+            quantity: as the config gives it; None where it does not.
+        """
         return self._value(quantity, _NAMED + zlib.crc32(name.encode()))
 
     def integers(self, name: str, below: int, count: int) -> NDArray[np.int64]:

@@ -180,6 +180,11 @@ class Cluster(Config):
         return self.job.barrier or self.groups > 1 or self.job.collective == "gather" or self.program is not None
 
     @property
+    def can_defer(self) -> bool:
+        """Whether the job has transfers that can wait, so that the rule ``defer`` can do something."""
+        return self.program is not None and self.program.can_defer
+
+    @property
     def samples_per_step(self) -> float:
         """Samples that the whole job processes in one step of the engine, from one synchronization to the next."""
         samples = self.job.samples_per_node * self.job.nodes
@@ -210,10 +215,18 @@ class Cluster(Config):
         return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:
-        """This cluster with the job on another number of nodes."""
+        """This cluster with the job on another number of nodes.
+
+        Args:
+            nodes: at least 1.
+        """
         return self.changed([f"job.nodes={nodes}"], f"{self.name} at {nodes} nodes")
 
 
 def load_cluster(name: str | os.PathLike[str]) -> Cluster:
-    """A cluster config by file or by name in ``configs/clusters``."""
+    """A cluster config by file or by name in ``configs/clusters``.
+
+    Args:
+        name: of the config, or its file.
+    """
     return config_files.load(Cluster, "clusters", name)

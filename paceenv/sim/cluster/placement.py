@@ -49,12 +49,22 @@ class Links:
         return Group(width, min(width, self.gpus_per_node))
 
     def data_group(self, width: int, tensor: int) -> Group:
-        """``width`` GPUs ``tensor`` apart. Where they do not lie regularly on nodes, as few as do share one."""
+        """``width`` GPUs ``tensor`` apart. Where they do not lie regularly on nodes, as few as do share one.
+
+        Args:
+            width: number of GPUs in the group.
+            tensor: distance between two of them.
+        """
         per_node = math.gcd(width, max(self.gpus_per_node // tensor, 1))
         return Group(width, per_node, self.gpus_per_node // per_node)
 
     def crosses(self, first: int, second: int) -> bool:
-        """Whether two GPUs are on different nodes."""
+        """Whether two GPUs are on different nodes.
+
+        Args:
+            first: number of a GPU.
+            second: number of another GPU.
+        """
         return first // self.gpus_per_node != second // self.gpus_per_node
 
     def send(self, payload_bytes: float, block: int, tensor: int, crosses: bool, rounds: float = 1.0) -> Cost:

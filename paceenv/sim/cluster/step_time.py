@@ -296,7 +296,12 @@ def buckets(gradients: Sequence[Tensor], bytes_each: int, first_bytes: float, ca
 
 
 def last_finish_s(ready_s: Sequence[float], collective_s: Sequence[float]) -> float:
-    """When the last of several collectives has finished that follow each other on one link, in order."""
+    """When the last of several collectives has finished that follow each other on one link, in order.
+
+    Args:
+        ready_s: when each may start, seconds.
+        collective_s: how long each takes alone, seconds.
+    """
     free_s = 0.0
     for ready, duration in zip(ready_s, collective_s, strict=True):
         free_s = max(free_s, ready) + duration

@@ -166,7 +166,12 @@ def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
 
 
 def described_place(job: Job, step: Step) -> Layout:
-    """Where a workload's data-parallel groups sit."""
+    """Where a workload's data-parallel groups sit.
+
+    Args:
+        job: of the config.
+        step: of the workload.
+    """
     group = step.group
     nodes = max(group.members // group.per_node, 1)
     return Layout(nodes, group.per_node, step.groups, job.nodes, job.ranks_per_node, group.sharing)

@@ -49,6 +49,7 @@ _MODULES: tuple[ModuleType, ...] = (
     layout,
 )
 _REGISTERED = (
+    (pacing.releases, program.release),
     (
         pacing.bounded,
         pacing.slack_delay_s,

@@ -55,6 +55,10 @@ def bits32(key: np.uint64, rank: int) -> np.uint32:
     """32 random bits for one rank under a 64-bit ``key``: for one key a bijection of the ranks.
 
     Every operation is cut back to 32 bits, because compiled arithmetic on two of them yields 64.
+
+    Args:
+        key: of the draw.
+        rank: number of the rank.
     """
     x = np.uint32(np.uint32(rank) ^ np.uint32(key & np.uint64(0xFFFFFFFF)))
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D))
@@ -77,7 +81,12 @@ def uniform(key: np.uint64, stream: int, counter: int) -> float:
 
 
 def geometric(u: float, probability: float) -> int:
-    """Trials up to and including the first success, from a uniform ``u``; at least 1, at most 2**62."""
+    """Trials up to and including the first success, from a uniform ``u``; at least 1, at most 2**62.
+
+    Args:
+        u: 0 to 1.
+        probability: of a success.
+    """
     if probability >= 1.0:
         return 1
     if probability <= 0.0:
@@ -97,14 +106,24 @@ def position(bits: np.uint32) -> float:
 
 
 def look_up(table: NDArray[np.float64], at: float) -> float:
-    """Value of the tabulated distribution at a :func:`position`."""
+    """Value of the tabulated distribution at a :func:`position`.
+
+    Args:
+        table: values at equal steps of probability.
+        at: place in the table.
+    """
     node = np.uint64(at)
     value = table[node]
     return value + (at - float(node)) * (table[node + np.uint64(1)] - value)
 
 
 def quantile(table: NDArray[np.float64], bits: np.uint32) -> float:
-    """Value of the tabulated distribution at 32 random bits."""
+    """Value of the tabulated distribution at 32 random bits.
+
+    Args:
+        table: values at equal steps of probability.
+        bits: 32 random bits.
+    """
     return look_up(table, position(bits))
 
 
@@ -116,7 +135,12 @@ def uniform_bits(u: float) -> np.uint32:
 
 
 def bits_of_ranks(key: np.uint64, bits_R: NDArray[np.uint32]) -> None:
-    """The :func:`bits32` of every rank under ``key``; a loop of its own, so that it runs on 32-bit lanes."""
+    """The :func:`bits32` of every rank under ``key``; a loop of its own, so that it runs on 32-bit lanes.
+
+    Args:
+        key: of the draw.
+        bits_R: written.
+    """
     for r in range(bits_R.shape[0]):
         bits_R[r] = bits32(key, r)
 

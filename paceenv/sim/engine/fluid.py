@@ -222,6 +222,10 @@ def vary_transfers(view: View, scratch: Scratch) -> None:
 
     The factor is lognormal with mean 1. It applies to all of the collective's time, including the latency that is added
     later.
+
+    Args:
+        view: the job.
+        scratch: when collectives finish is changed.
     """
     job, clock, arrival_G, finish_G = view.job, view.clock, scratch.arrival_G, scratch.finish_G
     key, variance = key_of(clock["key"], TRANSFER, clock["iteration"]), math.log1p(job["transfer_cv"] ** 2)

@@ -20,7 +20,14 @@ FIRST_MISSING = timing.BLOCK_ITERATIONS
 
 
 def is_missing(job: Any, key: np.uint64, t: int, r: int) -> bool:
-    """Whether rank ``r`` could not measure iteration ``t``."""
+    """Whether rank ``r`` could not measure iteration ``t``.
+
+    Args:
+        job: record of the job.
+        key: of the episode.
+        t: number of the iteration.
+        r: number of the rank.
+    """
     share = job["missing_share"]
     return bool(t >= FIRST_MISSING and share > 0.0 and bits32(key_of(key, MISSING, t), r) < share * 2.0**32)
 
@@ -29,6 +36,13 @@ def real_delay_s(job: Any, key: np.uint64, t: int, r: int, asked_s: float) -> fl
     """How long rank ``r`` is delayed at the start of iteration ``t``, seconds.
 
     A sleep is over late by an exponential time. After a step that it could not measure, a rank does not delay itself.
+
+    Args:
+        job: record of the job.
+        key: of the episode.
+        t: number of the iteration.
+        r: number of the rank.
+        asked_s: the delay that the policy asks for, seconds.
     """
     if is_missing(job, key, t - 1, r):
         return 0.0

@@ -67,6 +67,10 @@ def arrive(view: View, scratch: Scratch) -> None:
     Floats that are not negative are ordered as their bits, and a maximum of integers runs in vector registers. Here and
     in :func:`observe_and_decide` ranks are counted unsigned: for a signed index that does not start at 0 Numba would
     test every access for counting from the end.
+
+    Args:
+        view: the job.
+        scratch: arrivals of the groups are written.
     """
     compute_R, arrival_G = scratch.compute_R, scratch.arrival_G
     groups, ranks = arrival_G.shape[0], compute_R.shape[0]
@@ -82,7 +86,12 @@ def arrive(view: View, scratch: Scratch) -> None:
 
 
 def start_early(view: View, scratch: Scratch) -> None:
-    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last."""
+    """Let collectives start when every rank has its first gradients; ``complete_G`` keeps when all have the last.
+
+    Args:
+        view: the job.
+        scratch: ``complete_G`` is written.
+    """
     compute_R, arrival_G, complete_G = scratch.compute_R, scratch.arrival_G, scratch.complete_G
     per_group, delay_R, before = compute_R.shape[0] // arrival_G.shape[0], view.rank[timing.DELAY_S], 1.0
     before -= view.job["overlap_share"]
@@ -94,7 +103,12 @@ def start_early(view: View, scratch: Scratch) -> None:
 
 
 def sort_groups(arrival_G: NDArray[np.float64], order_G: NDArray[np.int64]) -> None:
-    """Order the groups by arrival, ties by number; insertion sort where the groups are few."""
+    """Order the groups by arrival, ties by number; insertion sort where the groups are few.
+
+    Args:
+        arrival_G: when each group arrives, seconds.
+        order_G: numbers of the groups; sorted in place.
+    """
     if order_G.shape[0] > 32:
         order_G[:] = np.argsort(arrival_G, kind="mergesort")
         return
@@ -140,6 +154,12 @@ def exit_s(job: Any, scratch: Scratch, g: int, r: int) -> float:
     """When rank ``r`` of group ``g`` leaves its collective: with its group, a sender of a gather perhaps earlier.
 
     A message that was lost or is not buffered as a whole is through when its receiver says so, one hop later.
+
+    Args:
+        job: record of the job.
+        scratch: of this iteration.
+        g: number of the group.
+        r: number of the rank.
     """
     per_group = scratch.compute_R.shape[0] // scratch.finish_G.shape[0]
     if job["incast_kind"] != GATHER or r == g * per_group:
@@ -205,7 +225,12 @@ def observe_and_decide(
 
 
 def total(value_R: Any, ranks: int) -> float:
-    """Sum over ranks, in any order: only reported, never fed back, so it may be re-associated into vector registers."""
+    """Sum over ranks, in any order: only reported, never fed back, so it may be re-associated into vector registers.
+
+    Args:
+        value_R: one value a rank.
+        ranks: how many of them count.
+    """
     result = 0.0
     for r in range(ranks):
         result += value_R[r]
@@ -213,7 +238,12 @@ def total(value_R: Any, ranks: int) -> float:
 
 
 def observer_rank(key: np.uint64, ranks: int) -> int:
-    """The rank whose view a training environment shows: drawn once an episode, uniformly."""
+    """The rank whose view a training environment shows: drawn once an episode, uniformly.
+
+    Args:
+        key: of the episode.
+        ranks: number of ranks.
+    """
     return int(uniform(key, OBSERVER, 0) * ranks)
 
 

@@ -59,12 +59,21 @@ def onset_rate(share: float, mean_iterations: float) -> float:
 
     Episodes last D iterations on average and the gaps between them (1 - p) / p, where a gap may be empty: ``share = D /
     (D + (1 - p) / p)``.
+
+    Args:
+        share: of time spent in episodes.
+        mean_iterations: mean length of an episode.
     """
     return share / (share + (1.0 - share) * mean_iterations)
 
 
 def running_share(share: float, mean_iterations: float) -> float:
-    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``."""
+    """Share of positions whose episode runs on from before; with the first iteration's onsets it gives ``share``.
+
+    Args:
+        share: of time spent in episodes.
+        mean_iterations: mean length of an episode.
+    """
     return share * (1.0 - 1.0 / mean_iterations)
 
 
@@ -126,7 +135,12 @@ def reset_post_work(job: Any, clock: Any, group: NDArray[np.float64]) -> None:
 
 
 def episode_s(job: Any, u: float) -> float:
-    """Post-collective work of one episode from a uniform ``u``: uniform around its mean, seconds."""
+    """Post-collective work of one episode from a uniform ``u``: uniform around its mean, seconds.
+
+    Args:
+        job: record of the job.
+        u: 0 to 1.
+    """
     return float(job["post_work_episode_s"] * (1.0 + job["post_work_spread"] * (2.0 * u - 1.0)))
 
 

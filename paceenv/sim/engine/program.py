@@ -8,8 +8,9 @@ operations divide the links they use by weighted max-min. One that meets no othe
 Ranks run ahead until they block, and only then does the fluid move to its next event. That is exact: whatever a blocked
 rank will start, it starts after the event that it waits for. Cost is linear in instructions, ranks and events.
 
-A transfer that can wait may be held back (rule ``defer``): its rank hands it over that much later, but at once when it
-waits for the transfer or hands another one to the same communicator. The order on each communicator is untouched.
+A transfer that can wait may be held back (rule ``defer``): its rank hands it over that much later. It does so at once
+when it waits for the transfer, when it hands another one to the same communicator, or when another transfer for which
+it was blocked is through. The order on each communicator is untouched.
 
 The legend is that of ``paceenv.sim.engine.program_layout``.
 """
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import timing
+from paceenv.core import pacing, timing
 from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
 from paceenv.sim.engine.fluid import tenant_goes_on
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
@@ -147,6 +148,8 @@ def go_on(
                 if waited_s > 0.0:
                     at_s += waited_s
                     s.waited_R[r] += waited_s
+                    if hold_s > 0.0 and pacing.releases(waited_s, hold_s):
+                        release(program, s, r, i, at_s - waited_s - hold_s, at_s)
             else:
                 if hold_s > 0.0:
                     hand_over(program, s, o, program.group_O[o], program.place_I[i], at_s)
@@ -156,6 +159,25 @@ def go_on(
         i += 1
     s.next_R[r], s.at_R[r] = i, at_s
     return runnable, pending
+
+
+def release(program: Program, s: ProgramScratch, r: int, i: int, since_s: float, at_s: float) -> None:
+    """Rank ``r`` hands over all that it holds back, because what it waited for is through.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        r: the rank.
+        i: its instruction, the wait.
+        since_s: what it started before this is held back no longer anyway, seconds.
+        at_s: now, seconds.
+    """
+    j = i - 1
+    while j >= program.first_R[r] and s.end_I[j] >= since_s:
+        o = program.operation_I[j]
+        if program.kind_I[j] == START and program.can_wait_O[o] and s.start_O[o] == math.inf:
+            hand_over(program, s, o, program.group_O[o], program.place_I[j], at_s)
+        j -= 1
 
 
 def length_factor(view: View, replica: int, micro: int) -> float:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 COMPUTE, START, WAIT = 0, 1, 2
 """Kinds of instructions."""
+OPS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
+"""Names of operations, which ``op_O`` counts in."""
 UPLINK = 0
 """The link that tenants share."""
 
@@ -35,6 +37,10 @@ class Program(NamedTuple):
     """``(R,)``: the replica of each rank: ranks of one replica work on the same samples."""
     group_O: NDArray[np.int64]
     """``(O,)``: the process group of each operation; those of a group are numbered in their order."""
+    op_O: NDArray[np.int64]
+    """``(O,)``: its name, a place in ``OPS``; for who reads a recording."""
+    bytes_O: NDArray[np.float64]
+    """``(O,)``: its payload, bytes; for who reads a recording."""
     last_O: NDArray[np.bool_]
     """``(O,)``: whether it is the last of its group."""
     every_O: NDArray[np.int64]
@@ -145,6 +151,8 @@ NO_PROGRAM = Program(
     micro_I=_INTEGER,
     replica_R=_INTEGER,
     group_O=_INTEGER,
+    op_O=_INTEGER,
+    bytes_O=_REAL,
     last_O=_BOOLEAN,
     every_O=_INTEGER,
     can_wait_O=_BOOLEAN,

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 from paceenv.core.trace import TraceMetadata, TraceWriter
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.layout import Recording
+from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, Program
 from paceenv.sim.engine.simulator import JobBatch
 
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
+SUMMARY = ("compute", *_PAYLOAD_OPS.values(), "optimizer")
+"""What :class:`ProgramRows` says in full."""
 _NEGLIGIBLE = 1e-9
 """Share of a step; a smaller rest at its end is rounding, not a checkpoint."""
 
@@ -69,11 +72,90 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
     ]
 
 
+@dataclass(frozen=True)
+class ProgramRows:
+    """The rows of a program in every step: one for each computing and each transfer of each rank. K rows.
+
+    A transfer's row begins when the rank entered it, or handed it over where it runs in the background, and ends when
+    the transfer is through. A rank that waits for one in the background has no row meanwhile.
+    """
+
+    rank_K: NDArray[np.int64]
+    seq_K: NDArray[np.int64]
+    """Place in the rank's step, from 1: a delay comes before."""
+    op_K: NDArray[np.object_]
+    group_K: NDArray[np.int64]
+    """The process group; -1 of computing."""
+    bytes_K: NDArray[np.int64]
+    start_K: NDArray[np.int64]
+    """The instruction at whose end it begins; -1: where the rank's step does."""
+    end_K: NDArray[np.int64]
+    """The instruction, or the operation of a transfer, at whose end it ends."""
+    every_K: NDArray[np.int64]
+    """It happens in one of so many iterations."""
+
+    @classmethod
+    def of(cls, program: Program) -> ProgramRows:
+        """The rows of a program."""
+        found: list[tuple[int, int, str, int, int, int, int, int]] = []
+        for r in range(len(program.replica_R)):
+            first, seq = int(program.first_R[r]), 1
+            for i in range(first, int(program.first_R[r + 1])):
+                o, before = int(program.operation_I[i]), i - 1 if i > first else -1
+                if program.kind_I[i] == COMPUTE:
+                    found.append((r, seq, "compute", -1, 0, before, i, 1))
+                elif program.kind_I[i] == START:
+                    group, size = int(program.group_O[o]), round(float(program.bytes_O[o]))
+                    op = OPS[program.op_O[o]]
+                    if op == "send" and program.place_I[i] == 1:
+                        op = "recv"
+                    found.append((r, seq, op, group, size, i, o, int(program.every_O[o])))
+                else:
+                    continue
+                seq += 1
+        ops_K = np.array([row[2] for row in found], object)
+        numbers = np.array([(*row[:2], *row[3:]) for row in found], np.int64).T
+        rank_K, seq_K, group_K, bytes_K, start_K, end_K, every_K = numbers
+        return cls(rank_K, seq_K, ops_K, group_K, bytes_K, start_K, end_K, every_K)
+
+    @property
+    def last_seq(self) -> int:
+        """The last place in a step that a row has."""
+        return int(self.seq_K.max())
+
+    def times(self, recording: Recording) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Starts and ends of the rows of the first environment ``(T, K)``, seconds from the end of the step before."""
+        end_TI, through_TO = recording.end_ETI[0], recording.through_ETO[0]
+        start_TK = end_TI[:, np.maximum(self.start_K, 0)]
+        begin_TR = recording.start_ETR[0] + recording.delay_ETR[0]
+        start_TK = np.where(self.start_K < 0, begin_TR[:, self.rank_K], start_TK)
+        is_transfer_K = self.group_K >= 0
+        end_TK = end_TI[:, np.where(is_transfer_K, 0, self.end_K)]
+        if through_TO.shape[1]:
+            end_TK = np.where(is_transfer_K, through_TO[:, np.where(is_transfer_K, self.end_K, 0)], end_TK)
+        return start_TK, end_TK
+
+    def keep(self, recording: Recording, start_TK: NDArray[np.float64], end_TK: NDArray[np.float64]) -> Any:
+        """Which rows happened ``(T, K)``: all but transfers that skip an iteration, and computing that took no time.
+
+        Args:
+            recording: with stamps.
+            start_TK: starts of the rows.
+            end_TK: their ends.
+        """
+        keep_TK = (end_TK > start_TK) | (self.group_K >= 0)
+        for k in np.flatnonzero(self.every_K > 1):
+            o = self.end_K[k]
+            keep_TK[:, k] = recording.through_ETO[0, :, o] > recording.start_ETO[0, :, o]
+        return keep_TK
+
+
 class RecordingWriter:
     """Writes consecutive recordings of the first environment of an engine to a trace file; whole or not at all.
 
     Times run from the start of the first recording, in seconds. The operations of an iteration are those of
-    :func:`operations`. An operation that takes no time or is missing has no row.
+    :func:`operations`, or of a program all of :class:`ProgramRows`. An operation that takes no time or is missing has
+    no row.
 
     Args:
         path: the file.
@@ -86,7 +168,9 @@ class RecordingWriter:
         self._per_group, self._name = batch.ranks // batch.groups, name
         self._now_s, self._iteration = 0.0, 0
         ranks = tuple({"rank": r, "dp_rank": r, "stage": 0} for r in range(batch.ranks))
-        job = {"name": name, "ranks": batch.ranks, "groups": batch.groups}
+        self._program = ProgramRows.of(batch.program) if batch.jobs[0]["has_program"] else None
+        groups = batch.groups if self._program is None else len(batch.program.first_member_N) - 1
+        job = {"name": name, "ranks": batch.ranks, "groups": groups}
         self._writer = TraceWriter(path, TraceMetadata(job, ranks, "paceenv simulator"))
 
     def __enter__(self) -> RecordingWriter:
@@ -102,12 +186,43 @@ class RecordingWriter:
         """Add the iterations of a recording."""
         step_T = recording.step_ET[0]
         begin_T1 = (self._now_s + np.concatenate([[0.0], np.cumsum(step_T)[:-1]]))[:, None]
+        rows = self._program
+        if rows is not None:
+            self._append_program(rows, recording, begin_T1)
         for one in operations(recording, self._batch):
-            self._append(one, begin_T1 + one.start_TR, begin_T1 + one.end_TR)
+            if rows is None or one.op not in SUMMARY:
+                self._append(one, begin_T1 + one.start_TR, begin_T1 + one.end_TR, 0 if rows is None else rows.last_seq)
         self._now_s += float(step_T.sum())
         self._iteration += len(step_T)
 
-    def _append(self, one: Operation, start_TR: NDArray[np.float64], end_TR: NDArray[np.float64]) -> None:
+    def _append_program(self, rows: ProgramRows, recording: Recording, begin_T1: NDArray[np.float64]) -> None:
+        """Add what every rank of a program did."""
+        start_TK, end_TK = rows.times(recording)
+        keep_TK = rows.keep(recording, start_TK, end_TK)
+        iteration_T1 = self._iteration + np.arange(len(start_TK))[:, None]
+        columns = {"rank": rows.rank_K, "seq": rows.seq_K, "group": rows.group_K, "bytes": rows.bytes_K}
+        self._writer.append(
+            {name: np.broadcast_to(column, keep_TK.shape)[keep_TK] for name, column in columns.items()}
+            | {
+                "job": self._name,
+                "op": np.broadcast_to(rows.op_K, keep_TK.shape)[keep_TK],
+                "iteration": np.broadcast_to(iteration_T1, keep_TK.shape)[keep_TK],
+                "start_s": (begin_T1 + start_TK)[keep_TK],
+                "end_s": (begin_T1 + np.maximum(start_TK, end_TK))[keep_TK],
+            }
+        )
+
+    def _append(
+        self, one: Operation, start_TR: NDArray[np.float64], end_TR: NDArray[np.float64], after_seq: int
+    ) -> None:
+        """Add an operation of all ranks.
+
+        Args:
+            one: the operation.
+            start_TR: when it started, seconds of the trace.
+            end_TR: when it ended.
+            after_seq: how many rows of a program come between a delay and what ends the step.
+        """
         iterations, ranks = start_TR.shape
         rank_TR = np.broadcast_to(np.arange(ranks), start_TR.shape)
         iteration_TR = np.broadcast_to(self._iteration + np.arange(iterations)[:, None], start_TR.shape)
@@ -121,7 +236,7 @@ class RecordingWriter:
             {
                 "job": self._name,
                 "op": one.op,
-                "seq": one.seq,
+                "seq": one.seq + (after_seq if one.seq else 0),
                 "rank": rank_TR[keep],
                 "iteration": iteration_TR[keep],
                 "group": group[keep],

@@ -76,7 +76,11 @@ class Outcome:
     tenant_cycles_EK: NDArray[np.float64]
 
     def since(self, before: Outcome) -> Outcome:
-        """What has come to these totals since others of the same episodes."""
+        """What has come to these totals since others of the same episodes.
+
+        Args:
+            before: the earlier totals.
+        """
         return Outcome(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
@@ -114,7 +118,13 @@ def training_seed(run_seed: int, offset: int = 0) -> int:
 
 
 def training_seeds(run_seed: int, offset: int, count: int) -> NDArray[np.uint64]:
-    """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`."""
+    """So many of them one after the other, ``(count,)``; arguments as of :func:`training_seed`.
+
+    Args:
+        run_seed: of the run.
+        offset: number of the first seed within the run.
+        count: how many.
+    """
     return np.uint64(training_seed(run_seed, offset)) + np.arange(count, dtype=np.uint64)
 
 
@@ -225,11 +235,21 @@ class Simulator:
     def record(
         self, settings_ESM2: NDArray[np.float64], iterations: int, which: NDArray[np.int64] | None = None
     ) -> Recording:
-        """As :meth:`run`, keeping every stamp; memory grows with E x T x R."""
+        """As :meth:`run`, keeping every stamp; memory grows with E x T x R.
+
+        Args:
+            settings_ESM2: thresholds and windows, ratios.
+            iterations: how many.
+            which: numbers of the environments; None: all.
+        """
         return self._advance(settings_ESM2, iterations, which, stamps=True)
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
-        """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank."""
+        """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank.
+
+        Args:
+            every_rank: whether all ranks are shown.
+        """
         out = np.empty((len(self.batch), self.batch.ranks if every_rank else 1, SIGNALS), np.float32)
         self._spread(compiled.observe, None, self.batch.ranks, (self.batch.ranks, every_rank, self.state, out))
         return out if every_rank else out[:, 0]
@@ -250,7 +270,11 @@ class Simulator:
         return Outcome(time_s, c["energy_j"].copy(), failures, iterations - useful, useful, cycles_EK)
 
     def fork(self, which: NDArray[np.int64]) -> Simulator:
-        """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment."""
+        """An independent simulator of the environments ``which`` (repeats allowed) that goes on from this moment.
+
+        Args:
+            which: numbers of the environments.
+        """
         other = copy.copy(self)
         other.batch = self.batch.take(which)
         other.keys_E = self.keys_E[which]

@@ -17,7 +17,12 @@ PARETO, PARAMETERS, PAGE, BOARD = "pareto.png", "parameters.png", "sweep.html", 
 
 
 def finish(ledger: Ledger, task: StaticTask | PpoTask) -> dict[str, Any]:
-    """Write all files; returns a summary as plain data."""
+    """Write all files; returns a summary as plain data.
+
+    Args:
+        ledger: all trials and their results.
+        task: what a trial does.
+    """
     results = Results.of(ledger)
     said: dict[str, Any] = {
         "sweep": results.config.name,

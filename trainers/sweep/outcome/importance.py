@@ -18,7 +18,12 @@ def parameter_names(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def parameter_table(candidates: Sequence[Candidate], names: Sequence[str]) -> NDArray[np.float64]:
-    """Values ``(candidates, names)``; 0 where a candidate lacks one, as a mechanism that is off has window 0."""
+    """Values ``(candidates, names)``; 0 where a candidate lacks one, as a mechanism that is off has window 0.
+
+    Args:
+        candidates: one row each.
+        names: of the parameters, a column each.
+    """
     return np.array([[candidate.parameters.get(name, 0.0) for name in names] for candidate in candidates])
 
 
@@ -27,6 +32,10 @@ def importance(results: Results, objective: int = 0) -> dict[str, float]:
 
     PED-ANOVA (Watanabe et al. 2023): how much the best candidates differ from all candidates in each parameter.
     Empty where there are too few candidates.
+
+    Args:
+        results: of the sweep.
+        objective: its number.
     """
     names = parameter_names(results.candidates)
     table = parameter_table(results.candidates, names)

@@ -17,7 +17,12 @@ PERCENT = ("throughput",)
 
 
 def shown(name: str, values: Sequence[float]) -> list[float]:
-    """Values of an objective as axes show them."""
+    """Values of an objective as axes show them.
+
+    Args:
+        name: of the objective.
+        values: as the sweep keeps them.
+    """
     return [100.0 * value for value in values] if name in PERCENT else list(values)
 
 
@@ -33,7 +38,12 @@ def axes_of(results: Results) -> tuple[str, str]:
 
 
 def pareto(results: Results, path: Path) -> None:
-    """All candidates, the front, the winner; a panel for each cluster that was searched by itself, at most twelve."""
+    """All candidates, the front, the winner; a panel for each cluster that was searched by itself, at most twelve.
+
+    Args:
+        results: of the sweep.
+        path: of the picture.
+    """
     clusters = results.clusters[:12]
     columns = min(len(clusters), 3)
     figure, panels = figures.grid(-(-len(clusters) // columns), columns)

@@ -111,7 +111,12 @@ class Results:
 
 
 def cells(candidate: Candidate, objectives: Sequence[str]) -> tuple[str, ...]:
-    """A row of a table: candidate, trial, cluster, and objectives."""
+    """A row of a table: candidate, trial, cluster, and objectives.
+
+    Args:
+        candidate: what was tried.
+        objectives: their names, a column each.
+    """
     text = [_cell(name, candidate.values[name]) for name in objectives]
     return (candidate.label, str(candidate.trial), *([candidate.cluster] if candidate.cluster else []), *text)
 

@@ -28,7 +28,12 @@ POLICY, WINNER, TRAINING, ROBUSTNESS = "policy.safetensors", "winner.yaml", "win
 
 
 def constant_policy(setting: Setting, name: str = "static") -> Learned:
-    """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32."""
+    """A policy file's network that always sets ``setting``, whatever it sees; to the precision of float32.
+
+    Args:
+        setting: thresholds and windows.
+        name: of the policy.
+    """
     mechanisms = [m for m, _, _ in setting] or [pacing.MECHANISMS[0]]
     actions = [action for part in setting for action in encoded(*part)] or [-1.0, -1.0]
     values = np.array(actions, np.float32)

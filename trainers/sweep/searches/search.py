@@ -48,7 +48,12 @@ class Search(Protocol):
         """Trials that can begin and were not handed out before."""
 
     def tell(self, trial: Trial, result: Result | None) -> None:
-        """Take the result of a trial that was handed out; None where it failed."""
+        """Take the result of a trial that was handed out; None where it failed.
+
+        Args:
+            trial: what was tried.
+            result: its objectives.
+        """
 
 
 def spread_out(settings: Sequence[Setting], clusters: Sequence[str], at_once: int) -> list[Work]:
@@ -90,7 +95,12 @@ def values(result: Result, objective: Objective, weight_C: NDArray[np.float64]) 
 
 
 def draw(ranges: Mapping[str, Range], random: np.random.Generator) -> Values:
-    """A value for every hyperparameter, in their order."""
+    """A value for every hyperparameter, in their order.
+
+    Args:
+        ranges: by the name of the hyperparameter.
+        random: source of random numbers.
+    """
     return {key: _draw(one, random) for key, one in ranges.items()}
 
 
@@ -127,7 +137,12 @@ def changed(values: Values, ranges: Mapping[str, Range], pbt: Pbt, random: np.ra
 
 
 def singles(mechanisms: Sequence[Mechanism], grid: Callable[[Mechanism], GridOf]) -> list[Setting]:
-    """One mechanism at a time."""
+    """One mechanism at a time.
+
+    Args:
+        mechanisms: their names.
+        grid: gives the values of one mechanism.
+    """
     return [((m, t, w),) for m in mechanisms for t, w in itertools.product(grid(m).threshold, grid(m).window)]
 
 

@@ -17,7 +17,7 @@ from paceenv.core import signals
 from paceenv.policies.base import Policy
 from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.learned import Learned
-from paceenv.policies.observation_average import ObservationEMA
+from paceenv.policies.networks.observation_average import ObservationEMA
 from paceenv.policies.rollout import Rollout, run, start
 from paceenv.policies.rules import passive
 from paceenv.sim.cluster import Cluster

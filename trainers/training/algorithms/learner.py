@@ -63,7 +63,12 @@ class Learner(ABC):
 
     @abstractmethod
     def advance(self, segment: int, rollouts: int) -> None:
-        """Learn for some rollouts, in new episodes that follow from the segment's number."""
+        """Learn for some rollouts, in new episodes that follow from the segment's number.
+
+        Args:
+            segment: its number, from 0.
+            rollouts: how many.
+        """
 
     @abstractmethod
     def policy(self) -> Learned:
@@ -71,7 +76,12 @@ class Learner(ABC):
 
     @abstractmethod
     def with_layers(self, layers: Layers, options: Mapping[str, Any]) -> Learned:
-        """A policy of this run from the weights and :meth:`options` that a checkpoint has of it."""
+        """A policy of this run from the weights and :meth:`options` that a checkpoint has of it.
+
+        Args:
+            layers: weights and biases.
+            options: as :meth:`options` returned them.
+        """
 
     def options(self, policy: Learned) -> dict[str, Any]:
         """What a policy of this run consists of beside its weights; plain data."""

@@ -205,13 +205,23 @@ def ranges_of(views_BO: NDArray[np.float32]) -> dict[str, tuple[float, float]]:
 
 
 def pairs(arrays: Mapping[str, NDArray[Any]], name: str) -> Layers:
-    """The pairs of weights that stand under a name in a checkpoint's arrays."""
+    """The pairs of weights that stand under a name in a checkpoint's arrays.
+
+    Args:
+        arrays: by name.
+        name: of the network.
+    """
     count = sum(key.startswith(f"{name}.") for key in arrays) // 2
     return [(arrays[f"{name}.{i}.0"].copy(), arrays[f"{name}.{i}.1"].copy()) for i in range(count)]
 
 
 def under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
-    """Those arrays whose names begin with ``prefix``, by the rest of their names."""
+    """Those arrays whose names begin with ``prefix``, by the rest of their names.
+
+    Args:
+        arrays: by name.
+        prefix: of the names to keep.
+    """
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.program.footprint import Use
-from paceenv.sim.engine.program_layout import COMPUTE, START, UPLINK, WAIT, Program
+from paceenv.sim.engine.program_layout import COMPUTE, OPS, START, UPLINK, WAIT, Program
 
 _SAME = 1e-9
 """Shares of a link that differ by less are the same."""
@@ -121,6 +121,8 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         micro_I=np.array([one[3] for row in rows for one in row], np.int64),
         replica_R=np.array(plan.replica_R, np.int64),
         group_O=group_O.astype(np.int64),
+        op_O=np.array([OPS.index(one.start.op) for one in operations], np.int64),
+        bytes_O=np.array([one.start.payload_bytes for one in operations], np.float64),
         last_O=last_O,
         every_O=np.array([one.start.every for one in operations], np.int64),
         can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),

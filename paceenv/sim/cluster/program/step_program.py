@@ -106,6 +106,12 @@ class StepProgram(Config):
     )
     ranks_per_replica: int = Field(1, ge=1, description="consecutive ranks that work on the same samples")
 
+    @property
+    def can_defer(self) -> bool:
+        """Whether a transfer can wait."""
+        found = (phase.transfer() for phase in _flat(self.step))
+        return any(one is not None and one[1].can_wait for one in found)
+
     def plan(self, ranks: int) -> StepPlan:
         """What every rank of a job does.
 

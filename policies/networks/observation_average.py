@@ -17,6 +17,10 @@ def time_scales(memory_intervals: int | Sequence[int], where: str = "policy") ->
     """The time scales that a config or a policy file names: a number, 0 for none, or a list of different ones.
 
     Raises InputError for anything else.
+
+    Args:
+        memory_intervals: control intervals that an average looks back.
+        where: the config or file, for the error.
     """
     given = [memory_intervals] if type(memory_intervals) is int else memory_intervals
     scales = tuple(given) if isinstance(given, (list, tuple)) else ()
@@ -78,6 +82,11 @@ class ObservationEMA:
         return self.mean_BO
 
     def start(self, which: NDArray[np.int64], views_BO: NDArray[np.float32]) -> None:
-        """Start the rows ``which`` anew from their views."""
+        """Start the rows ``which`` anew from their views.
+
+        Args:
+            which: numbers of the rows.
+            views_BO: their observations, ``(len(which), O)``.
+        """
         self._mean_BKO[which], self._last_BO[which] = views_BO[which, None], views_BO[which]
         self._change_BKO[which] = 0.0

@@ -1,0 +1,280 @@
+"""Holds back transfers that can wait: an asynchronous collective starts a little later than its caller asked for it.
+
+The caller gets a ``Work`` at once. A timer thread starts the collective when its hold is over. It starts at once when
+anybody asks its work for anything, when anything else is called on the same process group, when a wait for another
+transfer has blocked (``paceenv.core.pacing.releases``), at the tick, and when the agent ends. So each process group has
+the order of its calls, and nobody waits for what was never started.
+
+On CPU tensors over gloo only. The caller leaves the tensors alone until ``wait()``, as an asynchronous call demands.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from paceenv.core.pacing import releases
+from paceenv.live.decide.held_transfer import Transfer, held_work, on_cpu, plain_mode
+from paceenv.live.native_calls import launches
+from paceenv.live.observe.collective_calls import OPS as METHODS
+from paceenv.live.observe.functional_calls import OPS as FUNCTIONS
+from paceenv.live.observe.hooks import Hooks
+from paceenv.live.observe.log import Log
+
+DEFERRABLE = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+"""Kinds that can be held back."""
+_ASK_NOTHING = {"rank", "size", "name", "get_group_store", "_id", "_backend_id", "_device_types", "_get_backend_name"}
+_ASK_NOTHING |= {"_get_sequence_number_for_group", "_has_hooks", "_get_backend", "unbox", "_pybind11_conduit_v1_"}
+"""Methods of a process group that have nothing to do with the order of its collectives."""
+MAX_HELD = 256
+"""Transfers held at the same time; with more, all are started."""
+
+
+class Deferral:
+    """Holds back the transfers of one rank.
+
+    Args:
+        chosen: kinds of :data:`DEFERRABLE`, and names or descriptions of process groups, separated by commas.
+        log: knows the process groups.
+        hooks: the way into PyTorch.
+        log_once: gets the reason where something will not be held.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(
+        self,
+        chosen: str,
+        log: Log,
+        hooks: Hooks,
+        log_once: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.hold_s = 0.0
+        """How long each transfer is held back from now on, seconds; 0 holds nothing."""
+        self.count, self.total_s, self.longest_s = 0, 0.0, 0.0
+        """Transfers that were started later than asked for, and by how long, seconds."""
+        self._chosen = frozenset(filter(None, (part.strip() for part in chosen.split(","))))
+        self._log, self._hooks, self._log_once, self._clock = log, hooks, log_once, clock
+        self._off, self._recent_s = not self._chosen, 0.0
+        self._held: dict[int, deque[Transfer]] = {}
+        """By identity of the process group, which a transfer keeps alive: what is held, in order."""
+        self._refused: dict[int, str] = {}
+        """By identity of the process group: why nothing is held on it, or "" where it may be."""
+        self._fresh()
+
+    def _fresh(self) -> None:
+        self._lock, self._wake = threading.RLock(), threading.Event()
+        self._timer: threading.Thread | None = None
+        self._target_s = math.inf
+        """When the timer looks again."""
+
+    def install(self) -> None:
+        """Watch the calls; after the sources that observe them, so that they see when a transfer really starts."""
+        if self._off:
+            return
+        from torch.distributed import ProcessGroup, Work
+        from torch.distributed import _functional_collectives as functional
+        from torch.nn.parallel import DistributedDataParallel
+
+        for name, found in list(vars(ProcessGroup).items()):
+            if callable(found) and not isinstance(found, type) and name[:2] != "__" and name not in _ASK_NOTHING:
+                self._hooks.instead(ProcessGroup, name, functools.partial(self._called, name))
+        for name in FUNCTIONS:  # PyTorch's C++ starts these
+            self._hooks.instead(functional, name, self._called_elsewhere, traced=True)
+        self._hooks.instead(DistributedDataParallel, "__init__", self._called_elsewhere)
+        self._hooks.around(Work, "wait", self._waits, self._waited)
+
+    def remove(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Start everything that is held, and hold nothing any more; any thread may call it."""
+        self._off = True
+        if threading.current_thread() is threading.main_thread():
+            self.release()
+        self._wake.set()  # elsewhere it is the timer's work, which the end of the process waits for
+
+    def forget(self) -> None:
+        """In a forked child: what is held is the parent's."""
+        self._off, held, self._held = True, self._held, {}
+        self._fresh()
+        for queue in held.values():
+            for transfer in queue:
+                transfer.begun, transfer.error = True, RuntimeError("a transfer of the process that forked this one")
+
+    def tick(self) -> float:
+        """The end of an iteration: start everything, and hold nothing until ``hold_s`` is set again.
+
+        Returns:
+            The longest real hold since the last tick, seconds.
+        """
+        self.hold_s = 0.0
+        if self._held:
+            self.release()
+        recent_s, self._recent_s = self._recent_s, 0.0
+        return recent_s
+
+    def release(self, group: int | None = None) -> None:
+        """Start everything that is held, of one group or of all, in order."""
+        with self._lock:
+            for key in (group,) if group is not None else tuple(self._held):
+                self._start(key)
+
+    def _start(self, key: int, until_s: float = math.inf) -> None:
+        """Start a group's transfers that are due at ``until_s``; the lock is held."""
+        queue = self._held.get(key)
+        while queue and queue[0].due_s <= until_s:
+            transfer = queue.popleft()
+            try:
+                self._check(transfer)
+            finally:
+                transfer.start()
+                late_s = max(self._clock() - transfer.asked_s, 0.0)
+                self.count += 1
+                self.total_s += late_s
+                self.longest_s, self._recent_s = max(self.longest_s, late_s), max(self._recent_s, late_s)
+        if not queue:
+            self._held.pop(key, None)
+
+    def _check(self, transfer: Transfer) -> None:
+        """Between call and start, a process group must not have counted a collective that came by another way."""
+        if not transfer.begun and _counted(transfer.args[0]) != transfer.sequence and not self._off:
+            self._refuse(transfer.args[0], "PyTorch's C++ starts collectives there, too")
+            self._off = True
+
+    def _refuse(self, group: Any, why: str) -> None:
+        self._remember(group, why)
+        self._log_once(f"transfers of process group {_named(group)[1]} are not held back: {why}")
+
+    def _remember(self, group: Any, why: str) -> None:
+        if self._log.follows(group, self._refused):
+            self._refused[id(group)] = why
+
+    def _called_elsewhere(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._held:
+            self.release()
+
+    def _called(self, name: str, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In place of a method of a process group: the work of a transfer that is held, or None to go on."""
+        if not self._held and (self._off or not self.hold_s > 0.0):
+            return None
+        group = args[0]
+        try:
+            if not self._off and self.hold_s > 0.0 and self._can_wait(name, args, kwargs):
+                return self._hold(original, args, kwargs)
+        except BaseException:
+            self._off = True
+            self.release()
+            raise
+        if name == "_start_coalescing":
+            self._remember(group, "it coalesces")
+        if id(group) in self._held:
+            self.release(id(group))
+        return None
+
+    def _waits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float | None:
+        """When a wait begins; None where nothing is held."""
+        return self._clock() if self._held else None
+
+    def _waited(self, since_s: float, result: Any) -> None:
+        """What made room for a transfer that was needed may go once that is through."""
+        if self._held and releases(self._clock() - since_s, self.hold_s):
+            self.release()
+
+    def _can_wait(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        kind, group = METHODS.get(name), args[0]
+        if kind not in DEFERRABLE or self._refused.get(id(group)):
+            return False
+        if getattr(kwargs.get("opts", args[-1]), "asyncOp", False) is not True:
+            return False
+        if kind not in self._chosen and self._chosen.isdisjoint(_named(group)):
+            return False
+        if not plain_mode() or not all(on_cpu(argument) for argument in (*args[1:], *kwargs.values())):
+            return False
+        known, why = self._log.known(group), ""
+        if id(group) not in self._refused:
+            why = _why_not(group)
+            self._remember(group, why)
+        if known.opaque or known.unseen():
+            why = "PyTorch's C++ starts collectives there, too"
+        if why:
+            self._refuse(group, why)
+        return not why
+
+    def _hold(self, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        group, now_s = args[0], self._clock()
+        with self._lock:
+            if self._off or sum(map(len, self._held.values())) >= MAX_HELD or not self._timed():
+                return None if not self._held else self.release()
+            queue = self._held.get(id(group))
+            sequence = queue[-1].sequence + 1 if queue else _counted(group)
+            transfer = Transfer(original, args, kwargs, now_s, now_s + self.hold_s, sequence)
+            work = held_work(functools.partial(self._begin, id(group), transfer))
+            self._held.setdefault(id(group), deque()).append(transfer)
+            if transfer.due_s < self._target_s:
+                self._wake.set()
+            return work
+
+    def _begin(self, key: int, transfer: Transfer) -> Any:
+        """Somebody asks for a transfer: its real work, or the error of its start."""
+        if not transfer.known:
+            try:
+                self.release(key)  # waits for a start that is under way
+            except Exception as error:
+                self._off = True
+                self._hooks.report(error)
+            with self._lock:
+                transfer.start()  # unless it has been
+        return transfer.result()
+
+    def _timed(self) -> bool:
+        """Whether there is a timer thread; it is started with the first transfer."""
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Thread(target=self._watch, name="paceenv deferral", daemon=True)
+            try:
+                self._timer.start()
+            except RuntimeError as error:  # no new threads, or Python is ending
+                self._off = True
+                self._log_once(f"holds no transfers back: {error}")
+        return not self._off
+
+    def _watch(self) -> None:
+        """The timer thread."""
+        try:
+            while not (self._off and not self._held):
+                self._wake.wait(max(self._target_s - self._clock(), 0.0) if self._target_s < math.inf else None)
+                self._wake.clear()
+                with launches, self._lock:
+                    now_s = math.inf if self._off else self._clock()
+                    for key in tuple(self._held):
+                        self._start(key, now_s)
+                    self._target_s = min((queue[0].due_s for queue in self._held.values()), default=math.inf)
+        except Exception as error:
+            self._off = True
+            with launches:
+                self.release()
+            self._hooks.report(error)
+
+
+def _why_not(group: Any) -> str:
+    """Why nothing is held on a group, or ""."""
+    import torch
+    from torch.distributed import ProcessGroup
+
+    if type(group) is not ProcessGroup:
+        return f"it is a {type(group).__name__}"
+    backend = group._get_backend(torch.device("cpu")).name()
+    return "" if backend == "gloo" else f"its backend is {backend}; only gloo's transfers can be held"
+
+
+def _named(group: Any) -> tuple[str, str]:
+    return str(group.group_desc), str(group.group_name)
+
+
+def _counted(group: Any) -> int:
+    return int(group._get_sequence_number_for_group())
