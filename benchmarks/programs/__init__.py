@@ -1,0 +1,1 @@
+"""Steps as programs: engines against each other, and against published jobs."""
