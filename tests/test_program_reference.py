@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.evidence.program_engines import WITHIN, compared
+from benchmarks.programs.program_engines import WITHIN, compared
 from paceenv.core import pacing, trace
 from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start_engine

@@ -8,7 +8,8 @@ So pairs of an all-to-all exchange what they have before the last member is ther
 engine does not count that: there a collective starts with its last member. ``is_together`` makes this engine alike.
 
 With rule ``defer`` a rank hands over a transfer that can wait so much later. It does so at once when it waits for the
-transfer or hands another one to the same communicator.
+transfer, when it hands another one to the same communicator, or when another transfer for which it was blocked is
+through.
 
 Nothing is taken from the fast engine but the draws of noise, the estimator and the rules. It is an independent account
 of the same step, and so a referee.
@@ -23,7 +24,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import timing
+from paceenv.core import pacing, timing
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
@@ -161,6 +162,9 @@ class Step:
                 self._enter(o + 1, place)
         for r, since_s in self._waiting_O[o]:
             self.waited_R[r] += now_s - since_s
+            if pacing.releases(now_s - since_s, float(self._hold_R[r])):
+                for rank, held in [one for one in self._held if one[0] == r]:
+                    self._release(rank, held)
             self._over(r)
             self.go_on(r)
 

@@ -1,6 +1,6 @@
 """The fast engine against the reference on random steps as programs: how far apart their mean steps are.
 
-``python -m benchmarks.evidence.program_engines --write`` fills the table of ``docs/evidence/programs-engines.md``.
+``python -m benchmarks.programs.program_engines --write`` fills the table of ``docs/evidence/programs-engines.md``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import typer
 
-from benchmarks.evidence.random_programs import random_program
+from benchmarks.programs.random_programs import random_program
 from paceenv.core import pacing
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -24,7 +24,7 @@ from paceenv.ui.output import markdown_table
 WITHIN = 0.02
 ITERATIONS = 10
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "programs-engines.md"
-BEGIN, END = "<!-- begin: python -m benchmarks.evidence.program_engines --write -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: python -m benchmarks.programs.program_engines --write -->", "<!-- end -->"
 
 
 class Compared(NamedTuple):
