@@ -1,1 +1,1 @@
-"""Steps as programs: engines against each other, and against published jobs."""
+"""Benchmarks of steps as programs: both engines, an independent simulator, speed, nulls, and published jobs."""

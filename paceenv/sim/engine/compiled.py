@@ -31,6 +31,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
+from paceenv.sim.engine.iteration import deciding, program_job
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -44,7 +45,9 @@ _MODULES: tuple[ModuleType, ...] = (
     coupling,
     imperfections,
     program,
+    program_job,
     program_layout,
+    deciding,
     kernel,
     layout,
 )
@@ -101,7 +104,8 @@ _REGISTERED = (
     ),
     (program.schedule, program.leave, program.share_links),
     (program.rising_to, program.freeze),
-    (program_layout.new_program_scratch, kernel.keep_program_stamps),
+    (program_layout.new_program_scratch, program_job.keep_program_stamps, program_job.advance_program),
+    (deciding.take_in,),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),
     (kernel.exit_s, kernel.observe_and_decide),
     (
@@ -128,6 +132,7 @@ _INLINED = (
     kernel.arrive,
     kernel.finish_step,
     kernel.observe_and_decide,
+    deciding.take_in,
     noise.draw_compute,
     noise.start_post_work,
     fluid.vary_transfers,
@@ -159,7 +164,7 @@ def _options(function: Callable[..., Any]) -> dict[str, Any]:
 def _compile() -> tuple[Callable[..., None], ...]:
     for function in (f for row in _REGISTERED for f in row):
         register_jitable(**_options(function))(function)
-    register_jitable(error_model="numpy", fastmath=True, _nrt=False)(kernel.total)
+    register_jitable(error_model="numpy", fastmath=True, _nrt=False)(deciding.total)
     with numba_cache(cache_directory()) as writable:
         return tuple(
             numba.njit(nogil=True, cache=writable, **_options(f))(f)

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import limits, signals, timing
+from paceenv.core import signals, timing
 from paceenv.sim.engine.coupling import interrupt, reset_coupling, run_ahead, slow_down, spend
 from paceenv.sim.engine.draws import OBSERVER, uniform
 from paceenv.sim.engine.fluid import reset_tenants, rewind, share_uplink, vary_transfers
-from paceenv.sim.engine.imperfections import blur, delay_imperfectly, keep_missing
+from paceenv.sim.engine.imperfections import delay_imperfectly, keep_missing
 from paceenv.sim.engine.incast import receive_all
+from paceenv.sim.engine.iteration.deciding import take_in, total
+from paceenv.sim.engine.iteration.program_job import advance_program
 from paceenv.sim.engine.layout import (
     FIXED_POST_WORK_S,
     GATHER,
@@ -35,8 +37,7 @@ from paceenv.sim.engine.layout import (
     new_scratch,
 )
 from paceenv.sim.engine.noise import draw_compute, reset_noise, start_post_work
-from paceenv.sim.engine.program import run_program
-from paceenv.sim.engine.program_layout import Program
+from paceenv.sim.engine.program_layout import ProgramScratch, new_program_scratch
 
 
 def reset(which: NDArray[np.int64], tables: Tables, state: State) -> None:
@@ -186,16 +187,11 @@ def observe_and_decide(
         step_s: how long the step took, seconds.
         extra_s: what a checkpoint or a restart adds to that, seconds.
     """
-    job, rank, tick = view.job, view.rank, view.tick
+    job, rank = view.job, view.rank
     compute_R, comm_R, wait_R = scratch.compute_R, scratch.comm_R, scratch.wait_R
     finish_G, ready_G = scratch.finish_G, scratch.ready_G
     groups, ranks = finish_G.shape[0], compute_R.shape[0]
     per_group, delay_R = ranks // groups, rank[timing.DELAY_S]
-    if job["has_program"]:
-        at_R, waited_R = scratch.program.at_R, scratch.program.waited_R
-        for r in range(ranks):
-            comm_R[r], wait_R[r] = waited_R[r], step_s - job["barrier_s"] - at_R[r]
-        groups = 0
     for g in range(groups):
         barrier_s = np.float32(step_s - job["barrier_s"] - ready_G[g])
         finish_s = finish_G[g]
@@ -210,31 +206,7 @@ def observe_and_decide(
                 wait_R[r] -= early_s
     if job["staleness"] > 0:
         run_ahead(view, scratch, step_s)
-    if job["stamp_noise_s"] > 0.0:
-        blur(job, view.clock["key"], view.clock["iteration"], view.normal, comm_R, wait_R)
-    timing.observe_step(tick, step_s + extra_s)
-    timing.observe_ranks(rank, tick, comm_R, wait_R, job["has_barrier"])
-    cap_s = limits.capped_s(limits_4[limits.CAP_S], limits_4[limits.CAP_SHARE], tick[timing.STEP_BASELINE_S])
-    if settings_SM2.shape[0] == 1:
-        timing.decide(rank, tick, 0, ranks, settings_SM2[0], cap_s, 0, per_group)
-    else:
-        for r in range(ranks):
-            timing.decide(rank, tick, r, r + 1, settings_SM2[r], cap_s, 0, per_group)
-    elapsed_s, burst_s, fill = step_s + extra_s, limits_4[limits.BURST_S], limits_4[limits.FILL]
-    timing.spend(rank[timing.BUDGET_S], delay_R, ranks, elapsed_s, burst_s, fill)
-
-
-def total(value_R: Any, ranks: int) -> float:
-    """Sum over ranks, in any order: only reported, never fed back, so it may be re-associated into vector registers.
-
-    Args:
-        value_R: one value a rank.
-        ranks: how many of them count.
-    """
-    result = 0.0
-    for r in range(ranks):
-        result += value_R[r]
-    return result
+    take_in(view, scratch, settings_SM2, limits_4, step_s, extra_s)
 
 
 def observer_rank(key: np.uint64, ranks: int) -> int:
@@ -265,10 +237,9 @@ def advance(
         settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job (S = 1) or for each (S = R).
         recording: written to: step times always, stamps where it has room for them.
     """
-    scratch = new_scratch(
-        state.noise_ENR.shape[2], state.group_ENG.shape[2], tables.program, tables.tenants_EK.shape[1]
-    )
-    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch)
+    scratch = new_scratch(state.noise_ENR.shape[2], state.group_ENG.shape[2])
+    room = new_program_scratch(tables.program, tables.tenants_EK.shape[1])
+    advance_jobs(which, iterations, tables, state, settings_ESM2, recording, scratch, room)
 
 
 def advance_jobs(
@@ -279,6 +250,7 @@ def advance_jobs(
     settings_ESM2: NDArray[np.float64],
     recording: Recording,
     scratch: Scratch,
+    room: ProgramScratch,
 ) -> None:
     """:func:`advance` in a given scratch; apart, because this and all below is compiled without allocation.
 
@@ -290,6 +262,7 @@ def advance_jobs(
         settings_ESM2: of each mechanism.
         recording: written to.
         scratch: room for one job to work in.
+        room: for one step of a program.
     """
     for i in range(which.shape[0]):
         e = which[i]
@@ -308,7 +281,11 @@ def advance_jobs(
             state.rank_EFR[e],
             state.tick_EK[e],
         )
-        advance_job(e, iterations, view, scratch, settings_ESM2[e], tables.limits, recording, tables.program)
+        settings_SM2, limits_4 = settings_ESM2[e], tables.limits
+        if job["has_program"]:
+            advance_program(e, iterations, view, scratch, settings_SM2, limits_4, recording, tables.program, room)
+        else:
+            advance_job(e, iterations, view, scratch, settings_SM2, limits_4, recording)
 
 
 def reduce_once(view: View, scratch: Scratch) -> float:
@@ -339,7 +316,6 @@ def advance_job(
     settings_SM2: NDArray[np.float64],
     limits_4: NDArray[np.float64],
     recording: Recording,
-    program: Program,
 ) -> None:
     """:func:`advance` for one environment.
 
@@ -351,7 +327,6 @@ def advance_job(
         settings_SM2: (threshold, window) of each mechanism, for all ranks (S = 1) or for each (S = R); ratios.
         limits_4: of every delay, as ``paceenv.core.limits.Limits.numbers``.
         recording: written to: step times always, stamps where it has room for them.
-        program: the step of a job that has one.
     """
     job, clock, tick, heat, tenant = view.job, view.clock, view.tick, view.heat, view.tenant
     compute_R, order_G, start_R = scratch.compute_R, scratch.order_G, view.start_R
@@ -375,10 +350,7 @@ def advance_job(
             delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
             keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
-        if job["has_program"]:
-            step_s = run_program(view, program, scratch.program, compute_R, scratch.spare_R) + job["barrier_s"]
-        else:
-            step_s = reduce_once(view, scratch)
+        step_s = reduce_once(view, scratch)
         if has_power:
             spend(view, compute_s, step_s)
         extra_s = interrupt(view, step_s) if can_stop else 0.0
@@ -403,9 +375,6 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
         view: the job.
         scratch: its iteration as far as the end of the step.
     """
-    if view.job["has_program"]:
-        keep_program_stamps(recording, e, t, view, scratch)
-        return
     delay_R, start_R, compute_R = view.rank[timing.DELAY_S], view.start_R, scratch.compute_R
     for r in range(compute_R.shape[0]):
         recording.start_ETR[e, t, r] = start_R[r] if view.job["staleness"] > 0 else 0.0
@@ -416,26 +385,6 @@ def keep_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scrat
     for g in range(scratch.finish_G.shape[0]):
         recording.finish_ETG[e, t, g] = scratch.finish_G[g]
         recording.ready_ETG[e, t, g] = scratch.ready_G[g]
-
-
-def keep_program_stamps(recording: Recording, e: int, t: int, view: View, scratch: Scratch) -> None:
-    """:func:`keep_stamps` of a program: of every instruction and operation, and a summary of each rank.
-
-    In the summary all that a rank waited for is one collective at the end of its step.
-    """
-    s, delay_R, end_s = scratch.program, view.rank[timing.DELAY_S], 0.0
-    for r in range(s.at_R.shape[0]):
-        end_s = max(end_s, s.at_R[r])
-        recording.start_ETR[e, t, r] = 0.0
-        recording.delay_ETR[e, t, r] = delay_R[r]
-        recording.entry_ETR[e, t, r] = s.at_R[r] - s.waited_R[r]
-        recording.exit_ETR[e, t, r] = s.at_R[r]
-    for g in range(recording.finish_ETG.shape[2]):
-        recording.finish_ETG[e, t, g] = recording.ready_ETG[e, t, g] = end_s
-    for i in range(s.end_I.shape[0]):
-        recording.end_ETI[e, t, i] = s.end_I[i]
-    for o in range(s.start_O.shape[0]):
-        recording.start_ETO[e, t, o], recording.through_ETO[e, t, o] = s.start_O[o], s.finish_O[o]
 
 
 def observe(which: NDArray[np.int64], ranks: int, every_rank: bool, state: State, out_ESO: NDArray[np.float32]) -> None:

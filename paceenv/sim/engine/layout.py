@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import timing
-from paceenv.sim.engine.program_layout import Program, ProgramScratch, new_program_scratch
+from paceenv.sim.engine.program_layout import Program
 
 JOB = np.dtype(
     [
@@ -271,8 +271,6 @@ class Scratch(NamedTuple):
     """When each group's collective is over."""
     ready_G: NDArray[np.float64]
     """When each group's post-collective work is over."""
-    program: ProgramScratch
-    """A step of a program."""
 
 
 class Recording(NamedTuple):
@@ -304,14 +302,12 @@ class Recording(NamedTuple):
     """When it was through."""
 
 
-def new_scratch(ranks: int, groups: int, program: Program, tenants: int) -> Scratch:
+def new_scratch(ranks: int, groups: int) -> Scratch:
     """Room for one iteration of a job, not initialised but for the order of groups.
 
     Args:
         ranks: of the job.
         groups: of the job.
-        program: of the batch.
-        tenants: of the job.
     """
     return Scratch(
         np.empty(ranks),
@@ -326,7 +322,6 @@ def new_scratch(ranks: int, groups: int, program: Program, tenants: int) -> Scra
         np.empty(groups),
         np.empty(groups),
         np.empty(groups),
-        new_program_scratch(program, tenants),
     )
 
 

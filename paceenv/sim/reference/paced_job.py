@@ -18,7 +18,6 @@ from paceenv.sim.engine import draws, layout, noise
 from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
 from paceenv.sim.engine.kernel import observer_rank
 from paceenv.sim.engine.layout import Recording, View
-from paceenv.sim.engine.program_layout import NO_PROGRAM
 from paceenv.sim.engine.simulator import JobBatch, Outcome
 from paceenv.sim.reference.network import Network
 
@@ -160,6 +159,6 @@ class PacedJob:
 
     def _draw_compute(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Compute time of every rank in this iteration, and of a program what it stands still before; seconds."""
-        scratch = layout.new_scratch(self._ranks, self._groups, NO_PROGRAM, 0)
+        scratch = layout.new_scratch(self._ranks, self._groups)
         noise.draw_compute(self._view, scratch)
         return scratch.compute_R, scratch.spare_R

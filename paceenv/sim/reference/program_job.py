@@ -8,7 +8,8 @@ So pairs of an all-to-all exchange what they have before the last member is ther
 engine does not count that: there a collective starts with its last member. ``is_together`` makes this engine alike.
 
 With rule ``defer`` a rank hands over a transfer that can wait so much later. It does so at once when it waits for the
-transfer or hands another one to the same communicator.
+transfer, when it hands another one to the same communicator, or when another transfer for which it was blocked is
+through.
 
 Nothing is taken from the fast engine but the draws of noise, the estimator and the rules. It is an independent account
 of the same step, and so a referee.
