@@ -21,10 +21,19 @@ _THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,)
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 _TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
 """Windows of slack and of phase_shift where both are on."""
+_HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Windows of defer, which is as long as a transfer and not as a step; its threshold 0 holds back without trials."""
 
 
-def candidates(mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger")) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
+def candidates(
+    mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger"), *, can_defer: bool = False
+) -> NDArray[np.float64]:
+    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift.
+
+    Args:
+        mechanisms: of the settings.
+        can_defer: whether to try defer too; it does nothing without transfers that can wait.
+    """
     rows = [pacing.off()]
     for name in mechanisms:
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
@@ -34,11 +43,15 @@ def candidates(mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger")) 
             pacing.one_mechanism("slack", 0.02, a) + pacing.one_mechanism("phase_shift", 0.1, b)
             for a, b in itertools.product(slack, phase_shift)
         ]
+    if can_defer:
+        rows += [pacing.one_mechanism("defer", 0.0, window) for window in _HOLDS]
     return np.stack(rows)
 
 
 class Clairvoyant:
     """Plans one interval at a time: tries every candidate on the noise that will come and takes the best.
+
+    Where the job's program has transfers that can wait, settings of defer are tried too.
 
     The best candidate has the highest reward (``paceenv.core.metrics.reward``).
 
@@ -55,15 +68,16 @@ class Clairvoyant:
     def __init__(self, horizon: int = 3, preference: float = 0.0) -> None:
         if not 0.0 <= preference < math.inf:
             raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
-        self._candidates, self._horizon, self._preference = candidates(), horizon, preference
+        self._horizon, self._preference = horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
         """The best candidate for each environment's next interval, ``(E, 1, M, 2)``."""
-        E, C = len(simulator.batch), len(self._candidates)
+        tried = candidates(can_defer=bool(simulator.batch.program.can_wait_O.any()))
+        E, C = len(simulator.batch), len(tried)
         future = simulator.fork(np.repeat(np.arange(E), C))
-        settings = np.tile(self._candidates, (E, 1, 1))[:, None]
+        settings = np.tile(tried, (E, 1, 1))[:, None]
         step_ET = future.run(settings, self._horizon * interval_iterations)
         ideal_A = future.batch.jobs["ideal_step_s"]
         value_A = metrics.reward(step_ET.mean(axis=1), step_ET.std(axis=1), ideal_A, self._preference)  # type: ignore[arg-type]
         best_E = np.reshape(value_A, (E, C)).argmax(axis=1)
-        return np.asarray(self._candidates[best_E][:, None])
+        return np.asarray(tried[best_E][:, None])
