@@ -15,11 +15,18 @@ from paceenv.calibration.program.program_fit import calibrate_program
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.importers.inputs import read_inputs
+from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.policies.rollout import run as rollout
+from paceenv.policies.rollout import start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.step_program import StepProgram, flat
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, known_cluster
 from paceenv.ui import config_files
 
 NOISE = {"jitter_cv": 0.01, "common_cv": 0.005}
@@ -261,3 +268,45 @@ def test_a_real_profile_replays_within_five_percent() -> None:
     assert {op for op, *_ in found} == {"reduce_scatter", "all_gather"}
     assert max(size for _, size, *_ in found) == 150994944.0
     assert {one.every for phase in program_of(fit).step if (one := (phase.transfer() or (None, None))[1])} == {1, 2}
+
+
+def test_the_loop_predicts_defer_for_a_scenario_with_transfers_in_the_background(tmp_path: Path) -> None:
+    """The double runs the scenario's job with slower NICs and other noise than its operator knows."""
+    plan = {"mechanism": "defer", "observe_iterations": 80, "block_iterations": 60, "pairs": 4, "cap_share": 0.3}
+    scenario = load_scenario("expert-layers")
+    scenario = scenario.model_copy(update={"loop": scenario.loop.model_copy(update=plan)})
+    known = known_cluster(scenario)
+    assert known is not None
+    truth = known.changed(["fabric.nic_gbps=0.18", "noise.jitter_cv=0.02"], "truth")
+
+    def run(scenario: Scenario, out: Path, *, agents: Any, iterations: int, on_progress: Any) -> RunResult:
+        ((job, _),) = agents.items()
+        (out / job).mkdir(parents=True)
+        keys = episode_keys([7])
+        simulator = Simulator(derive(truth, keys), keys)
+        recording = simulator.record(simulator.off(), iterations)
+        with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
+            writer.append(recording)
+        end_s_T = np.r_[0.0, np.cumsum(recording.step_ET[0])]
+        return RunResult(out, {job: JobResult(np.repeat(end_s_T[:, None], 4, axis=1), (0,), (), None)})
+
+    options = LoopOptions(seeds=1, tailor_s=0, candidates=("constant", "default"))
+    loop = ClosedLoop(scenario, tmp_path / "loop", options, run=run, calibrate=calibrate_trace)
+    found = loop.go("choose")
+    fitted = load_cluster(tmp_path / "loop" / "3-calibrate" / "cluster.yaml")
+    assert fitted.fabric.nic_gbps == pytest.approx(0.18, rel=0.03)
+    assert found["policy"].startswith("static:defer="), found
+    predicted = loop.folder.found("predict")
+    best = min(row["always"]["change"] for row in predicted["policies"])
+    assert best == pytest.approx(really(truth, found["policy"]), abs=0.02)
+    assert best < -0.05
+
+
+def really(cluster: Cluster, policy: str) -> float:
+    """What a policy changes of the mean step."""
+    steps = []
+    for name in ("passive", policy):
+        simulator = start(cluster, np.arange(8))
+        chosen = select_policy(name, cluster)
+        steps.append(rollout(chosen, simulator, 400).step_ET[:, 100:].mean())
+    return float(steps[1] / steps[0] - 1.0)
