@@ -109,7 +109,7 @@ class StepProgram(Config):
     @property
     def can_defer(self) -> bool:
         """Whether a transfer can wait."""
-        found = (phase.transfer() for phase in _flat(self.step))
+        found = (phase.transfer() for phase in flat(self.step))
         return any(one is not None and one[1].can_wait for one in found)
 
     def plan(self, ranks: int) -> StepPlan:

@@ -1,6 +1,6 @@
 """Published steps of real jobs against described workloads as programs.
 
-`python -m benchmarks.evidence.published_programs --write` rebuilds docs/evidence/programs.md. The logs that others
+`python -m benchmarks.programs.published_programs --write` rebuilds docs/evidence/programs.md. The logs that others
 recorded are in `--data`, or PACEENV_DATA_DIR, or `../shared/data` beside the checkout.
 """
 
@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "programs.md"
 COLUMNS = ("case", "published", "predicted", "error", "unit", "remark")
 HEAD = f"""# Published steps against described programs
 
-Made by `python -m benchmarks.evidence.published_programs --write`.
+Made by `python -m benchmarks.programs.published_programs --write`.
 
 After reading this page you know how well a described workload with `step: program` meets what others published.
 Nothing is fitted to the rows below: every section names its inputs and where they come from.
