@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.evidence._mlperf import DATA
-from benchmarks.evidence._program_cases import (
+from benchmarks.programs._program_cases import (
     TOLERANCE,
     Row,
     hybrid,

@@ -1,6 +1,6 @@
 """What pacing could win on the described clusters that ship, folded and as programs: the clairvoyant bound.
 
-`python -m benchmarks.evidence.described_bounds --write` replaces the last section of
+`python -m benchmarks.programs.described_bounds --write` replaces the last section of
 docs/evidence/policies/described-clusters.md.
 """
 
@@ -134,7 +134,7 @@ def section() -> str:
     table = "\n".join(rows)
     return f"""{HEADING}
 
-Made by `python -m benchmarks.evidence.described_bounds --write`.
+Made by `python -m benchmarks.programs.described_bounds --write`.
 
 A described workload ends its step with one collective (`step: folded`), or has every collective where it happens
 (`step: program`).
