@@ -152,7 +152,7 @@ def run() -> Report:
             (
                 False,
                 "at once",
-                "Pairs of an all-to-all on a full tier begin early; the reference engine has that, too.",
+                "Pairs of an all-to-all on a full tier begin early; so do they in the reference.",
             ),
         )
     ]
