@@ -19,6 +19,7 @@ from benchmarks.speed import (
     env_speed,
     policy_speed,
     ppo,
+    program_speed,
     simgrid,
 )
 from paceenv.ui import output
@@ -28,6 +29,7 @@ from paceenv.ui.output import markdown_table
 BENCHMARKS = {
     "engine": engine_speed.run,
     "simgrid": simgrid.run,
+    "programs": program_speed.run,
     "env": env_speed.run,
     "ppo": ppo.run,
     "policy": policy_speed.run,

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.programs import simgrid_program
 from benchmarks.speed import simgrid
 from benchmarks.speed.simgrid import Network
 from paceenv.sim.cluster.derive import derive
@@ -61,3 +62,22 @@ def test_only_what_messages_can_show_is_told() -> None:
     before, recording = recorded(config, 1)
     with pytest.raises(ValueError, match="one or all nodes under a leaf"):
         simgrid.described(config, "ring", before, recording)
+
+
+def test_a_program_as_told_has_the_engine_s_steps() -> None:
+    """Two communicators behind free ports: compute, and what is needed at once, in half of a port."""
+    config = simgrid_program.layers(4, 1, "reduce_scatter", cv=0.03).changed(["fabric.latency_us=0"])
+    _, recording = recorded(config, 20)
+    told = json.loads(json.dumps(simgrid_program.described(config, recording, is_together=True)))
+    data, experts = told["communicators"]
+    assert told["step"] == [
+        {"compute": 0},
+        {"start": 0},
+        {"start": 1},
+        {"wait": 1, "number": 0},
+        {"wait": 0, "number": 0},
+    ]
+    rounds_s = [one["passes"] * 3 * one["bytes"] / 4 / told["Bps"] for one in (data[0], experts[0])]
+    assert np.shape(told["compute_s"]) == (20, 4, 1)
+    expected_T = np.max(told["compute_s"], axis=(1, 2)) + sum(rounds_s)
+    np.testing.assert_allclose(recording.step_ET[0], expected_T, rtol=1e-6)

@@ -39,9 +39,9 @@ def missing() -> str:
     return ""
 
 
-def program() -> Path:
+def program(source: Path = SOURCE) -> Path:
     """The compiled job, made when it or its source is new; raises ``InputError`` where SimGrid is not installed."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
     path = compiled.cache_directory().parent / f"simgrid-job-{digest}"
     if path.exists():
         return path
@@ -51,7 +51,7 @@ def program() -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "job"
-        command = [compiler, "-std=c++17", "-O2", "-o", str(made), str(SOURCE), "-lsimgrid"]
+        command = [compiler, "-std=c++17", "-O2", "-o", str(made), str(source), "-lsimgrid"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode:
             why = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200])
@@ -81,10 +81,15 @@ def version() -> str:
     return found.group(1) if found else "of unknown version"
 
 
-def ask(job: dict[str, Any]) -> tuple[NDArray[np.float64], float]:
-    """Run a job in SimGrid: its step times ``(T,)`` in seconds, and the CPU seconds of all but its first step."""
+def ask(job: dict[str, Any], source: Path = SOURCE) -> tuple[NDArray[np.float64], float]:
+    """Run a job in SimGrid: its step times ``(T,)`` in seconds, and the CPU seconds of all but its first step.
+
+    Args:
+        job: what the program is told.
+        source: of the program.
+    """
     text = json.dumps(job)
-    result = subprocess.run([str(program()), _QUIET], input=text, capture_output=True, text=True, check=False)
+    result = subprocess.run([str(program(source)), _QUIET], input=text, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"SimGrid ended with {result.returncode}: {result.stderr.strip()[-500:]}")
     answer = json.loads(result.stdout)
