@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from helpers.traced_jobs import H100_DIR, needs_h100
 from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.importers.inputs import read_inputs
@@ -256,6 +258,18 @@ def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Pa
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
     assert abs(fit.mean_error) < 0.01
+
+
+def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "program.md"
+    (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "experts.yaml").write_text(block)
+    names = [str(tmp_path / name) for name in ("experts.yaml", "experts.parquet", "fitted.yaml")]
+    assert not application.run(["simulate", names[0], "-i", "60", "--seeds", "2", "--trace", names[1]])
+    assert not application.run(["diagnose", names[1]])
+    assert not application.run(["calibrate", names[1], "-o", names[2]])
+    assert load_cluster(names[2]).program is not None
+    assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
 
 
 @needs_h100
