@@ -260,7 +260,7 @@ def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Pa
     assert abs(fit.mean_error) < 0.01
 
 
-def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path) -> None:
+def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[1] / "docs" / "how-to" / "program.md"
     (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "experts.yaml").write_text(block)
@@ -270,6 +270,21 @@ def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path) -> Non
     assert not application.run(["calibrate", names[1], "-o", names[2]])
     assert load_cluster(names[2]).program is not None
     assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
+
+
+def test_a_diagnosis_leaves_open_what_holding_back_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One collective a step, on which a diagnosis simulates pacing, cannot show it."""
+    part = [
+        {"compute": {"seconds": 0.04}},
+        {"all_reduce": {"bytes": 2e8, "background": True, "can_wait": True}},
+        {"all_to_all": {"bytes": 2e8, "communicator": "experts"}},
+    ]
+    path = tmp_path / "trace.parquet"
+    traced(typed([{"repeat": 4, "step": part}], {"experts": {}}, nodes=4), path, 60)
+    assert not application.run(["diagnose", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Whether pacing helps is open" in said
+    assert "the rule defer was not tried; paceenv calibrate fits a program" in said
 
 
 @needs_h100

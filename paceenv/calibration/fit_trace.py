@@ -106,6 +106,12 @@ def fit_trace(
     return _of_job(fit, job_stamps, probed, base, (), check=check)
 
 
+def has_overlaps(trace: Trace, job: str | None = None) -> bool:
+    """Whether transfers of several communicators overlap in a trace; False where they are no program."""
+    stamps = _program_stamps(trace, job)
+    return stamps is not None and overlapping(stamps)
+
+
 def overlapping(stamps: ProgramStamps) -> bool:
     """Whether transfers of several communicators of a rank often run at the same time."""
     names = np.array([one.communicator for one in stamps.transfers])
