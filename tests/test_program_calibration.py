@@ -155,6 +155,19 @@ def test_a_typed_program_is_found_again(name: str, tmp_path: Path) -> None:
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01 if is_told else 0.05)
 
 
+def test_phases_that_vary_by_themselves_are_told_from_steps_that_do(tmp_path: Path) -> None:
+    """Ranks meet after every phase, so each phase is as long as that of its slowest rank."""
+    step = [
+        phase
+        for k in range(8)
+        for phase in ({"compute": {"seconds": 0.02, "micro_batch": k}}, {"all_reduce": {"bytes": 1e7}})
+    ]
+    wanted = typed(step, {}).changed(["program.length_cv=0.1"], "test")
+    fit = calibrate_program(traced(wanted, tmp_path / "trace.parquet"))
+    assert program_of(fit).length_cv == pytest.approx(0.1, rel=0.1)
+    assert abs(fit.mean_error) < 0.01
+
+
 def test_the_rate_is_a_stand_in_where_nothing_runs_alone(tmp_path: Path) -> None:
     fit = calibrate_program(traced(EXPERTS, tmp_path / "experts.parquet"))
     assert "fabric.nic_gbps" in fit.cluster.stand_ins
