@@ -54,7 +54,11 @@ class JobBatch:
         return len(self.jobs)
 
     def take(self, which: NDArray[np.int64]) -> JobBatch:
-        """The jobs ``which``, in that order, repeats allowed."""
+        """The jobs ``which``, in that order, repeats allowed.
+
+        Args:
+            which: numbers of the jobs, ``(n,)``.
+        """
         rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
         return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
 

@@ -244,17 +244,32 @@ class Links:
         self._leaf_of = leaves(s.nodes, s.group_nodes, s.nodes_per_leaf, s.placement, self.seed)
 
     def crosses(self, sender: int, receiver: int) -> bool:
-        """Whether a message from one rank to another leaves its leaf."""
+        """Whether a message from one rank to another leaves its leaf.
+
+        Args:
+            sender: the rank that sends.
+            receiver: the rank that receives.
+        """
         per_node = self.setup.ranks_per_node
         return self._leaf_of[sender // per_node] != self._leaf_of[receiver // per_node]
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """Latency of a message from one rank to another."""
+        """Latency of a message from one rank to another.
+
+        Args:
+            sender: the rank that sends.
+            receiver: the rank that receives.
+        """
         per_node = self.setup.ranks_per_node
         return self.setup.inside_hop_s if sender // per_node == receiver // per_node else self.setup.hop_s
 
     def path(self, sender: int, receiver: int) -> tuple[Resource, ...]:
-        """What a message from one rank to another passes, the receiver's port last."""
+        """What a message from one rank to another passes, the receiver's port last.
+
+        Args:
+            sender: the rank that sends.
+            receiver: the rank that receives.
+        """
         a, b = sender // self.setup.ranks_per_node, receiver // self.setup.ranks_per_node
         if a == b:
             return (self._gpu_out[sender], self._gpu_in[receiver])
