@@ -17,17 +17,23 @@ from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
 from paceenv.sim.engine.simulator import Simulator
 
-_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,), "defer": (0.0,)}
+_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 _TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
 """Windows of slack and of phase_shift where both are on."""
+_HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Windows of defer, which is as long as a transfer and not as a step; its threshold 0 holds back without trials."""
 
 
-_USUAL = ("slack", "phase_shift", "stagger")
+def candidates(
+    mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger"), *, can_defer: bool = False
+) -> NDArray[np.float64]:
+    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift.
 
-
-def candidates(mechanisms: Sequence[str] = _USUAL) -> NDArray[np.float64]:
-    """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift."""
+    Args:
+        mechanisms: of the settings.
+        can_defer: whether to try defer too; it does nothing without transfers that can wait.
+    """
     rows = [pacing.off()]
     for name in mechanisms:
         rows += [pacing.one_mechanism(name, t, w) for t, w in itertools.product(_THRESHOLDS[name], _WINDOWS)]
@@ -37,11 +43,15 @@ def candidates(mechanisms: Sequence[str] = _USUAL) -> NDArray[np.float64]:
             pacing.one_mechanism("slack", 0.02, a) + pacing.one_mechanism("phase_shift", 0.1, b)
             for a, b in itertools.product(slack, phase_shift)
         ]
+    if can_defer:
+        rows += [pacing.one_mechanism("defer", 0.0, window) for window in _HOLDS]
     return np.stack(rows)
 
 
 class Clairvoyant:
     """Plans one interval at a time: tries every candidate on the noise that will come and takes the best.
+
+    Where the job's program has transfers that can wait, settings of defer are tried too.
 
     The best candidate has the highest reward (``paceenv.core.metrics.reward``).
 
@@ -58,7 +68,6 @@ class Clairvoyant:
     def __init__(self, horizon: int = 3, preference: float = 0.0) -> None:
         if not 0.0 <= preference < math.inf:
             raise out_of_range("preference", preference, "at least 0", "policy clairvoyant")
-        self._usual, self._with_defer = candidates(), candidates((*_USUAL, "defer"))
         self._horizon, self._preference = horizon, preference
 
     def plan(self, simulator: Simulator, interval_iterations: int) -> NDArray[np.float64]:
@@ -68,7 +77,7 @@ class Clairvoyant:
             simulator: it is forked, not changed.
             interval_iterations: length of the interval.
         """
-        tried = self._with_defer if simulator.batch.program.can_wait_O.any() else self._usual
+        tried = candidates(can_defer=bool(simulator.batch.program.can_wait_O.any()))
         E, C = len(simulator.batch), len(tried)
         future = simulator.fork(np.repeat(np.arange(E), C))
         settings = np.tile(tried, (E, 1, 1))[:, None]

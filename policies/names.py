@@ -22,6 +22,8 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
     "stagger": (0.5, 0.4),
 }
 """(threshold, window) of ``static`` for a mechanism without given settings; the paper's rule has its own name."""
+DEFER_DEFAULT = (0.0, 0.1)
+"""The same of ``defer``, which only jobs with transfers that can wait have a use for."""
 LEARNED = "learned"
 """The name of the policy file that is released with the package; see ``paceenv.policies.saved``."""
 NAMES = (*RULES, "static", LEARNED)
@@ -81,7 +83,11 @@ def _one(
 ) -> dict[str, tuple[float, float]]:
     """Settings of one mechanism; name, threshold and window that are not ``given`` come from the default."""
     mechanism = mechanism_name(given.get("mechanism")) or (default[0] if default else "slack")
-    known = default[1:] if default else STATIC_DEFAULTS.get(mechanism, (0.0, 0.0))
+    known = (
+        default[1:]
+        if default
+        else STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT if mechanism == "defer" else (0.0, 0.0))
+    )
     threshold, window = (
         _number(text, key, given[key]) if key in given else value
         for key, value in zip(("threshold", "window"), known, strict=True)

@@ -44,6 +44,19 @@ def test_a_gain_below_the_threshold_is_not_taken() -> None:
     assert np.mean(np.array(holds(0.97, 1.0, 1000, threshold=gained + 0.01)) > 0.0) < 0.4
 
 
+def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
+    """Steps of before, in which nothing was held, are no hold that helped, however lucky they were."""
+    rank, tick = timing.new_state()
+    comm, wait, rng = np.zeros(1, np.float32), np.zeros(1, np.float32), np.random.default_rng(1)
+    for setting in [pacing.off()] * 300 + [pacing.one_mechanism("defer", 0.02, 0.1)] * 40:
+        held = rank[timing.DEFER_S, 0] > 0.0
+        timing.observe_step(tick, (0.8 if held else 1.0) * (1.0 + 0.01 * rng.normal()))
+        timing.observe_ranks(rank, tick, comm, wait, True)
+        timing.decide(rank, tick, 0, 1, setting, 10.0)
+    assert rank[timing.DEFER_S, 0] > 0.0
+    assert timing.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
+
+
 def test_threshold_zero_holds_always_and_window_zero_never() -> None:
     assert all(holds(2.0, 1.0, 200, threshold=0.0)[2:])
     rank, tick = timing.new_state()

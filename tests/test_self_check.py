@@ -1,110 +1,201 @@
-"""A policy's check of itself: pacing that costs is stopped, pacing that pays is left alone, by every rank alike."""
+"""A diagnosis names a cause only where its replay is the job; otherwise it says what was seen, and why no more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from traced_jobs import SOCKET_RUNS_DIR, STRAGGLER_DIR, job_of, needs_socket_runs, needs_traces
 
-from paceenv.core import signals
-from paceenv.policies.distilled import Distilled
-from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
-from paceenv.policies.rollout import run, start
-from paceenv.policies.rules import passive
-from paceenv.policies.saved import find
-from paceenv.policies.self_check import SelfCheck
-from paceenv.sim.cluster import Cluster
+from benchmarks.reality import mutated_traces
+from paceenv.core.trace import Trace, TraceMetadata
+from paceenv.diagnosis import causes as names
+from paceenv.diagnosis.dependency_graph import build_graph
+from paceenv.diagnosis.diagnose import INSUFFICIENT, UNDETERMINED, Diagnosis, diagnose, diagnose_matrix
+from paceenv.diagnosis.observed.arrivals import measure_arrivals
+from paceenv.diagnosis.operation_matrix import read_matrix
+from paceenv.diagnosis.sources import read_sources
 
-INTERVALS = 200
-
-
-def course(cost: Callable[[int], float], noise: float, rows: int = 1, seed: int = 0) -> NDArray[np.bool_]:
-    """Whether the rows may pace, ``(T, rows)``, in a job whose steps are longer by ``cost`` while the first row may."""
-    rng, check, before, paces = np.random.default_rng(seed), SelfCheck(), 0.0, False
-    check.reset(rows)
-    found = np.zeros((INTERVALS, rows), bool)
-    for t in range(INTERVALS):
-        level = np.log1p(cost(t) if paces else 0.0) + noise * rng.normal()
-        found[t] = check.allowed(np.full(rows, level - before if t else 0.0), np.full(rows, noise * 20**0.5))
-        before, paces = level, bool(found[t, 0])
-    return found
+COLUMNS = ("job", "rank", "iteration", "seq", "op", "group", "start_s", "end_s")
 
 
-@pytest.mark.parametrize("cost", [0.01, 0.05, 0.3])
-def test_pacing_that_costs_is_stopped(cost: float) -> None:
-    may_T = course(lambda t: cost, noise=0.002)[:, 0]
-    assert may_T[:2].all(), "it begins with the benefit of the doubt"
-    assert may_T[:50].mean() < 0.5
-    assert may_T[50:].mean() < 0.15
+def _columns(trace: Trace) -> dict[str, Any]:
+    return {key: trace.column(key).copy() for key in COLUMNS}
 
 
-@pytest.mark.parametrize(("gain", "noise"), [(0.05, 0.002), (0.05, 0.02), (0.5, 0.1)])
-def test_pacing_that_pays_is_hardly_interrupted(gain: float, noise: float) -> None:
-    shares = [course(lambda t: -gain, noise, seed=seed).mean() for seed in range(20)]
-    assert np.mean(shares) > 0.97
+def _trace(columns: dict[str, Any], **job: Any) -> Trace:
+    return Trace.from_columns(columns, TraceMetadata({"name": "job", **job}, (), "test"))
 
 
-@pytest.mark.parametrize("noise", [0.001, 0.05])
-def test_where_it_changes_nothing_it_may_go_on(noise: float) -> None:
-    assert np.mean([course(lambda t: 0.0, noise, seed=seed).mean() for seed in range(20)]) > 0.8
+def _refused(found: Diagnosis, why: str) -> None:
+    assert found.verdict.startswith(UNDETERMINED)
+    assert why in found.verdict
+    assert not found.causes
+    assert found.slowdown is None
+    assert found.ideal_step_time_s is None
+    assert found.to_json()["attribution"] == {}
 
 
-def test_a_job_that_changes_is_tried_again() -> None:
-    may_T = course(lambda t: 0.05 if t < 40 else -0.05, noise=0.002)[:, 0]
-    assert may_T[10:40].mean() < 0.5
-    assert may_T[140:].mean() > 0.95
+def _late(late_rank: int = 2, steps: int = 40) -> Trace:
+    """Four ranks, of which one takes half as long again; 1 % of noise."""
+    compute_TR = 1.0 + 0.01 * np.random.default_rng(1).standard_normal((steps, 4))
+    compute_TR[:, late_rank] += 0.5
+    return job_of(compute_TR)
 
 
-def test_ranks_that_see_the_same_steps_agree_and_rows_do_not_meet() -> None:
-    together, alone = course(lambda t: 0.02, 0.005, rows=5), course(lambda t: 0.02, 0.005)
-    np.testing.assert_array_equal(together, np.repeat(alone, 5, axis=1))
+def test_who_arrives_last_is_seen_without_a_model() -> None:
+    matrix = read_matrix(_late())
+    arrivals = measure_arrivals(matrix, build_graph(matrix))
+    (late,) = arrivals.late
+    assert (late.rank, len(late.iterations), late.op) == (2, 40, "all_reduce")
+    assert late.mean_s == pytest.approx(0.49, abs=0.02)
+    assert arrivals.waiting_s == pytest.approx(0.75 * 0.5, abs=0.02)
+    assert arrivals.transfer_s == pytest.approx(0.5)
+    assert "rank 2 arrives last in 40 of 40 steps, by 4" in arrivals.text
 
 
-def test_what_is_not_a_number_changes_nothing() -> None:
-    check = SelfCheck()
-    check.reset(2)
-    for t in range(60):
-        trend_B = np.array([np.nan, 0.0]) if t == 7 else np.zeros(2)
-        may_B = check.allowed(trend_B, np.full(2, np.nan if t == 9 else 0.01))
-        assert may_B[0] == may_B[1]
+def test_two_collectives_that_wait_for_one_rank_at_once_count_once() -> None:
+    columns = _columns(_late())
+    second = {key: column[columns["op"] == "all_reduce"].copy() for key, column in columns.items()}
+    second["op"], second["seq"] = np.full(len(second["seq"]), "all_gather"), second["seq"] + 1
+    matrix = read_matrix(_trace({key: np.concatenate([columns[key], second[key]]) for key in columns}))
+    (late,) = measure_arrivals(matrix, build_graph(matrix)).late
+    assert late.mean_s == pytest.approx(0.49, abs=0.02)
 
 
-def test_a_file_of_several_settings_checks_itself_and_a_constant_does_not(tmp_path: object) -> None:
-    _, content = find("learned")
-    assert isinstance(content.policy, Distilled)
-    assert content.policy.checks_itself
-    assert content.policy.with_preference(0.5).checks_itself
-    constant = Distilled(
-        [(np.zeros((1, signals.SIGNALS), np.float32), np.ones(1, np.float32))],
-        [{"slack": (0.0, 0.1)}],
-        margin=0.0,
-        hysteresis=0.0,
-    )
-    path = f"{tmp_path}/constant.safetensors"
-    save_policy(path, PolicyFile(constant))
-    again = load_policy(path).policy
-    assert isinstance(again, Distilled)
-    assert not again.checks_itself
+def test_ranks_that_take_turns_are_no_culprit() -> None:
+    compute_TR = np.ones((40, 4))
+    compute_TR[np.arange(40), np.arange(40) % 4] = 1.5
+    found = diagnose(job_of(compute_TR))
+    assert "ranks take turns to arrive last (ranks 0-3)" in found.arrivals.text
+    assert names.SLOW_RANK not in {cause.cause for cause in found.causes}
 
 
-def test_a_gather_with_a_slow_rank_on_which_the_slack_rule_loses() -> None:
-    """Slack is joint: each sender alone could start later, but all at once they queue at the receiver's port."""
-    cluster = Cluster.model_validate(
-        {
-            "name": "gather-slow-rank",
-            "job": {"nodes": 6, "compute_s": 0.25, "gradient_bytes": 7e5, "collective": "gather"},
-            "fabric": {"nic_gbps": 0.25, "nodes_per_leaf": 6, "oversubscription": 1.0},
-            "noise": {"jitter_cv": 0.01, "transfer_cv": 0.002, "slow_ranks": 1, "slow_factor": 1.1},
-        }
-    )
-    seeds, changes = np.arange(1_400_000, 1_400_008), {}
-    base_E = run(passive(), start(cluster, seeds), 1000).useful_step_E
-    for checks in (False, True):
-        policy = find("learned")[1].policy
-        assert isinstance(policy, Distilled)
-        policy.checks_itself = checks
-        changes[checks] = float((base_E / run(policy, start(cluster, seeds), 1000).useful_step_E - 1.0).mean())
-    assert changes[False] < -0.04
-    assert changes[True] > -0.0125
+@pytest.mark.parametrize("skew_s", [0.7, -0.7])
+def test_clocks_that_differ_are_seen(skew_s: float) -> None:
+    columns = _columns(_late())
+    for key in ("start_s", "end_s"):
+        columns[key][columns["rank"] == 1] += skew_s
+    found = diagnose(_trace(columns))
+    ahead = "700 ms ahead" if skew_s > 0.0 else "700 ms behind"
+    assert found.notes == (f"clocks differ and were set right by the ends of collectives: rank 1, at most {ahead}",)
+    assert found.slowdown == pytest.approx(diagnose(_late()).slowdown, rel=1e-3)
+    assert found.causes[0].cause == names.SLOW_RANK
+    assert "rank 2 arrives last in 40 of 40 steps" in found.arrivals.text
+
+
+def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
+    columns = _columns(_late())
+    kept = columns["rank"] != 2
+    without = {key: column[kept] for key, column in columns.items()}
+    _refused(diagnose(_trace(without)), "rank 2 is missing")
+    kept = columns["rank"] != 3
+    without = {key: column[kept] for key, column in columns.items()}
+    assert diagnose(_trace(without)).causes
+    _refused(diagnose(_trace(without, world_size=4)), "rank 3 is missing")
+
+
+def test_time_that_no_operation_explains_has_no_cause() -> None:
+    columns = _columns(_late())
+    later_s = 0.4 * columns["iteration"]
+    found = diagnose(_trace(columns | {key: columns[key] + later_s for key in ("start_s", "end_s")}))
+    _refused(found, "does not reproduce")
+    assert found.replay_error == pytest.approx(-0.4 / 2.4, abs=0.01)
+
+
+def test_steps_that_are_not_alike_have_no_usual_step() -> None:
+    columns = _columns(_late())
+    columns["op"] = columns["op"].astype(object)
+    kind = columns["iteration"] % 7
+    columns["op"] = np.where(columns["op"] == "compute", columns["op"], [f"all_reduce{k}" for k in kind]).astype(str)
+    columns["group"] = np.where(columns["group"] >= 0, kind, -1)
+    found = diagnose(_trace(columns))
+    assert found.verdict.startswith(INSUFFICIENT)
+    assert "no collective of the usual step is seen on two ranks" in found.verdict
+    assert not found.causes
+
+
+def _in_turn(steps: int = 40) -> Trace:
+    """A second collective in every other step; rank 1 is late to it alone, by 0.3 s."""
+    columns = _columns(job_of(np.tile([1.0, 1.0, 1.0], (steps, 1))))
+    end_T = np.array([columns["end_s"][columns["iteration"] == t].max() for t in range(steps)])
+    odd = columns["iteration"] % 2 == 1
+    second = {key: column[odd].copy() for key, column in columns.items()}
+    compute = second["op"] == "compute"
+    late_s = np.where(second["rank"] == 1, 0.5, 0.2)
+    begin_s = end_T[second["iteration"]]
+    second["start_s"] = np.where(compute, begin_s, begin_s + late_s)
+    second["end_s"] = np.where(compute, begin_s + late_s, begin_s + 0.6)
+    second["seq"] = second["seq"] + 2
+    both = {key: np.concatenate([columns[key], second[key]]) for key in columns}
+    before_s = 0.6 * (both["iteration"] // 2)
+    return _trace(both | {"start_s": both["start_s"] + before_s, "end_s": both["end_s"] + before_s})
+
+
+def test_kinds_of_steps_that_take_turns_are_diagnosed_kind_by_kind() -> None:
+    found = diagnose(_in_turn())
+    assert found.notes == ("2 kinds of steps take turns: 20 of 1.5 s, 20 of 2.1 s",)
+    assert found.step_time_s == pytest.approx(1.8)
+    assert found.replay_error == pytest.approx(0.0, abs=1e-9)
+    assert found.slowdown == pytest.approx(1.8 / (1.8 - 0.5 * 0.2))  # all equal: 0.3 s on each rank
+    assert found.causes[0].cause == names.SLOW_RANK
+    assert sum(cause.lost_s for cause in found.causes) == pytest.approx(0.15)
+    assert "spread what rank 1 does between" in found.verdict, "it is slow at one place only, so it is no slow device"
+    assert "rank 1 arrives last in 20 of 40 steps, by 300 ms" in found.arrivals.text
+
+
+def test_too_few_steps_of_a_kind_still_show_who_is_late() -> None:
+    found = diagnose(_in_turn(4))
+    assert "2 steps of a kind are too few" in found.verdict
+    assert "rank 1 arrives last in 2 of 4 steps, by 300 ms, 300 ms" in found.verdict
+    assert found.slowdown is None
+
+
+@needs_traces
+@pytest.mark.parametrize("name", ["AR", "SE"])
+def test_production_traces_are_replayed_within_a_percent(name: str) -> None:
+    found = diagnose_matrix(read_sources([STRAGGLER_DIR / f"trace-{name}.parquet"])[0])
+    assert abs(found.replay_error) < 0.01
+    assert found.causes
+
+
+@needs_socket_runs
+def test_real_jobs_are_replayed_also_where_delays_come_and_go() -> None:
+    for path in sorted(SOCKET_RUNS_DIR.glob("*.parquet")):
+        matrix, _ = read_sources([path])
+        found = diagnose_matrix(matrix)
+        assert abs(found.replay_error) < 0.02, path.name
+        assert (found.slowdown or 0.0) > 1.05, path.name
+        if path.name.startswith("incast"):
+            assert found.causes[0].cause == names.INCAST
+        else:
+            assert found.causes[0].cause in (names.SLOW_RANK, names.TENANT), path.name
+
+
+def _of_rank(columns: dict[str, Any], rank: int) -> Any:
+    return (columns["op"] == "compute") & (columns["rank"] == rank)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda c: c | {"group": np.full_like(c["group"], -1)}, "is seen on two ranks"),
+        (lambda c: c | {"group": np.where(c["rank"] == 3, -1, c["group"])}, "whose other members are not known"),
+        (lambda c: c | {"op": np.where(_of_rank(c, 3), "strange", c["op"])}, "operations of unknown kind (strange)"),
+        (lambda c: {k: v[(c["op"] != "all_reduce") | (c["iteration"] % 9 > 0)] for k, v in c.items()}, "not recorded"),
+        (lambda c: c | {"op": np.where(c["op"] == "compute", c["op"], "barrier")}, "somebody who is not in the trace"),
+    ],
+)
+def test_a_trace_that_lacks_something_says_what(damage: Any, why: str) -> None:
+    found = diagnose(_trace(damage(_columns(_late()))))
+    assert why in found.verdict
+    assert not found.causes
+
+
+@pytest.mark.slow
+@needs_traces
+def test_no_damaged_trace_gets_a_wrong_answer() -> None:
+    found = mutated_traces.answers(STRAGGLER_DIR.parent, 100, seed=12)
+    assert [one for one in found if one.kind == mutated_traces.WRONG] == []
+    assert sum(one.kind == mutated_traces.RIGHT for one in found) >= 10

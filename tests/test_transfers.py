@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_cluster import cluster, jobs_of
 
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
@@ -265,7 +266,7 @@ def test_a_simulated_period_of_local_sgd_is_the_sum_of_independent_steps() -> No
     keys = episode_keys(list(range(40)))
     single, period = (
         Simulator(derive(cluster(**alone, synchronization={"sync_period": k}), keys), keys).run(
-            np.zeros((40, 1, 4, 2)), n
+            np.zeros((40, 1, len(pacing.MECHANISMS), 2)), n
         )
         for k, n in ((1, 800), (4, 200))
     )

@@ -1,1 +1,1 @@
-"""Benchmarks of steps as programs: both engines, an independent simulator, speed, and nulls."""
+"""Benchmarks of steps as programs: both engines, an independent simulator, speed, nulls, and published jobs."""

@@ -25,7 +25,7 @@ def random_program(seed: int, *, tenants: bool = False, algorithm: str = "ring")
     nodes = rng.choice([2, 3, 4] if per_node == 2 else [2, 3, 4, 6, 8])
     ranks = nodes * per_node
     parts: list[dict[str, Any]] = [{}, {}]
-    if ranks % 2 == 0:
+    if ranks % 2 == 0 and ranks > 2:
         parts += [{"size": 2}, {"size": ranks // 2, "stride": 2}]
     named = dict(zip("abc", rng.sample(parts, min(rng.randint(1, 3), len(parts))), strict=False))
     step: list[dict[str, Any]] = []

@@ -144,6 +144,28 @@ def check_job(stamps: JobStamps, probed: JobStamps | None = None, base: Cluster 
     return replace(check, distances=(Distance.between("step", rest.step_T[:, None], steps),))
 
 
+def check_steps(fitted: int, held_out_T: Array, cluster: Cluster) -> HeldOutCheck:
+    """Compare step times alone with those of clusters drawn from the errors of a fit.
+
+    Args:
+        fitted: steps that the fit saw.
+        held_out_T: those that it did not, seconds.
+        cluster: the fitted one.
+    """
+    steps: list[Array] = []
+
+    def described(step_T: Array) -> dict[str, float]:
+        return _describe("step", step_T, step_T[:, None], step_T[:, None], 1)
+
+    def simulated(one: Cluster, seeds: list[int]) -> list[dict[str, float]]:
+        steps.append(_run(one, seeds, len(held_out_T))[0])
+        return [described(step_T) for step_T in steps[-1]]
+
+    drawn = drawn_clusters(cluster, draws=DRAWS)
+    check = _check(fitted, len(held_out_T), cluster.ranks, described(held_out_T), drawn, simulated)
+    return replace(check, distances=(Distance.between("step", held_out_T[:, None], steps),))
+
+
 def check_stage(times: StageTimes, make: Callable[[NoiseFit], Cluster]) -> HeldOutCheck | str:
     """Fit the compute of a stage's first steps and compare it with the rest, or say in words why not.
 

@@ -66,6 +66,14 @@ def calibrate(
         typer.Option(min=1, help="nccl-tests output: ranks on each node. Default: as its header lists hosts."),
     ] = None,
     pattern: Annotated[str | None, typer.Option(help=PATTERN_HELP)] = None,
+    program: Annotated[
+        bool | None,
+        typer.Option(
+            "--program/--no-program",
+            help="Describe the step of a job as a program of transfers, or as one collective. Default: a program where "
+            "transfers of several communicators overlap, or one collective leaves the mean step more than 5 % off.",
+        ),
+    ] = None,
     posterior: Annotated[
         Path | None,
         typer.Option(
@@ -81,6 +89,9 @@ def calibrate(
     post-collective work, noise of compute, links, incast, a tenant; each with its evidence, or why it cannot be
     identified. A second fit to the first two thirds of the steps is compared with the rest: step time, its variation
     and tail, the slowest of n ranks, arrival skew.
+
+    Where transfers of several communicators overlap, or one collective leaves the mean step more than 5 % off, the
+    step is fitted as a program: its transfers in order, what runs in the background, compute between them.
 
     From a trace of pipeline stages, or with --stage: the noise of compute (mean, persistent, common-mode and
     idiosyncratic parts, tail). The config is a plain barrier job of as many nodes as the trace has workers; --base
@@ -114,8 +125,10 @@ def calibrate(
     if out is None:
         raise InputError("--out is missing; allowed: the file to write the cluster config to")
     if trace is not None and stage is None and is_job(trace):
-        _draw(fit_job(trace, out, base=base, probe=probe, json_=json_), posterior)
+        _draw(fit_job(trace, out, base=base, probe=probe, json_=json_, program=program), posterior)
         return
+    if program is not None:
+        raise InputError(f"--program: {source[0]} is no trace of a job without stages; allowed: only with one")
     if probe is not None:
         raise InputError(f"--probe: {source[0]} is no trace of a job without stages; allowed: only with one")
     check: HeldOutCheck | str | None = None

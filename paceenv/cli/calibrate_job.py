@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from paceenv.calibration.heldout import HeldOutCheck, Line, check_job
-from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.heldout import HeldOutCheck, Line
+from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
-from paceenv.calibration.structure import read_job
 from paceenv.core.trace import Trace
 from paceenv.importers.inputs import read_inputs
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -20,7 +20,9 @@ def is_job(trace: Trace) -> bool:
     return len(set(trace.metadata.of_ranks("stage", 0).values())) <= 1
 
 
-def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, json_: str | None) -> Cluster:
+def fit_job(
+    trace: Trace, out: Path, *, base: str | None, probe: Path | None, json_: str | None, program: bool | None = None
+) -> Cluster:
     """Fit a cluster to a trace, write it and print the result; the cluster.
 
     A second fit, to the first steps only, is compared with the others.
@@ -31,15 +33,16 @@ def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, js
         base: name or file of the known cluster, if any.
         probe: a second trace of the same job with random delays, if any.
         json_: file for the result as JSON, or ``-`` for standard output.
+        program: whether the step is described as a program; None: where one collective does not describe it.
     """
     known = None if base is None else load_cluster(base)
-    stamps = read_job(trace)
-    probed = None if probe is None else read_job(read_inputs([probe]).require_trace())
-    with output.progress(f"fit {out.stem}, then compare with unseen steps", 2) as done:
-        fit = calibrate_stamps(stamps, probed, known, out.stem)
+    probed = None if probe is None else read_inputs([probe]).require_trace()
+    with output.progress(f"fit {out.stem}, then compare with unseen steps", 1) as done:
+        found = fit_trace(trace, base=known, name=out.stem, probe=probed, program=program)
         done(1)
-        check = check_job(stamps, probed, known)
-    fit = replace(fit, cluster=with_check(fit.cluster, check))
+    for note in found.notes:
+        output.say(note)
+    fit = replace(found.fit, cluster=with_check(found.fit.cluster, found.check))
     config = fit.cluster.model_dump(exclude_defaults=True)
     config_files.write_yaml(out, config)
     if json_ is not None:
@@ -47,7 +50,7 @@ def fit_job(trace: Trace, out: Path, *, base: str | None, probe: Path | None, js
         output.write_json({"cluster": config} | fit.to_json() | held_out, json_)
     if json_ != "-":
         _print(fit)
-        print_check(check)
+        print_check(found.check)
         output.say(f"wrote {out}")
     return fit.cluster
 

@@ -93,7 +93,8 @@ SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S = 5, 6, 7, 8
 STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 10, 11, 12, 13
 STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
 DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
-TICK_FIELDS = 22
+DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
+TICK_FIELDS = 23
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -228,26 +229,37 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
     that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
     that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
-    nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike.
+    nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike. Only steps
+    in which something was really held count as a hold; a trial waits until the settings ask for it.
     """
-    if tick[DEFER_LEFT] > 0.0:
-        tick[DEFER_SUM_S] += step_s
-        tick[DEFER_LEFT] -= 1.0
-        if tick[DEFER_LEFT] == 0.0:
-            tick[DEFER_HELD_S] = tick[DEFER_SUM_S] / tick[DEFER_LENGTH]
-            if tick[DEFER_HELD_S] < tick[DEFER_FREE_S]:
-                tick[DEFER_BACKOFF] = FREE_ITERATIONS
-                tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
-            else:
-                tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
-                tick[DEFER_LENGTH] = TRIAL_ITERATIONS
-            tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
-    else:
+    held, left = tick[DEFER_NOW] > 0.0, tick[DEFER_LEFT]
+    tick[DEFER_NOW] = 0.0
+    if not held:
         weight = 1.0 if tick[DEFER_FREE_S] == 0.0 else DEFER_SMOOTHING
         tick[DEFER_FREE_S] += weight * (step_s - tick[DEFER_FREE_S])
-        tick[DEFER_LEFT] += 1.0
-        if tick[DEFER_LEFT] == 0.0:
+    if left <= 0.0:
+        tick[DEFER_LEFT] = left + 1.0
+        if left == -1.0:
             tick[DEFER_LEFT], tick[DEFER_SUM_S] = tick[DEFER_LENGTH], 0.0
+    elif held:
+        tick[DEFER_SUM_S] += step_s
+        tick[DEFER_LEFT] = left - 1.0
+        if left == 1.0:
+            tick[DEFER_HELD_S] = tick[DEFER_SUM_S] / tick[DEFER_LENGTH]
+            end_hold(tick, tick[DEFER_HELD_S] < tick[DEFER_FREE_S])
+    elif tick[DEFER_LENGTH] > TRIAL_ITERATIONS:
+        end_hold(tick, False)
+
+
+def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
+    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not."""
+    if helped:
+        tick[DEFER_BACKOFF] = FREE_ITERATIONS
+        tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
+    else:
+        tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
+        tick[DEFER_LENGTH] = TRIAL_ITERATIONS
+    tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
 
 
 def defer_gain(tick: NDArray[np.float64]) -> float:
@@ -491,7 +503,7 @@ def hold_transfers(
 
     Args:
         rank: as are the others, of :func:`decide`.
-        tick: what all ranks see alike.
+        tick: what all ranks see alike; it notes that something is held.
         low: first column.
         high: end of the columns, exclusive.
         settings_M2: of each mechanism.
@@ -499,6 +511,8 @@ def hold_transfers(
     """
     hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
     hold_s = defer_hold_s(defer_gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
+    if hold_s > 0.0:
+        tick[DEFER_NOW] = 1.0
     if hold_s > 0.0 or (high > low and hold_R[low] > 0.0):
         for r in range(np.uint64(low), np.uint64(high)):
             hold_R[r] = hold_s

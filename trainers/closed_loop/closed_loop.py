@@ -28,7 +28,7 @@ from paceenv.live.decide.live_policy import SEPARATOR, find_policy
 from paceenv.live.testbed.testbed_run import RunResult, agent_options
 from paceenv.live.testbed.testbed_scenario import Scenario
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.names import STATIC_DEFAULTS
+from paceenv.policies.names import DEFER_DEFAULT, STATIC_DEFAULTS
 from paceenv.policies.policy_file import PolicyFile, save_policy
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.closed_loop import sim_to_real_report
@@ -36,6 +36,7 @@ from paceenv.trainers.closed_loop.contest_results import contest_results
 from paceenv.trainers.closed_loop.loop_directory import Found, LoopDirectory
 from paceenv.trainers.closed_loop.paired_blocks import Array, Effect, job_steps, mean_step
 from paceenv.trainers.closed_loop.predict import Prediction, Predictor, predicted_differences
+from paceenv.trainers.closed_loop.scenario_program import needs_program, program_base
 from paceenv.trainers.evaluation.suites import Case, Suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.ui import config_files, output
@@ -71,7 +72,7 @@ class Runner(Protocol):
 
 
 class Calibrator(Protocol):
-    """``paceenv.calibration.job_fit.calibrate_job``, or what stands in for it."""
+    """``paceenv.calibration.fit_trace.calibrate_trace``, or what stands in for it."""
 
     def __call__(self, trace: Trace, *, base: Cluster | None, name: str, probe: Trace | None) -> JobFit: ...
 
@@ -320,8 +321,13 @@ class ClosedLoop:
 
 
 def known_cluster(scenario: Scenario) -> Cluster | None:
-    """The operator's knowledge of the cluster: ``loop.known`` with nominal rates; None where the plan gives nothing."""
+    """The operator's knowledge of the cluster: ``loop.known`` with nominal rates; None where the plan gives nothing.
+
+    Where transfers run in the background it has the scenario's own program: a trace does not show its order.
+    """
     plan, network = scenario.loop, scenario.network
+    if needs_program(scenario.job(plan.job)):
+        return _parsed(program_base(scenario), scenario)
     if not plan.known:
         return None
     uplink_gbps = 2e-3 * (network.uplink_mbps or network.hosts * network.host_mbps)  # both directions
@@ -330,7 +336,12 @@ def known_cluster(scenario: Scenario) -> Cluster | None:
         "job": {"nodes": scenario.job(plan.job).ranks, "compute_s": 1.0, "gradient_bytes": 1e6},
         "fabric": {"nic_gbps": 1e-3 * network.host_mbps, "nodes_per_leaf": 1, "uplink_gbps": uplink_gbps},
     }
-    for key, value in plan.known.items():
+    return _parsed(base, scenario)
+
+
+def _parsed(base: dict[str, Any], scenario: Scenario) -> Cluster:
+    """A cluster from a config and what the plan of a scenario knows."""
+    for key, value in scenario.loop.known.items():
         config_files.set_value(base, f"{key}={json.dumps(value)}", "loop.known")
     return config_files.parse(Cluster, base, f"scenario {scenario.name}: loop.known")
 
@@ -338,7 +349,7 @@ def known_cluster(scenario: Scenario) -> Cluster | None:
 def default_rule(scenario: Scenario) -> str:
     """The mechanism's rule with its default settings, spelled out."""
     mechanism = scenario.loop.mechanism
-    threshold, window = STATIC_DEFAULTS[mechanism]
+    threshold, window = STATIC_DEFAULTS.get(mechanism, DEFER_DEFAULT)
     return f"static:mechanism={mechanism},threshold={threshold},window={window}"
 
 

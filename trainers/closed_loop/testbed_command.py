@@ -76,7 +76,7 @@ def loop(
 
     Examples: paceenv testbed loop unequal-slack -- paceenv testbed loop two-jobs --pairs 16 -o runs/mine --json -
     """
-    from paceenv.calibration.job_fit import calibrate_job
+    from paceenv.calibration.fit_trace import calibrate_trace
     from paceenv.live.decide.live_policy import SEPARATOR
     from paceenv.live.testbed.testbed_run import run_scenario
     from paceenv.live.testbed.testbed_scenario import load_scenario
@@ -91,7 +91,7 @@ def loop(
     folder = out or Path("runs/loop") / chosen.name
     names = [part.strip() for part in (candidates or SEPARATOR.join(CANDIDATES)).split(SEPARATOR)]
     options = LoopOptions(seed=seed, seeds=seeds, tailor_s=tailor, active=active, candidates=tuple(names))
-    closed = ClosedLoop(chosen, folder, options, run=run_scenario, calibrate=calibrate_job)
+    closed = ClosedLoop(chosen, folder, options, run=run_scenario, calibrate=calibrate_trace)
     found = closed.go(stop_after, fresh=fresh)
     if json_ is not None:
         output.write_json(found, json_)

@@ -32,6 +32,7 @@ DEFAULT_GRID: dict[Mechanism, GridOf] = {
     "slack": GridOf(threshold=[0.0, 0.02, 0.05, 0.1], window=[0.05, 0.1, 0.3, 0.6]),
     "phase_shift": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
     "stagger": GridOf(threshold=[0.0, 0.25, 0.5], window=[0.1, 0.2, 0.3, 0.4, 0.5]),
+    "defer": GridOf(threshold=[0.0, 0.01], window=[0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3]),
 }
 """Thresholds and windows that are tried, by mechanism."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paceenv.calibration.job_fit import calibrate_job
+from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -80,7 +80,7 @@ def _cluster(source: str) -> Cluster:
     inputs = read_inputs([source])
     for note in inputs.notes:
         output.say(note)
-    return calibrate_job(inputs.require_trace(), name=Path(source).stem).cluster
+    return calibrate_trace(inputs.require_trace(), name=Path(source).stem).cluster
 
 
 def _percent(gain: Interval) -> str:

@@ -107,7 +107,7 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     jobs["staleness"] = cluster.synchronization.staleness
     skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
     program = program_of(cluster)
-    if cluster.program is None:
+    if not cluster.has_program:
         jobs["ideal_step_s"] = ideal_step_s(jobs)
     else:
         jobs["ideal_step_s"] = program_alone_s(program, float(jobs["compute_s"][0])) + jobs["barrier_s"]
@@ -137,9 +137,10 @@ _NOISE = (
 def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_bytes: Any) -> None:
     """What a group's collective costs, into the records."""
     job, fabric = cluster.job, cluster.fabric
-    if cluster.program is not None:
+    plan = cluster.program_plan()
+    if plan is not None:
         jobs["has_program"], jobs["has_barrier"] = True, True
-        jobs["compute_s"], jobs["length_cv"] = cluster.program.plan(job.ranks).compute_s, cluster.program.length_cv
+        jobs["compute_s"], jobs["length_cv"] = plan.compute_s, cluster.length_cv
         return
     place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
     step = cluster.step()
@@ -280,6 +281,13 @@ def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDAr
     return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
 
 
+def _program_key(cluster: Cluster) -> tuple[object, ...]:
+    """What decides a cluster's program; the same for all without one."""
+    if not cluster.has_program:
+        return ()
+    return cluster.program, cluster.workload, cluster.gpu, cluster.job.algorithm, cluster.fabric
+
+
 class ClusterMix:
     """Clusters with weights, from which every episode draws one; they must agree in ranks and groups.
 
@@ -298,7 +306,7 @@ class ClusterMix:
                     f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
-            if (other.program, other.program and other.fabric) != (first.program, first.program and first.fabric):
+            if _program_key(other) != _program_key(first):
                 raise InputError(
                     f"{other.name} and {first.name} differ in program or fabric; allowed: the same for all clusters "
                     "of a batch with a program"

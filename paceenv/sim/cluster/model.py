@@ -23,6 +23,8 @@ from paceenv.sim.cluster.environment import (
 )
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.program.described_steps import described_plan
+from paceenv.sim.cluster.program.program_tables import StepPlan
 from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.cluster.step_time import Step
@@ -110,6 +112,9 @@ class Cluster(Config):
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a workload")
         self.step()  # raises for invalid values
+        if self.workload.step == "program":
+            self._check_beside_program()
+            self.program_plan()
 
     def _check_program(self, program: StepProgram) -> None:
         """A program stands for itself: nothing that describes one collective stands beside it."""
@@ -120,6 +125,11 @@ class Cluster(Config):
                 raise ValueError(f"job.{key} or a program, not both: it follows from the program")
         if self.job.collective != "all_reduce" or self.job.overlap != 0.0 or self.job.tail_bytes != 0.0:
             raise ValueError("job.collective all_reduce, overlap 0 and tail_bytes 0 with a program, which has its own")
+        self._check_beside_program()
+        program.plan(self.job.ranks)
+
+    def _check_beside_program(self) -> None:
+        """What neither kind of program can have beside it."""
         if self.fabric.torus is not None or self.fabric.buffer_kb is not None:
             raise ValueError("no fabric.torus and no fabric.buffer_kb with a program")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
@@ -127,7 +137,6 @@ class Cluster(Config):
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
-        program.plan(self.job.ranks)
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
@@ -167,7 +176,7 @@ class Cluster(Config):
     @property
     def groups(self) -> int:
         """Process groups that run their collectives side by side."""
-        if self.workload is not None:
+        if self.workload is not None and not self.has_program:
             return self.workload.tensor_parallel * self.workload.pipeline_parallel
         return self.job.groups
 
@@ -177,7 +186,7 @@ class Cluster(Config):
 
         It always does with several groups, and after a gather, whose senders would not wait for its end otherwise.
         """
-        return self.job.barrier or self.groups > 1 or self.job.collective == "gather" or self.program is not None
+        return self.job.barrier or self.groups > 1 or self.job.collective == "gather" or self.has_program
 
     @property
     def can_defer(self) -> bool:
@@ -189,8 +198,30 @@ class Cluster(Config):
         """Samples that the whole job processes in one step of the engine, from one synchronization to the next."""
         samples = self.job.samples_per_node * self.job.nodes
         if self.workload is not None:
-            samples = float(self.workload.batch * (self.workload.data_parallel or self.ranks // self.groups))
+            cut = self.workload.tensor_parallel * self.workload.pipeline_parallel
+            replicas = self.workload.data_parallel or self.ranks // cut
+            samples = self.workload.batch * replicas / self.workload.context_parallel
         return samples * self.synchronization.sync_period
+
+    @property
+    def has_program(self) -> bool:
+        """Whether a step is a program, typed by hand or made from the workload."""
+        return self.program is not None or (self.workload is not None and self.workload.step == "program")
+
+    @property
+    def length_cv(self) -> float:
+        """Variation of the length of a micro-batch in a program."""
+        if self.program is not None:
+            return self.program.length_cv
+        return 0.0 if self.workload is None else self.workload.length_cv
+
+    def program_plan(self) -> StepPlan | None:
+        """What every rank does in a step, typed by hand or made from the workload; None without a program."""
+        if self.program is not None:
+            return self.program.plan(self.job.ranks)
+        if self.workload is None or self.gpu is None or self.workload.step == "folded":
+            return None
+        return described_plan(self.workload, self.gpu, self.fabric, self.job)
 
     def step(self) -> Step | None:
         """The step of the workload when no rank is late and nothing is shared; None for a job described by times."""

@@ -24,6 +24,34 @@ def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, in
     return operations + [(True, i) for i in range(micro_batches - warm_up, micro_batches)]
 
 
+def interleaved(stage: int, stages: int, micro_batches: int, parts: int) -> list[tuple[bool, int, int]]:
+    """Operations of a stage in order, as (is backward, micro-batch, part of the stage).
+
+    With one part it is :func:`schedule`. With more it is Megatron-LM's interleaved schedule (Narayanan et al. 2021,
+    section 2.2): the bubble is ``(p - 1)(f + b)`` divided by the parts.
+
+    Args:
+        stage: number of the stage, from 0.
+        stages: of the pipeline.
+        micro_batches: in a step; a multiple of the stages with several parts.
+        parts: of each stage; part k of stage s is stage ``k * stages + s`` of the model.
+    """
+    if parts == 1:
+        return [(backward, i, 0) for backward, i in schedule(stage, stages, micro_batches)]
+
+    def place(k: int, backward: bool) -> tuple[bool, int, int]:
+        part = k % (stages * parts) // stages
+        micro_batch = k // (stages * parts) * stages + k % stages
+        return backward, micro_batch, parts - 1 - part if backward else part
+
+    total = micro_batches * parts
+    warm_up = total if micro_batches == stages else min((stages - stage - 1) * 2 + (parts - 1) * stages, total)
+    operations = [place(k, False) for k in range(warm_up)]
+    for k in range(total - warm_up):
+        operations += [place(warm_up + k, False), place(k, True)]
+    return operations + [place(k, True) for k in range(total - warm_up, total)]
+
+
 def pipeline_s(
     stage_forward_s: Sequence[float],
     stage_backward_s: Sequence[float],

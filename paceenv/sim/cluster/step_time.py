@@ -121,7 +121,8 @@ def plan(
     else:
         reduction = _bucketed(workload, links, group, stages[0], pipeline.time_s)
     m = workload.micro_batches
-    flops = workload.batch * replicas * workload.model.flops
+    samples = workload.batch * replicas / workload.context_parallel
+    flops = samples * workload.sample_flops
     kernel_flops = sum(s.kernel_flops for s in stages) * m * workload.tensor_parallel * replicas
     traffic = Traffic(
         reduction.nic_bytes, max(s.tensor.nic_bytes for s in stages) * m, pipeline.nic_bytes, embedding.nic_bytes
@@ -133,7 +134,7 @@ def plan(
         tail_bytes=reduction.tail_bytes,
         groups=workload.tensor_parallel * workload.pipeline_parallel,
         group=group,
-        samples=float(workload.batch * replicas),
+        samples=samples,
         reduce_s=reduction.reduce_s,
         tail_s=reduction.tail_s,
         step_s=reduction.step_s + embedding.time_s,
@@ -187,7 +188,8 @@ class _Stage(NamedTuple):
 
 def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
     model, p, t = workload.model, workload.pipeline_parallel, workload.tensor_parallel
-    rate, mb, layers = gpu.achievable_tflops * 1e12, workload.micro_batch, workload.model.layers // p
+    rate, layers = gpu.achievable_tflops * 1e12, workload.model.layers // p
+    mb = workload.micro_batch / workload.context_parallel
     host_s = layers * workload.host_overhead_s / (1.0 + BACKWARD)
     all_reduce = links.collective("all_reduce", links.tensor_group(t), workload.activation_bytes)
     stages = []
@@ -201,7 +203,7 @@ def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
         else:
             again = mb * layers * _recomputed(workload, model) / t
             head = mb * model.head_flops / t if s == p - 1 else 0.0
-            forward = mb * layers * model.layer_flops / t + head
+            forward = mb * layers * (model.layer_flops + workload.expert_flops) / t + head
             # two per layer and direction, again when a whole layer is computed anew; embedding forward, head backward
             forward_calls = 2.0 * layers + (s == 0)
             backward_calls = 2.0 * layers * (2 if workload.recompute == "full" else 1) + (s == p - 1)

@@ -150,19 +150,26 @@ def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
     Raises:
         InputError: where the workload does not fit or does not divide.
     """
-    place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
-    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
-    node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
+    inside, across = link_laws(fabric, job)
     return plan(
         workload,
         gpu,
         job.ranks,
         job.ranks_per_node,
-        Law(float(links.inside_hop_s), float(links.inside_Bps), float(links.inside_sqrt_s)),
-        Law(float(links.hop_s), node_Bps, float(links.sqrt_s)),
+        inside,
+        across,
         algorithm=job.algorithm,
         torus_dims=[] if fabric.torus is None else fabric.torus.dims,
     )
+
+
+def link_laws(fabric: Fabric, job: Job) -> tuple[Law, Law]:
+    """The laws of a rank's link inside its node, and of all NICs of a node together."""
+    place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
+    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
+    node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node
+    inside = Law(float(links.inside_hop_s), float(links.inside_Bps), float(links.inside_sqrt_s))
+    return inside, Law(float(links.hop_s), node_Bps, float(links.sqrt_s))
 
 
 def described_place(job: Job, step: Step) -> Layout:

@@ -5,7 +5,7 @@ Frozen and validated. Parameters, FLOPs, payloads and memory are derived from th
 
 Sources: parameters and FLOPs of a transformer, Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
 appendix) and Kaplan et al. 2020; activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
-their tensor but not their sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020.
+their tensor and sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ TOTAL_TOLERANCE = 0.02
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """PyTorch's ``DistributedDataParallel``: a small first bucket, then up to 25 MiB each."""
+PROGRAM_KEYS = (
+    "virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "top_k",
+    "capacity_imbalance", "shard_group", "all_gather_group", "outer_every", "length_cv", "checkpoint_every",
+)  # fmt: skip
+"""Keys of a workload that need ``step: program``."""
 ADAM_BYTES, MASTER_BYTES = 8, 4
 """Per parameter: two fp32 moments, and an fp32 copy where the weights themselves are smaller."""
 
@@ -213,6 +218,33 @@ class Workload(Config):
     host_overhead_s: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="per layer and micro-batch, forward and backward, no kernel running"
     )
+    step: Literal["folded", "program"] = Field(
+        "folded", description="folded: one collective ends the step; program: every collective where it happens"
+    )
+    virtual_stages: int = Field(1, ge=1, le=64, description="parts of each stage, interleaved; needs step: program")
+    sequence_parallel: bool = Field(
+        False, description="tensor parallelism by reduce-scatter and all-gather; needs step: program"
+    )
+    context_parallel: int = Field(1, ge=1, description="GPUs that share each sequence; needs step: program")
+    experts: int = Field(1, ge=1, le=65_536, description="experts of every layer's MLP; needs step: program")
+    expert_parallel: int = Field(1, ge=1, description="replicas that share the experts of a layer")
+    top_k: int = Field(1, ge=1, description="experts that a token goes to")
+    capacity_imbalance: float = Field(
+        1.0, ge=1, le=100, allow_inf_nan=False, description="tokens of the busiest GPU's experts over the mean"
+    )
+    shard_group: int | None = Field(
+        None, ge=1, description="replicas that shard parameters under zero_stage 3 (HSDP); empty: all"
+    )
+    all_gather_group: bool = Field(
+        False, description="whether all-gathers of zero_stage 3 have a communicator of their own; needs step: program"
+    )
+    outer_every: int = Field(
+        1, ge=1, le=1_000_000, description="steps from one reduction between replicas to the next (local SGD, DiLoCo)"
+    )
+    length_cv: float = Field(0.0, ge=0, le=1, description="variation of a micro-batch's length; needs step: program")
+    checkpoint_every: int = Field(
+        0, ge=0, le=1_000_000, description="steps from one checkpoint over the network to the next; 0: none"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Workload:
@@ -232,7 +264,49 @@ class Workload(Config):
                 raise ValueError("tensor_parallel 1, pipeline_parallel 1 and recompute none for a generic model")
         elif model.heads % t or model.mlp % t:
             raise ValueError(f"tensor_parallel to divide the {model.heads} heads and the MLP's {model.mlp} ({t})")
+        self._check_program_keys()
         return self
+
+    def _check_program_keys(self) -> None:
+        """Keys that only a program knows, and what fits together."""
+        if self.step == "folded":
+            for key in PROGRAM_KEYS:
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} with step: program, and only with it")
+            return
+        if isinstance(self.model, Generic) and (self.experts > 1 or self.context_parallel > 1):
+            raise ValueError("experts 1 and context_parallel 1 for a generic model")
+        if self.virtual_stages > 1:
+            self._check_virtual_stages()
+        if isinstance(self.model, Transformer) and self.model.sequence % (self.context_parallel * self.tensor_parallel):
+            raise ValueError(f"context_parallel x tensor_parallel to divide the {self.model.sequence} tokens")
+        self._check_experts()
+        if self.zero_stage < 3 and (self.shard_group is not None or self.all_gather_group):
+            raise ValueError("zero_stage 3 with shard_group or all_gather_group")
+        if self.outer_every > 1 and self.shard_group is None and (self.zero_stage or self.experts > 1):
+            raise ValueError("zero_stage 0 and experts 1, or a shard_group, with outer_every")
+        if self.outer_every > 1 and not self.accumulate:
+            raise ValueError("accumulate: true with outer_every")
+
+    def _check_virtual_stages(self) -> None:
+        p, v = self.pipeline_parallel, self.virtual_stages
+        if p == 1:
+            raise ValueError("virtual_stages 1 without pipeline_parallel")
+        if self.model.layers % (p * v) or self.micro_batches % p:
+            raise ValueError(
+                f"pipeline_parallel x virtual_stages to divide the {self.model.layers} layers, and pipeline_parallel "
+                f"the {self.micro_batches} micro_batches"
+            )
+
+    def _check_experts(self) -> None:
+        if self.experts == 1:
+            if self.expert_parallel > 1 or self.top_k > 1 or self.capacity_imbalance > 1.0:
+                raise ValueError("experts with expert_parallel, top_k or capacity_imbalance")
+            return
+        if self.experts % self.expert_parallel or self.top_k > self.experts:
+            raise ValueError(f"expert_parallel to divide the {self.experts} experts, and top_k at most that many")
+        if self.zero_stage == 3:
+            raise ValueError("zero_stage at most 2 with experts, whose parameters have replicas of their own")
 
     @property
     def micro_batch(self) -> int:
@@ -245,7 +319,30 @@ class Workload(Config):
         model = self.model
         if isinstance(model, Generic):
             return 0.0
-        return float(self.micro_batch * model.sequence * model.hidden * BYTES[self.activation_dtype])
+        tokens = self.micro_batch * model.sequence / self.context_parallel
+        return tokens * model.hidden * BYTES[self.activation_dtype]
+
+    @property
+    def sample_flops(self) -> float:
+        """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
+        model = self.model
+        return model.flops + (1.0 + BACKWARD) * model.layers * self.expert_flops
+
+    @property
+    def expert_flops(self) -> float:
+        """Forward FLOPs of a layer and sample beyond those of one expert."""
+        model = self.model
+        if isinstance(model, Generic):
+            return 0.0
+        return (self.top_k - 1) * 4.0 * model.sequence * model.hidden * model.mlp
+
+    @property
+    def expert_parameters(self) -> float:
+        """Of one layer on one GPU, before tensor parallelism, beside those of a model without experts."""
+        if isinstance(self.model, Generic) or self.experts == 1:
+            return 0.0
+        mlp = 2 * self.model.hidden * self.model.mlp + self.model.hidden + self.model.mlp
+        return (self.experts / self.expert_parallel - 1.0) * mlp + self.experts * self.model.hidden
 
     def stage_parameters(self, stage: int) -> float:
         """Parameters of one GPU of a pipeline stage, before any sharding over replicas.
@@ -255,7 +352,7 @@ class Workload(Config):
         model, p = self.model, self.pipeline_parallel
         if isinstance(model, Generic):
             return model.parameters
-        total = float(model.layers // p * model.layer_parameters)
+        total = model.layers // p * (model.layer_parameters + self.expert_parameters)
         if stage == 0:
             total += model.embedding_parameters + model.position_parameters
         if stage == p - 1:
@@ -289,7 +386,8 @@ class Workload(Config):
         return max((self._stage_memory(s, replicas) for s in range(self.pipeline_parallel)), key=lambda m: m.total)
 
     def _stage_memory(self, stage: int, replicas: int) -> Memory:
-        n, shard = self.stage_parameters(stage), [1.0 / replicas if self.zero_stage >= z else 1.0 for z in range(4)]
+        n, sharing = self.stage_parameters(stage), self.shard_group or replicas
+        shard = [1.0 / sharing if self.zero_stage >= z else 1.0 for z in range(4)]
         weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]
         optimizer = ADAM_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
         weights, gradients = n * weight * shard[3], n * gradient * shard[2]
@@ -303,11 +401,14 @@ class Workload(Config):
         model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
         if isinstance(model, Generic):
             return self.micro_batch * model.activation_bytes
-        tokens, scale = self.micro_batch * model.sequence, BYTES[self.activation_dtype] / 2
+        tokens = self.micro_batch * model.sequence / self.context_parallel
+        scale = BYTES[self.activation_dtype] / 2
         h, attention = model.hidden, 5.0 * model.heads * model.sequence / model.hidden
         if self.recompute == "selective":
             attention = 0.0
-        whole = scale * tokens * h * (10.0 + (24.0 + attention) / t)
+        whole = (
+            scale * tokens * h * ((34.0 + attention) / t if self.sequence_parallel else 10.0 + (24.0 + attention) / t)
+        )
         layers = model.layers // p
         kept = layers * whole
         if self.recompute == "full":  # only each layer's input, and one layer at a time in full

@@ -65,6 +65,7 @@ _REGISTERED = (
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (
         timing.watch_deferral,
+        timing.end_hold,
         timing.defer_gain,
         timing.hold_transfers,
         timing.window_s,

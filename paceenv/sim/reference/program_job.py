@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
+from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import tiers_of
-from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan
+from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import episode_keys
@@ -162,7 +163,7 @@ class Step:
                 self._enter(o + 1, place)
         for r, since_s in self._waiting_O[o]:
             self.waited_R[r] += now_s - since_s
-            if pacing.releases(now_s - since_s, float(self._hold_R[r])):
+            if self._hold_R[r] > 0.0 and pacing.releases(now_s - since_s, float(self._hold_R[r])):
                 for rank, held in [one for one in self._held if one[0] == r]:
                     self._release(rank, held)
             self._over(r)
@@ -182,6 +183,10 @@ class Laid:
         assert cluster.program is not None
         refuse_what_is_unknown(cluster)
         self.plan: StepPlan = cluster.program.plan(cluster.job.ranks)
+        if any(self._is_write(one) for role in self.plan.roles for one in role):
+            raise InputError(
+                f"{cluster.name}: a send of one rank, to storage; allowed in the reference engine: sends of two ranks"
+            )
         self.wires = Wires(tiers_of(cluster.fabric, cluster.job))
         below_bytes = {"tree": math.inf, "auto": cluster.fabric.tree_below_bytes}.get(cluster.job.algorithm, 0.0)
         self.operations: list[Operation]
@@ -199,6 +204,9 @@ class Laid:
                 row.append(first[one.communicator, r] + number)
             self.operation_R.append(row)
         self.first_R = np.concatenate([[0], np.cumsum([len(row) for row in self.operation_R])])
+
+    def _is_write(self, one: Instruction) -> bool:
+        return isinstance(one, Start) and one.op == "send" and len(self.plan.communicators[one.communicator][0]) == 1
 
     def first_of(self, o: int) -> int:
         """The first operation of the communicator of ``o``."""

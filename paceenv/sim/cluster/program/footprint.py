@@ -142,7 +142,7 @@ def use(
     Args:
         tiers: of the fabric.
         op: the operation.
-        members: its ranks, in the order of their group.
+        members: its ranks, in the order of their group. A ``send`` of one member goes to storage above the leaves.
         payload_bytes: as in :func:`messages`.
         algorithm: of an all-reduce: ``ring`` or ``tree``, whose members are nodes.
         efficiency: the share of its slowest link that one operation alone can use.
@@ -163,6 +163,9 @@ def use(
         found = volume(op, "tree", len(nodes), payload_bytes)
         chain = 2.0 * (max(map(len, per_node.values())) - 1) * tiers.inside_hop_s
         latency_s = float(found.rounds) * tiers.hop_s + chain
+    elif op == "send" and len(members) == 1:  # to storage above the leaves
+        _leave(tiers, load, list(members), payload_bytes)
+        latency_s = tiers.hop_s
     else:
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
             sender, receiver = members[i], members[j]
@@ -193,3 +196,12 @@ def _cross(tiers: Tiers, load: NDArray[np.float64], senders: list[int], receiver
         load[tiers.leaf_link(leaves[0], into=False)] += size * tiers.path_imbalance
         load[tiers.leaf_link(leaves[1], into=True)] += size * tiers.path_imbalance
         load[UPLINK] += size * tiers.path_imbalance
+
+
+def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> None:
+    """Lay bytes on the way from one node to what lies above the leaves."""
+    nics = tiers.nics_of(ranks)
+    for nic in nics:
+        load[tiers.nic_link(nic, into=False)] += size / len(nics)
+    load[tiers.leaf_link(ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf, into=False)] += size
+    load[UPLINK] += size

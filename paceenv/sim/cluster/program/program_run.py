@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,11 +14,14 @@ from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, Use, use
 from paceenv.sim.cluster.program.program_tables import Start, tables
-from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.transfers import Layout, draw_links
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
 from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
+
+MAX_TABLES = 64
+"""Of so many programs the tables are kept."""
+_TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
 
 
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
@@ -43,28 +46,36 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
     )
 
 
-def program_of(cluster: Cluster) -> Program:
-    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``. The same object for equal ones."""
-    if cluster.program is None:
-        return NO_PROGRAM
-    parts = cluster.program, cluster.job, cluster.fabric
-    return _tables(*(part.model_dump_json() for part in parts), bool(cluster.tenants))
-
-
-@lru_cache(maxsize=64)
-def _tables(program: str, job: str, fabric: str, has_tenants: bool) -> Program:
-    where, kind = Fabric.model_validate_json(fabric), Job.model_validate_json(job)
-    tiers = tiers_of(where, kind)
+def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
+    """What a transfer of some ranks of a job takes of the links of a fabric."""
+    tiers = tiers_of(fabric, job)
 
     def found(start: Start, members: list[int]) -> Use:
         algorithm: Algorithm = "ring"
-        if start.op == "all_reduce" and kind.algorithm in ("tree", "auto"):
-            small = kind.algorithm == "tree" or start.payload_bytes < where.tree_below_bytes
+        size = start.payload_bytes / start.parts
+        if start.op == "all_reduce" and job.algorithm in ("tree", "auto"):
+            small = job.algorithm == "tree" or size < fabric.tree_below_bytes
             algorithm = "tree" if small else "ring"
-        return use(tiers, start.op, members, start.payload_bytes, algorithm=algorithm)
+        one = use(tiers, start.op, members, size, algorithm=algorithm)
+        return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts)
 
-    plan = StepProgram.model_validate_json(program).plan(kind.ranks)
-    return tables(plan, found, has_tenants=has_tenants)
+    return found
+
+
+def program_of(cluster: Cluster) -> Program:
+    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``. The same object for equal ones."""
+    if not cluster.has_program:
+        return NO_PROGRAM
+    parts = cluster.program, cluster.workload, cluster.gpu, cluster.job, cluster.fabric
+    key = tuple("" if part is None else part.model_dump_json() for part in parts)
+    if (key, bool(cluster.tenants)) not in _TABLES:
+        if len(_TABLES) >= MAX_TABLES:
+            del _TABLES[next(iter(_TABLES))]
+        plan = cluster.program_plan()
+        assert plan is not None
+        found = tables(plan, use_of(cluster.fabric, cluster.job), has_tenants=bool(cluster.tenants))
+        _TABLES[key, bool(cluster.tenants)] = found
+    return _TABLES[key, bool(cluster.tenants)]
 
 
 def program_alone_s(program: Program, compute_s: float) -> float:

@@ -43,6 +43,8 @@ class Start(NamedTuple):
     every: int = 1
     """It happens in one of so many iterations."""
     name: str = ""
+    parts: int = 1
+    """So many equal operations one after the other, folded into one; ``payload_bytes`` is of all."""
 
 
 class Wait(NamedTuple):
@@ -102,7 +104,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
     known: dict[tuple[object, ...], Use] = {}
     for n, (_, members) in enumerate(groups):
         for start in begun[n]:
-            key = (n, start.op, start.payload_bytes)
+            key = (n, start.op, start.payload_bytes, start.parts)
             if key not in known:
                 known[key] = use(start, members)
             operations.append(_Operation(start, known[key]))
@@ -189,7 +191,10 @@ def _instructions(
 def _simplified(
     operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
 ) -> list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]]:
-    """The links and shares of every operation, without links on which nothing ever meets, equal ones as one."""
+    """The links and shares of every operation, without links that are never full, equal ones as one.
+
+    A process group runs one operation at a time, so a link is never full where the largest shares of all groups fit.
+    """
     group_of_op = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
     by_link: dict[int, dict[int, float]] = {}
     for o, one in enumerate(operations):
@@ -197,8 +202,12 @@ def _simplified(
             by_link.setdefault(link, {})[o] = share
     kinds: dict[tuple[tuple[int, float], ...], bool] = {}
     for link, shares in by_link.items():
-        is_shared = len({int(group_of_op[o]) for o in shares}) > 1 or (link == UPLINK and has_tenants)
-        if is_shared:
+        largest: dict[int, float] = {}
+        for o, share in shares.items():
+            group = int(group_of_op[o])
+            largest[group] = max(largest.get(group, 0.0), share)
+        is_full = len(largest) > 1 and sum(largest.values()) > 1.0 + _SAME
+        if is_full or (link == UPLINK and has_tenants):
             signature = tuple((o, round(share / _SAME) * _SAME) for o, share in sorted(shares.items()))
             kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
     kept = _pruned(kinds)

@@ -109,7 +109,7 @@ class StepProgram(Config):
     @property
     def can_defer(self) -> bool:
         """Whether a transfer can wait."""
-        found = (phase.transfer() for phase in _flat(self.step))
+        found = (phase.transfer() for phase in flat(self.step))
         return any(one is not None and one[1].can_wait for one in found)
 
     def plan(self, ranks: int) -> StepPlan:
@@ -141,7 +141,7 @@ class StepProgram(Config):
     def _instructions(self, rank: int) -> Iterator[Instruction]:
         begun: dict[str, int] = {}
         pending: list[tuple[str | None, Wait]] = []
-        for phase in _flat(self.step):
+        for phase in flat(self.step):
             found = phase.transfer()
             if phase.compute is not None:
                 if phase.compute.ranks is None or rank in phase.compute.ranks:
@@ -163,9 +163,10 @@ class StepProgram(Config):
         yield from (wait for _, wait in pending)
 
 
-def _flat(step: list[ProgramPhase]) -> Iterator[ProgramPhase]:
+def flat(step: list[ProgramPhase]) -> Iterator[ProgramPhase]:
+    """The phases of a step in order, repeated ones as often as they happen."""
     for phase in step:
         if phase.repeat is None:
             yield phase
         for _ in range(phase.repeat or 0):
-            yield from _flat(phase.step)
+            yield from flat(phase.step)

@@ -1,0 +1,180 @@
+"""Which description fits the trace of a job: one collective a step, or a step as a program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
+from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.program.known_program import fit_known
+from paceenv.calibration.program.program_fit import fit_program
+from paceenv.calibration.program.program_stamps import ProgramStamps, read_program
+from paceenv.calibration.program.step_order import OVERLAPS
+from paceenv.calibration.structure import JobStamps, read_job
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.sim.cluster import Cluster
+
+OFF: Final = 0.05
+"""Error of the mean step from which on one collective a step does not describe a job."""
+FITTED_SHARE: Final = 2.0 / 3.0
+MIN_PART: Final = 16
+"""Steps that a part of a trace must have for a check on unseen steps."""
+
+
+@dataclass(frozen=True)
+class TraceFit:
+    """A fit, its check on unseen steps or why there is none, and notes on which description was taken."""
+
+    fit: JobFit
+    check: HeldOutCheck | str
+    notes: tuple[str, ...] = ()
+
+
+def calibrate_trace(
+    trace: Trace,
+    *,
+    base: Cluster | None = None,
+    name: str = "calibrated",
+    probe: Trace | None = None,
+    job: str | None = None,
+    program: bool | None = None,
+) -> JobFit:
+    """Fit a cluster to a trace, without a check on unseen steps.
+
+    Args:
+        trace: the trace of a job.
+        base: known cluster; one with a program gives its step, to which times are fitted.
+        name: name of the new config.
+        probe: a second trace of the same job with small random delays.
+        job: which job, where the trace holds several.
+        program: whether the step is described as a program; None: where one collective does not describe it.
+
+    Raises:
+        InputError: the trace holds no job that can be described.
+    """
+    return fit_trace(trace, base=base, name=name, probe=probe, job=job, program=program, check=False).fit
+
+
+def fit_trace(
+    trace: Trace,
+    *,
+    base: Cluster | None = None,
+    name: str = "calibrated",
+    probe: Trace | None = None,
+    job: str | None = None,
+    program: bool | None = None,
+    check: bool = True,
+) -> TraceFit:
+    """As :func:`calibrate_trace`, with a check on unseen steps.
+
+    Args:
+        trace: the trace of a job.
+        base: known cluster, if any.
+        name: name of the new config.
+        probe: a second trace of the same job with small random delays.
+        job: which job, where the trace holds several.
+        program: whether the step is described as a program; None: where one collective does not describe it.
+        check: whether to fit again to the first steps and compare with the rest.
+
+    Raises:
+        InputError: the trace holds no job that can be described.
+    """
+    if base is not None and base.program is not None:
+        if program is False:
+            raise InputError(f"base: {base.name} has a program; allowed: a base without one where none is wanted")
+        return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
+    if program:
+        return _of_program(read_program(trace, job=job), base, name, check=check)
+    if program is None:
+        stamps = _program_stamps(trace, job)
+        if stamps is not None and overlapping(stamps):
+            note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
+            found = _of_program(stamps, base, name, check=check)
+            return replace(found, notes=(note,))
+    job_stamps = read_job(trace, job=job)
+    probed = None if probe is None else read_job(probe, job=job)
+    fit = calibrate_stamps(job_stamps, probed, base, name)
+    if program is None and abs(fit.mean_error) > OFF:
+        better = _better(trace, fit, base, name, job, check=check)
+        if isinstance(better, TraceFit):
+            return better
+        return _of_job(fit, job_stamps, probed, base, (better,), check=check)
+    return _of_job(fit, job_stamps, probed, base, (), check=check)
+
+
+def overlapping(stamps: ProgramStamps) -> bool:
+    """Whether transfers of several communicators of a rank often run at the same time."""
+    names = np.array([one.communicator for one in stamps.transfers])
+    if len(set(names.tolist())) < 2:
+        return False
+    for r in range(stamps.ranks):
+        start_TK, end_TK = stamps.start_TRK[:, r], stamps.end_TRK[:, r]
+        for name in set(names.tolist()):
+            mine, others = names == name, names != name
+            lasts_TK = np.maximum(end_TK - start_TK, 0.0)
+            low = np.maximum(start_TK[:, mine, None], start_TK[:, None, others])
+            high = np.minimum(end_TK[:, mine, None], end_TK[:, None, others])
+            shorter = np.minimum(lasts_TK[:, mine, None], lasts_TK[:, None, others])
+            meet_T = np.any((high - low > OVERLAPS * shorter) & (shorter > 0.0), axis=(1, 2))
+            if meet_T.mean() > OVERLAPS:
+                return True
+    return False
+
+
+def _program_stamps(trace: Trace, job: str | None) -> ProgramStamps | None:
+    """The trace's transfers as those of a program, where they are."""
+    try:
+        return read_program(trace, job=job)
+    except InputError:
+        return None
+
+
+def _better(
+    trace: Trace, fit: JobFit, base: Cluster | None, name: str, job: str | None, *, check: bool
+) -> TraceFit | str:
+    """The fit of a program where that is nearer to the measured step, or in words why there is none.
+
+    Args:
+        trace: the trace of a job.
+        fit: with one collective a step.
+        base: known cluster, if any.
+        name: name of the new config.
+        job: which job.
+        check: whether to compare with unseen steps.
+    """
+    off = f"one collective a step leaves the mean step {fit.mean_error:+.1%} off"
+    try:
+        found = _of_program(read_program(trace, job=job), base, name, check=check)
+    except InputError as error:
+        return f"{off}; as a program it cannot be described: {error}"
+    if abs(found.fit.mean_error) >= abs(fit.mean_error):
+        return f"{off}, and a program {found.fit.mean_error:+.1%} (--program takes it)"
+    return replace(found, notes=(f"{off}: the step is described as a program (--no-program)",))
+
+
+def _of_job(
+    fit: JobFit,
+    stamps: JobStamps,
+    probed: JobStamps | None,
+    base: Cluster | None,
+    notes: tuple[str, ...],
+    *,
+    check: bool,
+) -> TraceFit:
+    return TraceFit(fit, check_job(stamps, probed, base) if check else "not asked for", notes)
+
+
+def _of_program(stamps: ProgramStamps, base: Cluster | None, name: str, *, check: bool) -> TraceFit:
+    fit = fit_program(stamps, base, name)
+    if not check:
+        return TraceFit(fit, "not asked for")
+    steps = len(stamps.step_T)
+    cut = int(FITTED_SHARE * steps)
+    if steps - cut < MIN_PART:
+        return TraceFit(fit, f"{steps} steps, {steps - cut} of them held out; needed: {3 * MIN_PART}")
+    first = fit_program(stamps.part(cut), base, "held-out check")
+    return TraceFit(fit, check_steps(cut, stamps.step_T[cut:], first.cluster))

@@ -1,0 +1,248 @@
+"""The rates of a fabric from the transfers of a program: from those that ran alone, or else a stand-in.
+
+A transfer runs alone where no other of any communicator runs between its start and its end. It starts when its last
+member entered it and the one before it in its process group was through. Nothing above the NICs is identified: what a
+tier above them would add is in the rate of the NICs.
+
+Axes: T steps, K transfers of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+from paceenv.calibration.program.program_stamps import ProgramStamps, Transfer
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT
+from paceenv.sim.cluster.program.footprint import Tiers, use
+
+MIN_ALONE: Final = 8
+"""So many transfers alone identify a rate."""
+MIN_SPREAD: Final = 1.5
+"""The largest time on the links over the smallest, from which on latency and rate can be told apart."""
+NO_LIMIT: Final = 1e4
+"""Rate of the tier above the NICs over that of all of them: it limits nothing."""
+ROUNDS: Final = 6
+_TOLERANCE = 0.002
+
+Array = NDArray[np.float64]
+Place = Literal["inside", "across"]
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long each transfer took, seconds ``(T, K)``, and whether it ran alone."""
+
+    seconds_TK: Array
+    alone_TK: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class LinkRate:
+    """The rate and latency of one kind of link.
+
+    ``alone`` counts the transfers that it was fitted to; 0 where none ran alone and the rate is a stand-in.
+    ``latency_us`` is None where rate and latency cannot be told apart, and the rate has both.
+    """
+
+    place: Place
+    gbps: float
+    se_gbps: float
+    latency_us: float | None
+    alone: int
+    kinds: int
+    cv: float
+
+    @property
+    def key(self) -> str:
+        """The key of a cluster config that has the rate."""
+        return "fabric.intra_node_gbps" if self.place == "inside" else "fabric.nic_gbps"
+
+    @property
+    def latency_key(self) -> str:
+        """The key of a cluster config that has the latency."""
+        return "fabric.intra_node_latency_us" if self.place == "inside" else "fabric.latency_us"
+
+
+def nodes_of(stamps: ProgramStamps) -> tuple[int, int]:
+    """Nodes and ranks on each, as the trace names hosts; a node for each rank where it names none or not in order."""
+    hosts = list(dict.fromkeys(stamps.hosts))
+    if not all(stamps.hosts) or stamps.ranks % len(hosts):
+        return stamps.ranks, 1
+    each = stamps.ranks // len(hosts)
+    in_order = [host for host in hosts for _ in range(each)]
+    return (len(hosts), each) if in_order == list(stamps.hosts) else (stamps.ranks, 1)
+
+
+def durations(stamps: ProgramStamps) -> Durations:
+    """How long each transfer took once it could start."""
+    begin_TK, end_TK = np.nanmax(_or_low(stamps.start_TRK), axis=1), np.nanmax(_or_low(stamps.end_TRK), axis=1)
+    last: dict[str, int] = {}
+    for k, one in enumerate(stamps.transfers):
+        if one.communicator in last:
+            before = end_TK[:, last[one.communicator]]
+            begin_TK[:, k] = np.maximum(begin_TK[:, k], np.where(np.isfinite(before), before, -np.inf))
+        last[one.communicator] = k
+    begin_TK[~np.isfinite(begin_TK)] = np.nan
+    end_TK[~np.isfinite(end_TK)] = np.nan
+    alone_TK = np.isfinite(begin_TK)
+    tolerance_TK = 1e-3 * (end_TK - begin_TK)
+    for k in range(len(stamps.transfers)):
+        for other in range(len(stamps.transfers)):
+            if other != k and stamps.transfers[other].communicator != stamps.transfers[k].communicator:
+                meet = (begin_TK[:, other] < end_TK[:, k] - tolerance_TK[:, k]) & (
+                    end_TK[:, other] > begin_TK[:, k] + tolerance_TK[:, k]
+                )
+                alone_TK[:, k] &= ~meet
+    groups_K = np.array([len(one.groups) for one in stamps.transfers])
+    for k in np.flatnonzero(groups_K > 1).tolist():  # the groups of a transfer start and end each by itself
+        _by_group(stamps, k, begin_TK, end_TK)
+    return Durations(np.maximum(end_TK - begin_TK, 0.0), alone_TK)
+
+
+def _or_low(x_TRK: Array) -> Array:
+    """Not a number as minus infinity, so that a transfer that a step lacks has no maximum."""
+    return np.where(np.isfinite(x_TRK), x_TRK, -np.inf)
+
+
+def _by_group(stamps: ProgramStamps, k: int, begin_TK: Array, end_TK: Array) -> None:
+    """Put the mean duration of a transfer's groups in place, from its begin on."""
+    seconds = []
+    for group in stamps.transfers[k].groups:
+        ranks = list(group)
+        first_T = stamps.start_TRK[:, ranks, k].max(axis=1)
+        for before in range(k):
+            if stamps.transfers[before].communicator == stamps.transfers[k].communicator:
+                first_T = np.fmax(first_T, stamps.end_TRK[:, ranks, before].max(axis=1))
+        seconds.append(stamps.end_TRK[:, ranks, k].max(axis=1) - first_T)
+    begin_TK[:, k] = end_TK[:, k] - np.mean(seconds, axis=0)
+
+
+def place_of(one: Transfer, ranks_per_node: int) -> Place:
+    """Whether a transfer stays inside nodes."""
+    is_inside = all(len({rank // ranks_per_node for rank in group}) == 1 for group in one.groups)
+    return "inside" if is_inside and ranks_per_node > 1 else "across"
+
+
+def _unit_tiers(nodes: int, each: int, *, hop: bool) -> Tiers:
+    """Links of a byte a second and no latency, or of no limit and a second a hop."""
+    rate, hop_s = (np.inf, 1.0) if hop else (1.0, 0.0)
+    return Tiers(nodes, each, nodes, 1, rate, rate, np.inf, np.inf, hop_s, hop_s)
+
+
+def fit_rates(
+    stamps: ProgramStamps, found: Durations, contended: Callable[[dict[str, float]], Array]
+) -> list[LinkRate]:
+    """Rates of the links that the transfers use.
+
+    Args:
+        stamps: of the job.
+        found: durations.
+        contended: simulates the job with keys of its fabric; gives the mean seconds of each transfer.
+    """
+    nodes, each = nodes_of(stamps)
+    by_place: dict[Place, list[int]] = {}
+    for k, one in enumerate(stamps.transfers):
+        if one.payload_bytes > 0.0:
+            by_place.setdefault(place_of(one, each), []).append(k)
+    rates = []
+    for place, used in by_place.items():
+        alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, len(stamps.step_T))]
+        if alone:
+            rates.append(_of_alone(stamps, found, alone, place, nodes, each))
+    known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}
+    for place, used in by_place.items():
+        if place not in {rate.place for rate in rates}:
+            rates.append(_of_contended(stamps, found, used, place, (nodes, each), known, contended))
+    return rates
+
+
+def _of_alone(
+    stamps: ProgramStamps, found: Durations, alone: Sequence[int], place: Place, nodes: int, each: int
+) -> LinkRate:
+    """From transfers that ran alone: latency and rate by least squares of relative errors, neither negative.
+
+    Args:
+        stamps: of the job.
+        found: durations.
+        alone: the transfers.
+        place: where they are.
+        nodes: of the job.
+        each: ranks on each.
+    """
+    flat, hops = _unit_tiers(nodes, each, hop=False), _unit_tiers(nodes, each, hop=True)
+    rows, cvs, counts = list[tuple[float, float, float]](), list[float](), 0
+    for k in alone:
+        one = stamps.transfers[k]
+        seconds = found.seconds_TK[found.alone_TK[:, k], k]
+        group = one.groups[0]
+        link_bytes = use(flat, one.op, group, one.payload_bytes).alone_s
+        rounds = use(hops, one.op, group, one.payload_bytes).latency_s
+        mean_s = float(np.median(seconds))
+        if mean_s <= 0.0:
+            continue
+        rows.append((link_bytes, rounds, mean_s))
+        cvs.append(float(seconds.std()) / float(seconds.mean()))
+        counts += len(seconds)
+    link_bytes_A, rounds_A, mean_A = np.array(rows).T
+    weight_A = link_bytes_A / mean_A**2  # small transfers say little of a rate
+    design = np.stack([link_bytes_A, rounds_A], axis=1) * np.sqrt(weight_A / mean_A)[:, None]
+    wanted = mean_A * np.sqrt(weight_A / mean_A)
+    told = link_bytes_A / rounds_A
+    is_told = told.max() > MIN_SPREAD * told.min()
+    if is_told:
+        (per_byte_s, hop_s), _ = optimize.nnls(design, wanted)
+    else:
+        (per_byte_s,), _ = optimize.nnls(design[:, :1], wanted)
+        hop_s = 0.0
+    residual_A = (link_bytes_A * per_byte_s + rounds_A * hop_s) / mean_A - 1.0
+    spread = float(np.average(residual_A**2, weights=link_bytes_A)) ** 0.5
+    noise = float(np.mean(cvs)) / max(counts, 1) ** 0.5
+    gbps = 1.0 / per_byte_s / BYTES_PER_GBIT
+    kinds = len({(stamps.transfers[k].op, stamps.transfers[k].payload_bytes) for k in alone})
+    se = gbps * float(np.hypot(noise, spread / max(kinds, 1) ** 0.5))
+    return LinkRate(place, gbps, se, hop_s * 1e6 if is_told else None, counts, kinds, float(np.mean(cvs)))
+
+
+def _of_contended(
+    stamps: ProgramStamps,
+    found: Durations,
+    used: Sequence[int],
+    place: Place,
+    size: tuple[int, int],
+    known: dict[str, float],
+    contended: Callable[[dict[str, float]], Array],
+) -> LinkRate:
+    """A stand-in: the rate with which the simulated transfers together take as long as the measured ones.
+
+    Args:
+        stamps: of the job.
+        found: durations.
+        used: transfers on these links.
+        place: where they are.
+        size: nodes, and ranks on each.
+        known: keys of the fabric with rates that are known.
+        contended: as in :func:`fit_rates`.
+    """
+    flat = _unit_tiers(*size, hop=False)
+    moved = []
+    for k in used:
+        one = stamps.transfers[k]
+        moved.append(use(flat, one.op, one.groups[0], one.payload_bytes))
+    seconds = [float(np.nanmean(found.seconds_TK[:, k])) for k in used]
+    fastest = max(alone.alone_s / max(s, 1e-9) for alone, s in zip(moved, seconds, strict=True))
+    rate = LinkRate(place, fastest / BYTES_PER_GBIT, 0.0, None, 0, 0, 0.0)
+    low, high = rate.gbps / 4.0, rate.gbps * 8.0
+    for _ in range(ROUNDS * 2):  # more bandwidth, shorter transfers
+        gbps = (low * high) ** 0.5
+        simulated = float(np.sum(contended({**known, rate.key: gbps, rate.latency_key: 0.0})[used]))
+        if abs(simulated / sum(seconds) - 1.0) < _TOLERANCE:
+            low = high = gbps
+            break
+        low, high = (gbps, high) if simulated > sum(seconds) else (low, gbps)
+    return LinkRate(place, (low * high) ** 0.5, 0.0, None, 0, 0, 0.0)

@@ -1,0 +1,267 @@
+"""A cluster config with a program from the trace of a job: phases, noise of compute, rates of links; with evidence."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.calibration.fits.noise_fit import NoiseFit
+from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.measurements import MIN_STEPS
+from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
+from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios
+from paceenv.calibration.program.link_rates import NO_LIMIT, Durations, LinkRate, durations, fit_rates, nodes_of
+from paceenv.calibration.program.program_stamps import ProgramStamps, read_program
+from paceenv.calibration.program.step_order import StepOrder, read_order
+from paceenv.calibration.program.step_phases import StepPhases, step_phases
+from paceenv.calibration.step_statistics import Steps, simulate
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace
+from paceenv.sim.cluster import Cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import STAND_INS
+from paceenv.sim.engine.program_layout import START
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
+
+_BLOCKS: Final = 8
+_NOISE: Final = ("jitter_cv", "common_cv", "persistent_cv", "imbalance_cv", "imbalance_skew")
+SETTLES: Final = "a step in which transfers run one at a time, or nccl-tests output of the same links, settles it"
+
+Array = NDArray[np.float64]
+
+
+def calibrate_program(
+    trace: Trace, *, base: Cluster | None = None, name: str = "calibrated", job: str | None = None
+) -> JobFit:
+    """Fit a cluster with a program to a trace.
+
+    Args:
+        trace: the trace of a job.
+        base: known cluster, whose fabric stands where the trace identifies none.
+        name: name of the new config.
+        job: which job, where the trace holds several.
+
+    Raises:
+        InputError: the trace's transfers are no program; the message says what would settle it.
+    """
+    return fit_program(read_program(trace, job=job), base, name)
+
+
+def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFit:
+    """As :func:`calibrate_program`, from stamps.
+
+    Args:
+        stamps: the job's stamps.
+        base: known cluster, if any.
+        name: name of the new config.
+    """
+    order = read_order(stamps)
+    phases = step_phases(stamps, order)
+    noise = fit_ratios(stamps.name, stamps.source, stamps.iteration_T, stamps.step_T, phases.ratio_TR)
+    found = durations(stamps)
+    data = _data(stamps, phases, base, name)
+    rates = fit_rates(stamps, found, lambda keys: _simulated_s(stamps, _with(data, keys), name))
+    parameters = [*_structure(stamps, order, data), *_noise_parameters(stamps, noise, data, by_rank=phases.by_rank)]
+    parameters += _rate_parameters(rates, found, data, base)
+    cluster = config_files.parse(Cluster, data, f"calibration of {stamps.name}")
+    measured, simulated = _measured(stamps), simulate(cluster, max(len(stamps.step_T), 2))
+    record = {
+        "source": f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations",
+        "fitted": {p.key: p.to_record() for p in parameters if p.is_identified},
+        "cannot_tell": {p.key: p.to_record() for p in parameters if not p.is_identified},
+        "correlations": {},
+        "measured": {
+            "step_mean_s": measured.mean_s,
+            "step_mean_se_s": measured.mean_sd,
+            "step_cv": measured.cv,
+        },
+        "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
+        STAND_INS: data["calibration"][STAND_INS],
+    }
+    cluster = cluster.model_copy(update={"calibration": record})
+    return JobFit(cluster, tuple(parameters), measured, simulated)
+
+
+def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name: str) -> dict[str, Any]:
+    """The cluster as a config, with links that limit nothing and no noise."""
+    nodes, each = nodes_of(stamps)
+    fabric: dict[str, Any] = {"nic_gbps": NO_LIMIT, "nodes_per_leaf": nodes, "uplink_gbps": NO_LIMIT * nodes}
+    job: dict[str, Any] = {"nodes": nodes, "ranks_per_node": each}
+    if base is not None:
+        fabric = base.fabric.model_dump(exclude_none=True) | {"latency_us": base.fabric.latency_us}
+        job = {"nodes": base.job.nodes, "ranks_per_node": base.job.ranks_per_node}
+        if base.job.ranks != stamps.ranks:
+            raise InputError(f"base: {base.job.ranks} ranks; allowed: the {stamps.ranks} of the trace")
+    return {
+        "name": name,
+        "description": f"Program fitted to a trace of {stamps.name} ({stamps.source}).",
+        "job": job,
+        "program": {
+            "communicators": {key: one.model_dump(exclude_defaults=True) for key, one in stamps.communicators.items()},
+            "step": phases.to_config(),
+        },
+        "fabric": fabric,
+        "noise": {},
+        "calibration": {STAND_INS: {}},
+    }
+
+
+def _with(data: dict[str, Any], keys: dict[str, float]) -> dict[str, Any]:
+    return data | {"fabric": data["fabric"] | {key.partition(".")[2]: value for key, value in keys.items()}}
+
+
+def _simulated_s(stamps: ProgramStamps, data: dict[str, Any], name: str) -> Array:
+    """Seconds of each transfer of the trace in the simulated step without noise.
+
+    Args:
+        stamps: of the job.
+        data: the config.
+        name: of it, for errors.
+    """
+    cluster = config_files.parse(Cluster, data, f"calibration of {name}")
+    keys = episode_keys([0])
+    simulator = Simulator(derive(cluster, keys), keys)
+    program = simulator.batch.program
+    iterations = int(np.lcm.reduce([one.every for one in stamps.transfers]))
+    recording = simulator.record(simulator.off(), iterations)
+    seconds_O = (recording.through_ETO - recording.start_ETO)[0].max(axis=0)
+    # a rank starts its transfers in the order of the trace's
+    found = np.zeros(len(stamps.transfers))
+    for k, one in enumerate(stamps.transfers):
+        rank = one.groups[0][0]
+        mine = [i for i, other in enumerate(stamps.transfers) if rank in other.ranks]
+        first, last = int(program.first_R[rank]), int(program.first_R[rank + 1])
+        starts = [i for i in range(first, last) if program.kind_I[i] == START]
+        found[k] = seconds_O[program.operation_I[starts[mine.index(k)]]]
+    return found
+
+
+def _measured(stamps: ProgramStamps) -> Steps:
+    """Mean step of the trace, its variation, and the error of the mean from blocks."""
+    step_T = stamps.step_T
+    mean_s = float(step_T.mean())
+    blocks = np.array([part.mean() for part in np.array_split(step_T, min(_BLOCKS, len(step_T)))])
+    return Steps(mean_s, float(step_T.std(ddof=1)) / mean_s, float(blocks.std(ddof=1)) / len(blocks) ** 0.5)
+
+
+def _exact(key: str, value: float, evidence: str) -> Parameter:
+    return Parameter(key, value, 0.0, value, value, evidence)
+
+
+def _structure(stamps: ProgramStamps, order: StepOrder, data: dict[str, Any]) -> list[Parameter]:
+    """What the trace says of ranks, transfers and their order."""
+    nodes, each = data["job"]["nodes"], data["job"]["ranks_per_node"]
+    rows = f"{len(stamps.step_T)} iterations alike, {stamps.dropped} left out"
+    behind, held = int(order.background_K.sum()), int(order.can_wait([one.op for one in stamps.transfers]).sum())
+    said = (
+        f"a step has {len(stamps.transfers)} transfers on {len({one.communicator for one in stamps.transfers})} "
+        f"communicators; {behind} in the background, of which {held} are gradients that can wait"
+    )
+    found = [
+        _exact("job.nodes", nodes, f"{'hosts' if each > 1 else 'ranks'} in the trace; {rows}"),
+        _exact("program.transfers", len(stamps.transfers), said),
+    ]
+    unseen = order.background_K & ~order.is_seen_K & (order.wait_K < len(stamps.transfers))
+    if unseen.any():
+        why = f"no rank was ever seen to wait for {int(unseen.sum())} transfers in the background"
+        source = "awaited as soon as they are through; a slower link, or a profile with the calls that wait, settles it"
+        found.append(not_identifiable("program.wait", None, why, source))
+    return found
+
+
+def _noise_parameters(
+    stamps: ProgramStamps, noise: NoiseFit | None, data: dict[str, Any], *, by_rank: bool
+) -> list[Parameter]:
+    """Noise of compute, into the config too.
+
+    Args:
+        stamps: of the job.
+        noise: the fit, if any.
+        data: the config; changed.
+        by_rank: whether phases have the lasting differences of ranks.
+    """
+    if noise is None:
+        why = f"{len(stamps.step_T)} steps of {stamps.ranks} ranks"
+        source = f"none; {MIN_STEPS} steps of two ranks settle it"
+        return [not_identifiable("noise.jitter_cv", 0.0, why, source)]
+    values = noise.to_config()["noise"]
+    if by_rank:
+        values |= {"persistent_cv": 0.0, "slow_ranks": 0, "slow_factor": 1.0}
+    data["noise"] = values
+    found = []
+    for key in _NOISE:
+        estimate = getattr(noise, key)
+        if estimate is not None and not (by_rank and key == "persistent_cv"):
+            said = "variance components of a rank's compute in a step, jackknife over steps"
+            found.append(estimated(f"noise.{key}", estimate, said))
+    if noise.slow_factor is not None and not by_rank:
+        slow = ", ".join(f"rank {stamps.names[r]}" for r in noise.slow_workers)
+        said = f"persistently slower than their peers: {slow}"
+        found.append(_exact("noise.slow_ranks", len(noise.slow_workers), said))
+        found.append(estimated("noise.slow_factor", noise.slow_factor, said))
+    return found
+
+
+def _rate_parameters(
+    rates: list[LinkRate], found: Durations, data: dict[str, Any], base: Cluster | None
+) -> list[Parameter]:
+    """Rates of links, into the config too, with those that are stand-ins.
+
+    Args:
+        rates: of the links.
+        found: durations of transfers.
+        data: the config; changed.
+        base: known cluster, if any.
+    """
+    parameters, stand_ins = list[Parameter](), data["calibration"][STAND_INS]
+
+    def put(key: str, value: float, *, is_known: bool) -> None:
+        data["fabric"][key.partition(".")[2]] = value
+        if not is_known:
+            stand_ins[key] = value
+
+    for rate in rates:
+        if rate.alone:
+            gbps = float(f"{rate.gbps:.6g}")
+            put(rate.key, gbps, is_known=True)
+            said = f"{rate.alone} transfers that ran alone, {rate.kinds} kinds"
+            parameters.append(identified(rate.key, gbps, rate.se_gbps, said))
+            if rate.latency_us is None:
+                put(rate.latency_key, 0.0, is_known=False)
+                why = "transfers that ran alone have one size; the rate has their latency"
+                source = "none; transfers of another size that run alone settle it"
+                parameters.append(not_identifiable(rate.latency_key, 0.0, why, source))
+            else:
+                latency_us = float(f"{rate.latency_us:.4g}")
+                put(rate.latency_key, latency_us, is_known=True)
+                said = "transfers of different sizes that ran alone"
+                parameters.append(identified(rate.latency_key, latency_us, 0.1 * latency_us, said))
+            continue
+        known = None if base is None else getattr(base.fabric, rate.key.partition(".")[2])
+        value = float(f"{rate.gbps:.6g}") if known is None else float(known)
+        put(rate.key, value, is_known=known is not None)
+        why = "no transfer ran alone, so each may have been slowed by another"
+        source = "from base" if known is not None else f"put so that transfers take as long as measured; {SETTLES}"
+        parameters.append(not_identifiable(rate.key, value, why, source))
+        if base is None:
+            put(rate.latency_key, 0.0, is_known=False)
+    if base is None:
+        nic_gbps = data["fabric"]["nic_gbps"]
+        if "fabric.nic_gbps" not in {rate.key for rate in rates}:
+            put("fabric.nic_gbps", nic_gbps, is_known=False)
+        value = float(f"{nic_gbps * data['job']['nodes'] * 100.0:.6g}")
+        put("fabric.uplink_gbps", value, is_known=False)
+        why = "what a tier above the NICs adds is in their rate"
+        parameters.append(not_identifiable("fabric.uplink_gbps", value, why, "assumed not to limit"))
+        if data["job"]["ranks_per_node"] > 1 and "fabric.intra_node_gbps" not in {rate.key for rate in rates}:
+            put("fabric.intra_node_gbps", NO_LIMIT, is_known=False)
+    cvs = [rate.cv for rate in rates if rate.alone and rate.cv > MIN_CV]
+    if cvs and (found.alone_TK.sum(axis=0) >= MIN_STEPS).any():
+        cv = min(float(f"{np.mean(cvs):.3g}"), 1.0)
+        data["noise"]["transfer_cv"] = cv
+        said = "durations of transfers that ran alone"
+        parameters.append(identified("noise.transfer_cv", cv, cv / max(2.0 * found.alone_TK.sum(), 1.0) ** 0.5, said))
+    return parameters

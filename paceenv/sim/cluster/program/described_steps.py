@@ -1,0 +1,401 @@
+"""From a described workload to a step as a program: every collective where it happens, on the communicator that has it.
+
+Ranks are numbered as :mod:`paceenv.sim.cluster.placement` does: tensor-parallel neighbours first, then context-parallel
+ones, then replicas, pipeline stages outermost. Ranks of a stage do the same, so a stage is a role.
+
+What the next piece of work needs is waited for at once. What nobody needs until the optimizer may be held back
+(``can_wait``): gradient buckets, reduce-scatters, all-reduces between shards.
+
+Simplifications. Layers and buckets are folded (:mod:`paceenv.sim.cluster.program.layer_passes`,
+:mod:`paceenv.sim.cluster.program.gradient_buckets`). Every layer has experts, or none has. The busiest GPU's load
+stands for all of an imbalanced exchange. A receive is posted at the start of the step, so that a sender never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.pipeline import interleaved
+from paceenv.sim.cluster.placement import Links
+from paceenv.sim.cluster.program.gradient_buckets import DATA, EXPERT_DATA, Reduced, reduced
+from paceenv.sim.cluster.program.layer_passes import (
+    CONTEXT,
+    EXPERTS,
+    TENSOR,
+    Beside,
+    Passes,
+    Piece,
+    Transfer,
+    Work,
+    seconds_of,
+)
+from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan, Wait
+from paceenv.sim.cluster.transfers import link_laws
+from paceenv.sim.cluster.workload import ADAM_BYTES, BYTES, MASTER_BYTES, Gpu, Transformer, Workload
+
+SHARDS, REPLICAS, GATHERS, EMBEDDING, STORAGE = "shards", "replicas", "gathers", "embedding", "storage"
+"""Names of communicators."""
+
+
+def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> StepPlan:
+    """What every rank of a described job does in a step.
+
+    Args:
+        workload: the model and how it is split.
+        gpu: the kind of GPU.
+        fabric: of the cluster.
+        job: number of nodes and of ranks on a node.
+
+    Raises:
+        InputError: where the workload does not divide the ranks.
+    """
+    places = _Places(workload, job)
+    inside, across = link_laws(fabric, job)
+    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm)
+    passes = Passes(workload, gpu, links, places.folds_tensor)
+    roles = [_Role(workload, passes, places.replicas, s).instructions() for s in range(workload.pipeline_parallel)]
+    used = {one.communicator for role in roles for one in role if isinstance(one, Start)}
+    every = {name: groups for name, groups in places.communicators().items() if name in used}
+    block = places.block
+    role_R = [rank // block for rank in range(job.ranks)]
+    wide = workload.tensor_parallel * workload.context_parallel
+    return StepPlan(role_R, roles, every, [rank % block // wide for rank in range(job.ranks)])
+
+
+class _Places:
+    """Which ranks form which groups."""
+
+    def __init__(self, workload: Workload, job: Job) -> None:
+        self._workload, self._job = workload, job
+        t, p, c = workload.tensor_parallel, workload.pipeline_parallel, workload.context_parallel
+        if job.ranks % (t * p * c):
+            raise InputError(
+                f"workload.tensor_parallel x context_parallel x pipeline_parallel = {t} x {c} x {p} on {job.ranks} "
+                "GPUs; allowed: a product that divides them"
+            )
+        self.replicas = job.ranks // (t * p)
+        """Of every gradient; context-parallel ranks count, as each has a part of the tokens."""
+        self.block = t * self.replicas
+        for key in ("expert_parallel", "shard_group"):
+            size = getattr(workload, key) or 1
+            if self.replicas % size:
+                raise InputError(f"workload.{key} = {size}; allowed: a divisor of the {self.replicas} replicas")
+
+    @property
+    def folds_tensor(self) -> bool:
+        """Whether tensor-parallel groups lie inside nodes and no other group uses the links there."""
+        t, node = self._workload.tensor_parallel, self._job.ranks_per_node
+        if t > node or node % t:
+            return False
+        are_replicas_apart = self.replicas == 1 or node == t
+        return are_replicas_apart and (self._workload.pipeline_parallel == 1 or self.block % node == 0)
+
+    def communicators(self) -> dict[str, list[list[int]]]:
+        """All that a workload can have."""
+        one, D = self._workload, self.replicas
+        t, p, block, ranks = one.tensor_parallel, one.pipeline_parallel, self.block, self._job.ranks
+        found = {
+            TENSOR: [list(range(first, first + t)) for first in range(0, ranks, t)],
+            CONTEXT: self._data(1, one.context_parallel),
+            EXPERTS: self._data(1, one.expert_parallel),
+            DATA: self._data(1, D),
+            GATHERS: self._data(1, one.shard_group or D),
+            SHARDS: self._data(1, one.shard_group or D),
+            EXPERT_DATA: self._data(one.expert_parallel, D // one.expert_parallel),
+            REPLICAS: self._data(one.shard_group or D, D // (one.shard_group or D)),
+            EMBEDDING: [[rank, rank + (p - 1) * block] for rank in range(block)],
+            STORAGE: [[rank] for rank in range(ranks)],
+        }
+        for s in range(p):
+            ahead, behind = (s + 1) % p, (s - 1) % p
+            found[_activations(s)] = [[s * block + k, ahead * block + k] for k in range(block)]
+            found[_gradients(s)] = [[s * block + k, behind * block + k] for k in range(block)]
+        return found
+
+    def _data(self, stride: int, size: int) -> list[list[int]]:
+        """Groups of replicas, ``stride`` apart, of every stage and tensor-parallel place."""
+        t = self._workload.tensor_parallel
+        return [
+            [stage + t * (first + k + stride * i) + place for i in range(size)]
+            for stage in range(0, self._job.ranks, self.block)
+            for first in range(0, self.replicas, stride * size)
+            for k in range(stride)
+            for place in range(t)
+        ]
+
+
+def _activations(stage: int) -> str:
+    """The communicator on which a stage sends activations on."""
+    return f"activations_{stage}"
+
+
+def _gradients(stage: int) -> str:
+    """The communicator on which a stage sends their gradients back."""
+    return f"gradients_{stage}"
+
+
+@dataclass
+class _Script:
+    """Instructions as they are written, with how many transfers each communicator has by now."""
+
+    rows: list[Instruction] = field(default_factory=list)
+    _begun: dict[str, int] = field(default_factory=dict)
+
+    def start(self, one: Start) -> Wait:
+        wait = Wait(one.communicator, self._begun.get(one.communicator, 0))
+        self._begun[one.communicator] = wait.number + 1
+        self.rows.append(one)
+        return wait
+
+    def needed(self, one: Start) -> None:
+        """Start a transfer and wait for it."""
+        self.rows.append(self.start(one))
+
+    def compute(self, seconds: float, micro_batch: int) -> None:
+        if seconds > 0.0:
+            self.rows.append(Compute(seconds, micro_batch))
+
+    def run(self, pieces: Sequence[Piece], micro_batch: int) -> None:
+        for one in pieces:
+            if isinstance(one, Work):
+                self.compute(one.seconds, micro_batch)
+                continue
+            transfer = one if isinstance(one, Transfer) else one.transfer
+            wait = self.start(_start(transfer))
+            if isinstance(one, Beside):
+                self.compute(one.seconds, micro_batch)
+            self.rows.append(wait)
+
+
+def _start(one: Transfer) -> Start:
+    return Start(one.communicator, one.op, one.payload_bytes, name=one.communicator, parts=one.parts)
+
+
+@dataclass
+class _Role:
+    """What the ranks of one stage do."""
+
+    workload: Workload
+    passes: Passes
+    replicas: int
+    stage: int
+    script: _Script = field(default_factory=_Script)
+    _held: list[Wait] = field(default_factory=list)
+    """Reductions under way."""
+
+    def instructions(self) -> list[Instruction]:
+        one, p = self.workload, self.workload.pipeline_parallel
+        saved = self._checkpoint()
+        if one.zero_stage == 3:
+            self._fully_sharded()
+        else:
+            receives = {backward: self._post_receives(backward=backward) for backward in (False, True)}
+            for backward, i, part in interleaved(self.stage, p, one.micro_batches, one.virtual_stages):
+                wait = receives[backward].get((i, part))
+                if wait is not None:
+                    self.script.rows.append(wait)
+                    self.script.run(self.passes.received(), i)
+                self._pass(backward, i, part)
+                self._send(backward, part)
+        self._finish()
+        self.script.rows += saved
+        return self.script.rows
+
+    def _checkpoint(self) -> list[Wait]:
+        """Each replica writes its part of weights and optimizer, beside the step."""
+        one = self.workload
+        if one.checkpoint_every == 0:
+            return []
+        master = MASTER_BYTES if BYTES[one.parameter_dtype] < MASTER_BYTES else 0
+        size = one.stage_parameters(self.stage) * (BYTES[one.parameter_dtype] + ADAM_BYTES + master) / self.replicas
+        return [self.script.start(Start(STORAGE, "send", size, every=one.checkpoint_every, name="checkpoint"))]
+
+    def _post_receives(self, *, backward: bool) -> dict[tuple[int, int], Wait]:
+        """Start all receives of one direction; returns what each (micro-batch, part) waits for."""
+        one, p, v = self.workload, self.workload.pipeline_parallel, self.workload.virtual_stages
+        if p == 1:
+            return {}
+        sender = (self.stage + (1 if backward else -1)) % p
+        wraps = self.stage == (p - 1 if backward else 0)
+        found = {}
+        for is_backward, i, part in interleaved(sender, p, one.micro_batches, v):
+            to = part + (wraps and (-1 if backward else 1))
+            if is_backward == backward and 0 <= to < v:
+                found[i, to] = self.script.start(self._message(sender, backward))
+        return found
+
+    def _message(self, sender: int, backward: bool) -> Start:
+        name = _gradients(sender) if backward else _activations(sender)
+        return Start(name, "send", self.workload.activation_bytes / self.workload.tensor_parallel, name=name)
+
+    def _send(self, backward: bool, part: int) -> None:
+        p, v = self.workload.pipeline_parallel, self.workload.virtual_stages
+        wraps = self.stage == (0 if backward else p - 1)
+        to = part + (wraps and (-1 if backward else 1))
+        if p > 1 and 0 <= to < v:
+            self.script.start(self._message(self.stage, backward))
+
+    def _pieces(self, backward: bool, part: int) -> list[list[Piece]]:
+        """A pass of a part of the stage, segment by segment, in the order of computing."""
+        one, v = self.workload, self.workload.virtual_stages
+        cuts = self.passes.cuts()
+        if backward:
+            found = [self.passes.backward(layers) for layers in reversed(cuts)]
+        else:
+            found = [self.passes.forward(layers) for layers in cuts]
+        if self.stage == one.pipeline_parallel - 1 and part == v - 1:
+            at = 0 if backward else len(found) - 1
+            head = self.passes.head(backward=backward)
+            found[at] = head + found[at] if backward else found[at] + head
+        if self.stage == 0 and part == 0 and not backward:
+            found[0] = self.passes.embedding() + found[0]
+        return found
+
+    def _pass(self, backward: bool, i: int, part: int) -> None:
+        pieces = [one for segment in self._pieces(backward, part) for one in segment]
+        one = self.workload
+        if not backward or self.replicas == 1 or one.outer_every > 1:
+            self.script.run(pieces, i)
+        elif i == one.micro_batches - 1 or not one.accumulate:
+            cut = reduced(one, self.stage, part)
+            self._reducing(pieces, i, [b for b in cut if b.communicator == DATA or self.replicas > one.expert_parallel])
+            if not one.accumulate:  # DistributedDataParallel waits at the end of every backward pass
+                self.script.rows += self._held
+                self._held.clear()
+        else:
+            self.script.run(pieces, i)
+
+    def _reducing(self, pieces: list[Piece], i: int, cut: list[Reduced]) -> None:
+        """A backward pass whose buckets are handed over when they are ready."""
+        op: Op = "reduce_scatter" if self.workload.zero_stage else "all_reduce"
+        whole_s, done_s = seconds_of(pieces), 0.0
+        waiting = list(cut)
+
+        def hand_over(until_s: float) -> None:
+            while waiting and waiting[0].ready * whole_s <= until_s * (1.0 + 1e-12):
+                one = waiting.pop(0)
+                start = Start(one.communicator, op, one.payload_bytes, True, name="gradients", parts=one.parts)
+                self._held.append(self.script.start(start))
+
+        for one in pieces:
+            if isinstance(one, Work):
+                left_s = one.seconds
+                while waiting and waiting[0].ready * whole_s < done_s + left_s:
+                    first_s = max(waiting[0].ready * whole_s - done_s, 0.0)
+                    self.script.compute(first_s, i)
+                    done_s, left_s = done_s + first_s, left_s - first_s
+                    hand_over(done_s)
+                self.script.compute(left_s, i)
+                done_s += left_s
+            else:
+                self.script.run([one], i)
+                done_s += one.seconds if isinstance(one, Beside) else 0.0
+            hand_over(done_s)
+        hand_over(float("inf"))
+
+    def _fully_sharded(self) -> None:
+        """ZeRO-3: weights are gathered one segment ahead, gradients reduced behind; HSDP sums shards over replicas."""
+        one = self.workload
+        cuts = self.passes.cuts()
+        layers, weight, gradient = one.model.layers, BYTES[one.parameter_dtype], BYTES[one.gradient_dtype]
+        each = one.stage_parameters(0) / layers
+        name = SHARDS if one.shard_group else DATA
+        gathers = GATHERS if one.all_gather_group else name
+        order = [
+            (i, backward, k) for i in range(one.micro_batches) for backward in (False, True) for k in range(len(cuts))
+        ]
+        sizes = {False: cuts, True: cuts[::-1]}
+        passes = {backward: self._pieces(backward, 0) for backward in (False, True)}
+        is_shared = self.replicas > 1 and (one.shard_group or self.replicas) > 1
+
+        def gather(at: int) -> Wait | None:
+            if at >= len(order) or not is_shared:
+                return None
+            _, backward, k = order[at]
+            count = sizes[backward][k]
+            return self.script.start(Start(gathers, "all_gather", count * each * weight, name="weights", parts=count))
+
+        there, behind = gather(0), None
+        for at, (i, backward, k) in enumerate(order):
+            if there is not None:
+                self.script.rows.append(there)
+            there = gather(at + 1)
+            self.script.run(passes[backward][k], i)
+            if backward:
+                count = sizes[True][k]
+                behind = self._scatter(name, count * each * gradient, count, i, behind, is_shared=is_shared)
+        if behind is not None:
+            self._between_replicas(*behind)
+
+    def _scatter(
+        self,
+        name: str,
+        payload_bytes: float,
+        count: int,
+        i: int,
+        behind: tuple[Wait | None, float, int] | None,
+        *,
+        is_shared: bool,
+    ) -> tuple[Wait | None, float, int] | None:
+        """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas.
+
+        Args:
+            name: communicator of the shards.
+            payload_bytes: of the segment.
+            count: its layers.
+            i: the micro-batch.
+            behind: the segment before, as this returns it.
+            is_shared: whether there is more than one shard.
+
+        Returns:
+            Its reduce-scatter, the bytes of a shard and its layers, where replicas are to be summed.
+        """
+        one, wait = self.workload, None
+        if is_shared:
+            start = Start(name, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
+            wait = self.script.start(start)
+            self._held.append(wait)
+        if behind is not None:
+            self._between_replicas(*behind)
+        shards = one.shard_group or self.replicas
+        is_last = i == one.micro_batches - 1 or not one.accumulate
+        if self.replicas == shards or not is_last or one.outer_every > 1:
+            return None
+        return wait, payload_bytes / shards, count
+
+    def _between_replicas(self, wait: Wait | None, payload_bytes: float, count: int) -> None:
+        if wait is not None:
+            self.script.rows.append(wait)
+        start = Start(REPLICAS, "all_reduce", payload_bytes, True, name="shards", parts=count)
+        self._held.append(self.script.start(start))
+
+    def _finish(self) -> None:
+        """After the last backward: what is under way, the weights that ZeRO-1 and 2 gather, what is summed last."""
+        one, script = self.workload, self.script
+        script.rows += self._held
+        parameters = one.stage_parameters(self.stage)
+        if one.zero_stage in (1, 2) and self.replicas > 1:
+            sparse = one.model.layers / one.pipeline_parallel * self._expert_parameters() / one.tensor_parallel
+            for name, count in ((DATA, parameters - sparse), (EXPERT_DATA, sparse)):
+                if count > 0.0 and (name == DATA or self.replicas > one.expert_parallel):
+                    script.needed(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))
+        if one.outer_every > 1 and self.replicas > (one.shard_group or 1):
+            name = REPLICAS if one.shard_group else DATA
+            size = parameters * BYTES[one.gradient_dtype] / (one.shard_group or 1)
+            script.needed(Start(name, "all_reduce", size, every=one.outer_every, name="outer"))
+        p, model = one.pipeline_parallel, one.model
+        if p > 1 and self.stage in (0, p - 1) and isinstance(model, Transformer) and model.tied_embeddings:
+            size = model.embedding_parameters * BYTES[one.gradient_dtype] / one.tensor_parallel
+            script.needed(Start(EMBEDDING, "all_reduce", size, name="embedding"))
+
+    def _expert_parameters(self) -> float:
+        """Of one layer's MLPs on one GPU, before tensor parallelism; 0 without experts."""
+        one, model = self.workload, self.workload.model
+        if one.experts == 1 or not isinstance(model, Transformer):
+            return 0.0
+        return one.expert_parameters + sum(n for n, _ in model.layer_tensors()[:2])

@@ -1,0 +1,221 @@
+"""What a GPU does for one micro-batch on some layers: computing, and the transfers that the next layer needs.
+
+A pass is a list of pieces. Compute and transfers follow each other, except where a context-parallel ring runs beside
+attention. Equal layers are folded into segments: their compute and transfers add up, so folding keeps sums and changes
+only how finely other traffic lies between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceenv.sim.cluster.collectives import Op
+from paceenv.sim.cluster.placement import Links
+from paceenv.sim.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Workload
+
+MAX_SEGMENTS = 32
+"""Parts of a pass of a stage at most, each of equal layers."""
+STEP_SEGMENTS = 512
+"""Parts of all forward passes of a step at most: with many micro-batches a pass has fewer, down to ``MIN_SEGMENTS``."""
+MIN_SEGMENTS = 4
+TENSOR, CONTEXT, EXPERTS = "tensor", "context", "experts"
+"""Names of communicators."""
+
+
+class Work(NamedTuple):
+    """Computing."""
+
+    seconds: float
+
+
+class Transfer(NamedTuple):
+    """A transfer that the next piece needs."""
+
+    communicator: str
+    op: Op
+    payload_bytes: float
+    parts: int
+
+
+class Beside(NamedTuple):
+    """A transfer beside computing; both are over before the next piece."""
+
+    transfer: Transfer
+    seconds: float
+
+
+Piece = Work | Transfer | Beside
+
+
+def segments(layers: int, most: int) -> list[int]:
+    """How many layers each segment has; the first and the last have one, as what they wait for hides behind nothing."""
+    if layers <= most:
+        return [1] * layers
+    middle, parts = layers - 2, most - 2
+    return [1, *((k + 1) * middle // parts - k * middle // parts for k in range(parts)), 1]
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Passes of a workload on one GPU.
+
+    Attributes:
+        workload: the model and how it is split.
+        gpu: the kind of GPU.
+        links: laws of the links, for what is folded into compute.
+        folds_tensor: whether tensor-parallel collectives lie inside a node and meet nobody, and so cost only time.
+    """
+
+    workload: Workload
+    gpu: Gpu
+    links: Links
+    folds_tensor: bool
+
+    @property
+    def _rate(self) -> float:
+        return self.gpu.achievable_tflops * 1e12
+
+    @property
+    def _samples(self) -> float:
+        """Of a micro-batch on one GPU, in sequences of full length."""
+        return self.workload.micro_batch / self.workload.context_parallel
+
+    @property
+    def _host_s(self) -> float:
+        """Of one layer and forward pass."""
+        return self.workload.host_overhead_s / (1.0 + BACKWARD)
+
+    def cuts(self) -> list[int]:
+        """Layers of each segment of one part of a stage."""
+        one = self.workload
+        layers = one.model.layers // (one.pipeline_parallel * one.virtual_stages)
+        if not (self._explicit_tensor or one.experts > 1 or one.context_parallel > 1 or one.zero_stage == 3):
+            return [layers]
+        most = STEP_SEGMENTS // (one.micro_batches * one.virtual_stages)
+        return segments(layers, max(min(most, MAX_SEGMENTS), MIN_SEGMENTS))
+
+    @property
+    def _explicit_tensor(self) -> bool:
+        return self.workload.tensor_parallel > 1 and not self.folds_tensor
+
+    def forward(self, layers: int) -> list[Piece]:
+        """Of some equal layers."""
+        return _joined(self._forward(layers))
+
+    def backward(self, layers: int) -> list[Piece]:
+        """Of some equal layers, with what is computed anew."""
+        one = self.workload
+        again = self._forward(layers, host=False) if one.recompute == "full" else []
+        return _joined([*again, *self._backward(layers)])
+
+    def head(self, *, backward: bool) -> list[Piece]:
+        """The output layer, at the end of the last stage."""
+        model = self.workload.model
+        if isinstance(model, Generic):
+            return []
+        seconds = self._samples * model.head_flops / self.workload.tensor_parallel / self._rate
+        return _joined([Work(BACKWARD * seconds), *self._tensor(1)] if backward else [Work(seconds)])
+
+    def embedding(self) -> list[Piece]:
+        """The token embedding, at the start of the first stage: cut by rows, so that its outputs are summed."""
+        return [] if isinstance(self.workload.model, Generic) else _joined(self._tensor(1))
+
+    def received(self) -> list[Piece]:
+        """What a stage does with activations that arrive in shares: tensor-parallel ranks gather them."""
+        one = self.workload
+        if one.tensor_parallel == 1 or one.sequence_parallel:
+            return []
+        if self._explicit_tensor:
+            return [Transfer(TENSOR, "all_gather", one.activation_bytes, 1)]
+        group = self.links.tensor_group(one.tensor_parallel)
+        return [Work(self.links.collective("all_gather", group, one.activation_bytes).time_s)]
+
+    def _forward(self, layers: int, *, host: bool = True) -> list[Piece]:
+        one, model = self.workload, self.workload.model
+        host_s = self._host_s * layers * host
+        if isinstance(model, Generic):
+            flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
+            return [Work(layers * flops / self._rate + host_s)]
+        scale = layers * self._samples / one.tensor_parallel / self._rate
+        matrices_s = scale * 8.0 * model.sequence * model.hidden**2
+        core_s, mlp_s = scale * model.attention_flops, self._mlp_s(layers)
+        return [
+            Work(matrices_s + 0.5 * host_s),
+            *self._attention(core_s, layers, 1.0),
+            *self._tensor(layers),
+            *self._exchange(layers),
+            Work(mlp_s + 0.5 * host_s),
+            *self._exchange(layers),
+            *self._tensor(layers),
+        ]
+
+    def _backward(self, layers: int) -> list[Piece]:
+        one, model, host_s = self.workload, self.workload.model, BACKWARD * self._host_s * layers
+        if isinstance(model, Generic):
+            flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
+            return [Work(BACKWARD * layers * flops / self._rate + host_s)]
+        scale = layers * self._samples / one.tensor_parallel / self._rate
+        matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2
+        core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops
+        return [
+            *self._exchange(layers),
+            Work(BACKWARD * self._mlp_s(layers) + 0.5 * host_s),
+            *self._exchange(layers),
+            *self._tensor(layers),
+            *self._attention(core_s, layers, 2.0),
+            Work(matrices_s + 0.5 * host_s),
+            *self._tensor(layers),
+        ]
+
+    def _mlp_s(self, layers: int) -> float:
+        """Forward, on the busiest GPU."""
+        one, model = self.workload, self.workload.model
+        assert not isinstance(model, Generic)
+        flops = 4.0 * model.sequence * model.hidden * model.mlp * one.top_k * one.capacity_imbalance
+        return layers * self._samples * flops / one.tensor_parallel / self._rate
+
+    def _tensor(self, layers: int) -> list[Piece]:
+        """One all-reduce of activations a layer, or a reduce-scatter and an all-gather of the same bytes."""
+        one, size = self.workload, self.workload.activation_bytes
+        if one.tensor_parallel == 1:
+            return []
+        ops: tuple[Op, ...] = ("reduce_scatter", "all_gather") if one.sequence_parallel else ("all_reduce",)
+        if self.folds_tensor:
+            group = self.links.tensor_group(one.tensor_parallel)
+            return [Work(layers * sum(self.links.collective(op, group, size).time_s for op in ops))]
+        return [Transfer(TENSOR, op, layers * size, layers) for op in ops]
+
+    def _exchange(self, layers: int) -> list[Piece]:
+        """The all-to-all that brings tokens to their experts, or back."""
+        one = self.workload
+        if one.experts == 1 or one.expert_parallel == 1:
+            return []
+        size = one.activation_bytes / one.tensor_parallel * one.top_k * one.capacity_imbalance
+        return [Transfer(EXPERTS, "all_to_all", layers * size, layers)]
+
+    def _attention(self, core_s: float, layers: int, passes: float) -> list[Piece]:
+        """Scores and weighted sums, beside the ring of keys and values; backward sends their gradients too."""
+        one, model = self.workload, self.workload.model
+        if one.context_parallel == 1 or isinstance(model, Generic):
+            return [Work(core_s)]
+        tokens = one.micro_batch * model.sequence
+        size = 2.0 * tokens * model.hidden / one.tensor_parallel * BYTES[one.activation_dtype]
+        return [Beside(Transfer(CONTEXT, "all_gather", passes * layers * size, layers), core_s)]
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Computing that follows computing is one piece."""
+    found: list[Piece] = []
+    for one in pieces:
+        last = found[-1] if found else None
+        if isinstance(one, Work) and isinstance(last, Work):
+            found[-1] = Work(last.seconds + one.seconds)
+        elif not (isinstance(one, Work) and one.seconds == 0.0):
+            found.append(one)
+    return found
+
+
+def seconds_of(pieces: list[Piece]) -> float:
+    """Computing in some pieces."""
+    return sum(one.seconds for one in pieces if not isinstance(one, Transfer))

@@ -1,0 +1,314 @@
+"""Described workloads as programs: closed forms, bytes against the folded step, and what each cut of a model adds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceenv.core import pacing
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import Cluster, load_cluster
+from paceenv.sim.cluster.pipeline import interleaved, pipeline_s, schedule
+from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
+from paceenv.sim.cluster.program.program_run import tiers_of, use_of
+from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
+
+MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 1024, "sequence": 1024, "tied_embeddings": False}
+
+
+def cluster(nodes: int = 4, ranks_per_node: int = 1, **more: Any) -> Cluster:
+    """A small transformer as a program; ``more`` are keys of the workload, or sections."""
+    sections = {key: more.pop(key) for key in ("fabric", "noise") if key in more}
+    data: dict[str, Any] = {
+        "name": "described",
+        "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "ring"},
+        "workload": {"model": MODEL, "batch": 4, "step": "program", **more},
+        "gpu": {"peak_tflops": 100, "achievable_tflops": 100, "memory_gb": 80},
+        "fabric": {
+            "nic_gbps": 100,
+            "intra_node_gbps": 2000,
+            "nodes_per_leaf": 64,
+            "uplink_gbps": 1e6,
+            "latency_us": 5,
+            **sections.get("fabric", {}),
+        },
+        "noise": sections.get("noise", {}),
+    }
+    return config_files.parse(Cluster, data, "test")
+
+
+def step_s(one: Cluster) -> float:
+    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+
+
+def plan_of(one: Cluster) -> StepPlan:
+    found = one.program_plan()
+    assert found is not None
+    return found
+
+
+def ops(one: Cluster, role: int = 0) -> Counter[tuple[str, str]]:
+    return Counter((s.communicator, s.op) for s in plan_of(one).roles[role] if isinstance(s, Start))
+
+
+def nic_bytes(one: Cluster) -> float:
+    """What the busiest node sends through its NICs in a step, bytes."""
+    plan, tiers, use = plan_of(one), tiers_of(one.fabric, one.job), use_of(one.fabric, one.job)
+    rates = tiers.rates_Bps()
+    sent = np.zeros(tiers.nodes)
+    for name, groups in plan.communicators.items():
+        for members in groups:
+            for start in plan.roles[plan.role_R[members[0]]]:
+                if isinstance(start, Start) and start.communicator == name:
+                    found = use(start, members)
+                    load = np.zeros(tiers.links)
+                    load[found.link_U] = found.share_U * found.alone_s * rates[found.link_U]
+                    for node in range(tiers.nodes):
+                        first = node * tiers.nics_per_node
+                        sent[node] += sum(
+                            load[tiers.nic_link(first + k, into=False)] for k in range(tiers.nics_per_node)
+                        )
+    return float(sent.max())
+
+
+SAME_STEP = [
+    pytest.param({"bucket_bytes": 4e6}, id="buckets that overlap"),
+    pytest.param({"overlap": False}, id="buckets at the end"),
+    pytest.param({"micro_batches": 2, "accumulate": False}, id="reduced after every micro-batch"),
+    pytest.param({"zero_stage": 1, "micro_batches": 2}, id="ZeRO-1"),
+    pytest.param({"zero_stage": 2, "recompute": "full"}, id="ZeRO-2"),
+    pytest.param({"zero_stage": 3, "micro_batches": 2}, id="ZeRO-3"),
+    pytest.param({"tensor_parallel": 4}, id="tensor parallel across nodes"),
+    pytest.param({"tensor_parallel": 2, "recompute": "full"}, id="tensor and data parallel across nodes"),
+    pytest.param({"pipeline_parallel": 4, "micro_batches": 4}, id="pipeline"),
+    pytest.param({"pipeline_parallel": 2, "micro_batches": 4, "zero_stage": 1}, id="pipeline and data parallel"),
+]
+
+MEETS = {"tensor_parallel", "pipeline_parallel"}
+
+
+@pytest.mark.parametrize("keys", SAME_STEP)
+@pytest.mark.parametrize("nic_gbps", [10, 400])
+def test_the_step_is_that_of_the_closed_form(keys: dict[str, Any], nic_gbps: float) -> None:
+    """Within 3 %: the folded step prefetches and overlaps by slightly other rules at the seams of passes."""
+    one = cluster(fabric={"nic_gbps": nic_gbps}, **keys)
+    folded = one.step()
+    assert folded is not None
+    found = step_s(one)
+    if nic_gbps > 100 or not MEETS & {key for key, value in keys.items() if value not in (False, 1)}:
+        assert found == pytest.approx(folded.step_s, rel=0.03)
+    else:  # both directions of a border, or replicas and tensor-parallel groups, share a NIC
+        assert folded.step_s * 0.999 <= found <= folded.step_s * 1.25
+
+
+@pytest.mark.parametrize("keys", SAME_STEP)
+def test_bytes_are_those_of_the_folded_step(keys: dict[str, Any]) -> None:
+    one = cluster(**keys)
+    folded = one.step()
+    assert folded is not None
+    expected = folded.traffic.total
+    if keys.get("pipeline_parallel", 1) * keys.get("tensor_parallel", 1) > 1:
+        # the folded step adds the busiest node of each kind, though they are not the same one
+        assert nic_bytes(one) <= expected * 1.001
+        assert nic_bytes(one) >= 0.6 * expected
+    else:
+        assert nic_bytes(one) == pytest.approx(expected, rel=1e-6)
+
+
+def test_tensor_parallelism_inside_a_node_is_folded_and_costs_as_much() -> None:
+    one = cluster(2, 4, tensor_parallel=4)
+    assert {name for name, _ in ops(one)} == {"data"}
+    folded = one.step()
+    assert folded is not None
+    assert step_s(one) == pytest.approx(folded.step_s, rel=0.01)
+    assert ("tensor", "all_reduce") in ops(cluster(2, 4, tensor_parallel=2)), "replicas use the links inside too"
+
+
+def test_sequence_parallelism_moves_the_same_bytes() -> None:
+    plain, halves = cluster(tensor_parallel=4), cluster(tensor_parallel=4, sequence_parallel=True)
+    assert (
+        ops(halves)["tensor", "reduce_scatter"]
+        == ops(halves)["tensor", "all_gather"]
+        == ops(plain)["tensor", "all_reduce"]
+    )
+    assert nic_bytes(halves) == pytest.approx(nic_bytes(plain))
+
+
+@pytest.mark.parametrize(("m", "v"), [(4, 1), (8, 1), (4, 2), (8, 2), (8, 4)])
+def test_bubble_of_a_pipeline(m: int, v: int) -> None:
+    """(m + (p - 1) / v) (f + b), with free transfers and an output layer of nothing."""
+    p, model = 4, {**MODEL, "layers": 16, "vocab": 1}
+    one = cluster(
+        4, model=model, batch=m, micro_batches=m, pipeline_parallel=p, virtual_stages=v,
+        fabric={"nic_gbps": 1e6, "latency_us": 0},
+    )  # fmt: skip
+    each = plan_of(one).compute_s / m
+    assert step_s(one) == pytest.approx((m + (p - 1) / v) * each, rel=0.01)
+
+
+def test_interleaved_order_does_every_part_once_and_is_plain_with_one_part() -> None:
+    assert [(b, i) for b, i, _ in interleaved(1, 4, 8, 1)] == schedule(1, 4, 8)
+    order = interleaved(2, 4, 8, 3)
+    assert sorted(order) == sorted((b, i, k) for b in (False, True) for i in range(8) for k in range(3))
+    for i in range(8):
+        assert order.index((True, i, 2)) > order.index((False, i, 2))
+
+
+def test_unequal_stages_and_slow_borders_follow_the_recurrence() -> None:
+    """Of two stages each sends in one direction only, so nothing meets."""
+    one = cluster(2, micro_batches=4, pipeline_parallel=2, fabric={"nic_gbps": 20, "latency_us": 0})
+    folded = one.step()
+    assert folded is not None
+    assert step_s(one) == pytest.approx(folded.compute_s, rel=0.01)
+    assert pipeline_s([1.0] * 4, [2.0] * 4, 4) == 21.0
+
+
+def test_fully_sharded_weights_hide_behind_compute_or_set_the_step() -> None:
+    fast, slow = (cluster(zero_stage=3, fabric={"nic_gbps": gbps, "latency_us": 0}) for gbps in (800, 2))
+    compute_s, gradients = plan_of(fast).compute_s, slow.workload.stage_parameters(0) * 2  # type: ignore[union-attr]
+    assert step_s(fast) == pytest.approx(compute_s, rel=0.05)
+    moved_s = 3.0 * 0.75 * gradients / (2e9 / 8.0)
+    assert step_s(slow) == pytest.approx(moved_s, rel=0.1)
+
+
+def test_gathers_with_a_communicator_of_their_own_meet_reductions_on_the_link() -> None:
+    own = cluster(zero_stage=3, all_gather_group=True, fabric={"nic_gbps": 20})
+    assert ops(own)["gathers", "all_gather"] == 16
+    assert ops(own)["data", "reduce_scatter"] == 8
+    assert not derive(own, episode_keys([0])).program.is_private_O.any()
+
+
+def test_hybrid_sharding_reduces_shards_between_replicas() -> None:
+    one = cluster(2, 4, zero_stage=3, shard_group=4)
+    found = ops(one)
+    assert found["shards", "all_gather"] == 16
+    assert found["replicas", "all_reduce"] == 8
+    groups = plan_of(one).communicators
+    assert groups["shards"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups["replicas"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    whole = cluster(2, 4, zero_stage=3)
+    assert nic_bytes(one) < nic_bytes(whole)
+    gradients = one.workload.stage_parameters(0) * 2  # type: ignore[union-attr]
+    assert nic_bytes(one) == pytest.approx(gradients), "4 shards, each all-reduced by two nodes"
+
+
+def test_experts_exchange_tokens_twice_a_layer_and_pass_and_reduce_among_their_own() -> None:
+    one = cluster(8, experts=8, expert_parallel=4, top_k=2, bucket_bytes=1e12, first_bucket_bytes=1e12)
+    found = ops(one)
+    assert found["experts", "all_to_all"] == 4 * MODEL["layers"]
+    assert found["data", "all_reduce"] == found["expert_data", "all_reduce"] == 1
+    groups = plan_of(one).communicators
+    assert groups["experts"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups["expert_data"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    payloads = {s.communicator: s.payload_bytes for s in plan_of(one).roles[0] if isinstance(s, Start)}
+    parameters = one.workload.stage_parameters(0)  # type: ignore[union-attr]
+    router = 8 * 8 * MODEL["hidden"]
+    assert payloads["data"] + payloads["expert_data"] == pytest.approx(2 * parameters, rel=1e-9), router
+    assert step_s(cluster(8, experts=8, expert_parallel=4, capacity_imbalance=1.5)) > step_s(
+        cluster(8, experts=8, expert_parallel=4)
+    )
+
+
+def test_transfers_of_experts_gain_from_holding_gradients_back() -> None:
+    """What Lina found: the needed exchange shares its NIC with gradients that nobody needs yet."""
+    one = cluster(8, experts=8, expert_parallel=8, bucket_bytes=4e6, batch=8, fabric={"nic_gbps": 50})
+    batch = derive(one, episode_keys([0]))
+    job = Simulator(batch, episode_keys([0]))
+    free_s = job.run(job.off(), 4)[0, -1]
+    held = [
+        Simulator(batch, episode_keys([0])).run(pacing.one_mechanism("defer", 0.0, window)[None, None], 12)[0, -1]
+        for window in (0.01, 0.03, 0.1)
+    ]
+    assert min(held) < free_s * 0.995
+
+
+def test_context_parallel_rings_run_beside_attention() -> None:
+    one = cluster(4, context_parallel=4)
+    found = ops(one)
+    assert found["context", "all_gather"] == 2 * MODEL["layers"]
+    assert plan_of(one).compute_s == pytest.approx(plan_of(cluster(1)).compute_s / 4, rel=1e-6)
+    assert one.samples_per_step == 4
+
+
+def test_local_sgd_sums_in_one_of_so_many_steps() -> None:
+    one = cluster(outer_every=4)
+    batch = derive(one, episode_keys([0]))
+    job = Simulator(batch, episode_keys([0]))
+    step_T = job.run(job.off(), 8)[0]
+    assert step_T[3] == pytest.approx(step_T[7])
+    assert step_T[3] > step_T[0] * 1.01
+    assert step_T[0] == pytest.approx(plan_of(one).compute_s)
+    inner = ops(cluster(2, 4, zero_stage=3, shard_group=4, outer_every=4))
+    assert inner["replicas", "all_reduce"] == 1
+
+
+def test_a_checkpoint_leaves_through_the_nic_beside_the_step() -> None:
+    one = cluster(checkpoint_every=2, fabric={"nic_gbps": 1})
+    job = Simulator(derive(one, episode_keys([0])), episode_keys([0]))
+    step_T = job.run(job.off(), 4)[0]
+    assert step_T[1] > step_T[0] * 1.05
+    assert step_T[1] == pytest.approx(step_T[3])
+
+
+def test_lengths_vary_between_replicas_but_not_inside_one() -> None:
+    one = cluster(4, tensor_parallel=2, length_cv=0.2)
+    job = Simulator(derive(one, episode_keys([0])), episode_keys([0]))
+    assert list(job.batch.program.replica_R) == [0, 0, 1, 1]
+    assert job.run(job.off(), 50)[0].std() > 0.02 * step_s(one)
+
+
+@pytest.mark.parametrize("layers", [1, 5, 32, 33, 96, 1000])
+def test_segments_keep_every_layer_and_the_ends_alone(layers: int) -> None:
+    found = segments(layers, MAX_SEGMENTS)
+    assert sum(found) == layers
+    assert len(found) <= MAX_SEGMENTS
+    assert found[0] == found[-1] == 1
+
+
+@pytest.mark.parametrize("layers", [48, 96])
+def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Cluster:
+        return cluster(zero_stage=3, model={**MODEL, "layers": layers}, fabric={"nic_gbps": 40})
+
+    folded = step_s(made())
+    monkeypatch.setattr("paceenv.sim.cluster.program.layer_passes.MAX_SEGMENTS", 1000)
+    monkeypatch.setattr("paceenv.sim.cluster.program.program_run._TABLES", {})
+    assert step_s(made()) == pytest.approx(folded, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"step": "folded", "experts": 4}, "experts with step: program"),
+        ({"virtual_stages": 2}, "virtual_stages 1 without pipeline_parallel"),
+        ({"pipeline_parallel": 4, "micro_batches": 4, "virtual_stages": 3}, "virtual_stages to divide the 8 layers"),
+        ({"expert_parallel": 2}, "experts with expert_parallel"),
+        ({"experts": 4, "expert_parallel": 3}, "expert_parallel to divide the 4 experts"),
+        ({"experts": 3, "expert_parallel": 3}, "a divisor of the 4 replicas"),
+        ({"experts": 4, "zero_stage": 3}, "zero_stage at most 2 with experts"),
+        ({"shard_group": 2}, "zero_stage 3 with shard_group"),
+        ({"zero_stage": 3, "shard_group": 3}, "a divisor of the 4 replicas"),
+        ({"zero_stage": 1, "outer_every": 4}, "zero_stage 0 and experts 1"),
+        ({"context_parallel": 3}, "to divide the 1024 tokens"),
+        ({"context_parallel": 8}, "on 4 GPUs"),
+        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb"),
+    ],
+)
+def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster(**keys)
+
+
+@pytest.mark.parametrize("name", ["gpus-512-200g", "superpod-a100", "nano-cluster"])
+def test_shipped_descriptions_take_as_long_as_programs(name: str) -> None:
+    """No numbers of a shipped description change by more than 0.1 % where it becomes a program."""
+    one = load_cluster(name)
+    if name == "superpod-a100":
+        one = one.with_nodes(10)
+    assert step_s(one.changed(["workload.step=program"])) == pytest.approx(step_s(one), rel=1e-3)

@@ -1,0 +1,312 @@
+"""Programs from traces: what is typed and traced is found again; a real profile; where nothing can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.traced_jobs import H100_DIR, needs_h100
+
+from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
+from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.core.errors import InputError
+from paceenv.core.trace import Trace, read_trace
+from paceenv.importers.inputs import read_inputs
+from paceenv.live.testbed.testbed_run import JobResult, RunResult
+from paceenv.live.testbed.testbed_scenario import Scenario, load_scenario
+from paceenv.policies.rollout import run as rollout
+from paceenv.policies.rollout import start
+from paceenv.policies.select import select_policy
+from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.step_program import StepProgram, flat
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.trainers.closed_loop.closed_loop import ClosedLoop, LoopOptions, known_cluster
+from paceenv.ui import config_files
+
+NOISE = {"jitter_cv": 0.01, "common_cv": 0.005}
+STEPS = 120
+
+
+def typed(step: list[dict[str, Any]], communicators: dict[str, Any], nodes: int = 8, **fabric: Any) -> Cluster:
+    data = {
+        "name": "typed",
+        "job": {"nodes": nodes},
+        "program": {"communicators": communicators, "step": step},
+        "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 64, "uplink_gbps": 1e6, "latency_us": 0} | fabric,
+        "noise": NOISE,
+    }
+    return config_files.parse(Cluster, data, "test")
+
+
+EXPERTS = typed(
+    [
+        {
+            "repeat": 6,
+            "step": [
+                {"compute": {"seconds": 0.02}},
+                {"all_reduce": {"bytes": 1e8, "communicator": "gradients", "background": True, "can_wait": True}},
+                {"all_to_all": {"bytes": 6e7, "communicator": "experts"}},
+            ],
+        },
+        {"compute": {"seconds": 0.03}},
+    ],
+    {"gradients": {}, "experts": {"size": 4}},
+)
+BUCKETS = typed(
+    [
+        {"compute": {"seconds": 0.05}},
+        {
+            "repeat": 5,
+            "step": [
+                {"compute": {"seconds": 0.02}},
+                {"all_reduce": {"bytes": 1.5e8, "background": True, "can_wait": True}},
+            ],
+        },
+        {"compute": {"seconds": 0.01}},
+        {"all_reduce": {"bytes": 2e8, "background": True, "can_wait": True}},
+    ],
+    {},
+)
+GATHERS = typed(
+    [
+        {"all_gather": {"bytes": 1.2e8, "communicator": "shards", "background": True, "name": "a"}},
+        {
+            "repeat": 3,
+            "step": [
+                {"all_gather": {"bytes": 1.2e8, "communicator": "shards", "background": True, "name": "b"}},
+                {"wait": "a"},
+                {"compute": {"seconds": 0.008}},
+                {"all_gather": {"bytes": 1.2e8, "communicator": "shards", "background": True, "name": "a"}},
+                {"wait": "b"},
+                {"compute": {"seconds": 0.008}},
+            ],
+        },
+        {"wait": "a"},
+        {
+            "repeat": 4,
+            "step": [
+                {"compute": {"seconds": 0.03}},
+                {"reduce_scatter": {"bytes": 1.2e8, "communicator": "shards", "background": True, "can_wait": True}},
+            ],
+        },
+    ],
+    {"shards": {"size": 4, "stride": 2}},
+)
+"""The gathers of a layer's parameters, one ahead of its compute, and reduce-scatters of the gradients."""
+PROGRAMS = {"experts": EXPERTS, "buckets": BUCKETS, "gathers": GATHERS}
+
+
+def traced(cluster: Cluster, path: Path, iterations: int = STEPS) -> Trace:
+    keys = episode_keys([0])
+    job = Simulator(derive(cluster, keys), keys)
+    with RecordingWriter(path, job, cluster.name) as writer:
+        writer.append(job.record(job.off(), iterations))
+    return read_trace(path)
+
+
+def transfers(program: StepProgram) -> list[tuple[Any, ...]]:
+    """Kind, payload, background and can_wait of every transfer of a step."""
+    found = [phase.transfer() for phase in flat(program.step)]
+    return [(op, one.bytes, one.background, one.can_wait) for op, one in filter(None, found)]
+
+
+def compute_s(program: StepProgram) -> list[float]:
+    """What is computed between two transfers or waits."""
+    found, last = list[float](), True
+    for phase in flat(program.step):
+        if phase.compute is not None:
+            if last:
+                found.append(0.0)
+            found[-1] += phase.compute.seconds
+        last = phase.compute is None
+    return found
+
+
+def program_of(fit: JobFit) -> StepProgram:
+    assert fit.cluster.program is not None
+    return fit.cluster.program
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_typed_program_is_found_again(name: str, tmp_path: Path) -> None:
+    wanted = PROGRAMS[name]
+    fit = calibrate_program(traced(wanted, tmp_path / "trace.parquet"))
+    assert wanted.program is not None
+    found = program_of(fit)
+    assert abs(fit.mean_error) < 0.01
+    was, now = transfers(wanted.program), transfers(found)
+    if name != "experts":  # nothing happens after the last transfer, so it might as well block
+        was[-1], now[-1] = was[-1][:2], now[-1][:2]
+    assert now == was
+    assert compute_s(found) == pytest.approx(compute_s(wanted.program), rel=0.02)
+    sizes = {(one.size or 8, one.stride) for one in found.communicators.values()} - {(8, 1)}
+    assert sizes == {"experts": {(4, 1)}, "buckets": set(), "gathers": {(4, 2)}}[name]
+    assert any(phase.repeat for phase in found.step), "what repeats is written once"
+    assert fit.cluster.noise.jitter_cv == pytest.approx(0.01, rel=0.25)
+    is_told = "fabric.nic_gbps" not in fit.cluster.stand_ins
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01 if is_told else 0.05)
+
+
+def test_the_rate_is_a_stand_in_where_nothing_runs_alone(tmp_path: Path) -> None:
+    fit = calibrate_program(traced(EXPERTS, tmp_path / "experts.parquet"))
+    assert "fabric.nic_gbps" in fit.cluster.stand_ins
+    (rate,) = [one for one in fit.parameters if one.key == "fabric.nic_gbps"]
+    assert "nccl-tests output of the same links, settles it" in rate.reason
+    told = calibrate_program(traced(BUCKETS, tmp_path / "buckets.parquet"))
+    assert "fabric.nic_gbps" not in told.cluster.stand_ins
+
+
+def test_latency_is_told_apart_by_sizes(tmp_path: Path) -> None:
+    step = [
+        {"compute": {"seconds": 0.02}},
+        {"all_reduce": {"bytes": 1e8}},
+        {"all_reduce": {"bytes": 1e4, "communicator": "b"}},
+    ]
+    fit = calibrate_program(traced(typed(step, {"b": {}}, latency_us=50.0), tmp_path / "trace.parquet"))
+    assert fit.cluster.fabric.latency_us == pytest.approx(50.0, rel=0.02)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
+
+
+def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
+    step = [
+        {"compute": {"seconds": 0.02}},
+        {"compute": {"seconds": 0.03, "ranks": [1, 3]}},
+        {"all_reduce": {"bytes": 1e7, "communicator": "pairs", "ranks": [0, 1]}},
+        {"compute": {"seconds": 0.04}},
+        {"all_reduce": {"bytes": 1e8, "every": 2}},
+    ]
+    fit = calibrate_program(traced(typed(step, {"pairs": {"size": 2}}, nodes=4), tmp_path / "trace.parquet"))
+    assert abs(fit.mean_error) < 0.01
+    phases = program_of(fit).step
+    pairs = next(one.all_reduce for one in phases if one.all_reduce and one.all_reduce.ranks)
+    assert pairs.ranks == [0, 1]
+    assert [one.all_reduce.every for one in phases if one.all_reduce] == [1, 2]
+    late = next(one.compute for one in phases if one.compute and one.compute.ranks == [1])
+    assert late.seconds == pytest.approx(0.05, rel=0.02)
+
+
+def test_a_program_is_chosen_where_communicators_overlap(tmp_path: Path) -> None:
+    trace = traced(EXPERTS, tmp_path / "experts.parquet")
+    found = fit_trace(trace, name="chosen")
+    assert found.fit.cluster.program is not None
+    assert "transfers of several communicators overlap" in found.notes[0]
+    assert not isinstance(found.check, str)
+    assert {line.quantity: line.verdict for line in found.check.lines}["mean step"] != "off"
+    assert calibrate_trace(trace, program=False).cluster.program is None
+
+
+def test_one_collective_stays_one_collective(tmp_path: Path) -> None:
+    step = [{"compute": {"seconds": 0.05}}, {"all_reduce": {"bytes": 1e8}}]
+    assert calibrate_trace(traced(typed(step, {}), tmp_path / "trace.parquet")).cluster.program is None
+
+
+def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
+    trace = traced(EXPERTS, tmp_path / "trace.parquet")
+    rank, group = trace.column("rank"), trace.column("group")
+    columns = {name: trace.column(name) for name in trace.table.column_names}
+
+    def changed(rows: Any = slice(None), **other: Any) -> Trace:
+        return Trace.from_columns({n: c[rows] for n, c in (columns | other).items()}, trace.metadata)
+
+    missing = changed(rank != 1)
+    with pytest.raises(InputError, match="A trace of all ranks settles it"):
+        calibrate_program(missing)
+    iteration, seq, op = columns["iteration"], columns["seq"], columns["op"]
+    irregular = changed(~((group >= 0) & (iteration % 7 == seq % 7) & (seq > 3)))
+    with pytest.raises(InputError, match="transfers differ from step to step"):
+        calibrate_program(irregular)
+    is_send = op == "all_to_all"
+    sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
+    with pytest.raises(InputError, match="does not say who receives"):
+        calibrate_program(sends)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Path) -> None:
+    """The live recorder has a transfer in the background from its wait on, the simulator from its hand-over on."""
+    trace = traced(EXPERTS, tmp_path / "trace.parquet")
+    columns = {name: trace.column(name).copy() for name in trace.table.column_names}
+    if behind:
+        mine = columns["op"] == "all_reduce"
+        last = {}
+        for key, end_s in zip(zip(columns["rank"], columns["iteration"]), columns["end_s"]):  # noqa: B905
+            last[key] = max(last.get(key, 0.0), end_s)
+        compute = columns["op"] == "compute"
+        ready = {}
+        for rank, iteration, end_s in zip(*(columns[n][compute] for n in ("rank", "iteration", "end_s")), strict=True):
+            ready[rank, iteration] = max(ready.get((rank, iteration), 0.0), end_s)
+        waits = [ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)]
+        columns["start_s"][mine] = waits
+        columns["end_s"][mine] = np.maximum(columns["end_s"][mine], waits)
+        columns["seq"][mine] += 100
+    guess = EXPERTS.model_dump(exclude_defaults=True)
+    guess["program"]["step"][0]["step"][0]["compute"]["seconds"] = 0.05
+    guess["program"]["step"][1]["compute"]["seconds"] = 0.05
+    guess["fabric"]["nic_gbps"] = 120.0
+    del guess["noise"]
+    base = config_files.parse(Cluster, guess, "guess")
+    fit = calibrate_trace(Trace.from_columns(columns, trace.metadata), base=base)
+    assert EXPERTS.program is not None
+    assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
+    assert abs(fit.mean_error) < 0.01
+
+
+@needs_h100
+def test_a_real_profile_replays_within_five_percent() -> None:
+    trace = read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace()
+    fit = calibrate_program(trace)
+    assert abs(fit.mean_error) < 0.05
+    found = transfers(program_of(fit))
+    assert len(found) == 22 - 2
+    assert {op for op, *_ in found} == {"reduce_scatter", "all_gather"}
+    assert max(size for _, size, *_ in found) == 150994944.0
+    assert {one.every for phase in program_of(fit).step if (one := (phase.transfer() or (None, None))[1])} == {1, 2}
+
+
+def test_the_loop_predicts_defer_for_a_scenario_with_transfers_in_the_background(tmp_path: Path) -> None:
+    """The double runs the scenario's job with slower NICs and other noise than its operator knows."""
+    plan = {"mechanism": "defer", "observe_iterations": 80, "block_iterations": 60, "pairs": 4, "cap_share": 0.3}
+    scenario = load_scenario("expert-layers")
+    scenario = scenario.model_copy(update={"loop": scenario.loop.model_copy(update=plan)})
+    known = known_cluster(scenario)
+    assert known is not None
+    truth = known.changed(["fabric.nic_gbps=0.18", "noise.jitter_cv=0.02"], "truth")
+
+    def run(scenario: Scenario, out: Path, *, agents: Any, iterations: int, on_progress: Any) -> RunResult:
+        ((job, _),) = agents.items()
+        (out / job).mkdir(parents=True)
+        keys = episode_keys([7])
+        simulator = Simulator(derive(truth, keys), keys)
+        recording = simulator.record(simulator.off(), iterations)
+        with RecordingWriter(out / job / "trace.parquet", simulator, job) as writer:
+            writer.append(recording)
+        end_s_T = np.r_[0.0, np.cumsum(recording.step_ET[0])]
+        return RunResult(out, {job: JobResult(np.repeat(end_s_T[:, None], 4, axis=1), (0,), (), None)})
+
+    options = LoopOptions(seeds=1, tailor_s=0, candidates=("constant", "default"))
+    loop = ClosedLoop(scenario, tmp_path / "loop", options, run=run, calibrate=calibrate_trace)
+    found = loop.go("choose")
+    fitted = load_cluster(tmp_path / "loop" / "3-calibrate" / "cluster.yaml")
+    assert fitted.fabric.nic_gbps == pytest.approx(0.18, rel=0.03)
+    assert found["policy"].startswith("static:defer="), found
+    predicted = loop.folder.found("predict")
+    best = min(row["always"]["change"] for row in predicted["policies"])
+    assert best == pytest.approx(really(truth, found["policy"]), abs=0.02)
+    assert best < -0.05
+
+
+def really(cluster: Cluster, policy: str) -> float:
+    """What a policy changes of the mean step."""
+    steps = []
+    for name in ("passive", policy):
+        simulator = start(cluster, np.arange(8))
+        chosen = select_policy(name, cluster)
+        steps.append(rollout(chosen, simulator, 400).step_ET[:, 100:].mean())
+    return float(steps[1] / steps[0] - 1.0)

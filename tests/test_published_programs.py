@@ -1,0 +1,39 @@
+"""Published steps against described programs: what the page says is met stays met."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from traced_jobs import STRAGGLER_DIR
+
+from benchmarks.evidence import _program_cases as cases
+
+DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
+
+
+@pytest.mark.skipif(not (DATA / "jean-zay").is_dir(), reason="set PACEENV_DATA_DIR to data recorded by others")
+def test_pipelines_of_a_university_cluster_follow_from_their_first_stage() -> None:
+    rows = cases.jean_zay(DATA / "jean-zay")
+    assert [row.case.split()[0] for row in rows] == ["4", "8", "16"]
+    assert all(abs(row.error) < cases.TOLERANCE for row in rows)
+
+
+def test_fully_sharded_steps_follow_from_one_node_or_one_gather() -> None:
+    sharded = [row for row in cases.torchtitan() if "128 GPUs" in row.case]
+    assert len(sharded) == 3
+    assert all(abs(row.error) < 0.05 for row in [*sharded, *cases.hybrid()])
+
+
+def test_wide_layers_of_a_large_model_run_at_the_shipped_rate() -> None:
+    """The narrow ones do not: the page names them as missed."""
+    rows = cases.megatron(cases.MEGATRON[4:5])
+    assert 0.1 < rows[0].error < 0.2
+
+
+def test_exchanges_of_experts_are_slowed_by_gradients_and_gain_from_going_first() -> None:
+    found = cases.priority(8, 8)
+    assert found.slowest > 2.0
+    assert found.first > 1.05
+    assert found.first >= found.held

@@ -1,0 +1,83 @@
+"""The job of a testbed's scenario as a program: what its operator knows of the step, with nominal times and rates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceenv.core.errors import InputError
+from paceenv.live.testbed.testbed_scenario import Compute, Job, Scenario, Transfer
+from paceenv.sim.cluster.program.step_program import WORLD
+
+GRADIENTS = ("all_reduce", "reduce_scatter")
+"""Transfers that nobody needs before the end of an iteration, where they run in the background."""
+
+
+def needs_program(job: Job) -> bool:
+    """Whether one collective an iteration cannot describe the job: something runs in the background."""
+    return any(phase.transfer is not None and phase.transfer.background for phase in job.iteration)
+
+
+def scenario_program(job: Job) -> dict[str, Any]:
+    """Section ``program`` of a cluster config for a job of the testbed.
+
+    Raises InputError for phases that a program has not: a gather, messages around a ring, a checkpoint.
+    """
+    communicators: dict[str, dict[str, int]] = {}
+    step: list[dict[str, Any]] = []
+    for phase in job.iteration:
+        ((kind, given),) = ((name, getattr(phase, name)) for name in phase.model_fields_set)
+        if isinstance(given, Compute):
+            step += _compute(given, job.ranks)
+        elif kind == "barrier":
+            step.append({"all_reduce": {"bytes": 0.0, "communicator": WORLD}})
+        elif isinstance(given, Transfer) and kind not in ("gather", "send"):
+            label, groups = _communicator(given, job.ranks)
+            communicators |= {label: groups} if label != WORLD else {}
+            one: dict[str, Any] = {"bytes": given.bytes / given.buckets, "communicator": label}
+            if given.background:
+                one |= {"background": True, "can_wait": kind in GRADIENTS}
+            step += [{kind: one}] * given.buckets
+        else:
+            raise InputError(f"job {job.name}: {kind} beside transfers in the background; allowed: none of it")
+    return {"communicators": communicators, "step": step}
+
+
+def program_base(scenario: Scenario) -> dict[str, Any]:
+    """A cluster config of the scenario's job with its program and nominal rates."""
+    job, network = scenario.job(scenario.loop.job), scenario.network
+    nodes = len(job.hosts)
+    nic_gbps = 1e-3 * min([network.host_mbps, *(network.host_mbps_of.get(host, 1e9) for host in job.hosts)])
+    racks = {host % network.racks for host in job.hosts}
+    uplink_gbps = 2e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
+    return {
+        "name": f"{scenario.name}-known",
+        "job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host},
+        "program": scenario_program(job),
+        "fabric": {
+            "nic_gbps": nic_gbps,
+            "nodes_per_leaf": nodes if network.racks == 1 else 1,
+            "uplink_gbps": uplink_gbps,
+        },
+    }
+
+
+def _compute(given: Compute, ranks: int) -> list[dict[str, Any]]:
+    """Compute of all ranks, and what slow ones take beyond it."""
+    some = given.ranks if given.ranks is not None else list(range(ranks))
+    named = {} if given.ranks is None else {"ranks": some}
+    found: list[dict[str, Any]] = [{"compute": {"seconds": given.mean_s, **named}}]
+    slow = [] if given.slow is None else [rank for rank in given.slow.ranks if rank in some]
+    if given.slow is not None and given.slow.every is None and slow:
+        found.append({"compute": {"seconds": given.mean_s * (given.slow.factor - 1.0), "ranks": slow}})
+    return found
+
+
+def _communicator(given: Transfer, ranks: int) -> tuple[str, dict[str, int]]:
+    """The name and the groups of a transfer's communicator."""
+    size = given.group_size or ranks
+    if size == ranks and given.communicator is None:
+        return WORLD, {}
+    stride = ranks // size if given.strided else 1
+    label = given.communicator or "shared"
+    label = label if size == ranks else f"{label[:20]}-{size}" + (f"-{stride}" if given.strided else "")
+    return label, {"size": size, "stride": stride}
