@@ -82,7 +82,7 @@ def described(config: Cluster, recording: Recording, *, is_together: bool) -> di
     names = list(plan.communicators)
     communicators: list[list[dict[str, Any]]] = [[] for _ in names]
     step: list[dict[str, Any]] = []
-    computes = []
+    computes: list[int] = []
     for i, one in enumerate(row):
         if isinstance(one, Compute):
             step.append({"compute": len(computes)})

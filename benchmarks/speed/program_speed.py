@@ -80,9 +80,11 @@ def run() -> Report:
     table = Table("rank-phases per CPU second", ("program", *(f"{r} ranks" for r in RANKS), "exponent"), rows)
     slowest = min(rates[kind]["64"] for kind in _PARTS)
     worst = max(exponents.values())
+    because = "Where many groups are under way at a time, each event looks at all of them."
+    fast, linear = slowest >= TARGET, worst <= 1.15
     targets = (
-        Target("programs at 64 ranks", f"at least {figure(TARGET)}/s", f"{figure(slowest)}/s", slowest >= TARGET),
-        Target("programs are linear in ranks", "an exponent of at most 1.15", f"{worst:.2f}", worst <= 1.15),
+        Target("programs at 64 ranks", f"at least {figure(TARGET)}/s", f"{figure(slowest)}/s", fast, because),
+        Target("programs are linear in ranks", "an exponent of at most 1.15", f"{worst:.2f}", linear, because),
     )
     text = (
         f"Programs of {LAYERS} layers with jitter and rule `defer`. A phase is an instruction of a rank: it computes, "
