@@ -284,3 +284,12 @@ def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:
         *((0, 2), (1, 2), (2, 3), (3, 3))
     }
     assert trace.column("bytes")[of_pairs].tolist() == [round(0.05 * BYTES_PER_S * 2)] * 16
+
+
+def test_hashed_paths_are_slower_than_spread_ones() -> None:
+    """Eight flows leave a leaf of sixteen NICs on eight paths: the busiest path has about three of them."""
+    fabric = {"nodes_per_leaf": 2, "uplink_gbps": None, "oversubscription": 1, "nics_per_node": 8}
+    step = [all_reduce(0.1)]
+    spread = record(cluster(step, fabric=fabric)).step_ET[0, 0]
+    hashed = record(cluster(step, fabric=fabric | {"ecmp_paths": 8})).step_ET[0, 0]
+    assert 1.2 < hashed / spread < 2.0

@@ -24,6 +24,10 @@ MAX_TABLES = 64
 _TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
 
 
+HASHES = 512
+"""Draws of the paths that flows are hashed onto; a program meets their mean, other jobs draw anew in every episode."""
+
+
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
     """The links of a fabric without random quantities, for the nodes of a job.
 
@@ -32,7 +36,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         job: its ranks and nodes.
     """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
-    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
+    links = draw_links(fabric, place, Draw(np.arange(HASHES, dtype=np.uint64), job.nodes))
     assert fabric.nodes_per_leaf is not None
     nic_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node / fabric.nics_per_node
     return Tiers(
@@ -48,6 +52,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
+        float(np.mean(links.own_imbalance)),
     )
 
 
