@@ -215,7 +215,7 @@ def reference_of(cluster: Cluster, seed: int, limits: Limits = LIMITS) -> PacedJ
         seed: of quantities and noise.
         limits: of every delay.
     """
-    if cluster.program is not None:
+    if cluster.has_program:
         return ProgramReference(cluster, seed, limits)
     return Reference(cluster, seed, limits=limits)
 
@@ -244,7 +244,7 @@ def check_size(cluster: Cluster, iterations: int, seeds: int) -> None:
     Raises:
         InputError: with the allowed size.
     """
-    messages = Setup.of(cluster).messages if cluster.program is None else program_messages(cluster)
+    messages = program_messages(cluster) if cluster.has_program else Setup.of(cluster).messages
     if messages * cluster.ranks * iterations * seeds > MAX_WORK:
         raise InputError(
             f"{cluster.name}: messages x ranks x iterations x seeds = {messages} x {cluster.ranks} x {iterations} "

@@ -51,10 +51,24 @@ def schedule_of(start: Start, members: Sequence[int], per_node: int, *, is_tree:
         per_node: ranks on a node.
         is_tree: whether an all-reduce goes along two trees of nodes, each node a chain.
     """
-    n, size_bytes = len(members), start.payload_bytes
+    schedule, edge_bytes = _one_part(start, members, per_node, is_tree=is_tree)
+    one = list(schedule.messages)
+    for _ in range(start.parts - 1):  # a part begins where all of the one before is through
+        first = len(schedule.messages)
+        last_part = range(first - len(one), first)
+        for m in one:
+            after = [first + j for j in m.after] or last_part
+            schedule.add((m.sender, m.receiver, m.size_bytes), after, has_latency=m.has_latency)
+    return schedule, edge_bytes * start.parts
+
+
+def _one_part(start: Start, members: Sequence[int], per_node: int, *, is_tree: bool) -> tuple[Schedule, float]:
+    n, size_bytes = len(members), start.payload_bytes / start.parts
     schedule = Schedule(n)
     if n < 2:
-        return schedule, 0.0
+        if start.op == "send":  # to storage above the leaves
+            schedule.add((0, 0, size_bytes), ())
+        return schedule, size_bytes
     match start.op:
         case "send":
             schedule.round([(0, 1, size_bytes)], nothing(n))
@@ -132,6 +146,10 @@ class Wires:
         """
         tiers = self.tiers
         a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
+        if sender == receiver:  # to storage above the leaves
+            numbers = [tiers.leaf_link(a // tiers.nodes_per_leaf, into=False), UPLINK]
+            ports = [[tiers.nic_link(nic, into=False), *numbers] for nic in tiers.nics_of([sender])]
+            return [tuple(self.links[n] for n in one if self.links[n].capacity_Bps < math.inf) for one in ports]
         if a == b:
             inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
             return [tuple(self.links[n] for n in inside)]
@@ -188,7 +206,7 @@ def operations(
             of_rank = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
                 nodes = {rank // wires.tiers.ranks_per_node for rank in members}
-                is_tree = start.payload_bytes < tree_below_bytes and len(nodes) > 1
+                is_tree = start.payload_bytes / start.parts < tree_below_bytes and len(nodes) > 1
                 schedule, edge_bytes = schedule_of(start, members, wires.tiers.ranks_per_node, is_tree=is_tree)
                 found.append((group, start, tuple(members), *wires.laid(schedule, members), edge_bytes))
             group += 1
