@@ -100,7 +100,12 @@ class Collective:
         self._then: dict[int, Callable[[], None]] = {}
 
     def when_through(self, member: int, action: Callable[[], None]) -> None:
-        """Call ``action`` once all messages of a member are through, at once if they are."""
+        """Call ``action`` once all messages of a member are through, at once if they are.
+
+        Args:
+            member: its place in the group.
+            action: what to call.
+        """
         if self._to_come_of[member] == 0:
             action()
         else:

@@ -64,11 +64,21 @@ class Network:
         self._stale = False
 
     def at(self, time_s: float, action: Action) -> None:
-        """Call ``action`` at ``time_s``."""
+        """Call ``action`` at ``time_s``.
+
+        Args:
+            time_s: when, seconds.
+            action: what to call.
+        """
         heapq.heappush(self._timed, (time_s, next(self._order), action))
 
     def after(self, delay_s: float, action: Action) -> None:
-        """Call ``action`` in ``delay_s``."""
+        """Call ``action`` in ``delay_s``.
+
+        Args:
+            delay_s: from now, seconds.
+            action: what to call.
+        """
         self.at(self.now_s + delay_s, action)
 
     def send(

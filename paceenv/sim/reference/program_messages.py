@@ -165,7 +165,12 @@ class Wires:
         return found
 
     def laid(self, schedule: Schedule, members: Sequence[int]) -> tuple[Schedule, list[tuple[Resource, ...]]]:
-        """A schedule with every message cut into its parts, and what each part passes."""
+        """A schedule with every message cut into its parts, and what each part passes.
+
+        Args:
+            schedule: messages of an operation.
+            members: its ranks.
+        """
         cut = Schedule(schedule.members, rounds=schedule.rounds)
         path: list[tuple[Resource, ...]] = []
         parts_of: list[list[int]] = []
@@ -181,7 +186,12 @@ class Wires:
         return cut, path
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """Latency of a message from one rank to another."""
+        """Latency of a message from one rank to another.
+
+        Args:
+            sender: its rank.
+            receiver: its rank.
+        """
         per_node = self.tiers.ranks_per_node
         return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s
 

@@ -23,7 +23,12 @@ Kind = Literal["all_reduce", "gather", "all_to_all"]
 
 
 def number(quantity: Quantity | None, nodes: int) -> float:
-    """The value of a quantity that is not drawn; infinite for one that the config does not set."""
+    """The value of a quantity that is not drawn; infinite for one that the config does not set.
+
+    Args:
+        quantity: of the config.
+        nodes: of the job.
+    """
     match quantity:
         case None:
             return math.inf
@@ -244,17 +249,32 @@ class Links:
         self._leaf_of = leaves(s.nodes, s.group_nodes, s.nodes_per_leaf, s.placement, self.seed)
 
     def crosses(self, sender: int, receiver: int) -> bool:
-        """Whether a message from one rank to another leaves its leaf."""
+        """Whether a message from one rank to another leaves its leaf.
+
+        Args:
+            sender: its rank.
+            receiver: its rank.
+        """
         per_node = self.setup.ranks_per_node
         return self._leaf_of[sender // per_node] != self._leaf_of[receiver // per_node]
 
     def hop_s(self, sender: int, receiver: int) -> float:
-        """Latency of a message from one rank to another."""
+        """Latency of a message from one rank to another.
+
+        Args:
+            sender: its rank.
+            receiver: its rank.
+        """
         per_node = self.setup.ranks_per_node
         return self.setup.inside_hop_s if sender // per_node == receiver // per_node else self.setup.hop_s
 
     def path(self, sender: int, receiver: int) -> tuple[Resource, ...]:
-        """What a message from one rank to another passes, the receiver's port last."""
+        """What a message from one rank to another passes, the receiver's port last.
+
+        Args:
+            sender: its rank.
+            receiver: its rank.
+        """
         a, b = sender // self.setup.ranks_per_node, receiver // self.setup.ranks_per_node
         if a == b:
             return (self._gpu_out[sender], self._gpu_in[receiver])
