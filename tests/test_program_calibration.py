@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from helpers.traced_jobs import H100_DIR, needs_h100
 from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
 from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace, read_trace
 from paceenv.importers.inputs import read_inputs
@@ -153,6 +155,19 @@ def test_a_typed_program_is_found_again(name: str, tmp_path: Path) -> None:
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01 if is_told else 0.05)
 
 
+def test_phases_that_vary_by_themselves_are_told_from_steps_that_do(tmp_path: Path) -> None:
+    """Ranks meet after every phase, so each phase is as long as that of its slowest rank."""
+    step = [
+        phase
+        for k in range(8)
+        for phase in ({"compute": {"seconds": 0.02, "micro_batch": k}}, {"all_reduce": {"bytes": 1e7}})
+    ]
+    wanted = typed(step, {}).changed(["program.length_cv=0.1"], "test")
+    fit = calibrate_program(traced(wanted, tmp_path / "trace.parquet"))
+    assert program_of(fit).length_cv == pytest.approx(0.1, rel=0.1)
+    assert abs(fit.mean_error) < 0.01
+
+
 def test_the_rate_is_a_stand_in_where_nothing_runs_alone(tmp_path: Path) -> None:
     fit = calibrate_program(traced(EXPERTS, tmp_path / "experts.parquet"))
     assert "fabric.nic_gbps" in fit.cluster.stand_ins
@@ -256,6 +271,33 @@ def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Pa
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
     assert abs(fit.mean_error) < 0.01
+
+
+def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "program.md"
+    (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "experts.yaml").write_text(block)
+    names = [str(tmp_path / name) for name in ("experts.yaml", "experts.parquet", "fitted.yaml")]
+    assert not application.run(["simulate", names[0], "-i", "60", "--seeds", "2", "--trace", names[1]])
+    assert not application.run(["diagnose", names[1]])
+    assert not application.run(["calibrate", names[1], "-o", names[2]])
+    assert load_cluster(names[2]).program is not None
+    assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
+
+
+def test_a_diagnosis_leaves_open_what_holding_back_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One collective a step, on which a diagnosis simulates pacing, cannot show it."""
+    part = [
+        {"compute": {"seconds": 0.04}},
+        {"all_reduce": {"bytes": 2e8, "background": True, "can_wait": True}},
+        {"all_to_all": {"bytes": 2e8, "communicator": "experts"}},
+    ]
+    path = tmp_path / "trace.parquet"
+    traced(typed([{"repeat": 4, "step": part}], {"experts": {}}, nodes=4), path, 60)
+    assert not application.run(["diagnose", str(path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Whether pacing helps is open" in said
+    assert "the rule defer was not tried; paceenv calibrate fits a program" in said
 
 
 @needs_h100

@@ -100,7 +100,7 @@ Micro-batches are not in the table: one sample in a pipeline, up to 8 parts with
 
 All predictions are too fast, least for wide layers.
 The likely reason is that narrow layers reach less than 0.64 of peak; a rate per width is not published.
-Left out: larger models, whose tables have millions of instructions, as every rank is simulated.
+Left out: the two largest models, whose tables have up to ten million instructions, as every rank is simulated.
 Left out too: the H100 table of 2024, which does not say how many virtual stages it ran.
 
 ## torchtitan on H100

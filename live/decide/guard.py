@@ -86,6 +86,11 @@ class Guard:
         """How long transfers may be held back in ``iteration``, seconds: caps and quiet times, as for a delay.
 
         No rank stands still, so neither budget nor slack is a limit.
+
+        Args:
+            asked_s: what the rule asks for, seconds.
+            iteration: its number.
+            step_s: baseline step, seconds.
         """
         self._look_for_marks(iteration)
         if not asked_s > 0.0:

@@ -11,7 +11,7 @@ from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
 from paceenv.calibration.program.known_program import fit_known
 from paceenv.calibration.program.program_fit import fit_program
-from paceenv.calibration.program.program_stamps import ProgramStamps, read_program
+from paceenv.calibration.program.program_stamps import MIN_STEPS, ProgramStamps, read_program
 from paceenv.calibration.program.step_order import OVERLAPS
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
@@ -89,13 +89,19 @@ def fit_trace(
         return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
     if program:
         return _of_program(read_program(trace, job=job), base, name, check=check)
+    stamps = None
     if program is None:
         stamps = _program_stamps(trace, job)
         if stamps is not None and overlapping(stamps):
             note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
             found = _of_program(stamps, base, name, check=check)
             return replace(found, notes=(note,))
-    job_stamps = read_job(trace, job=job)
+    try:
+        job_stamps = read_job(trace, job=job)
+    except InputError as error:
+        if stamps is None:
+            raise
+        raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
     probed = None if probe is None else read_job(probe, job=job)
     fit = calibrate_stamps(job_stamps, probed, base, name)
     if program is None and abs(fit.mean_error) > OFF:
@@ -104,6 +110,12 @@ def fit_trace(
             return better
         return _of_job(fit, job_stamps, probed, base, (better,), check=check)
     return _of_job(fit, job_stamps, probed, base, (), check=check)
+
+
+def has_overlaps(trace: Trace, job: str | None = None) -> bool:
+    """Whether transfers of several communicators overlap in a trace; False where they are no program."""
+    stamps = _program_stamps(trace, job)
+    return stamps is not None and overlapping(stamps)
 
 
 def overlapping(stamps: ProgramStamps) -> bool:

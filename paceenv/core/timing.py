@@ -231,6 +231,10 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
     nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike. Only steps
     in which something was really held count as a hold; a trial waits until the settings ask for it.
+
+    Args:
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``; updated.
+        step_s: how long the step took, seconds.
     """
     held, left = tick[DEFER_NOW] > 0.0, tick[DEFER_LEFT]
     tick[DEFER_NOW] = 0.0
@@ -252,7 +256,12 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
 
 
 def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
-    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not."""
+    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not.
+
+    Args:
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``; updated.
+        helped: whether the mean step was shorter.
+    """
     if helped:
         tick[DEFER_BACKOFF] = FREE_ITERATIONS
         tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
@@ -263,7 +272,11 @@ def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
 
 
 def defer_gain(tick: NDArray[np.float64]) -> float:
-    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold."""
+    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold.
+
+    Args:
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
+    """
     if tick[DEFER_LEFT] <= 0.0:
         return 0.0
     if tick[DEFER_LENGTH] == TRIAL_ITERATIONS:

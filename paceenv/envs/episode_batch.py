@@ -18,6 +18,7 @@ from paceenv.core import metrics, pacing, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.renames import mechanism_name
+from paceenv.envs.kept_episodes import KeptEpisodes, KeptJobs
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
 from paceenv.sim.cluster.draw import Draw
@@ -131,31 +132,54 @@ class _Shape:
         simulators: the paced one and, where rules ask for it, its unpaced twin on the same noise; none before the
             first episode here.
         recording: the last interval of every row, where it is kept.
+        kept: the jobs of episodes that come again, where they are kept.
     """
 
     def __init__(self, clusters: Sequence[Cluster], rules: Rules, threads: int, *, keeps_stamps: bool) -> None:
         self.mix, self._rules, self._threads, self._keeps_stamps = ClusterMix(clusters), rules, threads, keeps_stamps
         self.simulators: list[Simulator] = []
         self.recording: Recording | None = None
+        self.kept: KeptJobs | None = None
 
-    def start(self, rows: NDArray[np.int64], keys_E: NDArray[np.uint64], cluster_E: NDArray[np.int64]) -> None:
+    def start(
+        self,
+        rows: NDArray[np.int64],
+        keys_E: NDArray[np.uint64],
+        cluster_E: NDArray[np.int64],
+        needs_twin: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Start episodes in some rows: the quiet start and one interval without pacing.
 
         Args:
             rows: their numbers, ``(n,)``.
             keys_E: episode keys of all rows.
             cluster_E: index of each row's cluster within this shape; 0 for rows whose episode is elsewhere.
+            needs_twin: which of these rows start their unpaced twin, too, ``(n,)``; None: all.
         """
-        if self.simulators:
-            jobs = self.mix.derive(keys_E[rows], cluster_E[rows])
-            for simulator in self.simulators:
-                simulator.reset(rows, keys_E[rows], jobs)
-        else:
+        if not self.simulators:
             jobs, limits = self.mix.derive(keys_E, cluster_E), self._rules.limits
             self.simulators = [Simulator(jobs, keys_E, self._threads, limits) for _ in range(1 + self._rules.has_twin)]
-        for k, simulator in enumerate(self.simulators):
+        for k in range(len(self.simulators)):
+            self.start_one(k, rows if k == PACED or needs_twin is None else rows[needs_twin], keys_E, cluster_E)
+
+    def start_one(
+        self, k: int, rows: NDArray[np.int64], keys_E: NDArray[np.uint64], cluster_E: NDArray[np.int64]
+    ) -> None:
+        """As :meth:`start`, of simulator ``k``."""
+        if len(rows):
+            simulator = self.simulators[k]
+            simulator.reset(rows, keys_E[rows], self._jobs(keys_E[rows], cluster_E[rows]))
             simulator.run(simulator.off(), self._rules.limits.quiet_first, rows)
             self.run(k, simulator.off(), rows)
+
+    def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
+        """The jobs of episodes."""
+        if self.kept is None:
+            return self.mix.derive(keys, cluster)
+        new = self.kept.missing(keys, cluster)
+        if len(new):
+            self.kept.add(keys[new], cluster[new], self.mix.derive(keys[new], cluster[new]))
+        return self.kept.take(keys, cluster)
 
     def run(self, k: int, settings: NDArray[np.float64], rows: NDArray[np.int64] | None) -> NDArray[np.float64]:
         """One interval of simulator ``k`` in ``rows`` (None: all); step times ``(E, T)``, seconds."""
@@ -198,6 +222,7 @@ class EpisodeBatch:
         self.keys_E = np.zeros(environments, np.uint64)
         self.elapsed_E, self.cluster_E = np.zeros(environments, np.int64), np.zeros(environments, np.int64)
         self.terms: dict[str, NDArray[np.float64]] = {}
+        self._kept: KeptEpisodes | None = None
         entries = signals.SIGNALS + self.preference.is_drawn
         self.observation_space = gymnasium.spaces.Box(signals.LOW, signals.HIGH, (entries,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2 * len(self.mechanisms),), np.float32)
@@ -271,12 +296,27 @@ class EpisodeBatch:
             self.cluster_E[which] = draw_index(keys, self._edges) if cluster is None else cluster
         else:
             self.cluster_E[which] = 0
+        needs_twin = None if self._kept is None else self._kept.start(which, keys, self.cluster_E[which])
         if len(self._shapes) == 1:
-            self._shapes[0].start(which, self.keys_E, self.cluster_E)
+            self._shapes[0].start(which, self.keys_E, self.cluster_E, needs_twin)
             return
         shape_E, place_E = self._place_C2[self.cluster_E].T
         for s in np.unique(shape_E[which]):
-            self._shapes[s].start(which[shape_E[which] == s], self.keys_E, np.where(shape_E == s, place_E, 0))
+            mine = shape_E[which] == s
+            needs = None if needs_twin is None else needs_twin[mine]
+            self._shapes[s].start(which[mine], self.keys_E, np.where(shape_E == s, place_E, 0), needs)
+
+    def keep_episodes(self) -> None:
+        """Keep the jobs and unpaced twins of episodes, for when their seeds come again; before the first episode.
+
+        Results do not depend on it.
+        """
+        if self.simulator is not None:
+            raise InputError(f"{WHERE}: keep_episodes() after an episode has begun; allowed: before the first reset()")
+        for shape in self._shapes:
+            shape.kept = KeptJobs()
+        if self.rules.has_twin:
+            self._kept = KeptEpisodes(len(self.seeds_E), self.rules.episode_intervals, 2)
 
     def observe(self) -> NDArray[np.float32]:
         """What the observer rank of each row saw in its last interval, ``(E, O)``."""
@@ -344,9 +384,9 @@ class EpisodeBatch:
             raise gymnasium.error.ResetNeeded("call reset() before step()")
         rewards_E, terms = self._interval(PACED, settings, running)
         if self.rules.has_twin:
-            passive_E, passive = self._interval(TWIN, pacing.off(len(settings), 1), running)
-            terms["passive_step_mean_s"], terms["passive_reward"] = passive["step_mean_s"], passive_E
-            terms["gain"] = passive["step_mean_s"] / terms["step_mean_s"] - 1.0
+            passive_mean_E, passive_E = self._passive(running)
+            terms["passive_step_mean_s"], terms["passive_reward"] = passive_mean_E, passive_E
+            terms["gain"] = passive_mean_E / terms["step_mean_s"] - 1.0
             if self.rules.reward == "paired":
                 rewards_E = rewards_E - passive_E
         if running is None:
@@ -360,16 +400,35 @@ class EpisodeBatch:
         self.terms = terms
         return rewards_E, truncated_E, terms
 
+    def _passive(self, running: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean step in seconds and reward of the coming interval without pacing, ``(E,)`` each."""
+        off = pacing.off(len(self.seeds_E), 1)
+        if self._kept is None:
+            rewards_E, terms = self._interval(TWIN, off, running)
+            return terms["step_mean_s"], rewards_E
+        missing_E, behind = self._kept.missing(running)
+        for row in behind.tolist():
+            shape, place = self._place_C2[self.cluster_E[row]]
+            only, cluster_E = np.array([row]), np.full(len(off), place)
+            self._shapes[shape].start_one(TWIN, only, self.keys_E, cluster_E)
+            for _ in range(self._kept.bring_up(row)):
+                self._shapes[shape].run(TWIN, off, only)
+        if missing_E.any():
+            rewards_E, terms = self._interval(TWIN, off, missing_E)
+            self._kept.keep(missing_E, np.stack([terms["step_mean_s"], rewards_E], axis=1))
+        mean_E, rewards_E = self._kept.passed(running).T
+        return mean_E.copy(), rewards_E.copy()
+
     def _interval(
         self, k: int, settings: NDArray[np.float64], running: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
         """One interval of all paced or all unpaced episodes: rewards and their terms."""
-        kept_E = self._gathered(lambda shape: shape.simulators[k].outcome().useful_iterations)
+        kept_E = self._gathered(lambda shape: shape.simulators[k].useful_iterations())
         step_ET = self._run(k, settings, running)
         mean_E, sd_E = step_ET.mean(axis=1), step_ET.std(axis=1)
         reference_E = self._gathered(lambda shape: shape.simulators[k].batch.jobs["ideal_step_s"])
         rewards_E = metrics.reward(mean_E, sd_E, reference_E, self.preference.weight_E)  # type: ignore[arg-type]
-        useful_E = self._gathered(lambda shape: shape.simulators[k].outcome().useful_iterations)
+        useful_E = self._gathered(lambda shape: shape.simulators[k].useful_iterations())
         lost_E = self.rules.interval_iterations - (useful_E - kept_E)
         lost_ratio_E = lost_E * reference_E / step_ET.sum(axis=1)  # what failures undid, also of earlier intervals
         terms = {

@@ -424,6 +424,13 @@ class PacingVectorEnv(gymnasium.vector.VectorEnv[NDArray[np.float32], NDArray[np
         """The numbers of the last step's info for every row, also where an episode has ended in it."""
         return self._batch.terms
 
+    def keep_episodes(self) -> None:
+        """Keep the jobs and unpaced twins of episodes, for trainers whose seeds come again; before the first reset.
+
+        Results do not depend on it; memory grows with the number of different episodes.
+        """
+        self._batch.keep_episodes()
+
     def desync_episodes(self) -> None:
         """Spread the ends of the running episodes evenly over time, for trainers that act on every end."""
         self._batch.elapsed_E[:] = np.arange(self.num_envs) * self._batch.rules.episode_intervals // self.num_envs

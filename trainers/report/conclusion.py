@@ -101,7 +101,8 @@ def conclude_answer(
     if isinstance(paced, str) or isinstance(fitted, str):
         pacing = Pacing(why_not=str(paced))
     else:
-        pacing = Pacing(tuple((one.policy, one.gain) for one in paced), doubt=fitted.short_doubt)
+        gains = tuple((one.policy, one.gain) for one in paced)
+        pacing = Pacing(gains, doubt=fitted.short_doubt, is_partial=fitted.overlaps)
     return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, checks)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.calibration.fit_trace import has_overlaps
 from paceenv.calibration.job_fit import JobFit
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -53,6 +54,8 @@ class Fitted:
     baseline: Baseline
     clusters: Sequence[Cluster]
     causes: frozenset[str] = frozenset()
+    overlaps: bool = False
+    """Whether transfers of several communicators overlap in the trace, which the cluster lacks."""
 
     @property
     def fit(self) -> JobFit:
@@ -75,6 +78,11 @@ class Fitted:
             said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
         if self.tenants is None:
             said.append("the fitted cluster lacks the other job among the causes")
+        if self.overlaps:
+            said.append(
+                "transfers of several communicators overlap, which the fitted cluster lacks: the rule defer was not "
+                "tried; paceenv calibrate fits a program for it"
+            )
         return ", and ".join(said)
 
     @property
@@ -90,6 +98,11 @@ class Fitted:
             said.append(
                 "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
                 "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
+            )
+        if self.overlaps:
+            said.append(
+                "Transfers of several communicators overlap, and this cluster has one collective a step. "
+                "paceenv calibrate fits a program, on which paceenv simulate tries the rule defer."
             )
         return " ".join(said)
 
@@ -110,7 +123,7 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
         baseline = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    return Fitted(baseline, drawn(baseline, 0), causes)
+    return Fitted(baseline, drawn(baseline, 0), causes, overlaps=has_overlaps(trace, job))
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:

@@ -62,6 +62,8 @@ def make_groups(
             autoreset_mode=AutoresetMode.SAME_STEP,
             warn_null=False,  # nulls are among the clusters on purpose
         )
+        if config.pool_segments:
+            env.keep_episodes()
         names = tuple(_name(share) for share, _ in members)
         groups.append(EnvGroup(env, names, tuple(share.null_case for share, _ in members)))
     return groups

@@ -52,6 +52,11 @@ class Environment(Config):
     environments: int = Field(256, ge=1, description="rows of the batch")
     threads: int = Field(2, ge=1, description="threads that share the batch")
     randomize: bool = Field(True, description="false: what clusters draw is at the middle of its range, for comparison")
+    pool_segments: int = Field(
+        0,
+        ge=0,
+        description="segments after which episodes come again, whose unpaced twins are then known; 0: never",
+    )
     paired: bool = Field(True, description="reward as the difference to the same episodes without pacing")
 
     @model_validator(mode="after")

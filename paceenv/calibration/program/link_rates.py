@@ -152,7 +152,8 @@ def fit_rates(
             by_place.setdefault(place_of(one, each), []).append(k)
     rates = []
     for place, used in by_place.items():
-        alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, len(stamps.step_T))]
+        seen_K = np.isfinite(found.seconds_TK).sum(axis=0)
+        alone = [k for k in used if found.alone_TK[:, k].sum() >= min(MIN_ALONE, seen_K[k])]
         if alone:
             rates.append(_of_alone(stamps, found, alone, place, nodes, each))
     known = {rate.key: rate.gbps for rate in rates} | {rate.latency_key: rate.latency_us or 0.0 for rate in rates}

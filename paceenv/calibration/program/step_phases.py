@@ -66,6 +66,13 @@ class StepPhases:
         """As ``step`` of section ``program``, repeated phases once."""
         return folded(self.phases)
 
+    def by_micro_batch(self) -> list[dict[str, Any]]:
+        """The same with every phase by itself, so that the length of each varies by itself."""
+        found = [_plain(one.to_config()) for one in self.phases]
+        for number, one in enumerate(one["compute"] for one in found if "compute" in one):
+            one["micro_batch"] = number
+        return found
+
 
 def step_phases(stamps: ProgramStamps, order: StepOrder) -> StepPhases:
     """The phases of a job's step.

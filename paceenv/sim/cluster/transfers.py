@@ -164,7 +164,12 @@ def plan_step(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> Step:
 
 
 def link_laws(fabric: Fabric, job: Job) -> tuple[Law, Law]:
-    """The laws of a rank's link inside its node, and of all NICs of a node together."""
+    """The laws of a rank's link inside its node, and of all NICs of a node together.
+
+    Args:
+        fabric: of the cluster.
+        job: its ranks and nodes.
+    """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     node_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node

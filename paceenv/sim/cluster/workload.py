@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paceenv.sim.cluster.program_keys import check_program_keys
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
 
@@ -26,11 +27,6 @@ TOTAL_TOLERANCE = 0.02
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """PyTorch's ``DistributedDataParallel``: a small first bucket, then up to 25 MiB each."""
-PROGRAM_KEYS = (
-    "virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "top_k",
-    "capacity_imbalance", "shard_group", "all_gather_group", "outer_every", "length_cv", "checkpoint_every",
-)  # fmt: skip
-"""Keys of a workload that need ``step: program``."""
 ADAM_BYTES, MASTER_BYTES = 8, 4
 """Per parameter: two fp32 moments, and an fp32 copy where the weights themselves are smaller."""
 
@@ -264,49 +260,8 @@ class Workload(Config):
                 raise ValueError("tensor_parallel 1, pipeline_parallel 1 and recompute none for a generic model")
         elif model.heads % t or model.mlp % t:
             raise ValueError(f"tensor_parallel to divide the {model.heads} heads and the MLP's {model.mlp} ({t})")
-        self._check_program_keys()
+        check_program_keys(self)
         return self
-
-    def _check_program_keys(self) -> None:
-        """Keys that only a program knows, and what fits together."""
-        if self.step == "folded":
-            for key in PROGRAM_KEYS:
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(f"{key} with step: program, and only with it")
-            return
-        if isinstance(self.model, Generic) and (self.experts > 1 or self.context_parallel > 1):
-            raise ValueError("experts 1 and context_parallel 1 for a generic model")
-        if self.virtual_stages > 1:
-            self._check_virtual_stages()
-        if isinstance(self.model, Transformer) and self.model.sequence % (self.context_parallel * self.tensor_parallel):
-            raise ValueError(f"context_parallel x tensor_parallel to divide the {self.model.sequence} tokens")
-        self._check_experts()
-        if self.zero_stage < 3 and (self.shard_group is not None or self.all_gather_group):
-            raise ValueError("zero_stage 3 with shard_group or all_gather_group")
-        if self.outer_every > 1 and self.shard_group is None and (self.zero_stage or self.experts > 1):
-            raise ValueError("zero_stage 0 and experts 1, or a shard_group, with outer_every")
-        if self.outer_every > 1 and not self.accumulate:
-            raise ValueError("accumulate: true with outer_every")
-
-    def _check_virtual_stages(self) -> None:
-        p, v = self.pipeline_parallel, self.virtual_stages
-        if p == 1:
-            raise ValueError("virtual_stages 1 without pipeline_parallel")
-        if self.model.layers % (p * v) or self.micro_batches % p:
-            raise ValueError(
-                f"pipeline_parallel x virtual_stages to divide the {self.model.layers} layers, and pipeline_parallel "
-                f"the {self.micro_batches} micro_batches"
-            )
-
-    def _check_experts(self) -> None:
-        if self.experts == 1:
-            if self.expert_parallel > 1 or self.top_k > 1 or self.capacity_imbalance > 1.0:
-                raise ValueError("experts with expert_parallel, top_k or capacity_imbalance")
-            return
-        if self.experts % self.expert_parallel or self.top_k > self.experts:
-            raise ValueError(f"expert_parallel to divide the {self.experts} experts, and top_k at most that many")
-        if self.zero_stage == 3:
-            raise ValueError("zero_stage at most 2 with experts, whose parameters have replicas of their own")
 
     @property
     def micro_batch(self) -> int:

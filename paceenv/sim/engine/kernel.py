@@ -289,7 +289,12 @@ def advance_jobs(
 
 
 def reduce_once(view: View, scratch: Scratch) -> float:
-    """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds."""
+    """Arrival, the one collective of each group, and what follows it; returns how long the step takes, seconds.
+
+    Args:
+        view: the job.
+        scratch: an iteration of the job.
+    """
     job, clock, tenant = view.job, view.clock, view.tenant
     arrival_G, finish_G, order_G = scratch.arrival_G, scratch.finish_G, scratch.order_G
     arrive(view, scratch)

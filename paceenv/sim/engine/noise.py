@@ -208,6 +208,10 @@ def draw_compute(view: View, scratch: Scratch) -> None:
     """Write every rank's compute time of this iteration, seconds, into ``scratch.compute_R``.
 
     Where the step is a program, its stalls are kept apart, in ``scratch.spare_R``.
+
+    Args:
+        view: the job.
+        scratch: an iteration of the job.
     """
     job, clock, noise, normal = view.job, view.clock, view.noise, view.normal
     compute_R, spare_R, bits_R = scratch.compute_R, scratch.spare_R, scratch.bits_R

@@ -122,7 +122,17 @@ def next_event_s(s: ProgramScratch, running: int, pending: int, now_s: float, te
 def go_on(
     view: View, program: Program, s: ProgramScratch, compute_R: Any, r: int, runnable: int, pending: int
 ) -> tuple[int, int]:
-    """Run rank ``r`` until it blocks or its step is over; returns how many ranks can run and operations will start."""
+    """Run rank ``r`` until it blocks or its step is over; returns how many ranks can run and operations will start.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step.
+        compute_R: compute time of each rank in this step, seconds.
+        r: the rank.
+        runnable: how many ranks can run.
+        pending: how many operations will start.
+    """
     job = view.job
     i, at_s, hold_s = s.next_R[r], s.at_R[r], np.float64(view.rank[timing.DEFER_S, r])
     end = program.first_R[r + 1]
@@ -181,13 +191,25 @@ def release(program: Program, s: ProgramScratch, r: int, i: int, since_s: float,
 
 
 def length_factor(view: View, replica: int, micro: int) -> float:
-    """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer, a ratio."""
+    """How much longer a micro-batch of one replica takes than the mean one: its sequences are longer, a ratio.
+
+    Args:
+        view: the job.
+        replica: its number.
+        micro: number of the micro-batch.
+    """
     key = key_of(view.clock["key"], LENGTH, view.clock["iteration"] * 4096 + micro)
     return float(max(1.0 + view.job["length_cv"] * quantile(view.normal, bits32(key, replica)), 0.0))
 
 
 def work_s(view: View, program: Program, o: int) -> float:
-    """How long operation ``o`` takes in this iteration with all links free, seconds; latency not included."""
+    """How long operation ``o`` takes in this iteration with all links free, seconds; latency not included.
+
+    Args:
+        view: the job.
+        program: of the job.
+        o: the operation.
+    """
     job, clock = view.job, view.clock
     every = program.every_O[o]
     if every > 1 and (clock["iteration"] + 1) % every != 0:
@@ -201,7 +223,16 @@ def work_s(view: View, program: Program, o: int) -> float:
 
 
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
-    """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``."""
+    """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        last: the last operation that it hands over.
+        group: the process group.
+        place: its place among the members.
+        at_s: when, seconds from the end of the step before.
+    """
     members = program.first_member_N[group + 1] - program.first_member_N[group]
     o = last
     while o >= 0 and program.group_O[o] == group and s.start_O[o] == math.inf:
@@ -214,7 +245,14 @@ def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place:
 
 
 def ready_s(program: Program, s: ProgramScratch, o: int, members: int) -> float:
-    """When operation ``o`` can start: all members have handed it over and the one before it is through; seconds."""
+    """When operation ``o`` can start: all members have handed it over and the one before it is through; seconds.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        members: how many there are.
+    """
     latest_s, x = 0.0, program.first_handed_O[o]
     for m in range(members):
         latest_s = max(latest_s, s.handed_X[x + m])
@@ -227,6 +265,14 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
     """Let operation ``o`` start at a known time if nothing is missing; returns counts as :func:`go_on`.
 
     One that meets no other on any link and cannot be held back is through at once, and then perhaps the next one.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        runnable: how many ranks can run.
+        pending: how many operations will start.
     """
     group = program.group_O[o]
     members = program.first_member_N[group + 1] - program.first_member_N[group]
@@ -247,7 +293,16 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
 
 
 def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, runnable: int) -> int:
-    """Operation ``o`` has moved its bytes at ``at_s``; ranks that wait for it go on. Returns how many ranks can run."""
+    """Operation ``o`` has moved its bytes at ``at_s``; ranks that wait for it go on. Returns how many ranks can run.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        at_s: when, seconds from the end of the step before.
+        runnable: how many ranks can run.
+    """
     every, group = program.every_O[o], program.group_O[o]
     happens = every <= 1 or (view.clock["iteration"] + 1) % every == 0
     s.finish_O[o] = at_s + (program.latency_O[o] if happens else 0.0)
@@ -304,7 +359,14 @@ def share_links(program: Program, s: ProgramScratch, running: int, tenants: Any,
 
 
 def rising_to(program: Program, s: ProgramScratch, running: int, tenants: Any) -> float:
-    """The level at which the next operation or tenant stops rising; infinite if none is left. Fills ``weight_L``."""
+    """The level at which the next operation or tenant stops rising; infinite if none is left. Fills ``weight_L``.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        running: how many operations run.
+        tenants: ``(K,)`` of ``TENANT``.
+    """
     level = math.inf
     s.weight_L[UPLINK] = 0.0
     for i in range(running):
@@ -336,7 +398,14 @@ def rising_to(program: Program, s: ProgramScratch, running: int, tenants: Any) -
 
 
 def freeze(program: Program, s: ProgramScratch, o: int, level: float) -> None:
-    """Fix the rate of operation ``o`` if it cannot rise further, and take what it uses off its links."""
+    """Fix the rate of operation ``o`` if it cannot rise further, and take what it uses off its links.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        level: of the water.
+    """
     if s.rate_O[o] != _UNKNOWN:
         return
     rate = level * program.weight_O[o] / program.top_O[o]

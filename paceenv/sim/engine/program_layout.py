@@ -117,7 +117,12 @@ class ProgramScratch(NamedTuple):
 
 
 def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
-    """Room for one step of a job that runs ``program`` beside so many tenants."""
+    """Room for one step of a job that runs ``program`` beside so many tenants.
+
+    Args:
+        program: of the job.
+        tenants: how many there are.
+    """
     ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
     handed = program.first_handed_O[operations] if operations > 0 else 0
     return ProgramScratch(

@@ -54,7 +54,11 @@ class JobBatch:
         return len(self.jobs)
 
     def take(self, which: NDArray[np.int64]) -> JobBatch:
-        """The jobs ``which``, in that order, repeats allowed."""
+        """The jobs ``which``, in that order, repeats allowed.
+
+        Args:
+            which: numbers of the jobs, ``(n,)``.
+        """
         rows = self.jobs[which], self.tenants_EK[which], self.skewness_E[which]
         return replace(self, jobs=rows[0], tenants_EK=rows[1], skewness_E=rows[2])
 
@@ -258,12 +262,16 @@ class Simulator:
         """Mean delay over ranks and iterations of the last :meth:`run`, ``(E,)``, seconds."""
         return self.state.clocks["delay_s"].copy()
 
+    def useful_iterations(self) -> NDArray[np.float64]:
+        """Iterations of the episodes so far that no failure has undone, ``(E,)``."""
+        c, jobs = self.state.clocks, self.batch.jobs
+        can_stop_E = (jobs["checkpoint_iterations"] > 0) | (jobs["failure_per_s"] > 0.0)
+        return np.where(can_stop_E, c["kept"], c["iteration"]).astype(np.float64)
+
     def outcome(self) -> Outcome:
         """Totals of the episodes so far."""
         c = self.state.clocks
-        iterations, kept = c["iteration"].astype(np.float64), c["kept"].astype(np.float64)
-        can_stop = (self.batch.jobs["checkpoint_iterations"] > 0) | (self.batch.jobs["failure_per_s"] > 0.0)
-        useful = np.where(can_stop, kept, iterations)
+        iterations, useful = c["iteration"].astype(np.float64), self.useful_iterations()
         present_EK = self.batch.tenants_EK["weight"] > 0.0
         cycles_EK = np.where(present_EK, self.state.tenant_ENK[:, layout.CYCLES], np.nan)
         time_s, failures = c["time_s"].copy(), c["failures"].copy()

@@ -252,8 +252,8 @@ class Links:
         """Whether a message from one rank to another leaves its leaf.
 
         Args:
-            sender: its rank.
-            receiver: its rank.
+            sender: the rank that sends.
+            receiver: the rank that receives.
         """
         per_node = self.setup.ranks_per_node
         return self._leaf_of[sender // per_node] != self._leaf_of[receiver // per_node]
@@ -262,8 +262,8 @@ class Links:
         """Latency of a message from one rank to another.
 
         Args:
-            sender: its rank.
-            receiver: its rank.
+            sender: the rank that sends.
+            receiver: the rank that receives.
         """
         per_node = self.setup.ranks_per_node
         return self.setup.inside_hop_s if sender // per_node == receiver // per_node else self.setup.hop_s
@@ -272,8 +272,8 @@ class Links:
         """What a message from one rank to another passes, the receiver's port last.
 
         Args:
-            sender: its rank.
-            receiver: its rank.
+            sender: the rank that sends.
+            receiver: the rank that receives.
         """
         a, b = sender // self.setup.ranks_per_node, receiver // self.setup.ranks_per_node
         if a == b:

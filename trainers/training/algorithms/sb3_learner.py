@@ -114,7 +114,9 @@ class Sb3Learner(Learner):
         return int(self.model.num_timesteps)
 
     def advance(self, segment: int, rollouts: int) -> None:
-        self.envs.seed(training_seed(self.config.seed, segment * 16 * self.envs.num_envs))
+        pool = self.config.environment.pool_segments
+        episodes = segment % pool if pool else segment
+        self.envs.seed(training_seed(self.config.seed, episodes * 16 * self.envs.num_envs))
         self.model._last_obs = None  # which starts new episodes
         for _ in range(rollouts):
             self.model.learn(self.rollout_timesteps, callback=self._rows, reset_num_timesteps=False)

@@ -81,15 +81,30 @@ class Tiers:
         )
 
     def inside_link(self, rank: int, *, into: bool) -> int:
-        """The link of a rank inside its node."""
+        """The link of a rank inside its node.
+
+        Args:
+            rank: its number.
+            into: whether bytes come in or go out.
+        """
         return 1 + 2 * rank + into
 
     def nic_link(self, nic: int, *, into: bool) -> int:
-        """A NIC, counted over all nodes."""
+        """A NIC, counted over all nodes.
+
+        Args:
+            nic: its number over all nodes.
+            into: whether bytes come in or go out.
+        """
         return 1 + 2 * self.nodes * self.ranks_per_node + 2 * nic + into
 
     def leaf_link(self, leaf: int, *, into: bool) -> int:
-        """The uplinks of a leaf."""
+        """The uplinks of a leaf.
+
+        Args:
+            leaf: its number.
+            into: whether bytes come in or go out.
+        """
         return 1 + 2 * self.nodes * (self.ranks_per_node + self.nics_per_node) + 2 * leaf + into
 
     def nics_of(self, ranks: Sequence[int]) -> list[int]:

@@ -49,7 +49,12 @@ Piece = Work | Transfer | Beside
 
 
 def segments(layers: int, most: int) -> list[int]:
-    """How many layers each segment has; the first and the last have one, as what they wait for hides behind nothing."""
+    """How many layers each segment has; the first and the last have one, as what they wait for hides behind nothing.
+
+    Args:
+        layers: how many there are.
+        most: segments at most.
+    """
     if layers <= most:
         return [1] * layers
     middle, parts = layers - 2, most - 2

@@ -25,7 +25,12 @@ _TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
 
 
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
-    """The links of a fabric without random quantities, for the nodes of a job."""
+    """The links of a fabric without random quantities, for the nodes of a job.
+
+    Args:
+        fabric: of the cluster.
+        job: its ranks and nodes.
+    """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     assert fabric.nodes_per_leaf is not None
@@ -47,7 +52,12 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
 
 
 def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
-    """What a transfer of some ranks of a job takes of the links of a fabric."""
+    """What a transfer of some ranks of a job takes of the links of a fabric.
+
+    Args:
+        fabric: of the cluster.
+        job: its ranks and nodes.
+    """
     tiers = tiers_of(fabric, job)
 
     def found(start: Start, members: list[int]) -> Use:

@@ -1,0 +1,94 @@
+"""Episodes that come again: what is kept of them changes no result, and their unpaced twins run once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+from paceenv.core.errors import InputError
+from paceenv.envs.episode_batch import TWIN
+from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.sim.engine.simulator import Simulator
+from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.training_run import Run, train
+
+ROWS = 6
+
+
+def make(**changed: Any) -> PacingVectorEnv:
+    arguments = {"cv_weight": (0.0, 1.0), "episode_intervals": 5, "warn_null": False, **changed}
+    return PacingVectorEnv(ROWS, ["two-jobs", "unequal-slack", "structural-coupling"], **arguments)
+
+
+def course(env: PacingVectorEnv, seeds: list[tuple[int, int]]) -> list[Any]:
+    """What every step says, from some seeds on for so many steps each, with actions that differ."""
+    found, rng = list[Any](), np.random.default_rng(0)
+    for seed, steps in seeds:
+        found.append(env.reset(seed=seed)[0])
+        env.desync_episodes()
+        for _ in range(steps):
+            observation, reward, _, truncated, _ = env.step(rng.uniform(-1, 1, (ROWS, 2)).astype(np.float32))
+            found += [observation, reward, truncated, *env.last_terms.values()]
+    return found
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("reward", ["paired", "raw"])
+def test_results_do_not_depend_on_it(mode: AutoresetMode, reward: Any) -> None:
+    """Seeds come again, also after fewer steps and for more of them."""
+    seeds = [(7, 9), (7, 9), (20, 3), (20, 12), (7, 14)]
+    plain, keeping = make(autoreset_mode=mode, reward=reward), make(autoreset_mode=mode, reward=reward)
+    keeping.keep_episodes()
+    for one, other in zip(course(plain, seeds), course(keeping, seeds), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_twin_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, runs, plain = make(), list[bool](), Simulator.run
+    env.keep_episodes()
+
+    def counting(self: Simulator, *arguments: Any) -> Any:
+        runs.append(any(self is shape.simulators[TWIN] for shape in env._batch._shapes if shape.simulators))
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Simulator, "run", counting)
+    course(env, [(7, 40)])
+    first = sum(runs)
+    runs.clear()
+    course(env, [(7, 40)])
+    assert len(runs) > 80, "the paced episodes run"
+    assert sum(runs) < 0.1 * first, "but for those that had only started"
+
+
+def test_it_is_asked_for_before_the_first_episode() -> None:
+    env = make()
+    env.reset(seed=0)
+    with pytest.raises(InputError, match=r"keep_episodes\(\) after an episode has begun"):
+        env.keep_episodes()
+
+
+def small_config() -> TrainConfig:
+    config = load_train_config("ppo")
+    changed = {"environments": 25, "threads": 1, "pool_segments": 1, "episode_intervals": 16}
+    ppo = config.ppo.model_copy(update={"total_timesteps": 5000, "n_steps": 8, "batch_size": 200})
+    environment = config.environment.model_copy(update=changed)
+    return config.model_copy(update={"environment": environment, "selection": None, "ppo": ppo})
+
+
+def test_a_training_whose_episodes_come_again_does_not_depend_on_what_it_kept(tmp_path: Path) -> None:
+    """A run that keeps nothing but sees the same episodes, and one that is resumed, learn the same weights."""
+    config, first = small_config(), Run(small_config(), folder=tmp_path)
+    kept = train(config).file.policy.weights
+    first.advance()
+    resumed = train(config, folder=tmp_path, resume=True).file.policy.weights
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PacingVectorEnv, "keep_episodes", lambda self: None)
+        plain = train(config).file.policy.weights
+    for one, again, other in zip(kept, resumed, plain, strict=True):
+        for a, b, c in zip(one, again, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c)
