@@ -14,10 +14,12 @@ from paceenv.core.errors import InputError
 from paceenv.policies.rollout import start_engine
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference, check_size
+from paceenv.sim.reference.program_messages import schedule_of
 from paceenv.ui import config_files
 
 BYTES_PER_S = 12.5e9
@@ -98,6 +100,22 @@ def test_an_all_to_all_of_many_messages_is_one_share() -> None:
     slow, fast = both(cluster(step, n))
     np.testing.assert_allclose(slow.through_ETO, 0.2, rtol=1e-3)
     np.testing.assert_allclose(fast.through_ETO, 0.2, rtol=1e-9)
+
+
+def test_a_write_to_storage_shares_the_top_tier() -> None:
+    step = [compute(0.1), transfer("send", 0.1, communicator="own", background=True), transfer("all_reduce", 0.1)]
+    groups = {"communicators": {"own": {"size": 1}}, "step": step}
+    fabric = {"nodes_per_leaf": 2, "uplink_gbps": 100.0}
+    slow, fast = both(cluster(step, program=groups, fabric=fabric))
+    np.testing.assert_allclose(slow.through_ETO, fast.through_ETO, rtol=0.01)
+    assert fast.step_ET[0, 0] > 0.5, "four writes through a tier of one NIC"
+
+
+def test_a_transfer_in_parts_pays_latency_for_each() -> None:
+    start = Start("a", "all_reduce", 1e9, parts=4)
+    whole, in_parts = (schedule_of(start._replace(parts=n), range(4), 1, is_tree=False)[0] for n in (1, 4))
+    assert sum(m.has_latency for m in in_parts.messages) == 4 * sum(m.has_latency for m in whole.messages)
+    assert sum(m.size_bytes for m in in_parts.messages) == pytest.approx(sum(m.size_bytes for m in whole.messages))
 
 
 def test_a_tenant_has_its_share_of_the_top_tier() -> None:

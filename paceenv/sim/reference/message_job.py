@@ -215,7 +215,7 @@ def reference_of(cluster: Cluster, seed: int, limits: Limits = LIMITS) -> PacedJ
         seed: of quantities and noise.
         limits: of every delay.
     """
-    if cluster.program is not None:
+    if cluster.has_program:
         return ProgramReference(cluster, seed, limits)
     return Reference(cluster, seed, limits=limits)
 
@@ -244,7 +244,7 @@ def check_size(cluster: Cluster, iterations: int, seeds: int) -> None:
     Raises:
         InputError: with the allowed size.
     """
-    messages = Setup.of(cluster).messages if cluster.program is None else program_messages(cluster)
+    messages = program_messages(cluster) if cluster.has_program else Setup.of(cluster).messages
     if messages * cluster.ranks * iterations * seeds > MAX_WORK:
         raise InputError(
             f"{cluster.name}: messages x ranks x iterations x seeds = {messages} x {cluster.ranks} x {iterations} "
@@ -275,18 +275,28 @@ class References:
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
         """Step times ``(E, T)``, seconds.
 
-        Args:
-            settings_ESM2: (threshold, window) of each mechanism, ratios.
-            iterations: how many.
+                Args:
+        <<<<<<< HEAD
+                    settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job or for each; ratios.
+                    iterations: number of steps, T.
+        =======
+                    settings_ESM2: (threshold, window) of each mechanism, ratios.
+                    iterations: how many.
+        >>>>>>> main
         """
         return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """As :meth:`run`, with every stamp.
 
-        Args:
-            settings_ESM2: (threshold, window) of each mechanism, ratios.
-            iterations: how many.
+                Args:
+        <<<<<<< HEAD
+                    settings_ESM2: as of :meth:`run`.
+                    iterations: number of steps, T.
+        =======
+                    settings_ESM2: (threshold, window) of each mechanism, ratios.
+                    iterations: how many.
+        >>>>>>> main
         """
         parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
         return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

@@ -66,18 +66,27 @@ class Network:
     def at(self, time_s: float, action: Action) -> None:
         """Call ``action`` at ``time_s``.
 
-        Args:
-            time_s: when, seconds.
-            action: what to do then.
+                Args:
+                    time_s: when, seconds.
+        <<<<<<< HEAD
+                    action: what to call.
+        =======
+                    action: what to do then.
+        >>>>>>> main
         """
         heapq.heappush(self._timed, (time_s, next(self._order), action))
 
     def after(self, delay_s: float, action: Action) -> None:
         """Call ``action`` in ``delay_s``.
 
-        Args:
-            delay_s: from now on, seconds.
-            action: what to do then.
+                Args:
+        <<<<<<< HEAD
+                    delay_s: from now, seconds.
+                    action: what to call.
+        =======
+                    delay_s: from now on, seconds.
+                    action: what to do then.
+        >>>>>>> main
         """
         self.at(self.now_s + delay_s, action)
 

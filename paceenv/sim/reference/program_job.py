@@ -25,12 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
-from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import tiers_of
-from paceenv.sim.cluster.program.program_tables import Compute, Instruction, Start, StepPlan
+from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import episode_keys
@@ -180,13 +179,10 @@ class Laid:
 
     def __init__(self, cluster: Cluster, *, is_together: bool = False) -> None:
         self.is_together = is_together
-        assert cluster.program is not None
         refuse_what_is_unknown(cluster)
-        self.plan: StepPlan = cluster.program.plan(cluster.job.ranks)
-        if any(self._is_write(one) for role in self.plan.roles for one in role):
-            raise InputError(
-                f"{cluster.name}: a send of one rank, to storage; allowed in the reference engine: sends of two ranks"
-            )
+        plan = cluster.program_plan()
+        assert plan is not None
+        self.plan: StepPlan = plan
         self.wires = Wires(tiers_of(cluster.fabric, cluster.job))
         below_bytes = {"tree": math.inf, "auto": cluster.fabric.tree_below_bytes}.get(cluster.job.algorithm, 0.0)
         self.operations: list[Operation]
@@ -204,9 +200,6 @@ class Laid:
                 row.append(first[one.communicator, r] + number)
             self.operation_R.append(row)
         self.first_R = np.concatenate([[0], np.cumsum([len(row) for row in self.operation_R])])
-
-    def _is_write(self, one: Instruction) -> bool:
-        return isinstance(one, Start) and one.op == "send" and len(self.plan.communicators[one.communicator][0]) == 1
 
     def first_of(self, o: int) -> int:
         """The first operation of the communicator of ``o``."""

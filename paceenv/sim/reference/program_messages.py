@@ -51,10 +51,24 @@ def schedule_of(start: Start, members: Sequence[int], per_node: int, *, is_tree:
         per_node: ranks on a node.
         is_tree: whether an all-reduce goes along two trees of nodes, each node a chain.
     """
-    n, size_bytes = len(members), start.payload_bytes
+    schedule, edge_bytes = _one_part(start, members, per_node, is_tree=is_tree)
+    one = list(schedule.messages)
+    for _ in range(start.parts - 1):  # a part begins where all of the one before is through
+        first = len(schedule.messages)
+        last_part = range(first - len(one), first)
+        for m in one:
+            after = [first + j for j in m.after] or last_part
+            schedule.add((m.sender, m.receiver, m.size_bytes), after, has_latency=m.has_latency)
+    return schedule, edge_bytes * start.parts
+
+
+def _one_part(start: Start, members: Sequence[int], per_node: int, *, is_tree: bool) -> tuple[Schedule, float]:
+    n, size_bytes = len(members), start.payload_bytes / start.parts
     schedule = Schedule(n)
     if n < 2:
-        return schedule, 0.0
+        if start.op == "send":  # to storage above the leaves
+            schedule.add((0, 0, size_bytes), ())
+        return schedule, size_bytes
     match start.op:
         case "send":
             schedule.round([(0, 1, size_bytes)], nothing(n))
@@ -132,6 +146,10 @@ class Wires:
         """
         tiers = self.tiers
         a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
+        if sender == receiver:  # to storage above the leaves
+            numbers = [tiers.leaf_link(a // tiers.nodes_per_leaf, into=False), UPLINK]
+            ports = [[tiers.nic_link(nic, into=False), *numbers] for nic in tiers.nics_of([sender])]
+            return [tuple(self.links[n] for n in one if self.links[n].capacity_Bps < math.inf) for one in ports]
         if a == b:
             inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
             return [tuple(self.links[n] for n in inside)]
@@ -149,9 +167,14 @@ class Wires:
     def laid(self, schedule: Schedule, members: Sequence[int]) -> tuple[Schedule, list[tuple[Resource, ...]]]:
         """A schedule with every message cut into its parts, and what each part passes.
 
-        Args:
-            schedule: of the collective.
-            members: ranks of the operation.
+                Args:
+        <<<<<<< HEAD
+                    schedule: messages of an operation.
+                    members: its ranks.
+        =======
+                    schedule: of the collective.
+                    members: ranks of the operation.
+        >>>>>>> main
         """
         cut = Schedule(schedule.members, rounds=schedule.rounds)
         path: list[tuple[Resource, ...]] = []
@@ -170,9 +193,14 @@ class Wires:
     def hop_s(self, sender: int, receiver: int) -> float:
         """Latency of a message from one rank to another.
 
-        Args:
-            sender: the rank that sends.
-            receiver: the rank that receives.
+                Args:
+        <<<<<<< HEAD
+                    sender: its rank.
+                    receiver: its rank.
+        =======
+                    sender: the rank that sends.
+                    receiver: the rank that receives.
+        >>>>>>> main
         """
         per_node = self.tiers.ranks_per_node
         return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s
@@ -198,7 +226,7 @@ def operations(
             of_rank = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
                 nodes = {rank // wires.tiers.ranks_per_node for rank in members}
-                is_tree = start.payload_bytes < tree_below_bytes and len(nodes) > 1
+                is_tree = start.payload_bytes / start.parts < tree_below_bytes and len(nodes) > 1
                 schedule, edge_bytes = schedule_of(start, members, wires.tiers.ranks_per_node, is_tree=is_tree)
                 found.append((group, start, tuple(members), *wires.laid(schedule, members), edge_bytes))
             group += 1

@@ -23,7 +23,12 @@ Kind = Literal["all_reduce", "gather", "all_to_all"]
 
 
 def number(quantity: Quantity | None, nodes: int) -> float:
-    """The value of a quantity that is not drawn; infinite for one that the config does not set."""
+    """The value of a quantity that is not drawn; infinite for one that the config does not set.
+
+    Args:
+        quantity: of the config.
+        nodes: of the job.
+    """
     match quantity:
         case None:
             return math.inf
@@ -43,14 +48,14 @@ def refuse_what_is_unknown(cluster: Cluster) -> None:
     fabric, power, reliability, noise = cluster.fabric, cluster.power, cluster.reliability, cluster.noise
     imperfect = any(quantity != 0.0 for quantity in (noise.late_wake_s, noise.missing_share))
     unknown = {
-        "workload": cluster.workload is not None,
+        "workload without a program": cluster.workload is not None and not cluster.has_program,
         "fabric.torus": fabric.torus is not None,
-        "fabric.oversubscription without a program": fabric.oversubscription is not None and cluster.program is None,
+        "fabric.oversubscription without a program": fabric.oversubscription is not None and not cluster.has_program,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
         "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
-        "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and cluster.program is None,
+        "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and not cluster.has_program,
         "synchronization.staleness with late or missing ranks": cluster.synchronization.staleness > 0 and imperfect,
         "power.heat_slowdown": power.heat_slowdown != 0.0,
         "reliability.checkpoint_iterations": reliability.checkpoint_iterations > 0,
