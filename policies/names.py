@@ -135,8 +135,9 @@ def _static_of_cluster(text: str, cluster: str) -> Static:
             raise InputError(f"{where}: unknown key pacing.{key}; allowed: {', '.join(_OPTIONS)}")
     default = pacing.CLUSTER_DEFAULT
     mechanism = mechanism_name(section.get("mechanism", default[0]))
-    if mechanism not in tuple(STATIC_DEFAULTS):
-        raise out_of_range("pacing.mechanism", mechanism, f"one of {', '.join(STATIC_DEFAULTS)}", where)
+    allowed = (*STATIC_DEFAULTS, "defer")
+    if mechanism not in allowed:
+        raise out_of_range("pacing.mechanism", mechanism, f"one of {', '.join(allowed)}", where)
     threshold = _ratio(section.get("threshold", default[1]), "pacing.threshold", where)
     window = _ratio(section.get("window", default[2]), "pacing.window", where)
     return Static(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from traced_jobs import STRAGGLER_DIR
 
-from benchmarks.evidence import _program_cases as cases
+from benchmarks.programs import _program_cases as cases
 
 DATA = Path(os.environ.get("PACEENV_DATA_DIR") or STRAGGLER_DIR.parent)
 
