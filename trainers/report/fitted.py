@@ -80,8 +80,8 @@ class Fitted:
             said.append("the fitted cluster lacks the other job among the causes")
         if self.overlaps:
             said.append(
-                "transfers of several communicators overlap, which the fitted cluster lacks: the rule defer was not "
-                "tried; paceenv calibrate fits a program for it"
+                "transfers of several communicators overlap, which the fitted cluster lacks: it has no rule "
+                "defer; paceenv calibrate fits a program with it"
             )
         return ", and ".join(said)
 
