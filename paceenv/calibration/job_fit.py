@@ -7,6 +7,7 @@ is then simulated and compared with the trace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -106,18 +107,33 @@ def calibrate_stamps(stamps: JobStamps, probed: JobStamps | None, base: Cluster 
     fit_network(builder)
     cluster = builder.cluster()
     simulated = simulate(cluster, len(stamps.step_T))
-    cluster = cluster.model_copy(update={"calibration": _record(builder, simulated)})
+    source = f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations"
+    record = record_of(source, builder.parameters, builder.measured, simulated, builder.correlations)
+    cluster = cluster.model_copy(update={"calibration": record})
     return JobFit(cluster, tuple(builder.parameters), builder.measured, simulated)
 
 
-def _record(builder: ClusterBuilder, simulated: Steps) -> dict[str, Any]:
-    """Where each number of the cluster comes from, as plain data."""
-    stamps, measured = builder.stamps, builder.measured
+def record_of(
+    source: str,
+    parameters: Sequence[Parameter],
+    measured: Steps,
+    simulated: Steps,
+    correlations: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Where each number of a cluster comes from, as plain data.
+
+    Args:
+        source: the trace.
+        parameters: that were looked for.
+        measured: steps of the trace.
+        simulated: steps of the cluster.
+        correlations: between errors, by pair of parameters.
+    """
     return {
-        "source": f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations",
-        "fitted": {p.key: p.to_record() for p in builder.parameters if p.is_identified},
-        "cannot_tell": {p.key: p.to_record() for p in builder.parameters if not p.is_identified},
-        "correlations": builder.correlations,
+        "source": source,
+        "fitted": {p.key: p.to_record() for p in parameters if p.is_identified},
+        "cannot_tell": {p.key: p.to_record() for p in parameters if not p.is_identified},
+        "correlations": correlations or {},
         "measured": {"step_mean_s": measured.mean_s, "step_mean_se_s": measured.mean_sd, "step_cv": measured.cv},
         "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
     }

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
 from paceenv.calibration.program.compute_noise import fit_ratios, length_cv
@@ -95,19 +95,8 @@ def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None)
     cluster, rate = _rate(data, base, measured.mean_s, measured.mean_sd)
     parameters.append(rate)
     simulated = simulate(cluster, len(times.step_T))
-    record = {
-        "source": f"{name_of_job} ({trace.metadata.source}), {len(times.step_T)} iterations",
-        "fitted": {p.key: p.to_record() for p in parameters if p.is_identified},
-        "cannot_tell": {p.key: p.to_record() for p in parameters if not p.is_identified},
-        "correlations": {},
-        "measured": {
-            "step_mean_s": measured.mean_s,
-            "step_mean_se_s": measured.mean_sd,
-            "step_cv": measured.cv,
-        },
-        "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
-        STAND_INS: {},
-    }
+    source = f"{name_of_job} ({trace.metadata.source}), {len(times.step_T)} iterations"
+    record = record_of(source, parameters, measured, simulated) | {STAND_INS: {}}
     return JobFit(cluster.model_copy(update={"calibration": record}), tuple(parameters), measured, simulated)
 
 

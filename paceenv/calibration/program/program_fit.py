@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.calibration.fits.noise_fit import NoiseFit
-from paceenv.calibration.job_fit import JobFit
+from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
 from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios, length_cv
@@ -81,19 +81,8 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFi
             if abs(steps.mean_s - measured.mean_s) < abs(simulated.mean_s - measured.mean_s):
                 cluster, simulated = other, steps
                 parameters = [*(p for p in parameters if p.key != "noise.jitter_cv"), varied[1]]
-    record = {
-        "source": f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations",
-        "fitted": {p.key: p.to_record() for p in parameters if p.is_identified},
-        "cannot_tell": {p.key: p.to_record() for p in parameters if not p.is_identified},
-        "correlations": {},
-        "measured": {
-            "step_mean_s": measured.mean_s,
-            "step_mean_se_s": measured.mean_sd,
-            "step_cv": measured.cv,
-        },
-        "simulated": {"step_mean_s": simulated.mean_s, "step_cv": simulated.cv},
-        STAND_INS: data["calibration"][STAND_INS],
-    }
+    source = f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations"
+    record = record_of(source, parameters, measured, simulated) | {STAND_INS: data["calibration"][STAND_INS]}
     cluster = cluster.model_copy(update={"calibration": record})
     return JobFit(cluster, tuple(parameters), measured, simulated)
 
