@@ -135,6 +135,12 @@ def test_no_folder_is_crowded() -> None:
     assert {str(folder.relative_to(ROOT)): count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
+def test_no_source_has_marks_of_a_merge() -> None:
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    found = [name for name, path in FILES.items() if any(mark in path.read_text() for mark in marks)]
+    assert not found
+
+
 def test_one_file_imports_ray() -> None:
     def imports_ray(path: Path) -> bool:
         nodes = list(ast.walk(_parsed(path)))

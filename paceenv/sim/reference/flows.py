@@ -102,14 +102,9 @@ class Collective:
     def when_through(self, member: int, action: Callable[[], None]) -> None:
         """Call ``action`` once all messages of a member are through, at once if they are.
 
-                Args:
-        <<<<<<< HEAD
-                    member: its place in the group.
-                    action: what to call.
-        =======
-                    member: its number.
-                    action: what to do then.
-        >>>>>>> main
+        Args:
+            member: its place in the group.
+            action: what to call.
         """
         if self._to_come_of[member] == 0:
             action()

@@ -275,28 +275,18 @@ class References:
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
         """Step times ``(E, T)``, seconds.
 
-                Args:
-        <<<<<<< HEAD
-                    settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job or for each; ratios.
-                    iterations: number of steps, T.
-        =======
-                    settings_ESM2: (threshold, window) of each mechanism, ratios.
-                    iterations: how many.
-        >>>>>>> main
+        Args:
+            settings_ESM2: (threshold, window) of each mechanism, for all ranks of a job or for each; ratios.
+            iterations: number of steps, T.
         """
         return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """As :meth:`run`, with every stamp.
 
-                Args:
-        <<<<<<< HEAD
-                    settings_ESM2: as of :meth:`run`.
-                    iterations: number of steps, T.
-        =======
-                    settings_ESM2: (threshold, window) of each mechanism, ratios.
-                    iterations: how many.
-        >>>>>>> main
+        Args:
+            settings_ESM2: as of :meth:`run`.
+            iterations: number of steps, T.
         """
         parts = [one.record(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)]
         return Recording(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))

@@ -66,27 +66,18 @@ class Network:
     def at(self, time_s: float, action: Action) -> None:
         """Call ``action`` at ``time_s``.
 
-                Args:
-                    time_s: when, seconds.
-        <<<<<<< HEAD
-                    action: what to call.
-        =======
-                    action: what to do then.
-        >>>>>>> main
+        Args:
+            time_s: when, seconds.
+            action: what to call.
         """
         heapq.heappush(self._timed, (time_s, next(self._order), action))
 
     def after(self, delay_s: float, action: Action) -> None:
         """Call ``action`` in ``delay_s``.
 
-                Args:
-        <<<<<<< HEAD
-                    delay_s: from now, seconds.
-                    action: what to call.
-        =======
-                    delay_s: from now on, seconds.
-                    action: what to do then.
-        >>>>>>> main
+        Args:
+            delay_s: from now, seconds.
+            action: what to call.
         """
         self.at(self.now_s + delay_s, action)
 

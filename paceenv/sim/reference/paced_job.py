@@ -53,28 +53,18 @@ class PacedJob:
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]:
         """Step times ``(1, T)``, seconds.
 
-                Args:
-        <<<<<<< HEAD
-                    settings_ESM2: (threshold, window) of each mechanism, ``(1, 1 or R, M, 2)``; ratios.
-                    iterations: number of steps, T.
-        =======
-                    settings_ESM2: (threshold, window) of each mechanism, ratios.
-                    iterations: how many.
-        >>>>>>> main
+        Args:
+            settings_ESM2: (threshold, window) of each mechanism, ``(1, 1 or R, M, 2)``; ratios.
+            iterations: number of steps, T.
         """
         return self.record(settings_ESM2, iterations).step_ET
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before.
 
-                Args:
-        <<<<<<< HEAD
-                    settings_ESM2: (threshold, window) of each mechanism; ratios.
-                    iterations: number of steps, T.
-        =======
-                    settings_ESM2: (threshold, window) of each mechanism, ratios.
-                    iterations: how many.
-        >>>>>>> main
+        Args:
+            settings_ESM2: (threshold, window) of each mechanism, ratios.
+            iterations: number of steps, T.
         """
         self._settings_SM2 = settings_ESM2[0]
         signals.start_interval(self._tick)

@@ -167,14 +167,9 @@ class Wires:
     def laid(self, schedule: Schedule, members: Sequence[int]) -> tuple[Schedule, list[tuple[Resource, ...]]]:
         """A schedule with every message cut into its parts, and what each part passes.
 
-                Args:
-        <<<<<<< HEAD
-                    schedule: messages of an operation.
-                    members: its ranks.
-        =======
-                    schedule: of the collective.
-                    members: ranks of the operation.
-        >>>>>>> main
+        Args:
+            schedule: messages of an operation.
+            members: its ranks.
         """
         cut = Schedule(schedule.members, rounds=schedule.rounds)
         path: list[tuple[Resource, ...]] = []
@@ -193,14 +188,9 @@ class Wires:
     def hop_s(self, sender: int, receiver: int) -> float:
         """Latency of a message from one rank to another.
 
-                Args:
-        <<<<<<< HEAD
-                    sender: its rank.
-                    receiver: its rank.
-        =======
-                    sender: the rank that sends.
-                    receiver: the rank that receives.
-        >>>>>>> main
+        Args:
+            sender: its rank.
+            receiver: its rank.
         """
         per_node = self.tiers.ranks_per_node
         return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s

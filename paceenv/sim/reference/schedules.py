@@ -281,14 +281,9 @@ def _below_first(children: dict[int, list[int]]) -> list[int]:
 def gather(members: int, payload_bytes: float) -> Schedule:
     """Every member sends its payload to the first, all at once.
 
-        Args:
-    <<<<<<< HEAD
-            members: of the group.
-            payload_bytes: of each sender.
-    =======
-            members: how many there are.
-            payload_bytes: of a member, bytes.
-    >>>>>>> main
+    Args:
+        members: of the group.
+        payload_bytes: of each sender.
     """
     schedule = Schedule(members)
     schedule.round([(m, 0, payload_bytes) for m in range(1, members)], nothing(members))
@@ -298,14 +293,9 @@ def gather(members: int, payload_bytes: float) -> Schedule:
 def all_to_all(members: int, payload_bytes: float) -> Schedule:
     """Every member sends a part of its payload to every other, all at once.
 
-        Args:
-    <<<<<<< HEAD
-            members: of the group.
-            payload_bytes: what one member holds.
-    =======
-            members: how many there are.
-            payload_bytes: of a member, bytes.
-    >>>>>>> main
+    Args:
+        members: of the group.
+        payload_bytes: what one member holds.
     """
     schedule = Schedule(members)
     pairs = [(a, b) for b in range(members) for a in range(members) if a != b]
