@@ -31,7 +31,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
-from paceenv.sim.engine.iteration import deciding, program_job
+from paceenv.sim.engine.iteration import deciding, link_sharing, program_job
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -48,6 +48,7 @@ _MODULES: tuple[ModuleType, ...] = (
     program_job,
     program_layout,
     deciding,
+    link_sharing,
     kernel,
     layout,
 )
@@ -102,8 +103,10 @@ _REGISTERED = (
         program.hand_over,
         program.ready_s,
     ),
-    (program.schedule, program.leave, program.share_links),
-    (program.rising_to, program.freeze),
+    (program.schedule, program.leave),
+    (link_sharing.join_links, link_sharing.leave_links, link_sharing.share_links, link_sharing._mark),
+    (link_sharing._mark_all_on, link_sharing._disturbed, link_sharing._fill, link_sharing._free),
+    (link_sharing._begin_to_rise, link_sharing._rising_to, link_sharing._freeze),
     (program_layout.new_program_scratch, program_job.keep_program_stamps, program_job.advance_program),
     (deciding.take_in,),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),

@@ -97,9 +97,23 @@ class ProgramScratch(NamedTuple):
     finish_O: NDArray[np.float64]
     """When it was through; infinite before."""
     left_O: NDArray[np.float64]
-    """How much of it is left, seconds of running alone."""
+    """How much of it was left at ``since_O``, seconds of running alone."""
+    since_O: NDArray[np.float64]
+    """When its rate was found."""
+    until_O: NDArray[np.float64]
+    """When it will have moved its bytes at that rate."""
     rate_O: NDArray[np.float64]
     """How fast it runs now, relative to alone."""
+    new_O: NDArray[np.float64]
+    """Its next rate, while rates are being found."""
+    level_O: NDArray[np.float64]
+    """The water level at which its rate was found."""
+    bottleneck_O: NDArray[np.int64]
+    """The full link that limits its rate; -1: none, it runs as fast as alone."""
+    changed_O: NDArray[np.int64]
+    """Operations whose rate is to be found."""
+    is_changed_O: NDArray[np.bool_]
+    """Whether it is one of them."""
     running_O: NDArray[np.int64]
     """Operations that use links now."""
     pending_O: NDArray[np.int64]
@@ -112,6 +126,12 @@ class ProgramScratch(NamedTuple):
     """What no operation at its final rate takes of each link, a share."""
     weight_L: NDArray[np.float64]
     """What a unit of the water level takes of each link; -1 where the link is full."""
+    head_L: NDArray[np.int64]
+    """The first use of each link by a running operation; -1: none. ``before_U`` and ``after_U`` chain the others."""
+    before_U: NDArray[np.int64]
+    after_U: NDArray[np.int64]
+    owner_U: NDArray[np.int64]
+    """The operation of each use that is in a chain."""
     rate_K: NDArray[np.float64]
     """The share of the uplink that each tenant has now."""
 
@@ -125,25 +145,37 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
     """
     ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
     handed = program.first_handed_O[operations] if operations > 0 else 0
+    uses = program.link_U.shape[0]
     return ProgramScratch(
-        np.empty(ranks),
-        np.empty(ranks, np.int64),
-        np.empty(ranks, np.int64),
-        np.empty(ranks),
-        np.empty(ranks, np.int64),
-        np.empty(operations, np.int64),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations, np.int64),
-        np.empty(operations, np.int64),
-        np.empty(handed),
-        np.empty(instructions),
-        np.empty(program.links),
-        np.empty(program.links),
-        np.empty(tenants),
+        at_R=np.empty(ranks),
+        next_R=np.empty(ranks, np.int64),
+        blocked_R=np.empty(ranks, np.int64),
+        waited_R=np.empty(ranks),
+        stack_R=np.empty(ranks, np.int64),
+        count_O=np.empty(operations, np.int64),
+        ready_O=np.empty(operations),
+        start_O=np.empty(operations),
+        finish_O=np.empty(operations),
+        left_O=np.empty(operations),
+        since_O=np.empty(operations),
+        until_O=np.empty(operations),
+        rate_O=np.empty(operations),
+        new_O=np.empty(operations),
+        level_O=np.empty(operations),
+        bottleneck_O=np.empty(operations, np.int64),
+        changed_O=np.empty(operations, np.int64),
+        is_changed_O=np.zeros(operations, np.bool_),
+        running_O=np.empty(operations, np.int64),
+        pending_O=np.empty(operations, np.int64),
+        handed_X=np.empty(handed),
+        end_I=np.empty(instructions),
+        left_L=np.empty(program.links),
+        weight_L=np.empty(program.links),
+        head_L=np.empty(program.links, np.int64),
+        before_U=np.empty(uses, np.int64),
+        after_U=np.empty(uses, np.int64),
+        owner_U=np.empty(uses, np.int64),
+        rate_K=np.empty(tenants),
     )
 
 
