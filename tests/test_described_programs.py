@@ -297,7 +297,7 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
         ({"zero_stage": 1, "outer_every": 4}, "zero_stage 0 and experts 1"),
         ({"context_parallel": 3}, "to divide the 1024 tokens"),
         ({"context_parallel": 8}, "on 4 GPUs"),
-        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb"),
+        ({"fabric": {"buffer_kb": 32, "flow_control": "pauses"}}, "buffer_kb, whose packets are lost, or flow_control"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:

@@ -159,7 +159,6 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
     [
         ({"job": {"nodes": 4, "compute_s": 1.0}}, "job.compute_s or a program, not both"),
         ({"job": {"nodes": 3}}, "size x stride that divides the 3 ranks"),
-        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb with a program|no fabric.torus and no fabric.buffer_kb"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:

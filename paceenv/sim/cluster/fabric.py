@@ -61,6 +61,14 @@ class Fabric(Config):
     ecmp_paths: int | None = Field(
         None, ge=1, description="equal-cost paths that flows are hashed onto; empty: traffic spreads evenly"
     )
+    flow_control: Literal["fair", "pauses", "credits", "ecn"] = Field(
+        "fair",
+        description="what the queue of a full link does to other transfers of a program in links before it: nothing "
+        "(fair), or it blocks them (pauses of lossless Ethernet, credits of InfiniBand), until senders slow down (ecn)",
+    )
+    ecn_reaction_us: float = Field(
+        1000.0, gt=0, description="flow_control ecn: how long from its start a transfer blocks others, us"
+    )
     torus: Torus | None = Field(None, description="instead of NICs, leaves and uplinks")
     latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
     sqrt_us_per_sqrt_mb: NonNegative = Field(
@@ -93,6 +101,8 @@ class Fabric(Config):
         for key in ("nic_gbps", "nodes_per_leaf"):
             if getattr(self, key) is None:
                 raise ValueError(f"{key} given, or a torus")
+        if self.buffer_kb is not None and self.flow_control != "fair":
+            raise ValueError(f"buffer_kb, whose packets are lost, or flow_control {self.flow_control}, not both")
         if (self.uplink_gbps is None) == (self.oversubscription is None):
             raise ValueError("one of uplink_gbps and oversubscription")
         self._check_sockets()

@@ -130,8 +130,8 @@ class Cluster(Config):
 
     def _check_beside_program(self) -> None:
         """What neither kind of program can have beside it."""
-        if self.fabric.torus is not None or self.fabric.buffer_kb is not None:
-            raise ValueError("no fabric.torus and no fabric.buffer_kb with a program")
+        if self.fabric.torus is not None:
+            raise ValueError("no fabric.torus with a program")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
-from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
+from paceenv.sim.engine.draws import INCAST, LENGTH, TRANSFER, bits32, key_of, quantile, uniform
 from paceenv.sim.engine.fluid import tenant_goes_on
-from paceenv.sim.engine.iteration.link_sharing import join_links, leave_links, share_links
+from paceenv.sim.engine.iteration.link_sharing import join_links, leave_links, look_again, share_links
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
 from paceenv.sim.engine.program_layout import COMPUTE, START, Program, ProgramScratch
 
@@ -66,23 +66,11 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
             break
         if changed > 0 or tenants.shape[0] > 0:
             share_links(program, s, changed, now_s, tenants, tenant[LEFT_S])
-            changed = 0
         before_s = now_s
-        now_s = next_event_s(s, running, pending, now_s, tenant)
+        now_s = next_event_s(program, s, running, pending, now_s, tenant)
         for k in range(tenants.shape[0]):
             tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * (now_s - before_s))
-        i = 0
-        while i < running:
-            o = s.running_O[i]
-            if s.until_O[o] - now_s <= _DONE * (program.alone_O[o] + now_s):
-                running -= 1
-                s.running_O[i] = s.running_O[running]
-                changed = leave_links(program, s, o, changed)
-                runnable = leave(view, program, s, o, now_s, runnable)
-                if not program.last_O[o]:
-                    runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
-            else:
-                i += 1
+        running, changed, runnable, pending = end_operations(view, program, s, running, before_s, now_s, pending)
         i = 0
         while i < pending:
             o = s.pending_O[i]
@@ -90,6 +78,7 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
                 pending -= 1
                 s.pending_O[i] = s.pending_O[pending]
                 s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
+                s.late_O[o] = timeout_s(view, program, s, o)
                 s.running_O[running] = o
                 running += 1
                 changed = join_links(program, s, o, changed)
@@ -101,10 +90,47 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     return float(end_s)
 
 
-def next_event_s(s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]) -> float:
+def end_operations(
+    view: View, program: Program, s: ProgramScratch, running: int, before_s: float, now_s: float, pending: int
+) -> tuple[int, int, int, int]:
+    """End the operations that are through; what blocked others long enough blocks no more.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step.
+        running: how many operations run.
+        before_s: when the event before was, seconds from the end of the step before.
+        now_s: when this one is.
+        pending: how many will start.
+
+    Returns:
+        How many operations run, have a rate to be found, ranks can run, and operations will start.
+    """
+    i, changed, runnable = 0, 0, 0
+    while i < running:
+        o = s.running_O[i]
+        if s.until_O[o] - now_s <= _DONE * (program.alone_O[o] + now_s):
+            running -= 1
+            s.running_O[i] = s.running_O[running]
+            changed = leave_links(program, s, o, changed)
+            runnable = leave(view, program, s, o, now_s, runnable)
+            if not program.last_O[o]:
+                runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
+        else:
+            if before_s < s.start_O[o] + program.blocks_s <= now_s:
+                changed = look_again(s, o, changed)
+            i += 1
+    return running, changed, runnable, pending
+
+
+def next_event_s(
+    program: Program, s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]
+) -> float:
     """When an operation is through or starts next, or a tenant's transfer ends or starts; seconds as ``now_s``.
 
     Args:
+        program: of the job.
         s: of the step.
         running: how many operations run.
         pending: how many will start.
@@ -115,7 +141,10 @@ def next_event_s(s: ProgramScratch, running: int, pending: int, now_s: float, te
     for i in range(pending):
         next_s = min(next_s, s.ready_O[s.pending_O[i]])
     for i in range(running):
-        next_s = min(next_s, s.until_O[s.running_O[i]])
+        o = s.running_O[i]
+        next_s = min(next_s, s.until_O[o])
+        if s.start_O[o] + program.blocks_s > now_s:  # its senders slow down, so it blocks no other from then on
+            next_s = min(next_s, s.start_O[o] + program.blocks_s)
     for k in range(tenant.shape[1]):
         if tenant[LEFT_S, k] > 0.0:
             next_s = min(next_s, now_s + tenant[LEFT_S, k] / s.rate_K[k])
@@ -227,6 +256,36 @@ def work_s(view: View, program: Program, o: int) -> float:
     return float(alone_s)
 
 
+def timeout_s(view: View, program: Program, s: ProgramScratch, o: int) -> float:
+    """How much later operation ``o``, which starts now, is through because a window of packets lost its end; seconds.
+
+    As in ``paceenv.sim.engine.incast``: the m-th sender at once on a port loses its window's end with a probability of
+    ``(1 - fit / m) ** 3``. What other operations send to that port counts. One draw stands for all senders and ports.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step; running operations are in the chains of their links.
+        o: the operation.
+    """
+    fit = view.job["incast_fit"]
+    if fit == math.inf:
+        return 0.0
+    others = 0
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        here, other = 0, s.head_L[program.link_U[u]]
+        while other != _NONE:
+            here += program.fan_in_O[s.owner_U[other]]
+            other = s.after_U[other]
+        others = max(others, here)
+    on_one = 1.0
+    for m in range(others + 1, others + program.fan_in_O[o] + 1):
+        on_one *= 1.0 - max(1.0 - fit / m, 0.0) ** 3
+    key = key_of(view.clock["key"], INCAST, view.clock["iteration"])
+    is_lost = uniform(key, INCAST, o) >= on_one ** program.ports_O[o]
+    return float(view.job["incast_timeout_s"]) if is_lost else 0.0
+
+
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
     """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``.
 
@@ -289,7 +348,7 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
             s.pending_O[pending] = o
             pending += 1
             break
-        s.start_O[o] = s.ready_O[o]
+        s.start_O[o], s.late_O[o] = s.ready_O[o], timeout_s(view, program, s, o)
         runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)
         if program.last_O[o]:
             break
@@ -310,7 +369,7 @@ def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, 
     """
     every, group = program.every_O[o], program.group_O[o]
     happens = every <= 1 or (view.clock["iteration"] + 1) % every == 0
-    s.finish_O[o] = at_s + (program.latency_O[o] if happens else 0.0)
+    s.finish_O[o] = at_s + (program.latency_O[o] + s.late_O[o] if happens else 0.0)
     for m in range(program.first_member_N[group], program.first_member_N[group + 1]):
         r = program.rank_M[m]
         if s.blocked_R[r] == o:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +32,12 @@ class Use(NamedTuple):
     """The links that it uses."""
     share_U: NDArray[np.float64]
     """The share of each link that it takes meanwhile, at most 1."""
+    fan_in: int = 0
+    """Senders that start at once on one receiving NIC; 0: no message passes one."""
+    ports: int = 0
+    """Receiving NICs."""
+    feeds: frozenset[tuple[int, int]] = frozenset()
+    """Pairs of links of which some message passes the second and then the first; only where queues block."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Tiers:
     """The same inside a node."""
     path_imbalance: float = 1.0
     """Load of the busiest equal-cost path above a leaf over the mean."""
+    queues_block: bool = False
+    """Whether the queue of a full link holds up what is in the links before it."""
 
     @property
     def leaves(self) -> int:
@@ -165,31 +174,29 @@ def use(
     per_node: dict[int, list[int]] = {}
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
-    load = np.zeros(tiers.links)
+    load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
     if algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
-            _cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size)
+            paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size))
         for ranks in per_node.values():  # a chain inside
             for a, b in itertools.pairwise(ranks):
                 for sender, receiver in ((a, b), (b, a)):
-                    load[tiers.inside_link(sender, into=False)] += payload_bytes
-                    load[tiers.inside_link(receiver, into=True)] += payload_bytes
+                    paths.add(_inside(tiers, load, sender, receiver, payload_bytes))
         found = volume(op, "tree", len(nodes), payload_bytes)
         chain = 2.0 * (max(map(len, per_node.values())) - 1) * tiers.inside_hop_s
         latency_s = float(found.rounds) * tiers.hop_s + chain
     elif op == "send" and len(members) == 1:  # to storage above the leaves
-        _leave(tiers, load, list(members), payload_bytes)
+        paths.add(_leave(tiers, load, list(members), payload_bytes))
         latency_s = tiers.hop_s
     else:
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
             sender, receiver = members[i], members[j]
             if sender // tiers.ranks_per_node == receiver // tiers.ranks_per_node:
-                load[tiers.inside_link(sender, into=False)] += size
-                load[tiers.inside_link(receiver, into=True)] += size
+                paths.add(_inside(tiers, load, sender, receiver, size))
             else:
                 there = receiver // tiers.ranks_per_node
-                _cross(tiers, load, per_node[sender // tiers.ranks_per_node], per_node[there], size)
+                paths.add(_cross(tiers, load, per_node[sender // tiers.ranks_per_node], per_node[there], size))
         rounds = 1.0 if op == "send" else float(volume(op, "ring", len(members), payload_bytes).rounds)
         latency_s = rounds * (tiers.hop_s if len(per_node) > 1 else tiers.inside_hop_s)
     seconds = load / tiers.rates_Bps()
@@ -197,26 +204,68 @@ def use(
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
     alone_s = slowest_s / efficiency
     links = np.flatnonzero(seconds > 0.0)
-    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / alone_s if alone_s > 0.0 else seconds[links])
+    shares = seconds[links] / alone_s if alone_s > 0.0 else seconds[links]
+    fan_in, ports = _senders(tiers, op, members)
+    feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
+    return Use(alone_s, latency_s + sqrt_s, links, shares, fan_in, ports, feeds)
 
 
-def _cross(tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float) -> None:
-    """Lay bytes from one node to another on NICs, leaves and the top tier."""
-    for ranks, into in ((senders, False), (receivers, True)):
-        nics = tiers.nics_of(ranks)
-        for nic in nics:
-            load[tiers.nic_link(nic, into=into)] += size / len(nics)
+def _senders(tiers: Tiers, op: Op, members: Sequence[int]) -> tuple[int, int]:
+    """How many senders start at once on the busiest receiving NIC, and on how many NICs some do.
+
+    Each member of an all-to-all sends to all others at once; in a ring, a tree or a send one sends to one.
+    """
+    nodes = Counter(rank // tiers.ranks_per_node for rank in members)
+    if len(nodes) < 2:
+        return 0, 0
+    ports = len({nic for rank in members for nic in tiers.nics_of([rank])})
+    if op != "all_to_all":
+        return 1, ports
+    return max(own * (len(members) - own) for own in nodes.values()), ports
+
+
+def _feeds(paths: Iterable[tuple[tuple[int, ...], ...]]) -> frozenset[tuple[int, int]]:
+    """Pairs (later link, earlier link) of all paths, which list the links of each hop in their order."""
+    return frozenset(
+        (down, up)
+        for path in paths
+        for first, then in itertools.combinations(path, 2)
+        for down, up in itertools.product(then, first)
+    )
+
+
+def _inside(
+    tiers: Tiers, load: NDArray[np.float64], sender: int, receiver: int, size: float
+) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes from one rank to another of its node on their links, which are returned hop by hop."""
+    hops = (tiers.inside_link(sender, into=False),), (tiers.inside_link(receiver, into=True),)
+    for hop in hops:
+        load[list(hop)] += size
+    return hops
+
+
+def _cross(
+    tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float
+) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop."""
+    out, into = tiers.nics_of(senders), tiers.nics_of(receivers)
+    hops = [tuple(tiers.nic_link(nic, into=False) for nic in out)]
     leaves = [ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf for ranks in (senders, receivers)]
     if leaves[0] != leaves[1]:
-        load[tiers.leaf_link(leaves[0], into=False)] += size * tiers.path_imbalance
-        load[tiers.leaf_link(leaves[1], into=True)] += size * tiers.path_imbalance
-        load[UPLINK] += size * tiers.path_imbalance
+        hops += [(tiers.leaf_link(leaves[0], into=False),), (UPLINK,), (tiers.leaf_link(leaves[1], into=True),)]
+        for hop in hops[1:]:
+            load[list(hop)] += size * tiers.path_imbalance
+    hops.append(tuple(tiers.nic_link(nic, into=True) for nic in into))
+    for hop in (hops[0], hops[-1]):
+        load[list(hop)] += size / len(hop)
+    return tuple(hops)
 
 
-def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> None:
-    """Lay bytes on the way from one node to what lies above the leaves."""
+def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes on the way from one node to what lies above the leaves; the links are returned hop by hop."""
     nics = tiers.nics_of(ranks)
-    for nic in nics:
-        load[tiers.nic_link(nic, into=False)] += size / len(nics)
-    load[tiers.leaf_link(ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf, into=False)] += size
-    load[UPLINK] += size
+    leaf = tiers.leaf_link(ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf, into=False)
+    hops = tuple(tiers.nic_link(nic, into=False) for nic in nics), (leaf,), (UPLINK,)
+    for hop in hops:
+        load[list(hop)] += size / len(hop)
+    return hops

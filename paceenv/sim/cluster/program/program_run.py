@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -53,7 +54,19 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
         float(np.mean(links.own_imbalance)),
+        fabric.flow_control != "fair",
     )
+
+
+def blocks_s(fabric: Fabric) -> float:
+    """How long from its start a transfer that queues blocks others, seconds.
+
+    Args:
+        fabric: of the cluster, without random quantities.
+    """
+    if fabric.flow_control == "ecn":
+        return fabric.ecn_reaction_us * 1e-6
+    return 0.0 if fabric.flow_control == "fair" else math.inf
 
 
 def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
@@ -89,6 +102,7 @@ def program_of(cluster: Cluster) -> Program:
         plan = cluster.program_plan()
         assert plan is not None
         found = tables(plan, use_of(cluster.fabric, cluster.job), has_tenants=bool(cluster.tenants))
+        found = found._replace(blocks_s=blocks_s(cluster.fabric))
         _TABLES[key, bool(cluster.tenants)] = found
     return _TABLES[key, bool(cluster.tenants)]
 

@@ -5,6 +5,11 @@ level: its bottleneck. When an operation comes or goes, only those whose bottlen
 filled again with all others as they are; whoever is disturbed by that is filled again with them, until nobody is. The
 result is the one of filling all (Bertsekas and Gallager, Data Networks, 1992, 6.5.2), at the cost of what changed.
 
+Where a fabric holds packets back instead of dropping them, by pauses or credits, the queue of a full link grows back
+into the links before it, and all that is in those waits behind it: head-of-line blocking. An operation whose messages
+queue on a link leaves every other one there no more of that link than it has itself. Zhu et al., "Congestion control
+for large-scale RDMA deployments" (2015), 2.2. Such a job is filled as a whole after every change.
+
 Scalar loops that the kernel compiles. The legend is that of ``paceenv.sim.engine.program_layout``.
 """
 
@@ -40,7 +45,7 @@ def join_links(program: Program, s: ProgramScratch, o: int, changed: int) -> int
         if after != _NONE:
             s.before_U[after] = u
         s.head_L[link] = u
-    return _mark(s, o, changed)
+    return look_again(s, o, changed)
 
 
 def leave_links(program: Program, s: ProgramScratch, o: int, changed: int) -> int:
@@ -70,12 +75,19 @@ def leave_links(program: Program, s: ProgramScratch, o: int, changed: int) -> in
         other = s.head_L[link]
         while other != _NONE:
             if s.bottleneck_O[s.owner_U[other]] == link:
-                changed = _mark(s, s.owner_U[other], changed)
+                changed = look_again(s, s.owner_U[other], changed)
             other = s.after_U[other]
     return changed
 
 
-def _mark(s: ProgramScratch, o: int, changed: int) -> int:
+def look_again(s: ProgramScratch, o: int, changed: int) -> int:
+    """The rate of operation ``o`` is to be found; returns of how many operations it is.
+
+    Args:
+        s: of the step.
+        o: the operation.
+        changed: of how many it was.
+    """
     if s.is_changed_O[o]:
         return changed
     s.is_changed_O[o] = True
@@ -86,7 +98,7 @@ def _mark(s: ProgramScratch, o: int, changed: int) -> int:
 def _mark_all_on(s: ProgramScratch, link: int, changed: int) -> int:
     u = s.head_L[link]
     while u != _NONE:
-        changed = _mark(s, s.owner_U[u], changed)
+        changed = look_again(s, s.owner_U[u], changed)
         u = s.after_U[u]
     return changed
 
@@ -106,8 +118,11 @@ def share_links(
     """
     if tenants.shape[0] > 0:
         changed = _mark_all_on(s, UPLINK, changed)
+    if program.blocks_s > 0.0:
+        for link in range(program.links):
+            changed = _mark_all_on(s, link, changed)
     while True:
-        _fill(program, s, changed, tenants, left_K)
+        _fill(program, s, changed, now_s, tenants, left_K)
         found = _disturbed(program, s, changed)
         if found == changed:
             break
@@ -143,12 +158,14 @@ def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
                 if not s.is_changed_O[p]:
                     is_beaten = not is_full or highest > s.level_O[p] * (1.0 + _SAME)
                     if (s.bottleneck_O[p] == link and is_beaten) or s.level_O[p] > held * (1.0 + _SAME):
-                        found = _mark(s, p, found)
+                        found = look_again(s, p, found)
                 other = s.after_U[other]
     return found
 
 
-def _fill(program: Program, s: ProgramScratch, changed: int, tenants: Any, left_K: NDArray[np.float64]) -> None:
+def _fill(
+    program: Program, s: ProgramScratch, changed: int, now_s: float, tenants: Any, left_K: NDArray[np.float64]
+) -> None:
     """Set the rates of changed operations and of tenants, with all others as they are.
 
     The water level rises for all alike: at a level, one of weight w has ``w * level`` of its busiest link. It stops
@@ -170,6 +187,10 @@ def _fill(program: Program, s: ProgramScratch, changed: int, tenants: Any, left_
             s.weight_L[UPLINK] = _FULL
         for i in range(changed):
             _freeze(program, s, s.changed_O[i], level)
+        if program.blocks_s > 0.0:
+            for i in range(changed):
+                if now_s < s.start_O[s.changed_O[i]] + program.blocks_s:
+                    _block(program, s, s.changed_O[i])
         for k in range(tenants.shape[0]):
             cap, rate = tenants[k]["rate_cap"], level * tenants[k]["weight"]
             if s.rate_K[k] == _UNKNOWN and (rate * (1.0 + _ROUNDING) >= cap or s.weight_L[UPLINK] == _FULL):
@@ -183,7 +204,7 @@ def _begin_to_rise(
     """Rates of changed operations and of tenants are unknown, and links have what the others leave of them."""
     for i in range(changed):
         o = s.changed_O[i]
-        s.new_O[o] = _UNKNOWN
+        s.new_O[o], s.cap_O[o] = _UNKNOWN, 1.0
         for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
             s.left_L[program.link_U[u]] = _UNKNOWN
     for i in range(changed):
@@ -224,7 +245,7 @@ def _rising_to(program: Program, s: ProgramScratch, changed: int, tenants: Any) 
     for i in range(changed):
         o = s.changed_O[i]
         if s.new_O[o] == _UNKNOWN:
-            level = min(level, program.top_O[o] / program.weight_O[o])
+            level = min(level, s.cap_O[o] * program.top_O[o] / program.weight_O[o])
             per_level = program.weight_O[o] / program.top_O[o]
             for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
                 s.weight_L[program.link_U[u]] += per_level * program.share_U[u]
@@ -246,13 +267,35 @@ def _freeze(program: Program, s: ProgramScratch, o: int, level: float) -> None:
     if s.new_O[o] != _UNKNOWN:
         return
     rate = level * program.weight_O[o] / program.top_O[o]
-    held = rate * (1.0 + _ROUNDING) >= 1.0
-    s.bottleneck_O[o] = _ALONE
+    held = rate * (1.0 + _ROUNDING) >= s.cap_O[o]
+    if s.cap_O[o] == 1.0:
+        s.bottleneck_O[o] = _ALONE
     for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
         if s.weight_L[program.link_U[u]] == _FULL:
             held = True
             s.bottleneck_O[o] = program.link_U[u]
     if held:
-        s.new_O[o], s.level_O[o] = max(min(rate, 1.0), _SLOWEST), level
+        s.new_O[o], s.level_O[o] = max(min(rate, s.cap_O[o]), _SLOWEST), level
         for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
             s.left_L[program.link_U[u]] -= s.new_O[o] * program.share_U[u]
+
+
+def _block(program: Program, s: ProgramScratch, o: int) -> None:
+    """Operation ``o`` queues on its bottleneck: links before it carry no more of any other operation than of it."""
+    if s.new_O[o] == _UNKNOWN or s.bottleneck_O[o] == _ALONE:
+        return
+    for f in range(program.first_feed_O[o], program.first_feed_O[o + 1]):
+        if program.down_F[f] != s.bottleneck_O[o]:
+            continue
+        up, per_weight, u = program.up_F[f], 0.0, s.head_L[program.up_F[f]]
+        while u != _NONE:
+            if s.owner_U[u] == o:
+                per_weight = s.new_O[o] * program.share_U[u] / program.weight_O[o]
+            u = s.after_U[u]
+        u = s.head_L[up]
+        while u != _NONE:
+            p = s.owner_U[u]
+            cap = per_weight * program.weight_O[p] / program.share_U[u]
+            if s.new_O[p] == _UNKNOWN and cap < s.cap_O[p]:
+                s.cap_O[p], s.bottleneck_O[p] = cap, up
+            u = s.after_U[u]
