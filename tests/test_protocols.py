@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.programs.nccl_protocols import BEGIN, DOCUMENT, END, SERIES, predicted, table
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import choice_of, tiers_of
 from paceenv.sim.cluster.program.program_tables import Start
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference, program_messages
+from paceenv.sim.reference.setup import Setup
 from paceenv.ui import config_files
+from paceenv.ui.output import markdown_table
 
 NIC_BPS = 12.5e9
 WITHIN = 0.02
@@ -200,3 +204,99 @@ def test_both_engines_agree_where_operations_of_two_protocols_meet() -> None:
     ]
     slow_s, quick_s = both_s(cluster(step, fabric={"protocol": "auto", "channels": 4, "channel_gbps": 20.0}))
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+# A measured all-reduce without a program, and described jobs
+
+
+def without_program(nodes: int, per_node: int, **fabric: Any) -> dict[str, Any]:
+    """Data of a cluster whose job is still to be described."""
+    data = cluster([transfer(1e3)], nodes, per_node).model_dump(exclude={"program"})
+    data["fabric"] |= fabric
+    return data
+
+
+def measured(size_bytes: float, nodes: int = 4, per_node: int = 1, algorithm: str = "ring", **fabric: Any) -> Cluster:
+    data = without_program(nodes, per_node, **fabric)
+    data["job"] |= {"compute_s": 0.01, "gradient_bytes": size_bytes, "algorithm": algorithm}
+    return config_files.parse(Cluster, data, "test")
+
+
+@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 2}])
+@pytest.mark.parametrize(("nodes", "per_node", "algorithm"), [(4, 1, "ring"), (4, 8, "tree"), (4, 8, "auto")])
+@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e9])
+def test_a_measured_job_takes_as_long_as_its_program(
+    nodes: int, per_node: int, algorithm: str, size_bytes: float, fabric: dict[str, Any]
+) -> None:
+    fabric = fabric | ({"channel_gbps": 20.0} if "channels" in fabric else {})
+    step = [{"compute": {"seconds": 0.01}}, transfer(size_bytes)]
+    in_program = cluster(step, nodes, per_node, job={"algorithm": algorithm}, fabric=fabric)
+    one = measured(size_bytes, nodes, per_node, algorithm, **fabric)
+    assert fast_s(one) == pytest.approx(fast_s(in_program), rel=1e-6)
+
+
+def test_drawn_quantities_choose_for_each_episode() -> None:
+    """LL pays where a hop takes more than 0.13 ms, Simple below 0.4 us, and LL128 in between."""
+    one = measured(2e5, algorithm="ring", protocol="auto", latency_us={"loguniform": [0.05, 1e3]})
+    keys = episode_keys(range(64))
+    jobs = derive(one, keys).jobs
+    wire_bytes = jobs["transfer_alone_s"] * NIC_BPS / 1.5
+    found = {round(float(size) / 2e5, 4) for size in wire_bytes}
+    assert found == {1.0, round(128 / 120, 4), 2.0}
+
+
+def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
+    model = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
+    workload = {"model": model, "batch": 8, "tensor_parallel": 8, "step": "program"}
+    times = []
+    for protocol in ("simple", "ll", "auto"):
+        data = without_program(2, 8, protocol=protocol)
+        data |= {"workload": workload, "gpu": {"peak_tflops": 300.0, "achievable_tflops": 150.0, "memory_gb": 80.0}}
+        one = config_files.parse(Cluster, data, "test")
+        plan = one.program_plan()
+        assert plan is not None
+        times.append(plan.compute_s)
+    assert times[1] > times[0] >= times[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"fabric": {"protocol": "auto", "tree_below_bytes": 1e6}}, "tree_below_bytes or protocol auto, not both"),
+        ({"fabric": {"channel_gbps": 100.0}}, "channels with channel_gbps"),
+        ({"fabric": {"protocol": "ll64"}}, "protocol"),
+        ({"fabric": {"channels": 0}}, "channels"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        cluster([transfer(1e3)], **change)
+
+
+def test_what_has_no_protocols_says_so() -> None:
+    with pytest.raises(InputError, match="ring, tree or auto, or a program, with"):
+        measured(1e6, algorithm="hierarchical", protocol="ll")
+    with pytest.raises(InputError, match="protocol or channels without a program is set"):
+        Setup.of(measured(1e6, protocol="ll"))
+
+
+# Beside nccl-tests
+
+
+def test_large_all_reduces_take_as_long_as_nccl_tests_measured_them() -> None:
+    """By Simple and by LL on PCIe, where only the rate of Simple was taken from the measurement."""
+    for one in SERIES:
+        if one.name in ("4 L40S, Simple", "4 L40S, LL"):
+            assert all(abs(row.error) < 0.15 for row in predicted(one) if row.size_bytes >= 2**18)
+
+
+def test_auto_goes_over_to_simple_where_nccl_did() -> None:
+    """Its measured times are those of LL up to 32 kB and those of Simple from 1 MB on."""
+    rows = {one.name: predicted(one) for one in SERIES}
+    by = {row.size_bytes: row.sent_by for row in rows["4 L40S, auto"]}
+    assert (by[2**15], by[2**20]) == ("ring, ll", "ring, simple")
+
+
+def test_the_page_shows_what_is_predicted_now() -> None:
+    shown = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == "\n".join(markdown_table(*table()))
