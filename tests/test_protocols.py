@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.programs.nccl_protocols import BEGIN, DOCUMENT, END, SERIES, predicted, table
+from benchmarks.programs.random_programs import random_program
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -204,6 +205,23 @@ def test_both_engines_agree_where_operations_of_two_protocols_meet() -> None:
     ]
     slow_s, quick_s = both_s(cluster(step, fabric={"protocol": "auto", "channels": 4, "channel_gbps": 20.0}))
     assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["fabric.protocol=ll"],
+        ["fabric.protocol=ll128"],
+        ["fabric.protocol=auto", "job.algorithm=auto"],
+        ["fabric.protocol=auto", "fabric.channels=2", "fabric.channel_gbps=30"],
+    ],
+)
+def test_both_engines_agree_on_random_programs(seed: int, changes: list[str]) -> None:
+    config, keys = random_program(seed, tenants=seed % 4 == 1).changed(changes), episode_keys([seed])
+    quick = Simulator(derive(config, keys), keys)
+    slow = ProgramReference(config, seed, is_together=True)
+    assert slow.run(quick.off(), 5).mean() == pytest.approx(quick.run(quick.off(), 5).mean(), rel=WITHIN)
 
 
 # A measured all-reduce without a program, and described jobs
