@@ -21,6 +21,9 @@ from paceenv.ui import config_files
 from paceenv.ui.output import markdown_table
 
 NIC_BPS = 12.5e9
+MODEL = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
+WORKLOAD = {"model": MODEL, "batch": 8, "tensor_parallel": 8, "step": "program"}
+GPU = {"peak_tflops": 300.0, "achievable_tflops": 150.0, "memory_gb": 80.0}
 WITHIN = 0.02
 
 
@@ -264,12 +267,10 @@ def test_drawn_quantities_choose_for_each_episode() -> None:
 
 
 def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
-    model = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
-    workload = {"model": model, "batch": 8, "tensor_parallel": 8, "step": "program"}
     times = []
     for protocol in ("simple", "ll", "auto"):
         data = without_program(2, 8, protocol=protocol)
-        data |= {"workload": workload, "gpu": {"peak_tflops": 300.0, "achievable_tflops": 150.0, "memory_gb": 80.0}}
+        data |= {"workload": WORKLOAD, "gpu": GPU}
         one = config_files.parse(Cluster, data, "test")
         plan = one.program_plan()
         assert plan is not None
@@ -294,6 +295,9 @@ def test_keys_that_do_not_fit_are_refused(change: dict[str, Any], expected: str)
 def test_what_has_no_protocols_says_so() -> None:
     with pytest.raises(InputError, match="ring, tree or auto, or a program, with"):
         measured(1e6, algorithm="hierarchical", protocol="ll")
+    folded = without_program(2, 8, protocol="ll") | {"gpu": GPU, "workload": WORKLOAD | {"step": "folded"}}
+    with pytest.raises(InputError, match="step program with"):
+        config_files.parse(Cluster, folded, "test")
     with pytest.raises(InputError, match="protocol or channels without a program is set"):
         Setup.of(measured(1e6, protocol="ll"))
 

@@ -69,7 +69,9 @@ class Fabric(Config):
         description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
     )
     barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
-    tree_below_bytes: float = Field(TREE_BELOW_BYTES, ge=0, description="algorithm auto: messages below go by tree")
+    tree_below_bytes: float = Field(
+        TREE_BELOW_BYTES, ge=0, description="algorithm auto without protocol auto: messages below go by tree"
+    )
     protocol: Literal["simple", "ll128", "ll", "auto"] = Field(
         "simple",
         description="of NCCL; auto: for each operation the fastest, with job.algorithm auto also of ring and tree",
