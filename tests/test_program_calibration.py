@@ -188,6 +188,16 @@ def test_latency_is_told_apart_by_sizes(tmp_path: Path) -> None:
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
 
 
+def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_more(tmp_path: Path) -> None:
+    """By LL a NIC of 100 Gb/s passes 50 Gb/s of data on."""
+    step = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}, {"all_reduce": {"bytes": 1e6}}]
+    sent = typed(step, {}, protocol="ll")
+    fit = calibrate_program(traced(sent, tmp_path / "trace.parquet"), base=sent)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
+    assert fit.cluster.fabric.sends_as_given
+    assert abs(fit.mean_error) < 0.01
+
+
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     step = [
         {"compute": {"seconds": 0.02}},

@@ -126,7 +126,9 @@ def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name:
     fabric: dict[str, Any] = {"nic_gbps": NO_LIMIT, "nodes_per_leaf": nodes, "uplink_gbps": NO_LIMIT * nodes}
     job: dict[str, Any] = {"nodes": nodes, "ranks_per_node": each}
     if base is not None:
-        fabric = base.fabric.model_dump(exclude_none=True) | {"latency_us": base.fabric.latency_us}
+        # rates and latencies are fitted to plain bytes and hops, in which protocol and channels are by then
+        of_nccl = {"protocol", "channels", "channel_gbps"}
+        fabric = base.fabric.model_dump(exclude_none=True, exclude=of_nccl) | {"latency_us": base.fabric.latency_us}
         job = {"nodes": base.job.nodes, "ranks_per_node": base.job.ranks_per_node}
         if base.job.ranks != stamps.ranks:
             raise InputError(f"base: {base.job.ranks} ranks; allowed: the {stamps.ranks} of the trace")

@@ -157,11 +157,11 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
         return
     if job.collective == "all_reduce":
-        times = transfers.all_reduce_times(job.algorithm, fabric, place, links, payload_bytes)
+        times = transfers.sent_times(job.algorithm, fabric, place, links, payload_bytes)
         jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        tail = transfers.all_reduce_times(job.algorithm, fabric, place, links, tail_bytes)
+        tail = transfers.sent_times(job.algorithm, fabric, place, links, tail_bytes)
         tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
         jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
         return

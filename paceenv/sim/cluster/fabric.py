@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES
+from paceenv.sim.cluster.protocols import CHANNEL_GBPS
 from paceenv.sim.cluster.quantity import NonNegative, Positive
 from paceenv.ui.config_files import Config
 
@@ -76,7 +77,17 @@ class Fabric(Config):
         description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
     )
     barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
-    tree_below_bytes: float = Field(TREE_BELOW_BYTES, ge=0, description="algorithm auto: messages below go by tree")
+    tree_below_bytes: float = Field(
+        TREE_BELOW_BYTES, ge=0, description="algorithm auto without protocol auto: messages below go by tree"
+    )
+    protocol: Literal["simple", "ll128", "ll", "auto"] = Field(
+        "simple",
+        description="of NCCL; auto: for each operation the fastest, with job.algorithm auto also of ring and tree",
+    )
+    channels: int | None = Field(None, ge=1, description="channels of an operation; empty: they limit nothing")
+    channel_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="what one channel passes on, Gb/s; empty: 160, with intra_node pcie 96"
+    )
     buffer_kb: Positive | None = Field(
         None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"
     )
@@ -89,6 +100,16 @@ class Fabric(Config):
         "it waits until the receiver has all",
     )
     timeout_ms: NonNegative = Field(200.0, description="least retransmission timeout, ms; 200 in Linux")
+
+    @model_validator(mode="after")
+    def _sending(self) -> Fabric:
+        if self.protocol == "auto" and self.tree_below_bytes != TREE_BELOW_BYTES:
+            raise ValueError("tree_below_bytes or protocol auto, not both: auto chooses a tree by its time")
+        if self.channel_gbps is not None and self.channels is None:
+            raise ValueError("channels with channel_gbps")
+        if self.torus is not None and not self.sends_as_given:
+            raise ValueError("torus or protocol and channels, not both: these are of NCCL")
+        return self
 
     @model_validator(mode="after")
     def _complete(self) -> Fabric:
@@ -115,6 +136,18 @@ class Fabric(Config):
             raise ValueError(f"nic_numa from 0 to {self.numa_nodes - 1}, the sockets of a node")
         if self.inter_socket_gbps is None and len(set(self.nic_sockets)) < self.numa_nodes:
             raise ValueError("inter_socket_gbps where a socket has no NIC of its own")
+
+    @property
+    def sends_as_given(self) -> bool:
+        """Whether rates and latencies are those of the keys: protocol Simple, and no channels that limit anything."""
+        return self.protocol == "simple" and self.channels is None
+
+    @property
+    def channels_Bps(self) -> float:
+        """What the channels of one operation pass on together, bytes per second; infinite where none are given."""
+        if self.channels is None:
+            return math.inf
+        return self.channels * (self.channel_gbps or CHANNEL_GBPS[self.intra_node]) * BYTES_PER_GBIT
 
     @property
     def nic_sockets(self) -> list[int]:

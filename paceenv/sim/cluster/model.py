@@ -87,6 +87,7 @@ class Cluster(Config):
         if (self.post_collective_work.groups or self.post_collective_work.share != 0.0) and not self.barrier:
             raise ValueError("job.barrier: true where a group has post-collective work")
         self._check_collective()
+        self._check_sending()
         self._check_synchronization()
         return self
 
@@ -137,6 +138,18 @@ class Cluster(Config):
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
+
+    def _check_sending(self) -> None:
+        """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""
+        if self.has_program or self.fabric.sends_as_given:
+            return
+        if self.workload is not None:
+            raise ValueError("workload.step program with fabric.protocol or fabric.channels")
+        if self.job.collective != "all_reduce" or self.job.algorithm not in ("ring", "tree", "auto"):
+            raise ValueError(
+                "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol or "
+                "fabric.channels"
+            )
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus

@@ -11,8 +11,8 @@ With rule ``defer`` a rank hands over a transfer that can wait so much later. It
 transfer, when it hands another one to the same communicator, or when another transfer for which it was blocked is
 through.
 
-Nothing is taken from the fast engine but the draws of noise, the estimator and the rules. It is an independent account
-of the same step, and so a referee.
+Nothing is taken from the fast engine but the draws of noise, the estimator, the rules, and what NCCL chooses. It is an
+independent account of the same step, and so a referee.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceenv.core import pacing, timing
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import blocks_s, tiers_of
+from paceenv.sim.cluster.program.program_run import blocks_s, choice_of, tiers_of
 from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
@@ -187,10 +187,11 @@ class Laid:
         plan = cluster.program_plan()
         assert plan is not None
         self.plan: StepPlan = plan
-        self.wires = Wires(tiers_of(cluster.fabric, cluster.job))
-        below_bytes = {"tree": math.inf, "auto": cluster.fabric.tree_below_bytes}.get(cluster.job.algorithm, 0.0)
+        tiers = tiers_of(cluster.fabric, cluster.job)
+        self.wires = Wires(tiers)
+        choose = choice_of(cluster.fabric, cluster.job, tiers)
         self.operations: list[Operation]
-        self.operations, first = operations(self.plan, self.wires, below_bytes, has_tenants=bool(cluster.tenants))
+        self.operations, first = operations(self.plan, self.wires, choose, has_tenants=bool(cluster.tenants))
         self.operation_R: list[list[int]] = []
         """For each rank the operation of each of its instructions; -1 where it computes."""
         for r, role in enumerate(self.plan.role_R):

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceenv.sim.cluster.program.footprint import UPLINK, Tiers
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.protocols import Choice
 from paceenv.sim.reference.flows import Wiring
 from paceenv.sim.reference.network import Resource
 from paceenv.sim.reference.schedules import Schedule, all_to_all, double_tree, nothing, trees
@@ -185,29 +186,59 @@ class Wires:
             parts_of.append([cut.add(part, after, has_latency=m.has_latency) for _ in parts])
         return cut, path
 
-    def hop_s(self, sender: int, receiver: int) -> float:
+    def limited(
+        self, cut: Schedule, path: list[tuple[Resource, ...]], members: Sequence[int], choice: Choice
+    ) -> list[tuple[Resource, ...]]:
+        """What each message of one operation passes, the channels of its sender and of its receiver included.
+
+        A member has its channels in each direction; along a tree those inside its node beside those between nodes.
+
+        Args:
+            cut: messages of the operation, as :meth:`laid` returns them.
+            path: links that each of them passes.
+            members: its ranks.
+            choice: of algorithm and channels.
+        """
+        if choice.channels_Bps == math.inf:
+            return path
+        own: dict[tuple[str, int, bool], Resource] = {}
+        found = []
+        for m, links in zip(cut.messages, path, strict=True):
+            is_inside = choice.algorithm == "tree" and self._are_near(members[m.sender], members[m.receiver])
+            for key in (("out", m.sender, is_inside), ("in", m.receiver, is_inside)):
+                links = (own.setdefault(key, Resource(f"channels {key}", choice.channels_Bps)), *links)
+            found.append(links)
+        return found
+
+    def hop_s(self, sender: int, receiver: int, choice: Choice) -> float:
         """Latency of a message from one rank to another.
 
         Args:
             sender: its rank.
             receiver: its rank.
+            choice: of protocol.
         """
-        per_node = self.tiers.ranks_per_node
-        return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s
+        if self._are_near(sender, receiver):
+            return self.tiers.inside_hop_s * choice.inside_hop_share
+        return self.tiers.hop_s * choice.hop_share
+
+    def _are_near(self, sender: int, receiver: int) -> bool:
+        """Whether two ranks are on one node."""
+        return sender // self.tiers.ranks_per_node == receiver // self.tiers.ranks_per_node
 
 
 def operations(
-    plan: StepPlan, wires: Wires, tree_below_bytes: float, *, has_tenants: bool
+    plan: StepPlan, wires: Wires, choose: Callable[[Start, Sequence[int]], Choice], *, has_tenants: bool
 ) -> tuple[list[Operation], dict[tuple[str, int], int]]:
     """The operations of a step group by group, and the first of each communicator and rank.
 
     Args:
         plan: of the step.
         wires: to lay them on.
-        tree_below_bytes: payload of an all-reduce below which it goes along trees; 0: never.
+        choose: algorithm, protocol and channels of an operation of some ranks.
         has_tenants: whether other jobs are on the top tier.
     """
-    found: list[tuple[int, Start, tuple[int, ...], Schedule, list[tuple[Resource, ...]], float]] = []
+    found: list[tuple[int, Start, tuple[int, ...], Choice, Schedule, list[tuple[Resource, ...]], float]] = []
     first_of: dict[tuple[str, int], int] = {}
     group = 0
     for name, parts in plan.communicators.items():
@@ -215,22 +246,25 @@ def operations(
             first_of |= {(name, rank): len(found) for rank in members}
             of_rank = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
-                nodes = {rank // wires.tiers.ranks_per_node for rank in members}
-                is_tree = start.payload_bytes / start.parts < tree_below_bytes and len(nodes) > 1
-                schedule, edge_bytes = schedule_of(start, members, wires.tiers.ranks_per_node, is_tree=is_tree)
-                found.append((group, start, tuple(members), *wires.laid(schedule, members), edge_bytes))
+                choice = choose(start, members)
+                sent = start._replace(payload_bytes=start.payload_bytes / choice.data_share)
+                is_tree = choice.algorithm == "tree"
+                schedule, edge_bytes = schedule_of(sent, members, wires.tiers.ranks_per_node, is_tree=is_tree)
+                cut, path = wires.laid(schedule, members)
+                path = wires.limited(cut, path, members, choice)
+                found.append((group, start, tuple(members), choice, cut, path, edge_bytes))
             group += 1
     groups_on: dict[Resource, set[int]] = {}
-    for group, _, _, _, path, _ in found:
+    for group, *_, path, _ in found:
         for resource in {resource for one in path for resource in one}:
             groups_on.setdefault(resource, set()).add(group)
     if has_tenants:
         groups_on.setdefault(wires.upper, set()).add(-1)
     shared = {resource for resource, groups in groups_on.items() if len(groups) > 1}
     made = []
-    for o, (group, start, members_, schedule, path, edge_bytes) in enumerate(found):
+    for o, (group, start, members_, choice, schedule, path, edge_bytes) in enumerate(found):
         weight = _weights(schedule, path, edge_bytes, shared, members_, wires.tiers.ranks_per_node)
-        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver]) for m in schedule.messages]
+        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver], choice) for m in schedule.messages]
         is_first, is_last = (other not in range(len(found)) or found[other][0] != group for other in (o - 1, o + 1))
         made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, hop_s, weight=weight)))
     return made, first_of

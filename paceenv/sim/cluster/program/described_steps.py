@@ -59,7 +59,7 @@ def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> St
     """
     places = Places(workload, job)
     inside, across = link_laws(fabric, job)
-    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm)
+    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm, fabric=fabric)
     passes = Passes(workload, gpu, links, places.folds_tensor)
     roles = [_Role(workload, passes, places.replicas, s).instructions() for s in range(workload.pipeline_parallel)]
     used = {one.communicator for role in roles for one in role if isinstance(one, Start)}

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import Algorithm, Op, tree_parents, volume
+from paceenv.sim.cluster.collectives import Algorithm, Op, Volume, tree_parents, volume
+from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
 
@@ -157,9 +158,7 @@ def use(
     op: Op,
     members: Sequence[int],
     payload_bytes: float,
-    *,
-    algorithm: Algorithm = "ring",
-    efficiency: float = 1.0,
+    choice: Choice = AS_GIVEN,
 ) -> Use:
     """What an operation of some ranks takes of the links.
 
@@ -168,14 +167,16 @@ def use(
         op: the operation.
         members: its ranks, in the order of their group. A ``send`` of one member goes to storage above the leaves.
         payload_bytes: as in :func:`messages`.
-        algorithm: of an all-reduce: ``ring`` or ``tree``, whose members are nodes.
-        efficiency: the share of its slowest link that one operation alone can use.
+        choice: of algorithm, protocol and channels; the members of a tree are nodes.
     """
+    payload_bytes /= choice.data_share  # flags pass the links like data
+    hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
     per_node: dict[int, list[int]] = {}
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
     load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
-    if algorithm == "tree" and len(per_node) > 1:
+    found = Volume(1.0, 0.0)
+    if choice.algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
             paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size))
@@ -184,11 +185,11 @@ def use(
                 for sender, receiver in ((a, b), (b, a)):
                     paths.add(_inside(tiers, load, sender, receiver, payload_bytes))
         found = volume(op, "tree", len(nodes), payload_bytes)
-        chain = 2.0 * (max(map(len, per_node.values())) - 1) * tiers.inside_hop_s
-        latency_s = float(found.rounds) * tiers.hop_s + chain
+        chain = 2.0 * (max(map(len, per_node.values())) - 1) * inside_hop_s
+        latency_s = float(found.rounds) * hop_s + chain
     elif op == "send" and len(members) == 1:  # to storage above the leaves
         paths.add(_leave(tiers, load, list(members), payload_bytes))
-        latency_s = tiers.hop_s
+        latency_s = float(found.rounds) * hop_s
     else:
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
             sender, receiver = members[i], members[j]
@@ -197,12 +198,13 @@ def use(
             else:
                 there = receiver // tiers.ranks_per_node
                 paths.add(_cross(tiers, load, per_node[sender // tiers.ranks_per_node], per_node[there], size))
-        rounds = 1.0 if op == "send" else float(volume(op, "ring", len(members), payload_bytes).rounds)
-        latency_s = rounds * (tiers.hop_s if len(per_node) > 1 else tiers.inside_hop_s)
+        found = volume(op, "ring", len(members), payload_bytes)
+        latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
     seconds = load / tiers.rates_Bps()
     slowest_s = float(seconds.max(initial=0.0))
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
-    alone_s = slowest_s / efficiency
+    inside_bytes = float(load[1 : 1 + 2 * tiers.nodes * tiers.ranks_per_node].max())
+    alone_s = max(slowest_s, max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps)
     links = np.flatnonzero(seconds > 0.0)
     shares = seconds[links] / alone_s if alone_s > 0.0 else seconds[links]
     fan_in, ports = _senders(tiers, op, members)

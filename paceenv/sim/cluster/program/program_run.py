@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.collectives import Algorithm
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, Use, use
 from paceenv.sim.cluster.program.program_tables import Start, tables
+from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.transfers import Layout, draw_links
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
@@ -69,6 +69,31 @@ def blocks_s(fabric: Fabric) -> float:
     return 0.0 if fabric.flow_control == "fair" else math.inf
 
 
+def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
+    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone.
+
+    Args:
+        fabric: of the cluster.
+        job: its ranks and nodes.
+        tiers: links of the fabric.
+    """
+
+    def found(start: Start, members: Sequence[int]) -> Choice:
+        size = start.payload_bytes / start.parts
+        if len(members) < 2:  # to storage, which is not NCCL's
+            return AS_GIVEN
+        nodes = len({rank // tiers.ranks_per_node for rank in members})
+        ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
+
+        def time_s(choice: Choice) -> float:
+            one = use(tiers, start.op, members, size, choice)
+            return one.alone_s / choice.expected + one.latency_s
+
+        return min(ways, key=time_s) if len(ways) > 1 else ways[0]
+
+    return found
+
+
 def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
     """What a transfer of some ranks of a job takes of the links of a fabric.
 
@@ -77,14 +102,10 @@ def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
         job: its ranks and nodes.
     """
     tiers = tiers_of(fabric, job)
+    choose = choice_of(fabric, job, tiers)
 
     def found(start: Start, members: list[int]) -> Use:
-        algorithm: Algorithm = "ring"
-        size = start.payload_bytes / start.parts
-        if start.op == "all_reduce" and job.algorithm in ("tree", "auto"):
-            small = job.algorithm == "tree" or size < fabric.tree_below_bytes
-            algorithm = "tree" if small else "ring"
-        one = use(tiers, start.op, members, size, algorithm=algorithm)
+        one = use(tiers, start.op, members, start.payload_bytes / start.parts, choose(start, members))
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts)
 
     return found
