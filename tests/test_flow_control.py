@@ -1,4 +1,4 @@
-"""Fabrics that hold packets back or lose them, under steps as programs: by hand, against messages, against packets."""
+"""Fabrics under steps as programs, which block, lose packets or have rails: by hand, and message by message."""
 
 from __future__ import annotations
 
@@ -159,3 +159,48 @@ def test_another_transfer_on_the_port_makes_windows_lose_their_end() -> None:
 def test_a_fabric_loses_packets_or_holds_them_back() -> None:
     with pytest.raises(InputError, match="buffer_kb, whose packets are lost, or flow_control pauses, not both"):
         cluster([{"compute": {"seconds": 0.1}}], buffer_kb=64, flow_control="pauses")
+
+
+def exchange_on_first_gpus(**fabric: Any) -> Cluster:
+    """The first GPUs of 4 nodes of 2 GPUs and 2 NICs, two nodes a leaf, exchange what takes 75 ms on their own NICs.
+
+    Args:
+        **fabric: keys of the fabric.
+    """
+    data = {
+        "name": "test",
+        "job": {"nodes": 4, "ranks_per_node": 2},
+        "program": {
+            "communicators": {"first": {"size": 4, "stride": 2}},
+            "step": [{"all_to_all": {"bytes": 1.25e9, "communicator": "first", "ranks": [0, 2, 4, 6]}}],
+        },
+        "fabric": {
+            "nic_gbps": 100,
+            "nics_per_node": 2,
+            "nodes_per_leaf": 2,
+            "oversubscription": 2,
+            "latency_us": 0,
+            **fabric,
+        },
+    }
+    return config_files.parse(Cluster, data, "test")
+
+
+def test_a_rail_has_uplinks_of_its_own() -> None:
+    """Half of what the first NICs of a leaf's two nodes send crosses: 1.25 GB over 25 GB/s, or over the rail's 12.5."""
+    keys = episode_keys([0])
+    for rails, alone_s in ((False, 0.075), (True, 0.1)):
+        one = exchange_on_first_gpus(rails=rails)
+        simulator = Simulator(derive(one, keys), keys)
+        assert simulator.run(simulator.off(), 1)[0, 0] == pytest.approx(alone_s)
+        reference = ProgramReference(one, 0, is_together=True)
+        assert reference.run(OFF, 1)[0, 0] == pytest.approx(alone_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(0, 16, 2))
+def test_random_programs_on_rails_agree_with_the_reference_engine(seed: int) -> None:
+    keys = episode_keys([0])
+    one = random_program(seed, rails=True)
+    simulator = Simulator(derive(one, keys), keys)
+    fast = simulator.run(simulator.off(), 5).mean()
+    assert fast == pytest.approx(ProgramReference(one, 0, is_together=True).run(OFF, 5).mean(), rel=0.025)

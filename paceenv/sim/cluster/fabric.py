@@ -50,6 +50,11 @@ class Fabric(Config):
     intra_node_latency_us: NonNegative | None = Field(None, description="one hop inside a node, us; empty: latency_us")
     intra_node_sqrt_us_per_sqrt_mb: NonNegative = Field(0.0, description="as sqrt_us_per_sqrt_mb, inside a node")
     nodes_per_leaf: int | None = Field(None, ge=1, description="nodes on one leaf switch")
+    rails: bool = Field(
+        False,
+        description="of a program: the first NICs of nodes_per_leaf nodes have a leaf of their own, so have the second "
+        "ones, and so on; each has its share of the uplinks",
+    )
     placement: Literal["packed", "spread"] = Field(
         "packed", description="packed: a group's nodes share leaves where they can; spread: nodes in random order"
     )

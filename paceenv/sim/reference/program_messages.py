@@ -148,20 +148,18 @@ class Wires:
         tiers = self.tiers
         a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
         if sender == receiver:  # to storage above the leaves
-            numbers = [tiers.leaf_link(a // tiers.nodes_per_leaf, into=False), UPLINK]
-            ports = [[tiers.nic_link(nic, into=False), *numbers] for nic in tiers.nics_of([sender])]
+            ports = [
+                [tiers.nic_link(nic, into=False), tiers.leaf_link(tiers.leaf_of(nic), into=False), UPLINK]
+                for nic in tiers.nics_of([sender])
+            ]
             return [tuple(self.links[n] for n in one if self.links[n].capacity_Bps < math.inf) for one in ports]
         if a == b:
             inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
             return [tuple(self.links[n] for n in inside)]
-        leaves = a // tiers.nodes_per_leaf, b // tiers.nodes_per_leaf
-        above = [tiers.leaf_link(leaves[0], into=False), UPLINK, tiers.leaf_link(leaves[1], into=True)]
-        out, into = (tiers.nics_of([m for m in members if m // tiers.ranks_per_node == node]) for node in (a, b))
-        pairs = zip(out, into, strict=True) if len(out) == len(into) else ((x, y) for x in out for y in into)
-        middle = above if leaves[0] != leaves[1] else []
+        here, there = ([m for m in members if m // tiers.ranks_per_node == node] for node in (a, b))
         found = []
-        for x, y in pairs:
-            numbers = [tiers.nic_link(x, into=False), *middle, tiers.nic_link(y, into=True)]
+        for x, y in tiers.nic_pairs(here, there):
+            numbers = [tiers.nic_link(x, into=False), *tiers.above(x, y), tiers.nic_link(y, into=True)]
             found.append(tuple(self.links[n] for n in numbers if self.links[n].capacity_Bps < math.inf))
         return found
 

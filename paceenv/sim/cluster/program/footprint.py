@@ -65,13 +65,15 @@ class Tiers:
     """The same inside a node."""
     path_imbalance: float = 1.0
     """Load of the busiest equal-cost path above a leaf over the mean."""
+    has_rails: bool = False
+    """Whether the i-th NICs of the nodes have leaves of their own."""
     queues_block: bool = False
     """Whether the queue of a full link holds up what is in the links before it."""
 
     @property
     def leaves(self) -> int:
         """Leaf switches."""
-        return -(-self.nodes // self.nodes_per_leaf)
+        return -(-self.nodes // self.nodes_per_leaf) * (self.nics_per_node if self.has_rails else 1)
 
     @property
     def links(self) -> int:
@@ -116,6 +118,31 @@ class Tiers:
             into: whether bytes come in or go out.
         """
         return 1 + 2 * self.nodes * (self.ranks_per_node + self.nics_per_node) + 2 * leaf + into
+
+    def leaf_of(self, nic: int) -> int:
+        """The leaf that a NIC, counted over all nodes, is on."""
+        node, own = divmod(nic, self.nics_per_node)
+        return node // self.nodes_per_leaf * self.nics_per_node + own if self.has_rails else node // self.nodes_per_leaf
+
+    def above(self, sender: int, receiver: int) -> list[int]:
+        """What lies between two NICs above their leaves: nothing, or both leaves' uplinks and the top tier.
+
+        Args:
+            sender: a NIC, counted over all nodes.
+            receiver: another one.
+        """
+        out, into = self.leaf_of(sender), self.leaf_of(receiver)
+        return [] if out == into else [self.leaf_link(out, into=False), UPLINK, self.leaf_link(into, into=True)]
+
+    def nic_pairs(self, senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
+        """The NICs over which ranks of one node send to those of another: each to its peer, or all to all.
+
+        Args:
+            senders: ranks of one node.
+            receivers: ranks of another.
+        """
+        out, into = self.nics_of(senders), self.nics_of(receivers)
+        return list(zip(out, into, strict=True) if len(out) == len(into) else itertools.product(out, into))
 
     def nics_of(self, ranks: Sequence[int]) -> list[int]:
         """The NICs of some ranks of one node, counted over all nodes."""
@@ -191,13 +218,15 @@ def use(
         paths.add(_leave(tiers, load, list(members), payload_bytes))
         latency_s = float(found.rounds) * hop_s
     else:
+        between: dict[tuple[int, int], float] = {}
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
-            sender, receiver = members[i], members[j]
-            if sender // tiers.ranks_per_node == receiver // tiers.ranks_per_node:
-                paths.add(_inside(tiers, load, sender, receiver, size))
+            here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
+            if here == there:
+                paths.add(_inside(tiers, load, members[i], members[j], size))
             else:
-                there = receiver // tiers.ranks_per_node
-                paths.add(_cross(tiers, load, per_node[sender // tiers.ranks_per_node], per_node[there], size))
+                between[here, there] = between.get((here, there), 0.0) + size
+        for (here, there), size in between.items():
+            paths.add(_cross(tiers, load, per_node[here], per_node[there], size))
         found = volume(op, "ring", len(members), payload_bytes)
         latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
     seconds = load / tiers.rates_Bps()
@@ -250,24 +279,23 @@ def _cross(
     tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float
 ) -> tuple[tuple[int, ...], ...]:
     """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop."""
-    out, into = tiers.nics_of(senders), tiers.nics_of(receivers)
-    hops = [tuple(tiers.nic_link(nic, into=False) for nic in out)]
-    leaves = [ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf for ranks in (senders, receivers)]
-    if leaves[0] != leaves[1]:
-        hops += [(tiers.leaf_link(leaves[0], into=False),), (UPLINK,), (tiers.leaf_link(leaves[1], into=True),)]
-        for hop in hops[1:]:
-            load[list(hop)] += size * tiers.path_imbalance
-    hops.append(tuple(tiers.nic_link(nic, into=True) for nic in into))
-    for hop in (hops[0], hops[-1]):
-        load[list(hop)] += size / len(hop)
-    return tuple(hops)
+    pairs = tiers.nic_pairs(senders, receivers)
+    hops: list[dict[int, None]] = [{}, {}, {}, {}, {}]
+    for out, into in pairs:
+        part, above = size / len(pairs), tiers.above(out, into)
+        ends = [tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]
+        load[ends] += part
+        load[above] += part * tiers.path_imbalance
+        for hop, link in zip(hops if above else (hops[0], hops[-1]), [ends[0], *above, ends[1]], strict=True):
+            hop[link] = None
+    return tuple(tuple(hop) for hop in hops)
 
 
 def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> tuple[tuple[int, ...], ...]:
     """Lay bytes on the way from one node to what lies above the leaves; the links are returned hop by hop."""
     nics = tiers.nics_of(ranks)
-    leaf = tiers.leaf_link(ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf, into=False)
-    hops = tuple(tiers.nic_link(nic, into=False) for nic in nics), (leaf,), (UPLINK,)
+    leaves = tuple({tiers.leaf_link(tiers.leaf_of(nic), into=False): None for nic in nics})
+    hops = tuple(tiers.nic_link(nic, into=False) for nic in nics), leaves, (UPLINK,)
     for hop in hops:
         load[list(hop)] += size / len(hop)
     return hops

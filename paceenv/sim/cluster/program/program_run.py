@@ -47,13 +47,14 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         fabric.nics_per_node,
         float(np.ravel(links.inside_Bps)[0]),
         nic_Bps,
-        float(np.ravel(links.leaf_Bps)[0]),
+        float(np.ravel(links.leaf_Bps)[0]) / (fabric.nics_per_node if fabric.rails else 1),
         float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None else np.inf,
         float(np.ravel(links.inside_hop_s)[0]),
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
         float(np.mean(links.own_imbalance)),
+        fabric.rails,
         fabric.flow_control != "fair",
     )
 
