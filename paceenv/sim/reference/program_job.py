@@ -186,7 +186,9 @@ class Laid:
         self.wires = Wires(tiers_of(cluster.fabric, cluster.job))
         below_bytes = {"tree": math.inf, "auto": cluster.fabric.tree_below_bytes}.get(cluster.job.algorithm, 0.0)
         self.operations: list[Operation]
-        self.operations, first = operations(self.plan, self.wires, below_bytes, has_tenants=bool(cluster.tenants))
+        self.operations, first = operations(
+            self.plan, self.wires, below_bytes, cluster.fabric, has_tenants=bool(cluster.tenants)
+        )
         self.operation_R: list[list[int]] = []
         """For each rank the operation of each of its instructions; -1 where it computes."""
         for r, role in enumerate(self.plan.role_R):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,6 +32,8 @@ class Use(NamedTuple):
     """The links that it uses."""
     share_U: NDArray[np.float64]
     """The share of each link that it takes meanwhile, at most 1."""
+    weight: float = 1.0
+    """Its share of a link where it meets others, relative to theirs."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def use(
     *,
     algorithm: Algorithm = "ring",
     efficiency: float = 1.0,
+    is_lost: bool = False,
 ) -> Use:
     """What an operation of some ranks takes of the links.
 
@@ -161,6 +165,7 @@ def use(
         payload_bytes: as in :func:`messages`.
         algorithm: of an all-reduce: ``ring`` or ``tree``, whose members are nodes.
         efficiency: the share of its slowest link that one operation alone can use.
+        is_lost: whether the rest of its links is of no use to others meanwhile.
     """
     per_node: dict[int, list[int]] = {}
     for rank in members:
@@ -197,7 +202,28 @@ def use(
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
     alone_s = slowest_s / efficiency
     links = np.flatnonzero(seconds > 0.0)
-    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / alone_s if alone_s > 0.0 else seconds[links])
+    taken_s = (slowest_s if is_lost else alone_s) or 1.0
+    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s)
+
+
+def flows(tiers: Tiers, op: Op, members: Sequence[int], *, algorithm: Algorithm = "ring") -> int:
+    """How many pairs of ranks exchange through the busiest port of an operation, in one direction.
+
+    Args:
+        tiers: of the fabric.
+        op: the operation.
+        members: its ranks, as in :func:`use`.
+        algorithm: of an all-reduce, as in :func:`use`.
+    """
+    nodes = [rank // tiers.ranks_per_node for rank in members]
+    is_inside = len(set(nodes)) == 1
+    places = list(members) if is_inside else nodes
+    if algorithm == "tree" and not is_inside:
+        places = list(dict.fromkeys(places))
+    found = messages(op, "ring" if is_inside else algorithm, len(places), 1.0)
+    pairs = [(places[i], places[j]) for i, j, _ in found]
+    ports = Counter(port for a, b in pairs if a != b for port in ((a, False), (b, True)))
+    return max(ports.values(), default=1)
 
 
 def _cross(tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float) -> None:

@@ -130,7 +130,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),
         alone_O=np.array([one.use.alone_s for one in operations], np.float64),
         latency_O=np.array([one.use.latency_s for one in operations], np.float64),
-        weight_O=np.ones(len(operations)),
+        weight_O=np.array([one.use.weight for one in operations], np.float64),
         top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
         is_private_O=np.array([count == 0 for count in link_counts], np.bool_),
         first_use_O=np.concatenate([[0], np.cumsum(link_counts)]).astype(np.int64),
