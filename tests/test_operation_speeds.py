@@ -100,3 +100,32 @@ def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(
     base = layers(order, noise=0.0, **known)
     fit = calibrate_trace(awaited(traced(truth, tmp_path / "trace.parquet")), base=base)
     assert not fit.cluster.fabric.efficiency
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "fabric"),
+    [
+        ({"all_to_all": 0.6}, SOCKETS),
+        ({"all_to_all": 0.6}, {"sharing": "operations", "unused_rate": "lost"}),
+        ({"all_to_all": 0.4}, {"sharing": "operations", "unused_rate": "free"}),
+        ({}, {"sharing": "flows", "unused_rate": "free"}),
+        ({}, {"sharing": "operations", "unused_rate": "free"}),
+    ],
+)
+def test_how_links_are_shared_is_found_where_operations_run_alone_and_together(
+    efficiency: dict[str, float], fabric: dict[str, Any], tmp_path: Path
+) -> None:
+    ring = {"all_reduce": {"bytes": 2.67e5, "communicator": "gradients"}}
+    behind = {"all_reduce": {**ring["all_reduce"], "background": True}}
+    exchange = {"all_to_all": {"bytes": 3.33e5, "communicator": "experts"}}
+    compute = {"compute": {"seconds": 0.04}}
+    steps = [compute, exchange, compute, ring, compute, behind, exchange, {"compute": {"seconds": 0.09}}]
+    data = layers(efficiency=efficiency, **fabric).model_dump(exclude_defaults=True)
+    data["program"]["step"] = steps
+    truth = config_files.parse(Cluster, data, "test")
+    fit = calibrate_trace(traced(truth, tmp_path / "trace.parquet"), program=True)
+    found = fit.cluster.fabric
+    assert dict(found.efficiency) == pytest.approx(efficiency, rel=0.05)
+    assert found.nic_gbps == pytest.approx(0.1, rel=0.03)
+    assert {"sharing": found.sharing, "unused_rate": found.unused_rate} == fabric
+    assert abs(fit.mean_error) < 0.01
