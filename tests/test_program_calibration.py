@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traced_jobs import H100_DIR, needs_h100
+from helpers.traced_jobs import H100_DIR, awaited, needs_h100
 
 from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
 from paceenv.calibration.job_fit import JobFit
@@ -256,27 +256,14 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
 def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Path) -> None:
     """The live recorder has a transfer in the background from its wait on, the simulator from its hand-over on."""
     trace = traced(EXPERTS, tmp_path / "trace.parquet")
-    columns = {name: trace.column(name).copy() for name in trace.table.column_names}
-    if behind:
-        mine = columns["op"] == "all_reduce"
-        last = {}
-        for key, end_s in zip(zip(columns["rank"], columns["iteration"]), columns["end_s"]):  # noqa: B905
-            last[key] = max(last.get(key, 0.0), end_s)
-        compute = columns["op"] == "compute"
-        ready = {}
-        for rank, iteration, end_s in zip(*(columns[n][compute] for n in ("rank", "iteration", "end_s")), strict=True):
-            ready[rank, iteration] = max(ready.get((rank, iteration), 0.0), end_s)
-        waits = [ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)]
-        columns["start_s"][mine] = waits
-        columns["end_s"][mine] = np.maximum(columns["end_s"][mine], waits)
-        columns["seq"][mine] += 100
+    trace = awaited(trace) if behind else trace
     guess = EXPERTS.model_dump(exclude_defaults=True)
     guess["program"]["step"][0]["step"][0]["compute"]["seconds"] = 0.05
     guess["program"]["step"][1]["compute"]["seconds"] = 0.05
     guess["fabric"]["nic_gbps"] = 120.0
     del guess["noise"]
     base = config_files.parse(Cluster, guess, "guess")
-    fit = calibrate_trace(Trace.from_columns(columns, trace.metadata), base=base)
+    fit = calibrate_trace(trace, base=base)
     assert EXPERTS.program is not None
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)

@@ -13,6 +13,7 @@ from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
 from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios, length_cv
 from paceenv.calibration.program.link_rates import NO_LIMIT, Durations, LinkRate, durations, fit_rates, nodes_of
+from paceenv.calibration.program.link_sharing import fit_sharing
 from paceenv.calibration.program.program_stamps import ProgramStamps, read_program
 from paceenv.calibration.program.step_order import StepOrder, read_order
 from paceenv.calibration.program.step_phases import StepPhases, step_phases
@@ -68,9 +69,15 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFi
     noise = fit_ratios(stamps.name, stamps.source, stamps.iteration_T, stamps.step_T, phases.ratio_TR)
     found = durations(stamps)
     data = _data(stamps, phases, base, name)
-    rates = fit_rates(stamps, found, lambda keys: _simulated_s(stamps, _with(data, keys), name))
+
+    def contended(keys: dict[str, Any]) -> Array:
+        return _simulated_s(stamps, _with(data, keys), name)
+
+    rates = fit_rates(stamps, found, contended)
+    sharing = fit_sharing(stamps, found, rates, contended, is_known=base is not None)
     parameters = [*_structure(stamps, order, data), *_noise_parameters(stamps, noise, data, by_rank=phases.by_rank)]
-    parameters += _rate_parameters(rates, found, data, base)
+    parameters += [*_rate_parameters(sharing.rates, found, data, base), *sharing.parameters]
+    data = _with(data, sharing.keys)
     cluster = config_files.parse(Cluster, data, f"calibration of {stamps.name}")
     measured, simulated = _measured(stamps), simulate(cluster, max(len(stamps.step_T), 2))
     if abs(simulated.mean_s / measured.mean_s - 1.0) > CLOSE:
@@ -83,6 +90,7 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFi
                 parameters = [*(p for p in parameters if p.key != "noise.jitter_cv"), varied[1]]
     source = f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations"
     record = record_of(source, parameters, measured, simulated) | {STAND_INS: data["calibration"][STAND_INS]}
+    record |= {"sharing": sharing.said} if sharing.said else {}
     cluster = cluster.model_copy(update={"calibration": record})
     return JobFit(cluster, tuple(parameters), measured, simulated)
 
@@ -146,7 +154,7 @@ def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name:
     }
 
 
-def _with(data: dict[str, Any], keys: dict[str, float]) -> dict[str, Any]:
+def _with(data: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     return data | {"fabric": data["fabric"] | {key.partition(".")[2]: value for key, value in keys.items()}}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Op
 from paceenv.sim.cluster.protocols import CHANNEL_GBPS
 from paceenv.sim.cluster.quantity import NonNegative, Positive
 from paceenv.ui.config_files import Config
@@ -77,6 +77,21 @@ class Fabric(Config):
     )
     torus: Torus | None = Field(None, description="instead of NICs, leaves and uplinks")
     latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
+    efficiency: dict[Op, Annotated[float, Field(ge=0.01, le=1.0)]] = Field(
+        default_factory=dict,
+        description="with a program: speed of an operation alone over what its bytes and its slowest link allow, a "
+        "ratio by operation; 1 where none is given",
+    )
+    unused_rate: Literal["free", "lost"] = Field(
+        "free",
+        description="with a program: whether others can use what an operation with an efficiency below 1 leaves of "
+        "its links. lost: its messages leave gaps on different links at different times, as on TCP",
+    )
+    sharing: Literal["operations", "flows"] = Field(
+        "operations",
+        description="with a program: between what a link divides its rate evenly. operations: each has its channels, "
+        "as in NCCL. flows: pairs of ranks that exchange, as TCP does",
+    )
     sqrt_us_per_sqrt_mb: NonNegative = Field(
         0.0,
         description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
@@ -153,6 +168,11 @@ class Fabric(Config):
         if self.channels is None:
             return math.inf
         return self.channels * (self.channel_gbps or CHANNEL_GBPS[self.intra_node]) * BYTES_PER_GBIT
+
+    @property
+    def is_of_programs(self) -> bool:
+        """Whether a key is set that counts with a program only."""
+        return bool(self.efficiency) or self.unused_rate != "free" or self.sharing != "operations"
 
     @property
     def nic_sockets(self) -> list[int]:

@@ -99,6 +99,8 @@ class Cluster(Config):
             return
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
+        if self.fabric.is_of_programs and not self.has_program:
+            raise ValueError("fabric.efficiency, unused_rate and sharing by default without a program")
         if self.workload is None:
             for key in measured:
                 if getattr(job, key) is None:

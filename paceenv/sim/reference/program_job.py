@@ -191,7 +191,9 @@ class Laid:
         self.wires = Wires(tiers)
         choose = choice_of(cluster.fabric, cluster.job, tiers)
         self.operations: list[Operation]
-        self.operations, first = operations(self.plan, self.wires, choose, has_tenants=bool(cluster.tenants))
+        self.operations, first = operations(
+            self.plan, self.wires, choose, cluster.fabric, has_tenants=bool(cluster.tenants)
+        )
         self.operation_R: list[list[int]] = []
         """For each rank the operation of each of its instructions; -1 where it computes."""
         for r, role in enumerate(self.plan.role_R):

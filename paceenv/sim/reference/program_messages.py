@@ -3,9 +3,10 @@
 Messages are counted here, one by one, and not taken from the fast engine's shares of links. Only the names and rates of
 the links are common to both (``Tiers``). A message between nodes is cut into as many as there are NICs on its way.
 
-Fairness is a choice, and it is the same in both engines: **one collective is one share**. Where two collectives meet on
-a link, each has half of it, however many messages each of them has there. That is what a fixed number of channels does,
-which NCCL gives to a collective of any size. Messages of one collective share evenly.
+Fairness is a choice, and it is the same in both engines: **one collective is one share**, unless ``fabric.sharing`` is
+``flows``. Where two collectives meet on a link, each has half of it, however many messages each of them has there. That
+is what a fixed number of channels does, which NCCL gives to a collective of any size. TCP divides a link between flows
+instead. Messages of one collective share evenly.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import UPLINK, Tiers
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
 from paceenv.sim.cluster.protocols import Choice
@@ -27,6 +29,7 @@ FIRST_LOOP_BYTES = 2.0**20
 allow no more."""
 PIECES = 48
 """In how many pieces a tree, or each hop of a broadcast, passes its payload on."""
+ROUNDING = 1e-9
 _OPTIONS = {"is_tail": False, "has_latency": True}
 
 
@@ -225,8 +228,24 @@ class Wires:
         return sender // self.tiers.ranks_per_node == receiver // self.tiers.ranks_per_node
 
 
+def _slowed(path: Sequence[tuple[Resource, ...]], efficiency: float) -> list[tuple[Resource, ...]]:
+    """Paths of an operation with links of its own before them, which are slower, so that others have the rest.
+
+    Args:
+        path: of each message.
+        efficiency: rate of those links over that of the real ones.
+    """
+    own = {link: Resource(link.name, efficiency * link.capacity_Bps) for one in path for link in one}
+    return [(*(own[link] for link in one), *one) for one in path]
+
+
 def operations(
-    plan: StepPlan, wires: Wires, choose: Callable[[Start, Sequence[int]], Choice], *, has_tenants: bool
+    plan: StepPlan,
+    wires: Wires,
+    choose: Callable[[Start, Sequence[int]], Choice],
+    fabric: Fabric,
+    *,
+    has_tenants: bool,
 ) -> tuple[list[Operation], dict[tuple[str, int], int]]:
     """The operations of a step group by group, and the first of each communicator and rank.
 
@@ -234,6 +253,7 @@ def operations(
         plan: of the step.
         wires: to lay them on.
         choose: algorithm, protocol and channels of an operation of some ranks.
+        fabric: says how fast operations are alone, and what counts as one share of a link.
         has_tenants: whether other jobs are on the top tier.
     """
     found: list[tuple[int, Start, tuple[int, ...], Choice, Schedule, list[tuple[Resource, ...]], float]] = []
@@ -245,10 +265,14 @@ def operations(
             of_rank = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
                 choice = choose(start, members)
-                sent = start._replace(payload_bytes=start.payload_bytes / choice.data_share)
+                efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
+                # a rate that is lost is as good as bytes that the links carry too
+                more = choice.data_share * (efficiency if is_lost else 1.0)
+                sent = start._replace(payload_bytes=start.payload_bytes / more)
                 is_tree = choice.algorithm == "tree"
                 schedule, edge_bytes = schedule_of(sent, members, wires.tiers.ranks_per_node, is_tree=is_tree)
                 cut, path = wires.laid(schedule, members)
+                path = path if is_lost or efficiency == 1.0 else _slowed(path, efficiency)
                 path = wires.limited(cut, path, members, choice)
                 found.append((group, start, tuple(members), choice, cut, path, edge_bytes))
             group += 1
@@ -261,7 +285,7 @@ def operations(
     shared = {resource for resource, groups in groups_on.items() if len(groups) > 1}
     made = []
     for o, (group, start, members_, choice, schedule, path, edge_bytes) in enumerate(found):
-        weight = _weights(schedule, path, edge_bytes, shared, members_, wires.tiers.ranks_per_node)
+        weight = _weights(schedule, path, edge_bytes, shared, is_by_flow=fabric.sharing == "flows")
         hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver], choice) for m in schedule.messages]
         is_first, is_last = (other not in range(len(found)) or found[other][0] != group for other in (o - 1, o + 1))
         made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, hop_s, weight=weight)))
@@ -273,26 +297,32 @@ def _weights(
     path: Sequence[tuple[Resource, ...]],
     edge_bytes: float,
     shared: set[Resource],
-    members: Sequence[int],
-    per_node: int,
+    *,
+    is_by_flow: bool,
 ) -> list[float]:
     """What each message weighs, so that all of the collective weigh as much as the busiest link where it meets others.
+
+    Where flows share a link evenly, they weigh as many times that as pairs of members exchange through that link.
 
     Args:
         schedule: messages, cut into parts.
         path: of each.
         edge_bytes: what passes from one member to the next in all.
         shared: links on which it meets others.
-        members: its ranks.
-        per_node: ranks on a node.
+        is_by_flow: whether links divide their rate between pairs of members.
     """
     busy_s: dict[Resource, float] = {}
+    pairs_of: dict[Resource, set[tuple[int, int]]] = {}
     for m, one in zip(schedule.messages, path, strict=True):
         for resource in one:
             busy_s[resource] = busy_s.get(resource, 0.0) + m.size_bytes / resource.capacity_Bps
+            pairs_of.setdefault(resource, set()).add((m.sender, m.receiver))
     longest_s = max((s for resource, s in busy_s.items() if resource in shared), default=0.0)
     if longest_s == 0.0:
         return [1.0] * len(path)
+    if is_by_flow:
+        busiest = [r for r, s in busy_s.items() if r in shared and s >= longest_s * (1.0 - ROUNDING)]
+        edge_bytes *= max(len(pairs_of[resource]) for resource in busiest)
     parts: dict[tuple[int, int], set[tuple[Resource, ...]]] = {}
     for m, one in zip(schedule.messages, path, strict=True):
         parts.setdefault((m.sender, m.receiver), set()).add(one)

@@ -39,6 +39,8 @@ class Use(NamedTuple):
     """Receiving NICs."""
     feeds: frozenset[tuple[int, int]] = frozenset()
     """Pairs of links of which some message passes the second and then the first; only where queues block."""
+    weight: float = 1.0
+    """Its share of a link where it meets others, relative to theirs."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,9 @@ def use(
     members: Sequence[int],
     payload_bytes: float,
     choice: Choice = AS_GIVEN,
+    *,
+    efficiency: float = 1.0,
+    is_lost: bool = False,
 ) -> Use:
     """What an operation of some ranks takes of the links.
 
@@ -195,6 +200,8 @@ def use(
         members: its ranks, in the order of their group. A ``send`` of one member goes to storage above the leaves.
         payload_bytes: as in :func:`messages`.
         choice: of algorithm, protocol and channels; the members of a tree are nodes.
+        efficiency: the share of its slowest link that one operation alone can use.
+        is_lost: whether the rest of its links is of no use to others meanwhile.
     """
     payload_bytes /= choice.data_share  # flags pass the links like data
     hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
@@ -233,12 +240,33 @@ def use(
     slowest_s = float(seconds.max(initial=0.0))
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
     inside_bytes = float(load[1 : 1 + 2 * tiers.nodes * tiers.ranks_per_node].max())
-    alone_s = max(slowest_s, max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps)
+    channels_s = max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps
+    busy_s, alone_s = max(slowest_s, channels_s), max(slowest_s / efficiency, channels_s)
     links = np.flatnonzero(seconds > 0.0)
-    shares = seconds[links] / alone_s if alone_s > 0.0 else seconds[links]
+    taken_s = (busy_s if is_lost else alone_s) or 1.0
     fan_in, ports = _senders(tiers, op, members)
     feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
-    return Use(alone_s, latency_s + sqrt_s, links, shares, fan_in, ports, feeds)
+    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s, fan_in, ports, feeds=feeds)
+
+
+def flows(tiers: Tiers, op: Op, members: Sequence[int], *, algorithm: Algorithm = "ring") -> int:
+    """How many pairs of ranks exchange through the busiest port of an operation, in one direction.
+
+    Args:
+        tiers: of the fabric.
+        op: the operation.
+        members: its ranks, as in :func:`use`.
+        algorithm: of an all-reduce, as in :func:`use`.
+    """
+    nodes = [rank // tiers.ranks_per_node for rank in members]
+    is_inside = len(set(nodes)) == 1
+    places = list(members) if is_inside else nodes
+    if algorithm == "tree" and not is_inside:
+        places = list(dict.fromkeys(places))
+    found = messages(op, "ring" if is_inside else algorithm, len(places), 1.0)
+    pairs = [(places[i], places[j]) for i, j, _ in found]
+    ports = Counter(port for a, b in pairs if a != b for port in ((a, False), (b, True)))
+    return max(ports.values(), default=1)
 
 
 def _senders(tiers: Tiers, op: Op, members: Sequence[int]) -> tuple[int, int]:

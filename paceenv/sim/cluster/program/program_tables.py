@@ -135,7 +135,7 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),
         alone_O=np.array([one.use.alone_s for one in operations], np.float64),
         latency_O=np.array([one.use.latency_s for one in operations], np.float64),
-        weight_O=np.ones(len(operations)),
+        weight_O=np.array([one.use.weight for one in operations], np.float64),
         top_O=_top_O(uses, group_O, has_tenants=has_tenants),
         fan_in_O=np.array([one.use.fan_in for one in operations], np.int64),
         ports_O=np.array([one.use.ports for one in operations], np.int64),
