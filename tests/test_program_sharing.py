@@ -11,7 +11,7 @@ import pytest
 
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.footprint import Tiers, flows
+from paceenv.sim.cluster.program.footprint import Tiers, use
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference import ProgramReference
 from paceenv.ui import config_files
@@ -90,7 +90,7 @@ def test_an_efficiency_counts_where_nothing_is_shared() -> None:
 )
 def test_flows(op: Any, members: list[int], expected: int) -> None:
     tiers = Tiers(4, 2, 4, 1, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
-    assert flows(tiers, op, members) == expected
+    assert use(tiers, op, members, 1e6).flows == expected
 
 
 def test_keys_of_programs_are_refused_without_one() -> None:

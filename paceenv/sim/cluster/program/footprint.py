@@ -33,6 +33,8 @@ class Use(NamedTuple):
     """The links that it uses."""
     share_U: NDArray[np.float64]
     """The share of each link that it takes meanwhile, at most 1."""
+    flows: int = 1
+    """Pairs of ranks that exchange through its busiest port, in one direction."""
     fan_in: int = 0
     """Senders that start at once on one receiving NIC; 0: no message passes one."""
     ports: int = 0
@@ -209,11 +211,12 @@ def use(
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
     load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
-    found = Volume(1.0, 0.0)
+    found, ports = Volume(1.0, 0.0), Counter[tuple[int, bool]]()
     if choice.algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
             paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size))
+            ports.update(((nodes[i], False), (nodes[j], True)))
         for ranks in per_node.values():  # a chain inside
             for a, b in itertools.pairwise(ranks):
                 for sender, receiver in ((a, b), (b, a)):
@@ -230,7 +233,10 @@ def use(
             here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
             if here == there:
                 paths.add(_inside(tiers, load, members[i], members[j], size))
-            else:
+            if len(per_node) == 1:
+                ports.update(((members[i], False), (members[j], True)))
+            elif here != there:
+                ports.update(((here, False), (there, True)))
                 between[here, there] = between.get((here, there), 0.0) + size
         for (here, there), size in between.items():
             paths.add(_cross(tiers, load, per_node[here], per_node[there], size))
@@ -244,43 +250,12 @@ def use(
     busy_s, alone_s = max(slowest_s, channels_s), max(slowest_s / efficiency, channels_s)
     links = np.flatnonzero(seconds > 0.0)
     taken_s = (busy_s if is_lost else alone_s) or 1.0
-    fan_in, ports = _senders(tiers, op, members)
+    flows, nics = max(ports.values(), default=1), 0
+    if len(per_node) > 1:
+        nics = len({nic for ranks in per_node.values() for nic in tiers.nics_of(ranks)})
+    fan_in = (flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
     feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
-    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s, fan_in, ports, feeds=feeds)
-
-
-def flows(tiers: Tiers, op: Op, members: Sequence[int], *, algorithm: Algorithm = "ring") -> int:
-    """How many pairs of ranks exchange through the busiest port of an operation, in one direction.
-
-    Args:
-        tiers: of the fabric.
-        op: the operation.
-        members: its ranks, as in :func:`use`.
-        algorithm: of an all-reduce, as in :func:`use`.
-    """
-    nodes = [rank // tiers.ranks_per_node for rank in members]
-    is_inside = len(set(nodes)) == 1
-    places = list(members) if is_inside else nodes
-    if algorithm == "tree" and not is_inside:
-        places = list(dict.fromkeys(places))
-    found = messages(op, "ring" if is_inside else algorithm, len(places), 1.0)
-    pairs = [(places[i], places[j]) for i, j, _ in found]
-    ports = Counter(port for a, b in pairs if a != b for port in ((a, False), (b, True)))
-    return max(ports.values(), default=1)
-
-
-def _senders(tiers: Tiers, op: Op, members: Sequence[int]) -> tuple[int, int]:
-    """How many senders start at once on the busiest receiving NIC, and on how many NICs some do.
-
-    Each member of an all-to-all sends to all others at once; in a ring, a tree or a send one sends to one.
-    """
-    nodes = Counter(rank // tiers.ranks_per_node for rank in members)
-    if len(nodes) < 2:
-        return 0, 0
-    ports = len({nic for rank in members for nic in tiers.nics_of([rank])})
-    if op != "all_to_all":
-        return 1, ports
-    return max(own * (len(members) - own) for own in nodes.values()), ports
+    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s, flows, fan_in, nics, feeds)
 
 
 def _feeds(paths: Iterable[tuple[tuple[int, ...], ...]]) -> frozenset[tuple[int, int]]:

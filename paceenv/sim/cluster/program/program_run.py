@@ -12,7 +12,7 @@ from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.footprint import Tiers, Use, flows, use
+from paceenv.sim.cluster.program.footprint import Tiers, Use, use
 from paceenv.sim.cluster.program.program_tables import Start, tables
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.transfers import Layout, draw_links
@@ -107,9 +107,9 @@ def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
 
     def found(start: Start, members: list[int]) -> Use:
         choice, size = choose(start, members), start.payload_bytes / start.parts
-        weight = flows(tiers, start.op, members, algorithm=choice.algorithm) if fabric.sharing == "flows" else 1.0
         efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
         one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost)
+        weight = float(one.flows) if fabric.sharing == "flows" else 1.0
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
     return found
