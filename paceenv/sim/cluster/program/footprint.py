@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ from paceenv.sim.cluster.collectives import Algorithm, Op, Volume, tree_parents,
 from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
+HASHES = 512
+"""Draws of the paths that flows are hashed onto."""
 
 
 class Use(NamedTuple):
@@ -67,8 +69,8 @@ class Tiers:
     """Seconds per square root of a byte that a node sends, between nodes."""
     inside_sqrt_s: float = 0.0
     """The same inside a node."""
-    path_imbalance: float = 1.0
-    """Load of the busiest equal-cost path above a leaf over the mean."""
+    paths: int | None = None
+    """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
     has_rails: bool = False
     """Whether the i-th NICs of the nodes have leaves of their own."""
     queues_block: bool = False
@@ -193,6 +195,7 @@ def use(
     *,
     efficiency: float = 1.0,
     is_lost: bool = False,
+    groups: int = 1,
 ) -> Use:
     """What an operation of some ranks takes of the links.
 
@@ -204,6 +207,7 @@ def use(
         choice: of algorithm, protocol and channels; the members of a tree are nodes.
         efficiency: the share of its slowest link that one operation alone can use.
         is_lost: whether the rest of its links is of no use to others meanwhile.
+        groups: how many process groups do the same beside it, this one included; flows of all are hashed onto paths.
     """
     payload_bytes /= choice.data_share  # flags pass the links like data
     hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
@@ -211,11 +215,11 @@ def use(
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
     load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
-    found, ports = Volume(1.0, 0.0), Counter[tuple[int, bool]]()
+    found, ports, crossing = Volume(1.0, 0.0), Counter[tuple[int, bool]](), Counter[int]()
     if choice.algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
-            paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size))
+            paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size, crossing))
             ports.update(((nodes[i], False), (nodes[j], True)))
         for ranks in per_node.values():  # a chain inside
             for a, b in itertools.pairwise(ranks):
@@ -228,7 +232,7 @@ def use(
         paths.add(_leave(tiers, load, list(members), payload_bytes))
         latency_s = float(found.rounds) * hop_s
     else:
-        between: dict[tuple[int, int], float] = {}
+        between: dict[tuple[int, int], list[float]] = {}
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
             here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
             if here == there:
@@ -237,13 +241,17 @@ def use(
                 ports.update(((members[i], False), (members[j], True)))
             elif here != there:
                 ports.update(((here, False), (there, True)))
-                between[here, there] = between.get((here, there), 0.0) + size
-        for (here, there), size in between.items():
-            paths.add(_cross(tiers, load, per_node[here], per_node[there], size))
+                between.setdefault((here, there), []).append(size)
+        for (here, there), sizes in between.items():
+            paths.add(_cross(tiers, load, per_node[here], per_node[there], sum(sizes), crossing, len(sizes)))
         found = volume(op, "ring", len(members), payload_bytes)
         latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
-    seconds = load / tiers.rates_Bps()
-    slowest_s = float(seconds.max(initial=0.0))
+    seconds, own_paths_s = load / tiers.rates_Bps(), 0.0
+    if tiers.paths is not None and crossing:
+        above = [UPLINK, *range(tiers.leaf_link(0, into=False), tiers.links)]
+        own_paths_s = float(seconds[above].max()) * hashed_imbalance(crossing, tiers)
+        seconds[above] *= hashed_imbalance({leaf: flows * groups for leaf, flows in crossing.items()}, tiers)
+    slowest_s = max(float(seconds.max(initial=0.0)), own_paths_s)
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
     inside_bytes = float(load[1 : 1 + 2 * tiers.nodes * tiers.ranks_per_node].max())
     channels_s = max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps
@@ -278,19 +286,47 @@ def _inside(
     return hops
 
 
+def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
+    """Load of the busiest equal-cost path over the mean one, where each flow keeps the path that it is hashed onto.
+
+    The mean over many hashes: a program meets that, other jobs draw anew in every episode.
+
+    Args:
+        crossing: flows that leave each leaf.
+        tiers: of the fabric.
+    """
+    assert tiers.paths is not None
+    flows, leaves = max(crossing.values()), len(crossing)
+    if math.isinf(tiers.leaf_Bps):  # paths of one tier that all leaves share
+        flows, leaves = sum(crossing.values()), 1
+    drawn = np.random.default_rng(flows).multinomial(flows, np.full(tiers.paths, 1.0 / tiers.paths), (HASHES, leaves))
+    return float(drawn.max(axis=(1, 2)).mean()) * tiers.paths / flows
+
+
 def _cross(
-    tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float
+    tiers: Tiers,
+    load: NDArray[np.float64],
+    senders: list[int],
+    receivers: list[int],
+    size: float,
+    crossing: Counter[int],
+    pairs_of_ranks: int = 1,
 ) -> tuple[tuple[int, ...], ...]:
-    """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop."""
+    """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop.
+
+    Counts the flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more.
+    """
     pairs = tiers.nic_pairs(senders, receivers)
     hops: list[dict[int, None]] = [{}, {}, {}, {}, {}]
     for out, into in pairs:
         part, above = size / len(pairs), tiers.above(out, into)
         ends = [tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]
         load[ends] += part
-        load[above] += part * tiers.path_imbalance
+        load[above] += part
         for hop, link in zip(hops if above else (hops[0], hops[-1]), [ends[0], *above, ends[1]], strict=True):
             hop[link] = None
+    for leaf in hops[1]:
+        crossing[leaf] += max(len(pairs), pairs_of_ranks) // len(hops[1])
     return tuple(tuple(hop) for hop in hops)
 
 

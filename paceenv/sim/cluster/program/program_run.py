@@ -25,10 +25,6 @@ MAX_TABLES = 64
 _TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
 
 
-HASHES = 512
-"""Draws of the paths that flows are hashed onto; a program meets their mean, other jobs draw anew in every episode."""
-
-
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
     """The links of a fabric without random quantities, for the nodes of a job.
 
@@ -37,7 +33,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         job: its ranks and nodes.
     """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
-    links = draw_links(fabric, place, Draw(np.arange(HASHES, dtype=np.uint64), job.nodes))
+    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     assert fabric.nodes_per_leaf is not None
     nic_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node / fabric.nics_per_node
     return Tiers(
@@ -53,7 +49,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
-        float(np.mean(links.own_imbalance)),
+        fabric.ecmp_paths,
         fabric.rails,
         fabric.flow_control != "fair",
     )
@@ -108,7 +104,8 @@ def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
     def found(start: Start, members: list[int]) -> Use:
         choice, size = choose(start, members), start.payload_bytes / start.parts
         efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
-        one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost)
+        groups = max(job.ranks // len(members), 1)
+        one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost, groups=groups)
         weight = float(one.flows) if fabric.sharing == "flows" else 1.0
         return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
