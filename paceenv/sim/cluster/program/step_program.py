@@ -23,6 +23,9 @@ class Communicator(Config):
 
     size: int | None = Field(None, ge=1, description="ranks of a group; empty: all")
     stride: int = Field(1, ge=1, description="distance of neighbours in a group; 1: consecutive ranks")
+    grows: bool = Field(
+        False, description="a job of more ranks has more members in a group, not more groups; always without a size"
+    )
 
     def groups(self, ranks: int) -> list[list[int]]:
         """The groups of a job of that many ranks."""
@@ -111,6 +114,11 @@ class StepProgram(Config):
         """Whether a transfer can wait."""
         found = (phase.transfer() for phase in flat(self.step))
         return any(one is not None and one[1].can_wait for one in found)
+
+    @property
+    def has_own_ranks(self) -> bool:
+        """Whether some ranks compute what others do not."""
+        return any(phase.compute is not None and phase.compute.ranks is not None for phase in flat(self.step))
 
     def plan(self, ranks: int) -> StepPlan:
         """What every rank of a job does.
