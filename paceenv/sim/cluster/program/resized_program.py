@@ -59,7 +59,7 @@ class _Size:
             if (rank in some) != (first in some):
                 raise InputError(
                     f"{self.after} ranks: a phase of ranks {_shown(today)} is not that of every replica of "
-                    f"{self.replica} ranks, so which new ranks have it is not known; allowed: phases that all replicas have"
+                    f"{self.replica} ranks, so which new ranks have it is open; allowed: phases of all replicas"
                 )
         found = range(self.after)
         return [r for r in found if r // self.new_block * self.block + r % self.new_block % self.replica in some]
