@@ -115,7 +115,7 @@ class OwnOverlaps:
     def _on_one_link(self, n: int, other: int) -> bool:
         """Whether two operations may use the same links, by their rates; true where the trace has no bytes."""
         rates = [self._matrix.bytes_N[i] / max(float(np.median(self._own_NT[i])), 1e-12) for i in (n, other)]
-        return min(rates) <= 0.0 or max(rates) <= ALIKE * min(rates)
+        return bool(min(rates) <= 0.0 or max(rates) <= ALIKE * min(rates))
 
     def _share(self, members: Integers) -> tuple[Array, int]:
         """Share of a group's collective beside reductions, ``(T,)``, the mean of its ranks; and the longest one.
