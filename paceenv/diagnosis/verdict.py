@@ -149,7 +149,8 @@ def _simulated_claim(found: Diagnosis, pacing: Pacing) -> Claim:
     if "helps" in words:
         return "helps"
     # a cluster that is not the job cannot show that nothing helps the job
-    return "is open" if "is open" in words or (pacing.doubt and _acted_on(found)) else "gains nothing"
+    is_sketch = bool(found.refused or (pacing.doubt and _acted_on(found)))
+    return "is open" if "is open" in words or is_sketch else "gains nothing"
 
 
 def _acted_on(found: Diagnosis) -> list[Cause]:
