@@ -238,7 +238,7 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
         calibrate_program(irregular)
     is_send = op == "all_to_all"
     sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
-    with pytest.raises(InputError, match="does not say who receives"):
+    with pytest.raises(InputError, match="does not say who is at the other end"):
         calibrate_program(sends)
 
 
@@ -297,7 +297,7 @@ def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest
     traced(cluster, path, 60)
     assert not application.run(["diagnose", str(path)])
     said = " ".join(capsys.readouterr().out.split())
-    found = re.search(r"Pacing helps \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said)
+    found = re.search(r"Pacing helps against fabric contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said)
     assert found, said
     policies = ("passive", "static:defer=0/0.1")
     passive, held = (

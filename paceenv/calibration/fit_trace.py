@@ -12,7 +12,7 @@ from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
 from paceenv.calibration.program.known_program import fit_known
 from paceenv.calibration.program.program_fit import fit_program
-from paceenv.calibration.program.program_stamps import MIN_STEPS, ProgramStamps, read_program
+from paceenv.calibration.program.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.program.step_order import OVERLAPS
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
@@ -99,9 +99,10 @@ def fit_trace(
         return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
     if program:
         return _of_program(read_program(trace, job=job), base, name, check=check)
-    stamps = None
+    stamps: ProgramStamps | None = None
+    notes: tuple[str, ...] = ()
     if program is None:
-        stamps = _program_stamps(trace, job)
+        stamps, notes = _program_stamps(trace, job)
         if stamps is not None and overlapping(stamps):
             note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
             found = _of_program(stamps, base, name, check=check)
@@ -118,8 +119,8 @@ def fit_trace(
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
             return better
-        return _of_job(fit, job_stamps, probed, base, (better,), check=check)
-    return _of_job(fit, job_stamps, probed, base, (), check=check)
+        return _of_job(fit, job_stamps, probed, base, notes or (better,), check=check)
+    return _of_job(fit, job_stamps, probed, base, notes, check=check)
 
 
 def overlapping(stamps: ProgramStamps) -> bool:
@@ -141,12 +142,15 @@ def overlapping(stamps: ProgramStamps) -> bool:
     return False
 
 
-def _program_stamps(trace: Trace, job: str | None) -> ProgramStamps | None:
-    """The trace's transfers as those of a program, where they are."""
+def _program_stamps(trace: Trace, job: str | None) -> tuple[ProgramStamps | None, tuple[str, ...]]:
+    """The trace's transfers as those of a program, where they are, and a note on messages that have no known end."""
     try:
-        return read_program(trace, job=job)
-    except InputError:
-        return None
+        return read_program(trace, job=job), ()
+    except InputError as error:
+        if UNKNOWN_PEERS not in str(error):
+            return None, ()
+        note = f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)"
+        return None, (note,)
 
 
 def _better(

@@ -119,7 +119,7 @@ def _marked(stamps: ProgramStamps, grows: dict[str, bool]) -> ProgramStamps:
     """
     found = dict[str, Communicator]()
     for name, one in stamps.communicators.items():
-        if grows.get(name) is False and one.size is None:
+        if grows.get(name) is False and one.size is None and one.pairs is None:
             one = Communicator(size=stamps.ranks)
         found[name] = one.model_copy(update={"grows": True}) if grows.get(name) and one.size is not None else one
     if grows.get(WORLD) is not False:
