@@ -25,6 +25,7 @@ from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.program_tables import StepPlan
+from paceenv.sim.cluster.program.resized_program import resized
 from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.cluster.step_time import Step
@@ -245,7 +246,7 @@ class Cluster(Config):
         return plan_step(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
-        """This cluster with some values changed, checked anew.
+        """This cluster with some values changed, checked anew; on other ranks a program is that of a job of that size.
 
         Args:
             assignments: each ``key=value``.
@@ -258,6 +259,10 @@ class Cluster(Config):
         data = self.model_dump()
         for assignment in assignments:
             config_files.set_value(data, assignment, option)
+        if self.program is not None and not any(one.startswith("program") for one in assignments):
+            counts = [data["job"][key] for key in ("nodes", "ranks_per_node")]
+            if all(isinstance(count, int) and count > 0 for count in counts):
+                data["program"] = resized(self.program, self.job.ranks, counts[0] * counts[1]).model_dump()
         return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:
