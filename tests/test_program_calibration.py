@@ -297,7 +297,9 @@ def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest
     traced(cluster, path, 60)
     assert not application.run(["diagnose", str(path)])
     said = " ".join(capsys.readouterr().out.split())
-    found = re.search(r"Pacing helps against fabric contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said)
+    found = re.search(
+        r"Pacing helps against fabric contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said
+    )
     assert found, said
     policies = ("passive", "static:defer=0/0.1")
     passive, held = (
