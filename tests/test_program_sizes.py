@@ -176,3 +176,19 @@ def test_a_real_profile_without_hosts_predicts_no_size() -> None:
     fitted = calibrate_program(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace())
     baseline = Baseline("profile", fitted.cluster, None, tuple(range(8)), fitted.parameters, is_trace=True)
     assert "the trace names no hosts" in refused(baseline, Change(nodes=16))
+
+
+def test_collectives_that_one_collective_leaves_out_are_named(tmp_path: Path) -> None:
+    """As in a live trace, where transfers in the background are seen only where a rank waits for them."""
+    step: list[dict[str, Any]] = [
+        {"compute": {"seconds": 0.03}},
+        {"all_to_all": {"bytes": 2e8, "communicator": "experts"}},
+        {"compute": {"seconds": 0.03}},
+        {"all_reduce": {"bytes": 1e8}},
+    ]
+    path = tmp_path / "trace.parquet"
+    baseline = of_trace(traced(typed(step, {"experts": {"size": 4}}), path, 40), path.name, None, None)
+    assert not baseline.cluster.has_program
+    assert [line for line in baseline.notes if line.startswith("other collectives take 14% of a step and count as")]
+    alone = of_trace(traced(typed([step[0], step[3]], {}), path, 40), path.name, None, None)
+    assert not any("other collectives" in line for line in alone.notes)

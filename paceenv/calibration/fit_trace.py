@@ -16,7 +16,7 @@ from paceenv.calibration.program.program_stamps import MIN_STEPS, UNKNOWN_PEERS,
 from paceenv.calibration.program.step_order import OVERLAPS
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
-from paceenv.core.trace import Trace
+from paceenv.core.trace import COLLECTIVE_OPS, Trace
 from paceenv.sim.cluster import Cluster
 
 OFF: Final = 0.05
@@ -114,13 +114,35 @@ def fit_trace(
             raise
         raise InputError(f"{error}; --program describes its step as a program, which {MIN_STEPS} steps allow") from None
     probed = None if probe is None else read_job(probe, job=job)
+    notes += _left_out(trace, job_stamps)
     fit = calibrate_stamps(job_stamps, probed, base, name)
     if program is None and abs(fit.mean_error) > OFF:
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
             return better
-        return _of_job(fit, job_stamps, probed, base, notes or (better,), check=check)
+        return _of_job(fit, job_stamps, probed, base, (better, *notes), check=check)
     return _of_job(fit, job_stamps, probed, base, notes, check=check)
+
+
+def _left_out(trace: Trace, stamps: JobStamps) -> tuple[str, ...]:
+    """A note on collectives that one collective a step leaves out, where they take long.
+
+    Args:
+        trace: the trace of a job.
+        stamps: of the described collective.
+    """
+    mine = trace.isin("job", stamps.name) & np.isin(trace.column("iteration"), stamps.iteration_T)
+    is_collective = trace.isin("op", *COLLECTIVE_OPS) & ~trace.isin("op", "barrier") & mine
+    lasts_s = (trace.column("end_s") - trace.column("start_s"))[is_collective]
+    group_R = np.repeat(np.arange(stamps.groups), [len(members) for members in stamps.members])
+    described_s = float((stamps.finish_TG[:, group_R] - stamps.entry_TR).mean())
+    share = (lasts_s.sum() / (len(stamps.step_T) * stamps.ranks) - described_s) / float(stamps.step_T.mean())
+    if share <= OFF:
+        return ()
+    return (
+        f"other collectives take {share:.0%} of a step and count as compute, which stays the same at any size "
+        "(--program, or --base with a typed program, describes them)",
+    )
 
 
 def overlapping(stamps: ProgramStamps) -> bool:

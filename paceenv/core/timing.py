@@ -74,6 +74,10 @@ FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
 """Iterations without holding back between two holds, and of a hold that is tried."""
 MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
 """The longest hold, and the longest pause after holds that gained nothing."""
+HURT_ITERATIONS, HURT_RATIO, HURT_SPREADS, HURT_BACKOFF = 3, 1.02, 3.0, 4.0
+"""A trial ends after so many iterations if their mean step is this many times the one without holding back, and further
+from it by so many of the mean distances between such steps, over the root of their number. Its pause grows by the last
+factor more than that of a trial that only gained nothing."""
 DEFER_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
 _ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
@@ -94,7 +98,8 @@ STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 
 STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
 DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
 DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
-TICK_FIELDS = 23
+DEFER_SPREAD_S = 23  # mean distance of a step without holding back from the mean of such steps
+TICK_FIELDS = 24
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -229,8 +234,9 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
     that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
     that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
-    nothing is to be gained is tried in one of forty iterations. All ranks see the same steps and act alike. Only steps
-    in which something was really held count as a hold; a trial waits until the settings ask for it.
+    nothing is to be gained is tried in one of forty iterations. A trial whose first steps are clearly longer ends at
+    once, and the pause after it is longer still. All ranks see the same steps and act alike. Only steps in which
+    something was really held count as a hold; a trial waits until the settings ask for it.
 
     Args:
         tick: what all ranks see alike, ``(TICK_FIELDS,)``; updated.
@@ -239,8 +245,10 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
     held, left = tick[DEFER_NOW] > 0.0, tick[DEFER_LEFT]
     tick[DEFER_NOW] = 0.0
     if not held:
-        weight = 1.0 if tick[DEFER_FREE_S] == 0.0 else DEFER_SMOOTHING
-        tick[DEFER_FREE_S] += weight * (step_s - tick[DEFER_FREE_S])
+        is_first = tick[DEFER_FREE_S] == 0.0
+        apart_s = 0.0 if is_first else abs(step_s - tick[DEFER_FREE_S])
+        tick[DEFER_SPREAD_S] += DEFER_SMOOTHING * (apart_s - tick[DEFER_SPREAD_S])
+        tick[DEFER_FREE_S] += (1.0 if is_first else DEFER_SMOOTHING) * (step_s - tick[DEFER_FREE_S])
     if left <= 0.0:
         tick[DEFER_LEFT] = left + 1.0
         if left == -1.0:
@@ -251,8 +259,23 @@ def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
         if left == 1.0:
             tick[DEFER_HELD_S] = tick[DEFER_SUM_S] / tick[DEFER_LENGTH]
             end_hold(tick, tick[DEFER_HELD_S] < tick[DEFER_FREE_S])
+        elif clearly_hurts(tick):
+            tick[DEFER_BACKOFF] = min(HURT_BACKOFF * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
+            end_hold(tick, False)
     elif tick[DEFER_LENGTH] > TRIAL_ITERATIONS:
         end_hold(tick, False)
+
+
+def clearly_hurts(tick: NDArray[np.float64]) -> bool:
+    """Whether the first steps of a trial are so much longer than those without holding that its rest need not be seen.
+
+    Args:
+        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
+    """
+    seen = tick[DEFER_LENGTH] - tick[DEFER_LEFT]
+    is_trial = tick[DEFER_LENGTH] == TRIAL_ITERATIONS and seen >= HURT_ITERATIONS
+    noise_s = HURT_SPREADS * tick[DEFER_SPREAD_S] * math.sqrt(max(seen, 0.0))
+    return bool(is_trial and tick[DEFER_SUM_S] > HURT_RATIO * tick[DEFER_FREE_S] * seen + noise_s)
 
 
 def end_hold(tick: NDArray[np.float64], helped: bool) -> None:

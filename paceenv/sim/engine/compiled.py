@@ -67,6 +67,7 @@ _REGISTERED = (
     (
         timing.watch_deferral,
         timing.end_hold,
+        timing.clearly_hurts,
         timing.defer_gain,
         timing.hold_transfers,
         timing.window_s,
