@@ -34,6 +34,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import slack_turns
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     DEFER,
@@ -52,6 +53,8 @@ from paceenv.core.pacing import (
 
 BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
+MIN_DELAY_S, MIN_DELAY_SHARE = 1e-4, 0.002
+"""A delay that is shorter, in seconds or as a share of the baseline step, is left out."""
 BASELINE_RISE = np.float32(1.0 / 16.0)
 """Share of the gap by which a baseline rises at the end of a block."""
 RECENT_ITERATIONS = 2
@@ -68,15 +71,23 @@ COLLAPSE_SMOOTHING = 0.25
 COLLAPSE_SHARE = 0.4
 """Share of recent steps, so weighted, from which on it is a state and not an accident: two in a row."""
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
+EARLY_JUDGEMENT_ITERATIONS = 6
+"""Held iterations after which a hold ends that has been no shorter than steps without it: a stagger that does not help
+costs a large share of the step, and one that helps shows it at once."""
+FREE_MEAN_ITERATIONS = 64
+"""Steps without a stagger over which their mean reaches back. The last few before a hold were slow, otherwise there
+would be none: measured against them alone, whatever comes next looks like help."""
+HELP_SHARE = 0.1
+"""Share of the inflation of steps without a stagger that a hold must take away to have helped."""
 RELAPSE_ITERATIONS = 8
-"""A collapse so soon after a hold is the same one again: the next hold is twice as long."""
+"""A collapse so soon after a hold that helped is the same one again: the next hold is twice as long."""
 FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
 """Iterations without holding back between two holds, and of a hold that is tried."""
 MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
 """The longest hold, and the longest pause after holds that gained nothing."""
 DEFER_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
-_ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
+_ZERO, _ONE, _NONE_YET = np.float32(0.0), np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
 # rank[F, r]
@@ -94,7 +105,10 @@ STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 
 STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
 DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
 DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
-TICK_FIELDS = 23
+STAGGER_FREE, STAGGER_HELD, STAGGER_NOW, STAGGER_HELPED = 23, 24, 25, 26
+# how many steps STAGGER_FREE_S stands for, iterations of a hold in which a rank really took its place, whether one does
+# in the iteration that runs, whether the last hold helped; the fields after them are those of slack_turns
+TICK_FIELDS = slack_turns.END
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -119,6 +133,7 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
+    slack_turns.reset(tick)
     tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
     tick[DEFER_LENGTH], tick[DEFER_BACKOFF], tick[DEFER_LEFT] = TRIAL_ITERATIONS, FREE_ITERATIONS, -FREE_ITERATIONS
 
@@ -160,6 +175,7 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     tick[SUM_STEP_S] += step_s
     tick[SUM_STEP_S2] += step_s * step_s
     watch_for_collapse(tick, step_s)
+    slack_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
     watch_deferral(tick, step_s)
 
 
@@ -179,47 +195,64 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
     """When the ranks of a job take their places in a stagger, from the common step time alone: hold, probe, back off.
 
     While ``STAGGER_LEFT`` is positive, ranks whose settings ask for it hold their places. Then they stop and watch. A
-    collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
-    before, the hold did not help. The ranks then back off (``STAGGER_LEFT`` negative), twice as long each time, and
-    only then try a short hold again.
+    collapse within a few iterations of a hold that helped is a relapse and doubles the hold. If the mean step of a hold
+    was hardly shorter than the mean without one, the hold did not help. The ranks then back off (``STAGGER_LEFT``
+    negative), twice as long each time, and only then try a short hold again. A hold for which no setting asked is not
+    judged.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
         step_s: the step time, seconds.
     """
-    left = tick[STAGGER_LEFT]
+    left, held = tick[STAGGER_LEFT], tick[STAGGER_NOW] > 0.0
+    tick[STAGGER_NOW] = 0.0
+    if not held:
+        tick[STAGGER_FREE] = min(tick[STAGGER_FREE] + 1.0, FREE_MEAN_ITERATIONS)
+        tick[STAGGER_FREE_S] += (step_s - tick[STAGGER_FREE_S]) / tick[STAGGER_FREE]
     if left > 0.0:
-        tick[STAGGER_SUM_S] += step_s
         tick[STAGGER_LEFT] = left - 1.0
-        if left == 1.0:
+        if held:
+            tick[STAGGER_SUM_S] += step_s
+            tick[STAGGER_HELD] += 1.0
+        early = held and tick[STAGGER_HELD] == EARLY_JUDGEMENT_ITERATIONS
+        longer = tick[STAGGER_SUM_S] > tick[STAGGER_FREE_S] * tick[STAGGER_HELD]
+        if (early and longer) or (left == 1.0 and tick[STAGGER_HELD] > 0.5 * tick[STAGGER_HOLD]):
             judge_hold(tick)
     elif left < 0.0:
         tick[STAGGER_LEFT] = left + 1.0
     else:
-        weight = 1.0 if tick[STAGGER_FREE_S] == 0.0 else COLLAPSE_SMOOTHING
-        tick[STAGGER_FREE_S] += weight * (step_s - tick[STAGGER_FREE_S])
-        collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
-        tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
-        tick[STAGGER_WATCHED] += 1.0
-        if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
-            helped = tick[STAGGER_BACKOFF] == MIN_HOLD_ITERATIONS
-            relapsed = helped and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
-            longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
-            tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
-            tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
-            tick[STAGGER_SUM_S] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
+        watch_free_step(tick, step_s)
+
+
+def watch_free_step(tick: NDArray[np.float64], step_s: float) -> None:
+    """Look for a collapse in a step outside holds and back-offs, and begin a hold where there is one.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+        step_s: the step time, seconds.
+    """
+    collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
+    tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
+    tick[STAGGER_WATCHED] += 1.0
+    if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
+        relapsed = tick[STAGGER_HELPED] > 0.0 and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
+        longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
+        tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
+        tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
+        tick[STAGGER_SUM_S] = tick[STAGGER_HELD] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
 
 
 def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Back off after a hold that did not shorten the mean step.
+    """Back off after a hold that hardly shortened the mean step.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
     """
-    if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
-        tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
+    most_s = tick[STAGGER_FREE_S] - HELP_SHARE * (tick[STAGGER_FREE_S] - tick[STEP_BASELINE_S])
+    if tick[STAGGER_SUM_S] < most_s * tick[STAGGER_HELD]:
+        tick[STAGGER_BACKOFF], tick[STAGGER_HELPED] = MIN_HOLD_ITERATIONS, 1.0
     else:
-        tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
+        tick[STAGGER_LEFT], tick[STAGGER_HELPED] = -tick[STAGGER_BACKOFF], 0.0
         tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
 
 
@@ -320,6 +353,7 @@ def observe_ranks(
         has_barrier: whether a barrier of its own ends the step.
     """
     ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
+    beta = alpha if tick[slack_turns.EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
     baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
     last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
     slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
@@ -335,12 +369,12 @@ def observe_ranks(
             slack_s = wait_R[r] + delay_R[r]
             slack_low_R[r] = slack_s if slack_s < slack_R[r] else slack_R[r]
     for r in range(ranks):
-        comm_change_R[r] += alpha * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
+        comm_change_R[r] += beta * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
         comm_mean_R[r] += alpha * ((comm_R[r] + TINY) - comm_mean_R[r])
         last_comm_R[r] = comm_R[r]
     for r in range(ranks):
         slack_s = wait_R[r] + delay_R[r]
-        slack_change_R[r] += alpha * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
+        slack_change_R[r] += beta * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
         slack_R[r] = slack_s
     for r in range(ranks):
         off_s = (wait_R[r] + TINY) - mean_R[r]
@@ -475,17 +509,7 @@ def decide(
     else:
         for r in range(first, end):
             delay_R[r] = 0.0
-    slack_s, slack_delay_R = window_s(settings_M2, SLACK, step_s, cap_s), rank[SLACK_DELAY_S]
-    if slack_s > 0.0:
-        threshold = settings_M2[SLACK, THRESHOLD]
-        for r in range(first, end):
-            before_s = np.float64(slack_delay_R[r])
-            slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, slack_s)
-        for r in range(first, end):
-            delay_R[r] = max(delay_R[r], slack_delay_R[r])
-    else:
-        for r in range(first, end):
-            slack_delay_R[r] = 0.0
+    use_slack(rank, tick, low, high, settings_M2, cap_s)
     phase_shift_s = window_s(settings_M2, PHASE_SHIFT, step_s, cap_s)
     if phase_shift_s > 0.0:
         threshold = settings_M2[PHASE_SHIFT, THRESHOLD]
@@ -497,11 +521,63 @@ def decide(
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
     inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
     if stagger_s > 0.0 and (tick[STAGGER_LEFT] > 0.0 or threshold == 0.0):
+        if tick[STAGGER_LEFT] > 0.0 and (threshold == 0.0 or inflation > threshold):
+            tick[STAGGER_NOW] = 1.0
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+    least_s = np.float32(least_delay_s(step_s))
+    for r in range(first, end):
+        delay_R[r] = delay_R[r] if delay_R[r] >= least_s else _ZERO
     hold_transfers(rank, tick, low, high, settings_M2, cap_s)
+
+
+def use_slack(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    low: int,
+    high: int,
+    settings_M2: NDArray[np.float64],
+    cap_s: float,
+) -> None:
+    """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause.
+
+    Args:
+        rank: as are the others, of :func:`decide`.
+        tick: what all ranks see alike; it notes that settings ask for the rule.
+        low: first column.
+        high: end of the columns, exclusive.
+        settings_M2: of each mechanism.
+        cap_s: longest delay, seconds.
+    """
+    step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[SLACK_DELAY_S]
+    most_s, threshold = window_s(settings_M2, SLACK, step_s, cap_s), settings_M2[SLACK, THRESHOLD]
+    first, end = np.uint64(low), np.uint64(high)
+    if most_s == 0.0 or tick[slack_turns.CLOSED] > 0.0:
+        for r in range(first, end):
+            slack_delay_R[r] = 0.0
+        return
+    tick[slack_turns.NOW] = 1.0  # by the settings: ranks with the same ones then pause together, late and early ones
+    if slack_turns.pauses(tick):
+        return
+    for r in range(first, end):
+        before_s = np.float64(slack_delay_R[r])
+        slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, most_s)
+    for r in range(first, end):
+        delay_R[r] = max(delay_R[r], slack_delay_R[r])
+
+
+def least_delay_s(step_s: float) -> float:
+    """The shortest delay that a rank acts on, seconds.
+
+    A sleep ends late by a good part of a millisecond, whatever its length. A fading delay would go on costing that long
+    after it has become too short to be of use.
+
+    Args:
+        step_s: baseline step time, seconds.
+    """
+    return max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s)
 
 
 def hold_transfers(
