@@ -6,7 +6,8 @@ step, and the longer step looks like more slack. No rank can see that in its own
 
 So ranks pause for a few iterations at the same places of the common clock. They compare the steps of the pause with
 those before and after it. A rank keeps what its rule asked for over a pause. The first pause comes within
-``TURN_ITERATIONS``, later ones are rarer. After a loss that is no chance the rule is off for a while, longer each time.
+``TURN_ITERATIONS``, later ones are rarer. Whether a rank has slack or uses it does not matter for that, so that all
+ranks act alike: none knows who else does. After a loss that is no chance the rule is off for a while, longer each time.
 
 The fields belong to the array ``tick[K]`` of ``paceenv.core.timing``. The simulator compiles these functions.
 """
@@ -19,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TURN_ITERATIONS, MAX_TURN_ITERATIONS = 16, 512
-"""Distance of the pauses at first and at most. It doubles, so that ranks that began at different times still pause
-together where the rarer pauses of one are due."""
+"""Distance of the pauses at first and at most; it doubles."""
 UNSURE_TURN_ITERATIONS = 64
 """The same at most while it is not sure that the rule helps. After a single comparison that looks like a loss the next
 pause comes as soon as the first."""
@@ -45,12 +45,12 @@ NOISE = math.sqrt(1.25 / PAUSE_ITERATIONS + 1.0 / 28.0) * math.sqrt(math.pi) / 2
 """Standard error of a comparison, in mean changes of white noise. The pause and the steps after it are means of
 ``PAUSE_ITERATIONS``; the mean before it is worth 7. Those around it weigh one half each."""
 
-NOW, TURN, CLOSED, CLOSED_NEXT, PACED, EDGE = 27, 28, 29, 30, 31, 32
-BEFORE_S, PAUSE_S, AFTER_S, GAINS_S, SQUARES_S2, WEIGHT = 33, 34, 35, 36, 37, 38
-STEP_S, CHANGE_S, CLOCK = 39, 40, 41
-END = 42
-"""``NOW``: settings ask for the rule in the iteration that runs. ``CLOSED``: iterations to go without the rule.
-``PACED``: iterations with it since it began. ``EDGE``: the last iteration lay in a pause or followed one.
+TURN, CLOSED, CLOSED_NEXT, PACED, EDGE = 27, 28, 29, 30, 31
+BEFORE_S, PAUSE_S, AFTER_S, GAINS_S, SQUARES_S2, WEIGHT = 32, 33, 34, 35, 36, 37
+STEP_S, CHANGE_S, CLOCK = 38, 39, 40
+END = 41
+"""``CLOSED``: iterations to go without the rule.
+``PACED``: iterations in which it was allowed. ``EDGE``: the last iteration lay in a pause or followed one.
 ``CLOCK``: iterations so far; it stands still with the rest while pacing is not allowed, as the baselines' clock does
 not."""
 
@@ -72,8 +72,6 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
         step_s: how long the step took, seconds.
         baseline_s: the baseline step, seconds.
     """
-    paced = tick[NOW] > 0.0
-    tick[NOW] = 0.0
     step_s = without_outlier_s(tick, step_s, baseline_s)
     was_paused = tick[PAUSE_S] > 0.0 and tick[AFTER_S] == 0.0
     paused = pauses(tick)
@@ -83,8 +81,6 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
         tick[CLOSED] -= 1.0
     elif paused:
         tick[PAUSE_S] += step_s / PAUSE_ITERATIONS
-    elif not paced:
-        tick[PACED] = tick[PAUSE_S] = tick[AFTER_S] = 0.0
     elif tick[PAUSE_S] > 0.0:
         tick[AFTER_S] += step_s / PAUSE_ITERATIONS
         if int(tick[CLOCK]) % int(tick[TURN]) == PAUSE_ITERATIONS:

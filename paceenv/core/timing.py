@@ -545,7 +545,7 @@ def use_slack(
 
     Args:
         rank: as are the others, of :func:`decide`.
-        tick: what all ranks see alike; it notes that settings ask for the rule.
+        tick: what all ranks see alike.
         low: first column.
         high: end of the columns, exclusive.
         settings_M2: of each mechanism.
@@ -558,7 +558,6 @@ def use_slack(
         for r in range(first, end):
             slack_delay_R[r] = 0.0
         return
-    tick[slack_turns.NOW] = 1.0  # by the settings: ranks with the same ones then pause together, late and early ones
     if slack_turns.pauses(tick):
         return
     for r in range(first, end):
