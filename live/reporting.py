@@ -146,7 +146,7 @@ class Output:
             "side": history.side(),
             "wait": history.wait(),
             "arrival": ALONE,
-            "pacing": loop.control.delays() | {"held": loop.deferral.count, "held_s": loop.deferral.total_s},
+            "pacing": loop.control.delays() | loop.deferral.counts(),
             "shadow": loop.control.foregone(),
             "canary": _verdict(loop),
             "tune": _tune(loop),

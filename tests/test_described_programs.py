@@ -16,6 +16,7 @@ from paceenv.sim.cluster.pipeline import interleaved, pipeline_s, schedule
 from paceenv.sim.cluster.program.layer_passes import MAX_SEGMENTS, segments
 from paceenv.sim.cluster.program.program_run import tiers_of, use_of
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.workload import ADAM_BYTES, MASTER_BYTES
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -198,6 +199,26 @@ def test_hybrid_sharding_reduces_shards_between_replicas() -> None:
     assert nic_bytes(one) == pytest.approx(gradients), "4 shards, each all-reduced by two nodes"
 
 
+def test_experts_under_zero_3_are_gathered_from_their_own_replicas() -> None:
+    one = cluster(8, zero_stage=3, experts=8, expert_parallel=4)
+    found = ops(one)
+    assert found["data", "all_gather"] == found["expert_data", "all_gather"] == 16
+    assert found["data", "reduce_scatter"] == found["expert_data", "reduce_scatter"] == 8
+    workload = one.workload
+    assert workload is not None
+    bytes_of = {name: 0.0 for name in ("data", "expert_data")}
+    for start in plan_of(one).roles[0]:
+        if isinstance(start, Start) and start.op == "reduce_scatter":
+            bytes_of[start.communicator] += start.payload_bytes
+    assert sum(bytes_of.values()) == pytest.approx(2 * workload.stage_parameters(0))
+    assert bytes_of["expert_data"] == pytest.approx(2 * 8 * workload.sparse_parameters)
+    assert ops(cluster(8, zero_stage=3, experts=8, expert_parallel=8))["expert_data", "all_gather"] == 0
+    sparse = 8 * workload.sparse_parameters
+    shared = (workload.stage_parameters(0) - sparse) / 8 + sparse / 2
+    states = ADAM_BYTES + MASTER_BYTES
+    assert workload.memory(8).optimizer == pytest.approx(shared * states)
+
+
 def test_experts_exchange_tokens_twice_a_layer_and_pass_and_reduce_among_their_own() -> None:
     one = cluster(8, experts=8, expert_parallel=4, top_k=2, bucket_bytes=1e12, first_bucket_bytes=1e12)
     found = ops(one)
@@ -291,13 +312,13 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
         ({"expert_parallel": 2}, "experts with expert_parallel"),
         ({"experts": 4, "expert_parallel": 3}, "expert_parallel to divide the 4 experts"),
         ({"experts": 3, "expert_parallel": 3}, "a divisor of the 4 replicas"),
-        ({"experts": 4, "zero_stage": 3}, "zero_stage at most 2 with experts"),
+        ({"experts": 4, "zero_stage": 3, "shard_group": 2}, "no shard_group with experts"),
         ({"shard_group": 2}, "zero_stage 3 with shard_group"),
         ({"zero_stage": 3, "shard_group": 3}, "a divisor of the 4 replicas"),
         ({"zero_stage": 1, "outer_every": 4}, "zero_stage 0 and experts 1"),
         ({"context_parallel": 3}, "to divide the 1024 tokens"),
         ({"context_parallel": 8}, "on 4 GPUs"),
-        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb"),
+        ({"fabric": {"buffer_kb": 32, "flow_control": "pauses"}}, "buffer_kb, whose packets are lost, or flow_control"),
     ],
 )
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:

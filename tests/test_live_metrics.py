@@ -58,6 +58,9 @@ def test_every_number_of_the_snapshot_is_served(serve: Serve) -> None:
     assert set(samples) == set(METRICS)
     assert samples["paceenv_live_step_mean_seconds"] == {(): 0.1}
     assert samples["paceenv_live_delays_taken_total"] == {(): 590.0}
+    assert samples["paceenv_live_transfers_held_total"] == {(): 80.0}
+    assert samples["paceenv_live_hold_seconds_total"] == {(): 0.4}
+    assert samples["paceenv_live_hold_max_seconds"] == {(): 0.02}
     assert samples["paceenv_live_part_seconds"][("pacing",)] == 0.002
     state = samples["paceenv_live_state"]
     assert (state[("canary",)], sum(state.values()), len(state)) == (1.0, 1.0, 7)
@@ -73,7 +76,10 @@ def test_what_is_unknown_has_no_sample(serve: Serve) -> None:
     samples = scrape(serve(lambda: unknown))
     gone = set(METRICS) - set(samples)
     assert {"paceenv_live_step_mean_seconds", "paceenv_live_step_cv_ratio", "paceenv_live_canary"} <= gone
-    assert all(name.split("_")[2] in {"step", "wait", "canary", "tune", "delay", "delays"} for name in gone)
+    assert all(
+        name.split("_")[2] in {"step", "wait", "canary", "tune", "delay", "delays", "transfers", "hold"}
+        for name in gone
+    )
 
 
 def test_the_evidence_of_a_verdict_is_served(serve: Serve) -> None:
@@ -212,6 +218,8 @@ def test_the_dashboard_asks_for_nothing_that_is_not_exported() -> None:
         "arrival",
         "arrival_ranks",
         "delay_seconds_total",
+        "hold_seconds_total",
+        "transfers_held_total",
         "canary",
     )
     assert {f"paceenv_live_{name}" for name in (*needed, "overhead_mean_seconds", "state")} <= asked

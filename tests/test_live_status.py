@@ -15,6 +15,7 @@ from paceenv.live.inspect.canary_outlook import canary_outlook
 from paceenv.live.inspect.conditions import CONDITIONS, holding
 from paceenv.live.inspect.prediction import read_prediction
 from paceenv.live.inspect.ranks import worst
+from paceenv.live.inspect.status_table import print_status
 from paceenv.live.live_command import application
 from paceenv.live.record.findings import verdict_of
 from paceenv.live.record.run_folder import RunFolder, write_status
@@ -115,6 +116,13 @@ def test_a_status_that_did_not_change_is_read_once(tmp_path: Path) -> None:
     assert run.statuses(ATTEMPT)[0] is first
     write_status(tmp_path, ranks(1)[0] | {"iterations": 1201})
     assert run.statuses(ATTEMPT)[0]["iterations"] == 1201
+
+
+def test_the_status_shows_what_was_held_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ranks(2)
+    write_status(tmp_path, found[0])
+    print_status(RunFolder(tmp_path), ATTEMPT, found)
+    assert "rule defer held back 160 transfers" in " ".join(capsys.readouterr().out.split())
 
 
 def test_shadow_shows_the_delays_it_would_have_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,19 @@ def test_the_page_says_where_the_step_went_and_what_pacing_did() -> None:
     assert "the agent itself took 20 µs of host time per iteration, 0.02 % of the step" in page
 
 
+def test_the_page_says_what_was_held_back() -> None:
+    page = " ".join(summarise([snapshot(0), snapshot(1)]).split())
+    assert "rule defer held back 160 transfers, 5 ms on average, 20 ms at most in 80 iterations of all ranks" in page
+    none = {"asked": 0, "taken": 0}
+    holds = none | {"holds": 3, "held": 6, "held_s": 0.06, "held_max_s": 0.02}
+    page = " ".join(summarise([snapshot(0, pacing=none), snapshot(1, pacing=holds)]).split())
+    assert "most by rank 1 (6); no rank stood still" in page
+    assert "no delay was asked for" not in page
+    shadow = snapshot(0, pacing=none | {"holds": 3, "held": 0}, mode="shadow", state="shadow", canary=None)
+    assert "it would have held transfers back in 3 iterations" in " ".join(summarise([shadow]).split())
+    assert "no delay was asked for" in summarise([snapshot(0, pacing=none | {"holds": 0, "held": 0})])
+
+
 def test_the_page_says_why_a_mode_is_not_in_force() -> None:
     page = summarise([snapshot(0, state="observe", reason="policy file: no such file", pacing={}, canary=None)])
     assert "mode canary, in force: observe (policy file: no such file); policy slack (abababababab)" in page

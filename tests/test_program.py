@@ -159,7 +159,6 @@ def test_ranks_that_wait_for_each_other_for_ever_are_refused() -> None:
     [
         ({"job": {"nodes": 4, "compute_s": 1.0}}, "job.compute_s or a program, not both"),
         ({"job": {"nodes": 3}}, "size x stride that divides the 3 ranks"),
-        ({"fabric": {"buffer_kb": 32}}, "no fabric.buffer_kb with a program|no fabric.torus and no fabric.buffer_kb"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
@@ -293,3 +292,52 @@ def test_hashed_paths_are_slower_than_spread_ones() -> None:
     spread = record(cluster(step, fabric=fabric)).step_ET[0, 0]
     hashed = record(cluster(step, fabric=fabric | {"ecmp_paths": 8})).step_ET[0, 0]
     assert 1.2 < hashed / spread < 2.0
+
+
+def test_many_flows_fill_hashed_paths_more_evenly_than_few() -> None:
+    """A ring leaves each leaf in 8 flows, an exchange of 32 ranks in 8 x 8 x 48: the more, the nearer to the mean."""
+    fabric = {"nic_gbps": 100, "nics_per_node": 8, "nodes_per_leaf": 2, "oversubscription": 4, "latency_us": 0}
+    slower = {}
+    for op in ("all_reduce", "all_to_all"):
+        step_s = []
+        for paths in (None, 8):
+            data = {
+                "name": "test",
+                "job": {"nodes": 4, "ranks_per_node": 8},
+                "program": {"step": [{op: {"bytes": 1e9}}]},
+                "fabric": fabric | {"ecmp_paths": paths, "intra_node_gbps": 1e6},
+            }
+            one = simulator(config_files.parse(Cluster, data, "test"))
+            step_s.append(one.run(one.off(), 1)[0, 0])
+        slower[op] = step_s[1] / step_s[0]
+    assert 2.0 < slower["all_reduce"] < 4.0
+    assert 1.0 < slower["all_to_all"] < 1.4
+
+
+def test_flows_of_groups_side_by_side_share_hashed_paths() -> None:
+    """A flow alone is as fast as its path, half a NIC. Eight groups of one flow each collide as one of eight flows."""
+    slower = []
+    for ranks in ([0, 8, 16, 24], None):
+        step_s = []
+        for paths in (None, 8):
+            data = {
+                "name": "test",
+                "job": {"nodes": 4, "ranks_per_node": 8},
+                "program": {
+                    "communicators": {"own": {"size": 4, "stride": 8}},
+                    "step": [{"all_reduce": {"bytes": 1e9, "communicator": "own", "ranks": ranks}}],
+                },
+                "fabric": {
+                    "nic_gbps": 100,
+                    "nics_per_node": 8,
+                    "nodes_per_leaf": 2,
+                    "oversubscription": 4,
+                    "latency_us": 0,
+                    "ecmp_paths": paths,
+                },
+            }
+            one = simulator(config_files.parse(Cluster, data, "test"))
+            step_s.append(one.run(one.off(), 1)[0, 0])
+        slower.append(step_s[1] / step_s[0])
+    assert slower[0] == pytest.approx(2.0)
+    assert 2.0 < slower[1] < 4.0

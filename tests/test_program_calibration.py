@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.traced_jobs import H100_DIR, needs_h100
+from helpers.traced_jobs import H100_DIR, awaited, needs_h100
 
 from paceenv.calibration.fit_trace import calibrate_trace, fit_trace
 from paceenv.calibration.job_fit import JobFit
@@ -188,6 +188,16 @@ def test_latency_is_told_apart_by_sizes(tmp_path: Path) -> None:
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.01)
 
 
+def test_protocols_are_in_the_fitted_rate_and_not_in_the_fitted_cluster_once_more(tmp_path: Path) -> None:
+    """By LL a NIC of 100 Gb/s passes 50 Gb/s of data on."""
+    step = [{"compute": {"seconds": 0.02}}, {"all_reduce": {"bytes": 1e8}}, {"all_reduce": {"bytes": 1e6}}]
+    sent = typed(step, {}, protocol="ll")
+    fit = calibrate_program(traced(sent, tmp_path / "trace.parquet"), base=sent)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(50.0, rel=0.01)
+    assert fit.cluster.fabric.sends_as_given
+    assert abs(fit.mean_error) < 0.01
+
+
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     step = [
         {"compute": {"seconds": 0.02}},
@@ -238,7 +248,7 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
         calibrate_program(irregular)
     is_send = op == "all_to_all"
     sends = changed(op=np.where(is_send, "send", op), group=np.where(is_send, -1, group))
-    with pytest.raises(InputError, match="does not say who receives"):
+    with pytest.raises(InputError, match="does not say who is at the other end"):
         calibrate_program(sends)
 
 
@@ -246,27 +256,14 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
 def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Path) -> None:
     """The live recorder has a transfer in the background from its wait on, the simulator from its hand-over on."""
     trace = traced(EXPERTS, tmp_path / "trace.parquet")
-    columns = {name: trace.column(name).copy() for name in trace.table.column_names}
-    if behind:
-        mine = columns["op"] == "all_reduce"
-        last = {}
-        for key, end_s in zip(zip(columns["rank"], columns["iteration"]), columns["end_s"]):  # noqa: B905
-            last[key] = max(last.get(key, 0.0), end_s)
-        compute = columns["op"] == "compute"
-        ready = {}
-        for rank, iteration, end_s in zip(*(columns[n][compute] for n in ("rank", "iteration", "end_s")), strict=True):
-            ready[rank, iteration] = max(ready.get((rank, iteration), 0.0), end_s)
-        waits = [ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)]
-        columns["start_s"][mine] = waits
-        columns["end_s"][mine] = np.maximum(columns["end_s"][mine], waits)
-        columns["seq"][mine] += 100
+    trace = awaited(trace) if behind else trace
     guess = EXPERTS.model_dump(exclude_defaults=True)
     guess["program"]["step"][0]["step"][0]["compute"]["seconds"] = 0.05
     guess["program"]["step"][1]["compute"]["seconds"] = 0.05
     guess["fabric"]["nic_gbps"] = 120.0
     del guess["noise"]
     base = config_files.parse(Cluster, guess, "guess")
-    fit = calibrate_trace(Trace.from_columns(columns, trace.metadata), base=base)
+    fit = calibrate_trace(trace, base=base)
     assert EXPERTS.program is not None
     assert compute_s(program_of(fit)) == pytest.approx(compute_s(EXPERTS.program), rel=0.02)
     assert fit.cluster.fabric.nic_gbps == pytest.approx(100.0, rel=0.03)
@@ -285,19 +282,27 @@ def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys
     assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
 
 
-def test_a_diagnosis_leaves_open_what_holding_back_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One collective a step, on which a diagnosis simulates pacing, cannot show it."""
+def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the fitted program; its gain is that of the typed one."""
     part = [
         {"compute": {"seconds": 0.04}},
         {"all_reduce": {"bytes": 2e8, "background": True, "can_wait": True}},
         {"all_to_all": {"bytes": 2e8, "communicator": "experts"}},
     ]
+    cluster = typed([{"repeat": 4, "step": part}], {"experts": {}}, nodes=4)
     path = tmp_path / "trace.parquet"
-    traced(typed([{"repeat": 4, "step": part}], {"experts": {}}, nodes=4), path, 60)
+    traced(cluster, path, 60)
     assert not application.run(["diagnose", str(path)])
     said = " ".join(capsys.readouterr().out.split())
-    assert "Whether pacing helps is open" in said
-    assert "it has no rule defer; paceenv calibrate fits a program with it" in said
+    found = re.search(
+        r"Pacing helps against fabric contention \(simulated: static:defer=0/0.1 \+([\d.]+)% throughput", said
+    )
+    assert found, said
+    policies = ("passive", "static:defer=0/0.1")
+    passive, held = (
+        rollout(select_policy(policy, cluster), start(cluster, np.arange(2)), 300).step_ET.mean() for policy in policies
+    )
+    assert float(found[1]) == pytest.approx(100.0 * (passive / held - 1.0), abs=1.5)
 
 
 @needs_h100

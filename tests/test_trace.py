@@ -230,7 +230,7 @@ def test_wrong_columns_types_and_rows_in_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 3}, "schema_version = 3; allowed: 1 to 2"),
+        ({"schema_version": 4}, "schema_version = 4; allowed: 1 to 3"),
         ({"schema_version": "1"}, "schema_version = '1'"),
         ({"ranks": [{"stage": 0}]}, "each with an integer 'rank'"),
         ({"job": None}, "metadata job = None"),

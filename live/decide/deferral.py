@@ -119,6 +119,10 @@ class Deferral:
         recent_s, self._recent_s = self._recent_s, 0.0
         return recent_s
 
+    def counts(self) -> dict[str, float]:
+        """What was held back so far, as a snapshot has it: transfers, their sum and the longest, seconds."""
+        return {"held": self.count, "held_s": self.total_s, "held_max_s": self.longest_s}
+
     def release(self, group: int | None = None) -> None:
         """Start everything that is held, of one group or of all, in order."""
         with self._lock:

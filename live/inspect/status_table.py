@@ -13,7 +13,7 @@ from paceenv.live.inspect.ranks import age_s, is_downgraded, is_silent, missing,
 from paceenv.live.record.findings import Findings
 from paceenv.live.record.run_folder import RunFolder
 from paceenv.live.record.snapshot import EARLY, LATE, Snapshot, entry, number, text
-from paceenv.live.record.summary import shadowed, tuned
+from paceenv.live.record.summary import held, shadowed, tuned
 from paceenv.ui import output
 
 COLUMNS = ("rank", "host", "state", "iterations", "step", "CV", "wait", "arrives", "delay", "pacing", "heard")
@@ -62,7 +62,7 @@ def print_worst(
 
 
 def notes(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> list[str]:
-    """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, shadow, tune.
+    """What holds for the whole job, a line each: missing ranks, why a mode is not in force, canary, what pacing did.
 
     Args:
         run: the folder of the run.
@@ -73,7 +73,7 @@ def notes(run: RunFolder, attempt: str, snapshots: Sequence[Snapshot]) -> list[s
     newest = max(snapshots, key=lambda s: number(s, "unix_time_s") or 0.0, default={})
     found = [f"no status of {gone} ranks" if gone else "", *_downgrades(snapshots)]
     found += [text(newest, "canary", "text"), text(newest, "canary", "forecast", "text")]
-    found += [*shadowed(snapshots), *lines_of(read_prediction(run, attempt), snapshots, run.path)]
+    found += [*shadowed(snapshots), *held(snapshots)[:1], *lines_of(read_prediction(run, attempt), snapshots, run.path)]
     if (ahead := canary_outlook(snapshots)) is not None:
         found.append(f"a canary here, with blocks for slack rules: {ahead[0].text(ahead[1])}")
     found += [*(line.strip() for line in tuned(snapshots)[1:]), *run.notes]

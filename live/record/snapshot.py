@@ -30,7 +30,8 @@ arrival     ``verdict`` (one of :data:`ARRIVALS`), ``early_s``, ``late_s``, ``sh
 agents      ranks with an agent: ``count``, ``complete``, ``reason``
 pacing      delays ``asked`` for and ``taken``, of which ``ineffective``; ``mean_s``, ``p50_s``, ``p95_s``, ``max_s``,
             ``total_s``; ``cut``: how often each limit shortened or forbade one; ``holds``: iterations in which rule
-            ``defer`` held transfers back (in mode shadow: would have), ``held`` transfers and ``held_s`` seconds
+            ``defer`` held transfers back (in mode shadow: would have), ``held`` transfers, ``held_s`` seconds that
+            they started later in all, ``held_max_s`` the longest
 shadow      null, or in mode shadow the delays that it would have taken within all limits, on the job as it is without
             them: ``count`` in so many regular ``steps``, ``share`` of their time, ``mean_s``, ``p50_s``, ``p95_s``,
             ``max_s``, ``total_s``

@@ -165,7 +165,7 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
     if foregone := shadowed(ranks):
         lines += [f"  {line}" for line in foregone]
     elif not asked and not taken:
-        lines.append("  nothing: no delay was asked for")
+        lines += [] if held(ranks) else ["  nothing: no delay was asked for"]
     else:
         longest = max(number(s, "pacing", "max_s") or 0.0 for s in ranks)
         lines.append(
@@ -181,7 +181,8 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         if paced:
             listed = ", ".join(f"rank {rank} {duration(total_s)}" for total_s, rank in paced[:LISTED])
             lines.append(f"  most by {listed}")
-    if asked or taken:
+    lines += [f"  {line}" for line in held(ranks)]
+    if asked or taken or total("holds"):
         cut = [f"{NAMES_OF_LIMITS.get(name, name)} {count(n)}" for name, n in _cut(ranks)]
         if cut:
             lines.append(f"  shortened or forbidden by limits: {', '.join(cut)}")
@@ -199,6 +200,24 @@ def _pacing(own: Snapshot, ranks: Sequence[Snapshot]) -> list[str]:
         share = f", {100.0 * overhead_s / step_s:.2g} % of the step" if step_s else ""
         lines.append(f"  the agent itself took {duration(overhead_s)} of host time per iteration{share}")
     return lines
+
+
+def held(ranks: Sequence[Snapshot]) -> list[str]:
+    """What rule ``defer`` held back: how many transfers and how long, then by whom; nothing where it held none."""
+    of_rank = {int(s["rank"]): number(s, "pacing", "held") or 0.0 for s in ranks}
+    transfers, iterations = sum(of_rank.values()), sum(number(s, "pacing", "holds") or 0.0 for s in ranks)
+    if not transfers:
+        would = any(text(s, "state") == "shadow" for s in ranks) and iterations
+        return [f"it would have held transfers back in {count(iterations)} iterations"] if would else []
+    total_s = sum(number(s, "pacing", "held_s") or 0.0 for s in ranks)
+    longest_s = max(number(s, "pacing", "held_max_s") or 0.0 for s in ranks)
+    mean, longest = duration(total_s / transfers), duration(longest_s)
+    most = max(of_rank, key=of_rank.__getitem__)
+    by = f"most by rank {most} ({count(of_rank[most])})"
+    return [
+        f"rule defer held back {count(transfers)} transfers, {mean} on average, {longest} at most",
+        f"in {count(iterations)} iterations of all ranks, {by}; no rank stood still",
+    ]
 
 
 def shadowed(ranks: Sequence[Snapshot]) -> list[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceenv.calibration.heldout import HeldOutCheck, check_job, check_steps
 from paceenv.calibration.job_fit import JobFit, calibrate_stamps
 from paceenv.calibration.program.known_program import fit_known
 from paceenv.calibration.program.program_fit import fit_program
-from paceenv.calibration.program.program_stamps import MIN_STEPS, ProgramStamps, read_program
+from paceenv.calibration.program.program_stamps import MIN_STEPS, UNKNOWN_PEERS, ProgramStamps, read_program
 from paceenv.calibration.program.step_order import OVERLAPS
 from paceenv.calibration.structure import JobStamps, read_job
 from paceenv.core.errors import InputError
@@ -23,15 +24,24 @@ OFF: Final = 0.05
 FITTED_SHARE: Final = 2.0 / 3.0
 MIN_PART: Final = 16
 """Steps that a part of a trace must have for a check on unseen steps."""
+NOT_ASKED: Final = "not asked for"
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class TraceFit:
-    """A fit, its check on unseen steps or why there is none, and notes on which description was taken."""
+    """A fit, its check on unseen steps or why there is none, and notes on which description was taken.
+
+    ``step_T`` are the steps that it was fitted to, seconds, and ``ranks`` the trace's numbers of the ranks; both are
+    empty where the program was known.
+    """
 
     fit: JobFit
     check: HeldOutCheck | str
     notes: tuple[str, ...] = ()
+    step_T: Array = field(default_factory=lambda: np.empty(0))
+    ranks: tuple[int, ...] = ()
 
 
 def calibrate_trace(
@@ -89,9 +99,10 @@ def fit_trace(
         return TraceFit(fit_known(trace, base, name, job=job), "the step is that of --base")
     if program:
         return _of_program(read_program(trace, job=job), base, name, check=check)
-    stamps = None
+    stamps: ProgramStamps | None = None
+    notes: tuple[str, ...] = ()
     if program is None:
-        stamps = _program_stamps(trace, job)
+        stamps, notes = _program_stamps(trace, job)
         if stamps is not None and overlapping(stamps):
             note = "transfers of several communicators overlap: the step is described as a program (--no-program)"
             found = _of_program(stamps, base, name, check=check)
@@ -108,14 +119,8 @@ def fit_trace(
         better = _better(trace, fit, base, name, job, check=check)
         if isinstance(better, TraceFit):
             return better
-        return _of_job(fit, job_stamps, probed, base, (better,), check=check)
-    return _of_job(fit, job_stamps, probed, base, (), check=check)
-
-
-def has_overlaps(trace: Trace, job: str | None = None) -> bool:
-    """Whether transfers of several communicators overlap in a trace; False where they are no program."""
-    stamps = _program_stamps(trace, job)
-    return stamps is not None and overlapping(stamps)
+        return _of_job(fit, job_stamps, probed, base, notes or (better,), check=check)
+    return _of_job(fit, job_stamps, probed, base, notes, check=check)
 
 
 def overlapping(stamps: ProgramStamps) -> bool:
@@ -137,12 +142,15 @@ def overlapping(stamps: ProgramStamps) -> bool:
     return False
 
 
-def _program_stamps(trace: Trace, job: str | None) -> ProgramStamps | None:
-    """The trace's transfers as those of a program, where they are."""
+def _program_stamps(trace: Trace, job: str | None) -> tuple[ProgramStamps | None, tuple[str, ...]]:
+    """The trace's transfers as those of a program, where they are, and a note on messages that have no known end."""
     try:
-        return read_program(trace, job=job)
-    except InputError:
-        return None
+        return read_program(trace, job=job), ()
+    except InputError as error:
+        if UNKNOWN_PEERS not in str(error):
+            return None, ()
+        note = f"sends and receives count as compute: {UNKNOWN_PEERS} (--base with a typed program settles it)"
+        return None, (note,)
 
 
 def _better(
@@ -177,16 +185,18 @@ def _of_job(
     *,
     check: bool,
 ) -> TraceFit:
-    return TraceFit(fit, check_job(stamps, probed, base) if check else "not asked for", notes)
+    step_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
+    verdict = check_job(stamps, probed, base) if check else NOT_ASKED
+    return TraceFit(fit, verdict, notes, step_T, tuple(sorted(stamps.order_R)))
 
 
 def _of_program(stamps: ProgramStamps, base: Cluster | None, name: str, *, check: bool) -> TraceFit:
-    fit = fit_program(stamps, base, name)
+    found = TraceFit(fit_program(stamps, base, name), NOT_ASKED, (), stamps.step_T, stamps.names)
     if not check:
-        return TraceFit(fit, "not asked for")
+        return found
     steps = len(stamps.step_T)
     cut = int(FITTED_SHARE * steps)
     if steps - cut < MIN_PART:
-        return TraceFit(fit, f"{steps} steps, {steps - cut} of them held out; needed: {3 * MIN_PART}")
+        return replace(found, check=f"{steps} steps, {steps - cut} of them held out; needed: {3 * MIN_PART}")
     first = fit_program(stamps.part(cut), base, "held-out check")
-    return TraceFit(fit, check_steps(cut, stamps.step_T[cut:], first.cluster))
+    return replace(found, check=check_steps(cut, stamps.step_T[cut:], first.cluster))

@@ -14,7 +14,7 @@ from paceenv.calibration.fits.noise_fit import NoiseFit, fit_noise
 from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
 from paceenv.calibration.fits.throughput_fit import ThroughputTarget, fit_throughput
 from paceenv.calibration.heldout import HeldOutCheck, check_stage
-from paceenv.calibration.measurements import NoiseMeasurements, measure_noise, stage_times
+from paceenv.calibration.measurements import NoiseMeasurements, StageTimes, measure_noise, stage_times
 from paceenv.calibration.posterior import TRAIN, write_posterior
 from paceenv.cli.calibrate_job import fit_job, is_job, print_check, with_check
 from paceenv.cli.step_log_output import PATTERN_HELP, calibrate_log
@@ -25,6 +25,20 @@ from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.ui import config_files, output
 
 BASE = "null-jitter"
+
+
+def _times_of_stage(trace: Trace, stage: int) -> StageTimes:
+    """Compute of a stage of a trace; of a pipeline, a line on what is left out.
+
+    Args:
+        trace: the trace.
+        stage: its number.
+    """
+    found = stage_times(trace)
+    if len(found) > 1:
+        said = "only the noise of compute is fitted; sends and receives between stages are not"
+        output.say(f"a pipeline of {len(found)} stages: {said}")
+    return next(one for one in found if one.stage == stage)
 
 
 def calibrate(
@@ -149,7 +163,7 @@ def calibrate(
             fit = fit_noise(measurements, stage=stage or 0)
             cluster = noise_cluster(fit, start, out.stem)
             if trace is not None:
-                times = next(one for one in stage_times(trace) if one.stage == fit.stage)
+                times = _times_of_stage(trace, fit.stage)
                 check = check_stage(times, lambda part: noise_cluster(part, start, out.stem))
                 cluster = with_check(cluster, check)
     config_files.write_yaml(out, cluster.model_dump(exclude_defaults=True))

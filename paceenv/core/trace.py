@@ -26,8 +26,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from paceenv.core.errors import InputError, out_of_range
 
-SCHEMA_VERSION: Final = 2
-"""2 added ``chunk``; files of version 1 are read as if they had it."""
+SCHEMA_VERSION: Final = 3
+"""2 added ``chunk``, 3 ``peer``; files of earlier versions are read as if they had both."""
 METADATA_KEY: Final = b"paceenv.trace"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -44,11 +44,12 @@ SCHEMA: Final = pa.schema(
         ("end_s", pa.float64()),
         ("bytes", pa.int64()),  # 0 unknown or none
         ("chunk", pa.int32()),  # model chunk of an interleaved pipeline, -1 none
+        ("peer", pa.int32()),  # rank at the other end of a send or receive, -1 unknown or none
     ]
 )
 _TEXT_COLUMNS = [field.name for field in SCHEMA if field.type == _TEXT]
-_DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1}
-_SINCE_VERSION_2 = ("chunk",)
+_DEFAULTS = {"group": -1, "micro_batch": -1, "bytes": 0, "chunk": -1, "peer": -1}
+_LATER = ("chunk", "peer")
 
 # The vocabulary of ``op``. Other names are allowed; readers treat them like OTHER_OPS.
 COMPUTE_OPS: Final = ("compute", "forward-compute", "backward-compute")
@@ -389,7 +390,7 @@ def _checked_batches(
 
 def _missing_since(schema: pa.Schema) -> list[str]:
     """The columns that a file of an earlier version does not have and need not."""
-    return [name for name in _SINCE_VERSION_2 if name not in schema.names]
+    return [name for name in _LATER if name not in schema.names]
 
 
 def _check_names(names: list[str], where: str) -> None:

@@ -150,7 +150,9 @@ class _Stack:
             if name not in on:
                 d_NT[operations] -= excess[:, ::every]
         d_NT[t.operation] = np.maximum(transfer + late_s, 0.0)
-        if "contention" in on:  # which groups meet on the uplink depends on the other components
+        if "contention" in on:
+            transfer *= t.beside[:, ::every]
+            # which groups meet on the uplink depends on the other components
             for shared in t.uplinks:
                 from paceenv.diagnosis.components.uplink_contention import (
                     contention,  # as in transfer_attribution, only where it is needed

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from paceenv.diagnosis.attribution import TimeAttribution
+from paceenv.diagnosis.components.own_overlap import Partner
 from paceenv.diagnosis.components.transfer_attribution import TransferClass
 from paceenv.diagnosis.operation_matrix import OperationMatrix
 
@@ -90,6 +91,9 @@ def name_causes(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
 def _pacing(cause: str, attribution: TimeAttribution) -> str:
     """How delays may act on a cause; "" where they cannot."""
     if cause == CONTENTION and _is_between_groups(attribution):
+        found = _worst(attribution, lambda k: k.contention.value)
+        if found is not None and found.partner is not None:
+            return "pacing (defer)"
         return "pacing of the groups that have slack (slack)"
     if cause == TENANT:
         return "pacing (phase_shift) where the other job's period is close to ours"
@@ -291,6 +295,8 @@ def _worst(attribution: TimeAttribution, key: Callable[[TransferClass], float]) 
 
 def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:
     found = _worst(attribution, lambda k: k.contention.value)
+    if _is_between_groups(attribution) and found is not None and found.partner is not None:
+        return _own_partner(found, found.partner)
     if _is_between_groups(attribution) and found is not None:
         times, low, high = found.contention
         evidence = (
@@ -304,6 +310,30 @@ def _contention(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[
         "memory pacing cannot anticipate it"
     )
     return varies, advice
+
+
+def _own_partner(found: TransferClass, partner: Partner) -> tuple[str, str]:
+    """A reduction in the background that slows what the ranks stand still for.
+
+    Args:
+        found: the collectives that are slowed.
+        partner: the reduction.
+    """
+    times = found.contention.value
+    how = (
+        f"takes {times:.2f} times as long as without it"
+        if partner.is_measured
+        else f"never runs without it; with equal shares of a link it takes {times:.2f} times as long as alone"
+    )
+    evidence = (
+        f"{found.op} runs beside the job's own {partner.op} on another communicator for {partner.share:.0%} of its "
+        f"time and {how}"
+    )
+    advice = (
+        f"hold the {partner.op} back while the {found.op} runs (rule defer), or give the {found.op}'s communicator "
+        "priority"
+    )
+    return evidence, advice
 
 
 def _tenant(matrix: OperationMatrix, attribution: TimeAttribution) -> tuple[str, str]:

@@ -170,7 +170,8 @@ def _left_early(matrix: OperationMatrix, graph: Graph, least_s: float) -> str:
     rank = matrix.ranks[int(matrix.rank_N[meets][np.unravel_index(np.argmax(early_NT), early_NT.shape)[0]])]
     return (
         f"in {share:.0%} of collectives a rank leaves before the last one has entered (rank {rank} by up to "
-        f"{duration(float(early_NT.max()))}): clocks differ, or collectives are matched wrongly"
+        f"{duration(float(early_NT.max()))}): clocks differ, collectives are matched wrongly, or some were handed over "
+        "in the background before their rows begin, as in traces of paceenv live"
     )
 
 

@@ -46,13 +46,11 @@ class Pacing:
         gains: throughput against no pacing by policy, as a share; empty where nothing was simulated.
         why_not: why nothing was simulated.
         doubt: why the fitted clusters may not be the job; "" if nothing.
-        is_partial: whether the clusters lack something of the job that a pacing rule acts on.
     """
 
     gains: tuple[tuple[str, Interval], ...] = ()
     why_not: str = ""
     doubt: str = ""
-    is_partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ def _simulated_claim(found: Diagnosis, pacing: Pacing) -> Claim:
     if "helps" in words:
         return "helps"
     # a cluster that is not the job cannot show that nothing helps the job
-    is_sketch = pacing.is_partial or (pacing.doubt and _acted_on(found))
+    is_sketch = bool(found.refused or (pacing.doubt and _acted_on(found)))
     return "is open" if "is open" in words or is_sketch else "gains nothing"
 
 

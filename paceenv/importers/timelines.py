@@ -22,13 +22,17 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as one rank saw it; ``group`` is whatever names its process group, "" where it has none."""
+    """One collective as one rank saw it; ``group`` is whatever names its process group, "" where it has none.
+
+    ``peer`` is the rank at the other end of a send or receive, -1 where it is unknown.
+    """
 
     op: str
     group: str
     start_s: float
     end_s: float
     bytes: int
+    peer: int = -1
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from paceenv.calibration.job_fit import JobFit, calibrate_stamps
+from paceenv.calibration.fit_trace import fit_trace
+from paceenv.calibration.job_fit import JobFit
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import parameters_of
-from paceenv.calibration.structure import read_job
+from paceenv.calibration.program import group_growth
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
 from paceenv.core.trace import Trace
@@ -37,6 +38,9 @@ _NOT_LIMITING: Final = "assumed not to limit"
 _USUAL_STEPS: Final = 400
 """Steps of a trace whose length is not in its calibration record."""
 _NORMAL_95: Final = 1.96
+_NIC: Final = "fabric.nic_gbps"
+_OPTION: Final = re.compile(r" \(--[^)]*\)")
+"""An option of another command in a note."""
 _RANK: Final = re.compile(r"\brank (\d+)")
 
 
@@ -102,7 +106,7 @@ class Baseline:
 
     def _is_bounded(self, change: Change) -> bool:
         """Whether an oversubscription has two ends instead of a value: for a lone group with an unknown uplink."""
-        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce"
+        lone = self.cluster.groups == 1 and self.cluster.job.collective == "all_reduce" and not self.cluster.has_program
         return change.oversubscription is not None and lone and "fabric.uplink_gbps" in self._guessed()
 
     def _has_growth(self, change: Change) -> bool:
@@ -138,11 +142,28 @@ class Baseline:
             )  # non-blocking does not depend on it
             return ("fabric.nic_gbps", "fabric.uplink_gbps", *leaves)
         nodes = self.cluster.job.nodes if change.nodes is None else change.nodes
+        if self.cluster.has_program:
+            return self._hinges_of_program(change, nodes)
         if self.cluster.job.collective != "all_reduce" and nodes > self.cluster.job.nodes:
             return ("fabric.buffer_kb",)  # a few senders may lose nothing where many do
         if self.cluster.groups > 1 and (change.nodes is not None or change.pacing != "passive"):
             return ("fabric.uplink_gbps",)
         return ()
+
+    def _hinges_of_program(self, change: Change, nodes: int) -> tuple[str, ...]:
+        """Keys that the answer for a program depends on: which groups grow, on which links, and links without a rate.
+
+        Args:
+            change: the change.
+            nodes: of the changed job.
+        """
+        free = {p.key for p in self.parameters if _is_guess(p) and _NOT_LIMITING in p.evidence} & {_NIC}
+        set_keys = {setting.partition("=")[0].strip() for setting in change.settings}
+        resized = nodes != self.cluster.job.nodes or change.removed or set_keys & {"job.nodes", "job.ranks_per_node"}
+        keys = [group_growth.KEY] if resized else []
+        if nodes > self.cluster.job.nodes or "job.nodes" in set_keys:
+            keys += ["job.ranks_per_node", *free]
+        return (*keys, *(free & set_keys))
 
     def assumes(self, changes: Sequence[Change]) -> list[str]:
         """Assumptions of the answers, in words."""
@@ -185,7 +206,11 @@ class Baseline:
                 "work after a group's collective is as frequent, and lasts as the square root of the number of "
                 "nodes; the interval holds from as long as today to in proportion to nodes"
             )
-        if self.is_trace:
+        grown = next((p.evidence for p in self.parameters if p.key == group_growth.KEY), None)
+        if self.cluster.program is not None:
+            said = "process groups with grows: true or without a size have more members on more ranks, others stay"
+            lines.append(f"the step is a program: {grown or said}; every transfer keeps its bytes")
+        elif self.is_trace:
             lines.append(
                 f"the {job.collective} goes by the {job.algorithm} algorithm, a round of messages takes "
                 f"{_number(fabric.latency_us)} us"
@@ -243,14 +268,15 @@ def of_trace(trace: Trace, source: str, base: str | None, job: str | None) -> Ba
             f"{source}: a pipeline of {stages} stages, for which no cluster can be fitted; allowed: --remove-rank and "
             "--replace-rank alone, answered from its own operations, or a cluster config"
         )
-    stamps = read_job(trace, job=job)
-    fit = calibrate_stamps(stamps, None, None if base is None else load_cluster(base), "calibrated")
-    step_s_T = stamps.step_T[stamps.unpaced_T] if stamps.unpaced_T.any() else stamps.step_T
-    steps = len(step_s_T)
-    measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
-    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, tuple(sorted(stamps.order_R)))
+    found = fit_trace(trace, base=None if base is None else load_cluster(base), job=job, check=False)
+    fit, step_s_T, steps = found.fit, found.step_T, len(found.step_T)
+    measured = Measured(Interval(fit.measured.mean_s), Interval(fit.measured.cv), _USUAL_STEPS)
+    if steps:
+        measured = Measured(of_steps(mean(step_s_T), steps), of_steps(cv(step_s_T), steps, positive=True), steps)
+    baseline = _calibrated(source, fit.cluster, fit.parameters, measured, found.ranks)
     cluster = baseline.cluster if base is not None else baseline.cluster.changed(["job.samples_per_node=1"], source)
-    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit)
+    notes = (*baseline.notes, *(_OPTION.sub("", note) for note in found.notes))
+    return replace(baseline, cluster=cluster, is_trace=True, knows_leaves=base is not None, fit=fit, notes=notes)
 
 
 def is_config(sources: Sequence[str]) -> bool:

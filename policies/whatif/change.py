@@ -168,8 +168,8 @@ def _ranks(text: str) -> Ranks:
 def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Cluster:
     """The changed cluster.
 
-    A job of one process group keeps one. Several groups keep their size and become more. Every rank keeps its batch,
-    unless work is spread.
+    A job of one process group keeps one. Several groups keep their size and become more, except those of a program
+    that grow. Every rank keeps its batch, unless work is spread.
 
     Args:
         change: the change.
@@ -182,6 +182,11 @@ def apply(change: Change, cluster: Cluster, slow: Collection[int] | None) -> Clu
     job, where = cluster.job, f"{cluster.name}, {change.label}"
     slow_gone, gone = _counted(change.removed, cluster, slow, "--remove-rank")
     slow_new, _ = _counted(change.replaced, cluster, slow, "--replace-rank")
+    if (change.removed or change.replaced) and cluster.program is not None and cluster.program.has_own_ranks:
+        raise InputError(
+            f"{where}: ranks differ by phases of the program, so nothing says what the others would do; allowed: of a "
+            "trace alone, which answers from its own operations"
+        )
     if gone and job.ranks_per_node > 1:
         raise InputError(f"{where}: a node has {job.ranks_per_node} ranks; allowed: --nodes, which removes whole nodes")
     if gone and change.nodes is None and job.groups > 1:

@@ -23,6 +23,9 @@ The one published scaling table that needs such work was fitted with 0.86 +- 0.3
 """
 MIN_PAYLOAD_SHARE: Final = 0.05
 """The smallest share of a collective's time that is payload, however long a round is."""
+BISECTIONS: Final = 12
+SAME_STEP: Final = 0.001
+"""Relative difference of two steps of a program that count as equal."""
 FREE: Final = 1e3
 """Links this many times as fast make the time of a payload negligible."""
 POST_WORK_S: Final = ("work_s", "episode_s")
@@ -106,6 +109,8 @@ def longest_round_us(cluster: Cluster) -> float:
     """The longest time of a round that leaves a collective's total time as it is."""
     assert isinstance(cluster.fabric.latency_us, float)
     now_us, later_us = cluster.fabric.latency_us, ROUND_US[1]
+    if cluster.has_program:
+        return _longest_of_program(cluster, now_us, later_us)
     lost = 1.0 - _payload_share(cluster, later_us)
     if lost <= 1.0 - MIN_PAYLOAD_SHARE or later_us <= now_us:
         return later_us
@@ -114,9 +119,56 @@ def longest_round_us(cluster: Cluster) -> float:
 
 def _payload_share(cluster: Cluster, round_us: float) -> float:
     """The payload's time with rounds of this time, as a share of today's."""
+    if cluster.has_program:
+        return _share_of_program(cluster, round_us)
     now, then = (_job(one) for one in (cluster, cluster.changed([f"fabric.latency_us={round_us!r}"])))
     payload_s = max(now["transfer_alone_s"], cluster.groups * now["uplink_work_s"])
     return 1.0 - (then["latency_s"] - now["latency_s"]) / payload_s if payload_s > 0.0 else 1.0
+
+
+def _program_s(cluster: Cluster, round_us: float, share: float) -> float:
+    """A program's step when no rank is late, seconds.
+
+    Args:
+        cluster: with the program.
+        round_us: time of a round of messages, microseconds.
+        share: of today's time that a payload takes.
+    """
+    one = _with_links(cluster.changed([f"fabric.latency_us={round_us!r}"]), 1.0 / share)
+    return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
+
+
+def _share_of_program(cluster: Cluster, round_us: float) -> float:
+    """Share of today's payload time with which a program's step is as long with rounds of this time, as near as can be.
+
+    Args:
+        cluster: with the program.
+        round_us: time of a round of messages, microseconds.
+    """
+    assert isinstance(cluster.fabric.latency_us, float)
+    wanted_s, low, high = _program_s(cluster, cluster.fabric.latency_us, 1.0), MIN_PAYLOAD_SHARE, 1.0
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _program_s(cluster, round_us, middle) > wanted_s else (middle, high)
+    return high
+
+
+def _longest_of_program(cluster: Cluster, now_us: float, later_us: float) -> float:
+    """The longest round with which a program's step can be as long as today.
+
+    Args:
+        cluster: with the program.
+        now_us: time of a round today, microseconds.
+        later_us: the longest to try, microseconds.
+    """
+    limit_s = (1.0 + SAME_STEP) * _program_s(cluster, now_us, 1.0)
+    if _program_s(cluster, later_us, MIN_PAYLOAD_SHARE) <= limit_s:
+        return later_us
+    low, high = now_us, later_us
+    for _ in range(BISECTIONS):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if _program_s(cluster, middle, MIN_PAYLOAD_SHARE) > limit_s else (middle, high)
+    return low
 
 
 def _job(cluster: Cluster) -> Mapping[str, float]:

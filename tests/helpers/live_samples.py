@@ -118,7 +118,8 @@ def snapshot(rank: int = 0, **changed: Any) -> dict[str, Any]:
         "wait": {"mean_s": 0.01, "p50_s": 0.009, "p95_s": 0.02, "baseline_s": 0.004},
         "arrival": verdict_of("on time", "ranks 0-3 side by side", share=0.97, ranks=4, iterations=1190)
         | {"age_s": 9.0},
-        "pacing": {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3},
+        "pacing": {"asked": 600, "taken": 590, "mean_s": 0.002, "max_s": 0.01, "total_s": 1.2, "ineffective": 3}
+        | {"holds": 40, "held": 80, "held_s": 0.4, "held_max_s": 0.02},
         "canary": {
             "verdict": "helps",
             "text": "helps by 8.1 % [7.2, 9.0]",

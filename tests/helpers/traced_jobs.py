@@ -60,3 +60,24 @@ def job_of(compute_TR: Any, transfer_s: Any = 0.5, name: str = "plain", **change
     }
     ranks = tuple({"rank": r} for r in range(compute_TR.shape[1]))
     return Trace.from_columns(columns | changed, TraceMetadata({"name": name}, ranks, "test"))
+
+
+def awaited(trace: Trace, op: str = "all_reduce") -> Trace:
+    """A simulated trace as the live recorder writes it: transfers in the background begin where a rank waits for them.
+
+    Ranks wait at the end of their step, after all other work.
+
+    Args:
+        trace: in which rows of such transfers begin where they were handed over.
+        op: the transfers in the background.
+    """
+    columns = {name: trace.column(name).copy() for name in trace.table.column_names}
+    mine = columns["op"] == op
+    others = ~mine & (columns["op"] != "barrier")
+    ready: dict[tuple[Any, Any], float] = {}
+    for rank, iteration, end_s in zip(*(columns[n][others] for n in ("rank", "iteration", "end_s")), strict=True):
+        ready[rank, iteration] = max(ready.get((rank, iteration), 0.0), end_s)
+    waits = np.array([ready[key] for key in zip(columns["rank"][mine], columns["iteration"][mine], strict=True)])
+    columns["start_s"][mine], columns["end_s"][mine] = waits, np.maximum(columns["end_s"][mine], waits)
+    columns["seq"][mine] += 100
+    return Trace.from_columns(columns, trace.metadata)

@@ -57,6 +57,9 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
             "nic_gbps": nic_gbps,
             "nodes_per_leaf": nodes if network.racks == 1 else 1,
             "uplink_gbps": uplink_gbps,
+            # first-in, first-out queues divide a link between flows, and replies wait in them behind the data
+            "sharing": "flows",
+            "unused_rate": "lost",
         },
     }
 

@@ -102,7 +102,7 @@ def conclude_answer(
         pacing = Pacing(why_not=str(paced))
     else:
         gains = tuple((one.policy, one.gain) for one in paced)
-        pacing = Pacing(gains, doubt=fitted.short_doubt, is_partial=fitted.overlaps)
+        pacing = Pacing(gains, doubt=fitted.short_doubt)
     return Conclusion(conclude(diagnosis, pacing, checks), fitted, paced, checks)
 
 

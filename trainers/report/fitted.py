@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.calibration.fit_trace import has_overlaps
 from paceenv.calibration.job_fit import JobFit
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
@@ -44,6 +43,8 @@ MANY_RANKS: Final = 256
 """From here on a run is long enough to do with one seed a cluster."""
 GOOD_MEAN: Final = 0.1
 """A fitted cluster whose mean step is further off than this share predicts little."""
+HOLDS: Final = ("static:defer=0/0.02", "static:defer=0/0.1")
+"""Policies that hold back transfers that can wait, for a fixed share of a step."""
 _FIRST_SEED = 5_000_000
 
 
@@ -54,8 +55,6 @@ class Fitted:
     baseline: Baseline
     clusters: Sequence[Cluster]
     causes: frozenset[str] = frozenset()
-    overlaps: bool = False
-    """Whether transfers of several communicators overlap in the trace, which the cluster lacks."""
 
     @property
     def fit(self) -> JobFit:
@@ -78,11 +77,6 @@ class Fitted:
             said.append(f"the fitted cluster's mean step is {self.fit.mean_error:+.0%} off")
         if self.tenants is None:
             said.append("the fitted cluster lacks the other job among the causes")
-        if self.overlaps:
-            said.append(
-                "transfers of several communicators overlap, which the fitted cluster lacks: it has no rule "
-                "defer; paceenv calibrate fits a program with it"
-            )
         return ", and ".join(said)
 
     @property
@@ -98,11 +92,6 @@ class Fitted:
             said.append(
                 "The other job among the causes is not in this cluster, as no tenant of one period explains it. The "
                 "predictions below leave it out; only a canary (paceenv live) shows whether a phase shift pays."
-            )
-        if self.overlaps:
-            said.append(
-                "Transfers of several communicators overlap, and this cluster has one collective a step. "
-                "paceenv calibrate fits a program, on which paceenv simulate tries the rule defer."
             )
         return " ".join(said)
 
@@ -123,7 +112,7 @@ def fit(trace: Trace, source: str, job: str | None, causes: frozenset[str] = fro
         baseline = of_trace(trace, source, None, job)
     except InputError as error:
         return str(error)
-    return Fitted(baseline, drawn(baseline, 0), causes, overlaps=has_overlaps(trace, job))
+    return Fitted(baseline, drawn(baseline, 0), causes)
 
 
 def sizes(fitted: Fitted, on_done: Callable[[float], None] = lambda done: None) -> Answer | str:
@@ -205,12 +194,16 @@ def compare(
 ) -> list[Paced] | str:
     """Policies on the fitted clusters against no pacing on the same noise, or why they cannot be predicted.
 
+    Where transfers can wait, windows of the rule defer are tried too.
+
     Args:
         fitted: the clusters.
         policies: names or files of policies.
         on_done: called with the number of policies done.
     """
-    rows, clusters = [], fitted.clusters
+    rows, clusters, asked = [], fitted.clusters, len(policies)
+    if fitted.fit.cluster.can_defer:
+        policies = list(dict.fromkeys([*policies, *HOLDS]))
     try:
         fitted.baseline.check([Change(pacing=policy) for policy in policies])
     except InputError as error:
@@ -224,5 +217,5 @@ def compare(
         outside = str(max(met, key=lambda found: found.share)) if met else ""
         delay = float(np.mean([one.delay_share for one in paced]))
         rows.append(Paced(policy, Interval(*one_more(gain_D)), cv, cv_passive, delay, outside))
-        on_done(i + 1)
+        on_done(min(i + 1, asked))
     return rows

@@ -19,6 +19,7 @@ from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
 from paceenv.calibration.program.compute_noise import fit_ratios, length_cv
+from paceenv.calibration.program.operation_speeds import fit_speeds
 from paceenv.calibration.program.program_stamps import plain_op, usual_iterations
 from paceenv.calibration.step_statistics import of_trace, simulate
 from paceenv.core.errors import InputError
@@ -51,6 +52,10 @@ class _Times(NamedTuple):
     step_T: Array
     compute_R: list[Array]
     anchors_R: list[list[_Anchor]]
+    rows_R: list[tuple[Array, Array]]
+    """Begin and end of each anchor but the last."""
+    handed_over: bool
+    """Whether rows in the background begin where a rank handed the transfer over."""
 
 
 def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None) -> JobFit:
@@ -92,6 +97,9 @@ def fit_known(trace: Trace, base: Cluster, name: str, *, job: str | None = None)
         said = "variation of single phases beyond that of whole steps"
         parameters.append(identified("program.length_cv", length, length / (2.0 * count) ** 0.5, said))
     measured = of_trace(times.step_T)
+    efficiency, speeds = _speeds(data, base, times, measured.mean_s)
+    data["fabric"] = data["fabric"] | {"efficiency": dict(base.fabric.efficiency) | efficiency}
+    parameters += speeds
     cluster, rate = _rate(data, base, measured.mean_s, measured.mean_sd)
     parameters.append(rate)
     simulated = simulate(cluster, len(times.step_T))
@@ -178,8 +186,10 @@ def _read(trace: Trace, job: str, base: Cluster) -> _Times:
             f"has, in at least {MIN_STEPS} steps"
         )
     last_T = end_TR.max(axis=1)
-    compute_R = []
+    compute_R, rows_R = list[Array](), list[tuple[Array, Array]]()
     for r, anchors in enumerate(anchors_R):
+        stamps_TJ2 = np.array([[one[1:] for one in rows[t][r][: len(anchors) - 1]] for t in kept])
+        rows_R.append((stamps_TJ2[..., 0], stamps_TJ2[..., 1]))
         compute_TJ = np.empty((len(kept), len(anchors)))
         for i, t in enumerate(kept):
             cursor_s = float(last_T[t - 1])
@@ -190,7 +200,8 @@ def _read(trace: Trace, job: str, base: Cluster) -> _Times:
             compute_TJ[i, -1] = max(worked_TR[t, r] - cursor_s, 0.0)
         compute_R.append(compute_TJ)
     step_T = np.array([last_T[t] - last_T[t - 1] for t in kept])
-    return _Times(np.array([iterations[t] for t in kept], np.int64), step_T, compute_R, anchors_R)
+    iteration_T = np.array([iterations[t] for t in kept], np.int64)
+    return _Times(iteration_T, step_T, compute_R, anchors_R, rows_R, handed_over)
 
 
 def _ops(rows: Sequence[tuple[str, float, float]], anchors: Sequence[_Anchor]) -> bool:
@@ -250,6 +261,30 @@ def _less_length(jitter_cv: float, length: float, seconds: Array) -> float:
     """The jitter of whole steps without what single phases add to it."""
     share = seconds / max(float(seconds.sum()), 1e-300)
     return float(max(jitter_cv**2 - length**2 * float((share**2).sum()), 0.0) ** 0.5)
+
+
+def _speeds(
+    data: dict[str, Any], base: Cluster, times: _Times, mean_s: float
+) -> tuple[dict[str, float], list[Parameter]]:
+    """Efficiencies of operations; none where the base has them or the trace does not show them.
+
+    Args:
+        data: the config, with fitted compute.
+        base: with the known rate.
+        times: measured.
+        mean_s: the measured mean step, seconds.
+    """
+    if base.fabric.efficiency:
+        return {}, []
+    known = data["fabric"]["nic_gbps"]
+
+    def made(speeds: dict[str, float]) -> Cluster:
+        fastest = max(speeds.values(), default=1.0)
+        shares = {kind: speed / fastest for kind, speed in speeds.items()}
+        fabric = data["fabric"] | {"nic_gbps": known * fastest, "efficiency": shares}
+        return config_files.parse(Cluster, data | {"fabric": fabric, "noise": {}}, f"calibration of {base.name}")
+
+    return fit_speeds(made, times.rows_R, mean_s, handed_over=times.handed_over)
 
 
 def _rate(data: dict[str, Any], base: Cluster, mean_s: float, se_s: float) -> tuple[Cluster, Parameter]:

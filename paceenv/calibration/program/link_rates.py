@@ -135,6 +135,16 @@ def _unit_tiers(nodes: int, each: int, *, hop: bool) -> Tiers:
     return Tiers(nodes, each, nodes, 1, rate, rate, np.inf, np.inf, hop_s, hop_s)
 
 
+def link_bytes(stamps: ProgramStamps, one: Transfer) -> float:
+    """Bytes of a transfer on its busiest link.
+
+    Args:
+        stamps: of the job.
+        one: the transfer.
+    """
+    return use(_unit_tiers(*nodes_of(stamps), hop=False), one.op, one.groups[0], one.payload_bytes).alone_s
+
+
 def fit_rates(
     stamps: ProgramStamps, found: Durations, contended: Callable[[dict[str, float]], Array]
 ) -> list[LinkRate]:

@@ -12,7 +12,9 @@ from paceenv.calibration.job_fit import JobFit, record_of
 from paceenv.calibration.measurements import MIN_STEPS
 from paceenv.calibration.parameters import Parameter, estimated, identified, not_identifiable
 from paceenv.calibration.program.compute_noise import MIN_CV, fit_ratios, length_cv
+from paceenv.calibration.program.group_growth import group_growth
 from paceenv.calibration.program.link_rates import NO_LIMIT, Durations, LinkRate, durations, fit_rates, nodes_of
+from paceenv.calibration.program.link_sharing import fit_sharing
 from paceenv.calibration.program.program_stamps import ProgramStamps, read_program
 from paceenv.calibration.program.step_order import StepOrder, read_order
 from paceenv.calibration.program.step_phases import StepPhases, step_phases
@@ -23,6 +25,7 @@ from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import STAND_INS
 from paceenv.sim.engine.program_layout import START
+from paceenv.sim.engine.recording import SIMULATOR
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
 
@@ -64,13 +67,22 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFi
         name: name of the new config.
     """
     order = read_order(stamps)
+    growth = group_growth(stamps, order)
+    stamps = growth.stamps
     phases = step_phases(stamps, order)
     noise = fit_ratios(stamps.name, stamps.source, stamps.iteration_T, stamps.step_T, phases.ratio_TR)
     found = durations(stamps)
     data = _data(stamps, phases, base, name)
-    rates = fit_rates(stamps, found, lambda keys: _simulated_s(stamps, _with(data, keys), name))
-    parameters = [*_structure(stamps, order, data), *_noise_parameters(stamps, noise, data, by_rank=phases.by_rank)]
-    parameters += _rate_parameters(rates, found, data, base)
+
+    def contended(keys: dict[str, Any]) -> Array:
+        return _simulated_s(stamps, _with(data, keys), name)
+
+    rates = fit_rates(stamps, found, contended)
+    sharing = fit_sharing(stamps, found, rates, contended, is_known=base is not None)
+    parameters = [*_structure(stamps, order, data, base), growth.parameter]
+    parameters += _noise_parameters(stamps, noise, data, by_rank=phases.by_rank)
+    parameters += [*_rate_parameters(sharing.rates, found, data, base), *sharing.parameters]
+    data = _with(data, sharing.keys)
     cluster = config_files.parse(Cluster, data, f"calibration of {stamps.name}")
     measured, simulated = _measured(stamps), simulate(cluster, max(len(stamps.step_T), 2))
     if abs(simulated.mean_s / measured.mean_s - 1.0) > CLOSE:
@@ -83,6 +95,7 @@ def fit_program(stamps: ProgramStamps, base: Cluster | None, name: str) -> JobFi
                 parameters = [*(p for p in parameters if p.key != "noise.jitter_cv"), varied[1]]
     source = f"{stamps.name} ({stamps.source}), {len(stamps.step_T)} iterations"
     record = record_of(source, parameters, measured, simulated) | {STAND_INS: data["calibration"][STAND_INS]}
+    record |= {"sharing": sharing.said} if sharing.said else {}
     cluster = cluster.model_copy(update={"calibration": record})
     return JobFit(cluster, tuple(parameters), measured, simulated)
 
@@ -126,7 +139,9 @@ def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name:
     fabric: dict[str, Any] = {"nic_gbps": NO_LIMIT, "nodes_per_leaf": nodes, "uplink_gbps": NO_LIMIT * nodes}
     job: dict[str, Any] = {"nodes": nodes, "ranks_per_node": each}
     if base is not None:
-        fabric = base.fabric.model_dump(exclude_none=True) | {"latency_us": base.fabric.latency_us}
+        # rates and latencies are fitted to plain bytes and hops, in which protocol and channels are by then
+        of_nccl = {"protocol", "channels", "channel_gbps"}
+        fabric = base.fabric.model_dump(exclude_none=True, exclude=of_nccl) | {"latency_us": base.fabric.latency_us}
         job = {"nodes": base.job.nodes, "ranks_per_node": base.job.ranks_per_node}
         if base.job.ranks != stamps.ranks:
             raise InputError(f"base: {base.job.ranks} ranks; allowed: the {stamps.ranks} of the trace")
@@ -144,7 +159,7 @@ def _data(stamps: ProgramStamps, phases: StepPhases, base: Cluster | None, name:
     }
 
 
-def _with(data: dict[str, Any], keys: dict[str, float]) -> dict[str, Any]:
+def _with(data: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     return data | {"fabric": data["fabric"] | {key.partition(".")[2]: value for key, value in keys.items()}}
 
 
@@ -186,8 +201,15 @@ def _exact(key: str, value: float, evidence: str) -> Parameter:
     return Parameter(key, value, 0.0, value, value, evidence)
 
 
-def _structure(stamps: ProgramStamps, order: StepOrder, data: dict[str, Any]) -> list[Parameter]:
-    """What the trace says of ranks, transfers and their order."""
+def _structure(stamps: ProgramStamps, order: StepOrder, data: dict[str, Any], base: Cluster | None) -> list[Parameter]:
+    """What the trace says of ranks, transfers and their order.
+
+    Args:
+        stamps: of the job.
+        order: of its step.
+        data: the config.
+        base: known cluster, if any.
+    """
     nodes, each = data["job"]["nodes"], data["job"]["ranks_per_node"]
     rows = f"{len(stamps.step_T)} iterations alike, {stamps.dropped} left out"
     behind, held = int(order.background_K.sum()), int(order.can_wait([one.op for one in stamps.transfers]).sum())
@@ -200,6 +222,9 @@ def _structure(stamps: ProgramStamps, order: StepOrder, data: dict[str, Any]) ->
         _exact("program.transfers", len(stamps.transfers), said),
     ]
     unseen = order.background_K & ~order.is_seen_K & (order.wait_K < len(stamps.transfers))
+    if base is None and not all(stamps.hosts) and stamps.source != SIMULATOR:
+        why = "the trace names no hosts"
+        found.append(not_identifiable("job.ranks_per_node", 1, why, "each rank counts as a node"))
     if unseen.any():
         why = f"no rank was ever seen to wait for {int(unseen.sum())} transfers in the background"
         source = "awaited as soon as they are through; a slower link, or a profile with the calls that wait, settles it"
@@ -283,10 +308,13 @@ def _rate_parameters(
         parameters.append(not_identifiable(rate.key, value, why, source))
         if base is None:
             put(rate.latency_key, 0.0, is_known=False)
+            parameters.append(not_identifiable(rate.latency_key, 0.0, why, "none; the rate has it"))
     if base is None:
         nic_gbps = data["fabric"]["nic_gbps"]
         if "fabric.nic_gbps" not in {rate.key for rate in rates}:
             put("fabric.nic_gbps", nic_gbps, is_known=False)
+            why = "no transfer between nodes"
+            parameters.append(not_identifiable("fabric.nic_gbps", nic_gbps, why, "assumed not to limit"))
         value = float(f"{nic_gbps * data['job']['nodes'] * 100.0:.6g}")
         put("fabric.uplink_gbps", value, is_known=False)
         why = "what a tier above the NICs adds is in their rate"

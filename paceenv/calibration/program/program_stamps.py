@@ -43,6 +43,8 @@ _OPS: Final[dict[str, Op]] = {
     "recv": "send",
 }
 """What a program calls the trace's transfers; a barrier is an all-reduce of nothing."""
+MESSAGES: Final = ("send", "recv")
+UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
 _BARRIER: Final = "barrier"
 _NOT_TRANSFERS: Final = frozenset((*COMPUTE_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 _UNUSUAL: Final = ("gc", "checkpoint", "restart", "evaluation")
@@ -136,6 +138,7 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     columns = {
         key: trace.column(key)[mine] for key in ("rank", "iteration", "seq", "op", "group", "bytes", "start_s", "end_s")
     }
+    columns["group"] = _with_pairs(columns, trace.column("peer")[mine])
     names, rank = np.unique(columns["rank"], return_inverse=True)
     iterations = usual_iterations(columns, len(names))
     place = {iteration: t for t, iteration in enumerate(iterations)}
@@ -159,7 +162,14 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     _check_ops(name, rows)
     kept, full = _kinds_of_steps(name, iterations, rows)
     groups = _members(rows[full])
-    communicators, communicator_of = _communicators(name, groups, len(names))
+    pairs = _message_pairs(groups, rows[full])
+    others = {group: tuple(sorted(members)) for group, members in groups.items() if group not in pairs}
+    communicators, communicator_of = _communicators(name, others, len(names))
+    for label in dict.fromkeys(pairs.values()):
+        members = [list(groups[group]) for group, of in pairs.items() if of == label]
+        communicators[label] = Communicator(pairs=sorted(members))
+    communicator_of |= pairs
+    groups = others | {group: groups[group] for group in pairs}
     rows = [[[row for row in mine if row.group in communicator_of] for mine in step] for step in rows]
     transfers, number = _ordered(name, rows[full], communicator_of, groups)
     shape = len(kept), len(names), len(transfers)
@@ -198,6 +208,23 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     )
 
 
+def _with_pairs(columns: Mapping[str, NDArray[Any]], peer_N: NDArray[Any]) -> NDArray[np.int64]:
+    """Process groups of rows, with one for each sender and receiver of messages that have none.
+
+    Args:
+        columns: of the rows.
+        peer_N: rank at the other end, -1 where it is unknown.
+    """
+    group_N = columns["group"].astype(np.int64)
+    op_N = columns["op"].astype(str)
+    some_N = (group_N < 0) & (peer_N >= 0) & np.isin(op_N, MESSAGES)
+    rank_N = columns["rank"].astype(np.int64)
+    sender_N, receiver_N = (np.where(op_N == op, rank_N, peer_N) for op in MESSAGES)
+    _, pair_N = np.unique(np.stack([sender_N, receiver_N])[:, some_N], axis=1, return_inverse=True)
+    group_N[some_N] = group_N.max(initial=-1) + 1 + pair_N.ravel()
+    return group_N
+
+
 def usual_iterations(columns: Mapping[str, NDArray[Any]], ranks: int) -> list[int]:
     """Steps that all ranks have, without a delay of pacing, a checkpoint or the like."""
     iteration, rank = columns["iteration"], columns["rank"]
@@ -223,8 +250,8 @@ def _check_ops(name: str, rows: list[list[list[_Row]]]) -> None:
             raise InputError(f"trace of {name}: {op} is no transfer of a program; allowed: {', '.join(_OPS)}")
         if not is_known and _OPS[op] == "send":
             raise InputError(
-                f"trace of {name}: the trace does not say who receives a {op}; allowed: sends with a process group. "
-                "A program typed by hand, given as --base, settles it"
+                f"trace of {name}: {UNKNOWN_PEERS} of a {op}; allowed: sends and receives with a process group or a "
+                "known peer. A program typed by hand, given as --base, settles it"
             )
 
 
@@ -262,12 +289,38 @@ def _is_part(few: Sequence[tuple[str, int]], many: Sequence[tuple[str, int]]) ->
 
 
 def _members(step: list[list[_Row]]) -> dict[int, tuple[int, ...]]:
-    """Ranks of each process group; a group without a number is that of all."""
+    """Ranks of each process group, of messages the sender first; a group without a number is that of all."""
     found: dict[int, set[int]] = {}
+    sends: dict[int, set[int]] = {}
     for r, mine in enumerate(step):
         for row in mine:
             found.setdefault(row.group, set()).add(r)
-    return {group: tuple(sorted(ranks)) for group, ranks in found.items()}
+            if row.op == MESSAGES[0]:
+                sends.setdefault(row.group, set()).add(r)
+    return {
+        group: tuple(sorted(ranks, key=lambda r: (sends.get(group, ranks) != {r}, r))) for group, ranks in found.items()
+    }
+
+
+def _message_pairs(groups: Mapping[int, tuple[int, ...]], step: list[list[_Row]]) -> dict[int, str]:
+    """Communicators of groups that have messages in one direction only: those of equal distance, a stage together.
+
+    Args:
+        groups: ranks of each process group, the sender first.
+        step: rows of a step, by rank.
+    """
+    ops: dict[int, set[tuple[int, str]]] = {}
+    for r, mine in enumerate(step):
+        for row in mine:
+            ops.setdefault(row.group, set()).add((r, row.op))
+    found: dict[int, str] = {}
+    first: dict[tuple[int, int], str] = {}
+    for group, members in groups.items():
+        if len(members) == 2 and ops[group] == set(zip(members, MESSAGES, strict=True)):
+            sender, receiver = members
+            stage = receiver - sender, sender // abs(receiver - sender)
+            found[group] = first.setdefault(stage, f"messages-{sender}-to-{receiver}")
+    return found
 
 
 def _communicators(
@@ -394,11 +447,16 @@ def _payloads(transfers: Sequence[Transfer], size_TRK: Array, source: str) -> li
     found = []
     for k, one in enumerate(transfers):
         sizes = size_TRK[:, :, k]
-        size = float(np.nanmean(sizes))
+        size = float(np.nanmean(sizes if one.op != "send" else _known(sizes).max(axis=1)))
         if one.op == "all_gather" and source in _INPUT_SOURCES:
             size *= len(one.groups[0])
         found.append(size)
     return found
+
+
+def _known(size_TR: Array) -> Array:
+    """Bytes of a message as one of its ends says; a receiver need not."""
+    return np.asarray(np.where(np.isfinite(size_TR), size_TR, 0.0))
 
 
 def _every(name: str, iteration_T: Integers, some_TK: NDArray[np.bool_]) -> list[int]:

@@ -5,6 +5,7 @@
 | alone | the collective by itself; always stays |
 | link | fixed per process group: a worse way to the network |
 | contention | what the job's own groups cost each other on a shared uplink, from the engine's fluid uplink |
+| | ... or what its own reduction on another communicator costs them, from when it runs beside them |
 | tenant | comes and goes over iterations: another job |
 | timeout | the distance of a collapsed step: incast |
 | rest | without memory |
@@ -25,6 +26,7 @@ import numpy as np
 
 from paceenv.core.intervals import Interval
 from paceenv.diagnosis.components.outliers import stall_threshold
+from paceenv.diagnosis.components.own_overlap import OwnOverlaps, Partner
 from paceenv.diagnosis.dependency_graph import QUEUED_OPS, Graph
 from paceenv.diagnosis.operation_matrix import Array, Integers, OperationMatrix
 
@@ -59,8 +61,9 @@ class TransferClass:
 
     ``link_K`` are factors of the groups, whose ranks are ``ranks_K``. ``contention`` is how many times longer than
     alone they take together, with a 90 % interval. ``contended`` is None where the trace does not
-    identify that. ``predictability`` is how well the past predicts the next duration, ``inflated`` the mean over the
-    best duration, less 1. ``timeout_s`` is how much longer collapsed steps take (0: none), ``collapsed`` their share.
+    identify that. ``partner`` is the job's own reduction that runs beside them, if any. ``predictability`` is how well
+    the past predicts the next duration, ``inflated`` the mean over the best duration, less 1. ``timeout_s`` is how much
+    longer collapsed steps take (0: none), ``collapsed`` their share.
     """
 
     op: str
@@ -73,6 +76,7 @@ class TransferClass:
     inflated: float
     timeout_s: float
     collapsed: float
+    partner: Partner | None = None
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,16 @@ class Shared:
 
 @dataclass(frozen=True)
 class TransferAttribution:
-    """As ``ComputeAttribution``, for the operations that meet; factors are ``(n, T)`` or ``(n, 1)``."""
+    """As ``ComputeAttribution``, for the operations that meet; factors are ``(n, T)`` or ``(n, 1)``.
+
+    ``beside`` is the part of ``contention`` that the job's own reductions on another communicator cost.
+    """
 
     operation: Integers
     base_s: Array
     link: Array
     contention: Array
+    beside: Array
     tenant: Array
     rest: Array
     timeout_s: Array
@@ -116,14 +124,17 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
     where[operation] = np.arange(len(operation))
     shape = (len(operation), matrix.steps)
     base_s, link = np.zeros((len(operation), 1)), np.ones((len(operation), 1))
-    contention, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape)
+    contention, beside, tenant, rest = np.ones(shape), np.ones(shape), np.ones(shape), np.ones(shape)
     timeout_s, hiccup_s = np.zeros(shape), np.zeros(shape)
     hiccups = 0
     classes, uplinks = [], []
-    for chain in _chains(matrix, _classes(matrix, graph, operation), own_NT):
+    meeting = _classes(matrix, graph, operation)
+    overlaps = OwnOverlaps(matrix, meeting, own_NT)
+    for chain in _chains(matrix, meeting, own_NT):
         at_CK = [[where[m] for m in members] for members in chain]
         own_CKT = [np.stack([own_NT[m].max(axis=0) for m in members]) for members in chain]
-        if not _matters(matrix, chain, own_CKT, step_s):
+        partners = [overlaps.of(members) for members in chain]
+        if not _matters(matrix, chain, own_CKT, step_s, partners):
             for at, own_KT, members in zip(at_CK, own_CKT, chain, strict=True):
                 middle_s = float(np.median(own_KT))
                 for a, m in zip(at, members, strict=True):
@@ -131,22 +142,25 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                     rest[a] = own_NT[m] / max(middle_s, 1e-12)
             continue
         found_C = [_Class(matrix, members, own_KT) for members, own_KT in zip(chain, own_CKT, strict=True)]
-        contended = _contend(_arrivals(matrix, chain[0]), found_C)
+        contended_C = _contend(_arrivals(matrix, chain[0]), found_C, partners)
+        contended = contended_C[0]
         if contended.uplink_s is not None:
             tasks = np.array([graph.task_of_N[m[0]] for m in chain[0]], np.int64)
             uplinks.append(
                 Shared(tasks, tuple(np.concatenate(places) for places in zip(*at_CK, strict=True)), *contended.uplink_s)
             )
-        for found in found_C:
-            found.share(contended)
+        for found, own in zip(found_C, contended_C, strict=True):
+            found.share(own)
         somebody = _tenant([found.left_KT for found in found_C if not found.queued])
         for found in found_C:
             found.meet(somebody)
-        for found, at, members in zip(found_C, at_CK, chain, strict=True):
+        for found, at, members, own in zip(found_C, at_CK, chain, contended_C, strict=True):
             classes.append(found.describe())
             for k, a in enumerate(at):
                 base_s[a], link[a] = found.alone_s, found.link_K[k]
-                contention[a], tenant[a] = contended.factor_KT[k], found.tenant_KT[k]
+                contention[a], tenant[a] = own.factor_KT[k], found.tenant_KT[k]
+                if own.partner is not None:
+                    beside[a] = own.factor_KT[k]
                 timeout_s[a] = found.timeout_KT[k]
                 explained = base_s[a] * link[a] * contention[a] * tenant[a]
                 rest[a] = np.maximum(own_NT[members[k]] - timeout_s[a], 0.0) / np.maximum(explained, 1e-12)
@@ -154,9 +168,8 @@ def attribute_transfers(matrix: OperationMatrix, graph: Graph, own_NT: Array, st
                 hiccup_s[a] = np.where(beyond_T, np.maximum(rest[a] - 1.0, 0.0) * explained, 0.0)
                 rest[a] = np.where(beyond_T, np.minimum(rest[a], 1.0), rest[a])
                 hiccups += int(beyond_T.sum())
-    return TransferAttribution(
-        operation, base_s, link, contention, tenant, rest, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks)
-    )
+    factors = (base_s, link, contention, beside, tenant, rest)
+    return TransferAttribution(operation, *factors, timeout_s, hiccup_s, hiccups, tuple(classes), tuple(uplinks))
 
 
 def _classes(matrix: OperationMatrix, graph: Graph, operation: Integers) -> list[list[Integers]]:
@@ -203,8 +216,24 @@ def _chains(matrix: OperationMatrix, classes: list[list[Integers]], own_NT: Arra
     return chains
 
 
-def _matters(matrix: OperationMatrix, chain: list[list[Integers]], own_CKT: list[Array], step_s: float) -> bool:
-    """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into."""
+def _matters(
+    matrix: OperationMatrix,
+    chain: list[list[Integers]],
+    own_CKT: list[Array],
+    step_s: float,
+    partners: list[Partner | None],
+) -> bool:
+    """Whether a chain of collectives costs enough, or could cost its groups enough, to be looked into.
+
+    Args:
+        matrix: the traced operations.
+        chain: classes that follow each other.
+        own_CKT: durations without waiting, seconds.
+        step_s: the mean step, seconds.
+        partners: the job's own reductions beside each class.
+    """
+    if any(partners):
+        return True
     spared_s = sum(float(own_KT.mean() - np.quantile(own_KT, _BEST)) for own_KT in own_CKT)
     side_by_side = len(chain[0]) > 1 and sum(float(np.median(own_KT)) for own_KT in own_CKT) > MIN_SHARE * step_s
     return bool(matrix.is_collective_N[chain[0][0][0]]) and (spared_s >= MIN_EXCESS * step_s or side_by_side)
@@ -215,15 +244,34 @@ _ALONE: Final = Interval(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class _Contended:
-    """What groups cost each other: whether they do, factors, their mean, fitted seconds."""
+    """What groups cost each other, or a partner costs them: whether, factors, their mean, fitted seconds."""
 
     contended: bool | None
     factor_KT: Array
     mean: Interval = _ALONE
     uplink_s: tuple[float, float] | None = None
+    partner: Partner | None = None
 
 
-def _contend(arrival_KT: Array, classes: list[_Class]) -> _Contended:
+def _contend(arrival_KT: Array, classes: list[_Class], partners: list[Partner | None]) -> list[_Contended]:
+    """What costs the classes of a chain time on their links, where that explains how long they take.
+
+    Args:
+        arrival_KT: when the last of each group arrives, seconds.
+        classes: of the chain.
+        partners: the job's own reductions beside each class; no shared uplink is looked for where there is one.
+    """
+    if any(partners):
+        return [
+            _Contended(False, np.ones_like(found.left_KT))
+            if one is None
+            else _Contended(True, one.factor_KT, Interval(float(one.factor_KT.mean())), partner=one)
+            for found, one in zip(classes, partners, strict=True)
+        ]
+    return [_on_uplink(arrival_KT, classes)] * len(classes)
+
+
+def _on_uplink(arrival_KT: Array, classes: list[_Class]) -> _Contended:
     """What the groups of a chain cost each other, where a shared uplink explains how long they take."""
     left_KT = np.sum([found.left_KT for found in classes], axis=0)
     if len(left_KT) == 1:
@@ -295,6 +343,7 @@ class _Class:
             inflated=self._tenant.inflated,
             timeout_s=self._timeout_s,
             collapsed=self._collapsed,
+            partner=self._contended.partner,
         )
 
     def _timeouts(self, own_KT: Array) -> tuple[Array, float, float]:

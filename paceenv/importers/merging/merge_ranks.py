@@ -265,18 +265,18 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
     for (rank, i), pieces in pieces_of.items():
         step = steps_of[rank][i]
         wanted = longest[signature(step)] > _EMPTY
-        rows: list[tuple[str, int, float, float, int]] = []
+        rows: list[tuple[str, int, float, float, int, int]] = []
         for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
             if k % 2:
                 c = _in_order(step)[k // 2]
                 group = groups.setdefault(c.group, len(groups)) if c.group else -1
-                rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes))
+                rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
             if is_wanted:
-                rows.append((COMPUTE_OPS[0], -1, *piece, 0))
-        for seq, (op, group, start_s, end_s, size) in enumerate(rows):
+                rows.append((COMPUTE_OPS[0], -1, *piece, 0, -1))
+        for seq, (op, group, start_s, end_s, size, peer) in enumerate(rows):
             for key, value in (
                 ("rank", rank), ("iteration", i), ("seq", seq), ("op", op), ("group", group),
-                ("start_s", start_s), ("end_s", end_s), ("bytes", size),
+                ("start_s", start_s), ("end_s", end_s), ("bytes", size), ("peer", peer),
             ):  # fmt: skip
                 columns[key].append(value)
     return columns

@@ -48,6 +48,8 @@ class CollectiveArguments(Launch, gc=False, frozen=True):
     number: int = msgspec.field(default=-1, name="Seq")
     group_name: str | int = msgspec.field(default="", name="Process Group Name")
     group_ranks: str | list[int] = msgspec.field(default="", name="Process Group Ranks")
+    sender: int = msgspec.field(default=-1, name="Src Rank")
+    receiver: int = msgspec.field(default=-1, name="Dst Rank")
 
 
 _NO_LAUNCH: Final = Launch()

@@ -14,6 +14,7 @@ from paceenv.core.errors import InputError
 from paceenv.sim.cluster import transfers
 from paceenv.sim.cluster.collectives import volume
 from paceenv.sim.cluster.draw import Draw
+from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.program_run import program_alone_s, program_of
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
@@ -141,6 +142,7 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     if plan is not None:
         jobs["has_program"], jobs["has_barrier"] = True, True
         jobs["compute_s"], jobs["length_cv"] = plan.compute_s, cluster.length_cv
+        jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
         return
     place = transfers.Layout(job.group_nodes, job.ranks_per_node, job.groups, job.nodes, job.ranks_per_node)
     step = cluster.step()
@@ -155,11 +157,11 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
         jobs["overlap_share"], jobs["tail_s"] = min(step.overlap_s / step.compute_s, 1.0), step.tail_s
         return
     if job.collective == "all_reduce":
-        times = transfers.all_reduce_times(job.algorithm, fabric, place, links, payload_bytes)
+        times = transfers.sent_times(job.algorithm, fabric, place, links, payload_bytes)
         jobs["transfer_alone_s"], jobs["uplink_work_s"], jobs["latency_s"] = times
         jobs["overlap_share"] = draw.named("job.overlap", job.overlap)
         tail_bytes = np.minimum(draw.named("job.tail_bytes", job.tail_bytes), payload_bytes)
-        tail = transfers.all_reduce_times(job.algorithm, fabric, place, links, tail_bytes)
+        tail = transfers.sent_times(job.algorithm, fabric, place, links, tail_bytes)
         tail_s = np.maximum(tail.alone_s, tail.uplink_work_s) + tail.latency_s
         jobs["tail_s"] = np.where(tail_bytes > 0.0, tail_s, 0.0)
         return
@@ -172,15 +174,21 @@ def _communicate(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], payload_b
     jobs["incast_flow_s"] = transfers.message_s(job.collective, fabric, place, links, payload_bytes)
     jobs["transfer_alone_s"] = (members - 1) * jobs["incast_flow_s"]
     jobs["latency_s"] = links.hop_s
-    burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
-    lossy = fabric.buffer_kb is not None
-    jobs["incast_fit"] = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb if lossy else math.inf
+    jobs["incast_fit"], jobs["incast_timeout_s"] = _lossy(fabric, draw)
     if job.collective == "gather":
         buffer_bytes = np.asarray(draw.named("fabric.send_buffer_kb", fabric.send_buffer_kb)) * 1e3
         jobs["incast_buffered_s"] = (
             np.minimum(buffer_bytes / np.maximum(payload_bytes, 1.0), 1.0) * jobs["incast_flow_s"]
         )
-    jobs["incast_timeout_s"] = np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
+
+
+def _lossy(fabric: Fabric, draw: Draw) -> tuple[Any, Any]:
+    """How many senders' opening windows a port can buffer, and the timeout of a window that lost its end, seconds."""
+    fit: Any = math.inf
+    if fabric.buffer_kb is not None:
+        burst_kb = np.asarray(draw.named("fabric.burst_kb", fabric.burst_kb))
+        fit = np.asarray(draw.named("fabric.buffer_kb", fabric.buffer_kb)) / burst_kb
+    return fit, np.asarray(draw.named("fabric.timeout_ms", fabric.timeout_ms)) * 1e-3
 
 
 def _synchronize(jobs: NDArray[np.void], skewness: Any, every: int) -> Any:

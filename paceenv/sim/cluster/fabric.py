@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES
+from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Op
+from paceenv.sim.cluster.protocols import CHANNEL_GBPS
 from paceenv.sim.cluster.quantity import NonNegative, Positive
 from paceenv.ui.config_files import Config
 
@@ -49,6 +50,11 @@ class Fabric(Config):
     intra_node_latency_us: NonNegative | None = Field(None, description="one hop inside a node, us; empty: latency_us")
     intra_node_sqrt_us_per_sqrt_mb: NonNegative = Field(0.0, description="as sqrt_us_per_sqrt_mb, inside a node")
     nodes_per_leaf: int | None = Field(None, ge=1, description="nodes on one leaf switch")
+    rails: bool = Field(
+        False,
+        description="of a program: the first NICs of nodes_per_leaf nodes have a leaf of their own, so have the second "
+        "ones, and so on; each has its share of the uplinks",
+    )
     placement: Literal["packed", "spread"] = Field(
         "packed", description="packed: a group's nodes share leaves where they can; spread: nodes in random order"
     )
@@ -61,14 +67,47 @@ class Fabric(Config):
     ecmp_paths: int | None = Field(
         None, ge=1, description="equal-cost paths that flows are hashed onto; empty: traffic spreads evenly"
     )
+    flow_control: Literal["fair", "pauses", "credits", "ecn"] = Field(
+        "fair",
+        description="what the queue of a full link does to other transfers of a program in links before it: nothing "
+        "(fair), or it blocks them (pauses of lossless Ethernet, credits of InfiniBand), until senders slow down (ecn)",
+    )
+    ecn_reaction_us: float = Field(
+        1000.0, gt=0, description="flow_control ecn: how long from its start a transfer blocks others, us"
+    )
     torus: Torus | None = Field(None, description="instead of NICs, leaves and uplinks")
     latency_us: NonNegative = Field(10.0, description="one hop of a collective, us")
+    efficiency: dict[Op, Annotated[float, Field(ge=0.01, le=1.0)]] = Field(
+        default_factory=dict,
+        description="with a program: speed of an operation alone over what its bytes and its slowest link allow, a "
+        "ratio by operation; 1 where none is given",
+    )
+    unused_rate: Literal["free", "lost"] = Field(
+        "free",
+        description="with a program: whether others can use what an operation with an efficiency below 1 leaves of "
+        "its links. lost: its messages leave gaps on different links at different times, as on TCP",
+    )
+    sharing: Literal["operations", "flows"] = Field(
+        "operations",
+        description="with a program: between what a link divides its rate evenly. operations: each has its channels, "
+        "as in NCCL. flows: pairs of ranks that exchange, as TCP does",
+    )
     sqrt_us_per_sqrt_mb: NonNegative = Field(
         0.0,
         description="cost of cutting a message into chunks, us per square root of a megabyte (paceenv calibrate)",
     )
     barrier_us: NonNegative = Field(0.0, description="the barrier itself when everybody is there, us")
-    tree_below_bytes: float = Field(TREE_BELOW_BYTES, ge=0, description="algorithm auto: messages below go by tree")
+    tree_below_bytes: float = Field(
+        TREE_BELOW_BYTES, ge=0, description="algorithm auto without protocol auto: messages below go by tree"
+    )
+    protocol: Literal["simple", "ll128", "ll", "auto"] = Field(
+        "simple",
+        description="of NCCL; auto: for each operation the fastest, with job.algorithm auto also of ring and tree",
+    )
+    channels: int | None = Field(None, ge=1, description="channels of an operation; empty: they limit nothing")
+    channel_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="what one channel passes on, Gb/s; empty: 160, with intra_node pcie 96"
+    )
     buffer_kb: Positive | None = Field(
         None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"
     )
@@ -83,6 +122,16 @@ class Fabric(Config):
     timeout_ms: NonNegative = Field(200.0, description="least retransmission timeout, ms; 200 in Linux")
 
     @model_validator(mode="after")
+    def _sending(self) -> Fabric:
+        if self.protocol == "auto" and self.tree_below_bytes != TREE_BELOW_BYTES:
+            raise ValueError("tree_below_bytes or protocol auto, not both: auto chooses a tree by its time")
+        if self.channel_gbps is not None and self.channels is None:
+            raise ValueError("channels with channel_gbps")
+        if self.torus is not None and not self.sends_as_given:
+            raise ValueError("torus or protocol and channels, not both: these are of NCCL")
+        return self
+
+    @model_validator(mode="after")
     def _complete(self) -> Fabric:
         if self.torus is not None:
             named = {"nic_gbps", "nodes_per_leaf", "uplink_gbps", "oversubscription", "ecmp_paths", "buffer_kb"}
@@ -93,6 +142,8 @@ class Fabric(Config):
         for key in ("nic_gbps", "nodes_per_leaf"):
             if getattr(self, key) is None:
                 raise ValueError(f"{key} given, or a torus")
+        if self.buffer_kb is not None and self.flow_control != "fair":
+            raise ValueError(f"buffer_kb, whose packets are lost, or flow_control {self.flow_control}, not both")
         if (self.uplink_gbps is None) == (self.oversubscription is None):
             raise ValueError("one of uplink_gbps and oversubscription")
         self._check_sockets()
@@ -105,6 +156,23 @@ class Fabric(Config):
             raise ValueError(f"nic_numa from 0 to {self.numa_nodes - 1}, the sockets of a node")
         if self.inter_socket_gbps is None and len(set(self.nic_sockets)) < self.numa_nodes:
             raise ValueError("inter_socket_gbps where a socket has no NIC of its own")
+
+    @property
+    def sends_as_given(self) -> bool:
+        """Whether rates and latencies are those of the keys: protocol Simple, and no channels that limit anything."""
+        return self.protocol == "simple" and self.channels is None
+
+    @property
+    def channels_Bps(self) -> float:
+        """What the channels of one operation pass on together, bytes per second; infinite where none are given."""
+        if self.channels is None:
+            return math.inf
+        return self.channels * (self.channel_gbps or CHANNEL_GBPS[self.intra_node]) * BYTES_PER_GBIT
+
+    @property
+    def is_of_programs(self) -> bool:
+        """Whether a key is set that counts with a program only."""
+        return bool(self.efficiency) or self.unused_rate != "free" or self.sharing != "operations"
 
     @property
     def nic_sockets(self) -> list[int]:

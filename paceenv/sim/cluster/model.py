@@ -25,6 +25,7 @@ from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.program.described_steps import described_plan
 from paceenv.sim.cluster.program.program_tables import StepPlan
+from paceenv.sim.cluster.program.resized_program import resized
 from paceenv.sim.cluster.program.step_program import StepProgram
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.cluster.step_time import Step
@@ -87,6 +88,7 @@ class Cluster(Config):
         if (self.post_collective_work.groups or self.post_collective_work.share != 0.0) and not self.barrier:
             raise ValueError("job.barrier: true where a group has post-collective work")
         self._check_collective()
+        self._check_sending()
         self._check_synchronization()
         return self
 
@@ -98,6 +100,8 @@ class Cluster(Config):
             return
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
+        if self.fabric.is_of_programs and not self.has_program:
+            raise ValueError("fabric.efficiency, unused_rate and sharing by default without a program")
         if self.workload is None:
             for key in measured:
                 if getattr(job, key) is None:
@@ -130,13 +134,25 @@ class Cluster(Config):
 
     def _check_beside_program(self) -> None:
         """What neither kind of program can have beside it."""
-        if self.fabric.torus is not None or self.fabric.buffer_kb is not None:
-            raise ValueError("no fabric.torus and no fabric.buffer_kb with a program")
+        if self.fabric.torus is not None:
+            raise ValueError("no fabric.torus with a program")
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
+
+    def _check_sending(self) -> None:
+        """NCCL's protocols and channels: in programs, and in a measured all-reduce by ring or tree."""
+        if self.has_program or self.fabric.sends_as_given:
+            return
+        if self.workload is not None:
+            raise ValueError("workload.step program with fabric.protocol or fabric.channels")
+        if self.job.collective != "all_reduce" or self.job.algorithm not in ("ring", "tree", "auto"):
+            raise ValueError(
+                "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol or "
+                "fabric.channels"
+            )
 
     def _check_collective(self) -> None:
         job, torus = self.job, self.fabric.torus
@@ -230,7 +246,7 @@ class Cluster(Config):
         return plan_step(self.workload, self.gpu, self.fabric, self.job)
 
     def changed(self, assignments: list[str], where: str = "--set", option: str = "--set") -> Cluster:
-        """This cluster with some values changed, checked anew.
+        """This cluster with some values changed, checked anew; on other ranks a program is that of a job of that size.
 
         Args:
             assignments: each ``key=value``.
@@ -243,6 +259,10 @@ class Cluster(Config):
         data = self.model_dump()
         for assignment in assignments:
             config_files.set_value(data, assignment, option)
+        if self.program is not None and not any(one.startswith("program") for one in assignments):
+            counts = [data["job"][key] for key in ("nodes", "ranks_per_node")]
+            if all(isinstance(count, int) and count > 0 for count in counts):
+                data["program"] = resized(self.program, self.job.ranks, counts[0] * counts[1]).model_dump()
         return config_files.parse(Cluster, data, f"{where} {' '.join(assignments)}" if assignments else where)
 
     def with_nodes(self, nodes: int) -> Cluster:

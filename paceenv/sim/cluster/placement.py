@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from paceenv.sim.cluster.collectives import TREE_BELOW_BYTES, Algorithm, Law, Op, Volume, volume
+from paceenv.sim.cluster.fabric import Fabric
+from paceenv.sim.cluster.protocols import Choice, choices
 
 
 class Cost(NamedTuple):
@@ -43,6 +45,8 @@ class Links:
     algorithm: Algorithm = "auto"
     torus_dims: Sequence[int] = ()
     tree_below_bytes: float = TREE_BELOW_BYTES
+    fabric: Fabric | None = None
+    """Whose protocols and channels collectives have; without one they go by the laws as they are."""
 
     def tensor_group(self, width: int) -> Group:
         """``width`` neighbours."""
@@ -97,6 +101,14 @@ class Links:
         n, k, sharing = group
         if n < 2:
             return Cost(0.0, 0.0)
+        if self.fabric is not None and not self.fabric.sends_as_given:
+            ways = choices(self.fabric, op, self.algorithm, payload_bytes, nodes=n // k)
+
+            def cost(choice: Choice, rate: float = 1.0) -> Cost:
+                chosen = self._as_chosen(choice, sharing, rate)
+                return chosen.collective(op, group, payload_bytes / choice.data_share)
+
+            return cost(min(ways, key=lambda one: cost(one, one.expected).time_s))
         algorithm = self.algorithm
         if algorithm == "torus":
             if n == math.prod(self.torus_dims):
@@ -122,6 +134,26 @@ class Links:
             within = between = volume(op, "ring" if k > 1 else algorithm, n, payload_bytes)
         slower = max(float(self._shared(sharing).time_s(between)), float(self.inside.time_s(within)) if k > 1 else 0.0)
         return Cost(slower, float(between.sent_bytes) * sharing)
+
+    def _as_chosen(self, choice: Choice, sharing: int, rate: float) -> Links:
+        """The laws as an operation finds them that has latencies and channels of its own.
+
+        Args:
+            choice: of algorithm, protocol and channels.
+            sharing: groups that share a node's NICs, each with channels of its own.
+            rate: share of the rates to count on.
+        """
+
+        def law(one: Law, hop_share: float, channels_Bps: float) -> Law:
+            return Law(one.hop_s * hop_share, min(one.bandwidth_Bps, channels_Bps) * rate, one.sqrt_s)
+
+        return replace(
+            self,
+            inside=law(self.inside, choice.inside_hop_share, choice.channels_Bps),
+            across=law(self.across, choice.hop_share, choice.channels_Bps * sharing),
+            algorithm=choice.algorithm,
+            fabric=None,
+        )
 
     def _shared(self, groups: int) -> Law:
         return replace(self.across, bandwidth_Bps=self.across.bandwidth_Bps / groups)

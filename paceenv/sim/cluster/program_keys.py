@@ -58,5 +58,5 @@ def _check_experts(one: Workload) -> None:
         return
     if one.experts % one.expert_parallel or one.top_k > one.experts:
         raise ValueError(f"expert_parallel to divide the {one.experts} experts, and top_k at most that many")
-    if one.zero_stage == 3:
-        raise ValueError("zero_stage at most 2 with experts, whose parameters have replicas of their own")
+    if one.shard_group is not None:
+        raise ValueError("no shard_group with experts, whose shards are those of their own replicas")

@@ -7,7 +7,8 @@ Between the closed forms of :mod:`paceenv.sim.cluster.collectives` and the engin
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from paceenv.sim.cluster.collectives import (
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import INTRA_NODE_GBPS, Fabric
 from paceenv.sim.cluster.job import Job
+from paceenv.sim.cluster.protocols import Choice, choices
 from paceenv.sim.cluster.step_time import Step, plan
 from paceenv.sim.cluster.workload import Gpu, Workload
 
@@ -205,6 +207,51 @@ def described_times(algorithm: Algorithm, fabric: Fabric, step: Step, place: Lay
     return Times(np.maximum(step.reduce_s, own_s), work_s, 0.0)
 
 
+def sent_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
+    """An all-reduce of one group with the fabric to itself, by NCCL's protocols and channels where the fabric has any.
+
+    Args:
+        algorithm: as in :func:`all_reduce_times`.
+        fabric: of the cluster.
+        place: of the group.
+        links: of the group.
+        payload_bytes: the full tensor; number or ``(E,)``.
+    """
+    S = np.asarray(payload_bytes)
+    if fabric.sends_as_given:
+        return all_reduce_times(algorithm, fabric, place, links, S)
+    if algorithm == "auto" and fabric.protocol != "auto":
+        return _by_size(fabric, S, [sent_times(way, fabric, place, links, S) for way in ("tree", "ring")])
+    ways = choices(fabric, "all_reduce", algorithm, 0.0, nodes=place.nodes)
+    times = [
+        all_reduce_times(one.algorithm, fabric, place, _as_chosen(links, one, place), S / one.data_share)
+        for one in ways
+    ]
+    expected_s = [
+        np.maximum(found.alone_s, found.uplink_work_s) / one.expected + found.latency_s
+        for one, found in zip(ways, times, strict=True)
+    ]
+    best = np.argmin(np.broadcast_arrays(*expected_s), axis=0)
+    return Times(*(np.choose(best, column) for column in zip(*times, strict=True)))
+
+
+def _by_size(fabric: Fabric, S: NDArray[np.float64], ways: Sequence[Times]) -> Times:
+    """The first of two ways for small payloads, the second for the others."""
+    small = fabric.tree_below_bytes > S
+    return Times(*(np.where(small, a, b) for a, b in zip(*ways, strict=True)))
+
+
+def _as_chosen(links: Links, choice: Choice, place: Layout) -> Links:
+    """Links as an operation finds them that has latencies and channels of its own; a node has its channels once."""
+    return replace(
+        links,
+        rank_Bps=np.minimum(links.rank_Bps, choice.channels_Bps / place.per_node),
+        inside_Bps=np.minimum(links.inside_Bps, choice.channels_Bps),
+        hop_s=links.hop_s * choice.hop_share,
+        inside_hop_s=links.inside_hop_s * choice.inside_hop_share,
+    )
+
+
 def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links, payload_bytes: Values) -> Times:
     """An all-reduce of one group with the fabric to itself.
 
@@ -222,9 +269,7 @@ def all_reduce_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links:
         found = volume("all_reduce", "torus", nodes, S, dims=fabric.torus.dims)
         return Times(found.sent_bytes / links.rank_Bps, 0.0 * S, found.rounds * links.hop_s)
     if algorithm == "auto":
-        ways = (all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring"))
-        small = fabric.tree_below_bytes > S
-        return Times(*(np.where(small, a, b) for a, b in zip(*ways, strict=True)))
+        return _by_size(fabric, S, [all_reduce_times(way, fabric, place, links, S) for way in ("tree", "ring")])
     alone_s: Values
     if algorithm in ("ring", "tree") and k > 1:
         if algorithm == "ring":

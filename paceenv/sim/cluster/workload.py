@@ -299,6 +299,13 @@ class Workload(Config):
         mlp = 2 * self.model.hidden * self.model.mlp + self.model.hidden + self.model.mlp
         return (self.experts / self.expert_parallel - 1.0) * mlp + self.experts * self.model.hidden
 
+    @property
+    def sparse_parameters(self) -> float:
+        """Of one layer's MLPs on one GPU, before tensor parallelism and sharding; 0 without experts."""
+        if isinstance(self.model, Generic) or self.experts == 1:
+            return 0.0
+        return self.expert_parameters + sum(n for n, _ in self.model.layer_tensors()[:2])
+
     def stage_parameters(self, stage: int) -> float:
         """Parameters of one GPU of a pipeline stage, before any sharding over replicas.
 
@@ -341,7 +348,10 @@ class Workload(Config):
         return max((self._stage_memory(s, replicas) for s in range(self.pipeline_parallel)), key=lambda m: m.total)
 
     def _stage_memory(self, stage: int, replicas: int) -> Memory:
-        n, sharing = self.stage_parameters(stage), self.shard_group or replicas
+        n, sharing = self.stage_parameters(stage), float(self.shard_group or replicas)
+        if self.experts > 1 and self.zero_stage:  # fewer GPUs share an expert's states than a dense layer's
+            sparse = self.model.layers // self.pipeline_parallel * self.sparse_parameters / self.tensor_parallel
+            sharing = n / ((n - sparse) / sharing + sparse * self.expert_parallel / replicas)
         shard = [1.0 / sharing if self.zero_stage >= z else 1.0 for z in range(4)]
         weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]
         optimizer = ADAM_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)

@@ -31,7 +31,7 @@ from paceenv.sim.engine import (
     program_layout,
 )
 from paceenv.sim.engine.code_cache import base_directory, numba_cache
-from paceenv.sim.engine.iteration import deciding, program_job
+from paceenv.sim.engine.iteration import deciding, link_sharing, program_job
 
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
@@ -49,6 +49,7 @@ _MODULES: tuple[ModuleType, ...] = (
     program_job,
     program_layout,
     deciding,
+    link_sharing,
     kernel,
     layout,
 )
@@ -98,15 +99,19 @@ _REGISTERED = (
     (imperfections.keep_missing,),
     (
         program.run_program,
+        program.end_operations,
         program.next_event_s,
         program.go_on,
         program.length_factor,
         program.work_s,
+        program.timeout_s,
         program.hand_over,
         program.ready_s,
     ),
-    (program.schedule, program.leave, program.share_links),
-    (program.rising_to, program.freeze),
+    (program.schedule, program.leave),
+    (link_sharing.join_links, link_sharing.leave_links, link_sharing.share_links, link_sharing.look_again),
+    (link_sharing._mark_all_on, link_sharing._disturbed, link_sharing._fill, link_sharing._free),
+    (link_sharing._begin_to_rise, link_sharing._rising_to, link_sharing._freeze, link_sharing._block),
     (program_layout.new_program_scratch, program_job.keep_program_stamps, program_job.advance_program),
     (deciding.take_in,),
     (kernel.arrive, kernel.start_early, kernel.sort_groups, kernel.finish_step),

@@ -24,14 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
-from paceenv.sim.engine.draws import LENGTH, TRANSFER, bits32, key_of, quantile
+from paceenv.sim.engine.draws import INCAST, LENGTH, TRANSFER, bits32, key_of, quantile, uniform
 from paceenv.sim.engine.fluid import tenant_goes_on
+from paceenv.sim.engine.iteration.link_sharing import join_links, leave_links, look_again, share_links
 from paceenv.sim.engine.layout import LEFT_S, NEXT_S, View
-from paceenv.sim.engine.program_layout import COMPUTE, START, UPLINK, Program, ProgramScratch
+from paceenv.sim.engine.program_layout import COMPUTE, START, Program, ProgramScratch
 
 _NONE = -1
 _DONE = 1e-12
-_UNKNOWN, _FULL, _SLOWEST = -1.0, -1.0, 1e-9
 
 
 def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any, stall_R: Any) -> float:
@@ -55,38 +55,33 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     for r in range(ranks):
         s.at_R[r] = np.float64(delay_R[r]) + stall_R[r]
         s.next_R[r], s.blocked_R[r], s.waited_R[r], s.stack_R[r] = program.first_R[r], _NONE, 0.0, r
+    for n in range(s.head_L.shape[0]):
+        s.head_L[n] = _NONE
     now_s, runnable, running, pending = clock["link_s"], ranks, 0, 0
+    changed = 0
     while True:
         while runnable > 0:
             runnable, pending = go_on(view, program, s, compute_R, s.stack_R[runnable - 1], runnable - 1, pending)
         if running == 0 and pending == 0:
             break
-        share_links(program, s, running, tenants, tenant[LEFT_S])
-        until_s = next_event_s(s, running, pending, now_s, tenant)
-        now_s += until_s
+        if changed > 0 or tenants.shape[0] > 0:
+            share_links(program, s, changed, now_s, tenants, tenant[LEFT_S])
+        before_s = now_s
+        now_s = next_event_s(program, s, running, pending, now_s, tenant)
         for k in range(tenants.shape[0]):
-            tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * until_s)
-        i = 0
-        while i < running:
-            o = s.running_O[i]
-            s.left_O[o] -= s.rate_O[o] * until_s
-            if s.left_O[o] <= _DONE * program.alone_O[o]:
-                running -= 1
-                s.running_O[i] = s.running_O[running]
-                runnable = leave(view, program, s, o, now_s, runnable)
-                if not program.last_O[o]:
-                    runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
-            else:
-                i += 1
+            tenant_goes_on(clock, tenants, tenant, view.normal, k, now_s, s.rate_K[k] * (now_s - before_s))
+        running, changed, runnable, pending = end_operations(view, program, s, running, before_s, now_s, pending)
         i = 0
         while i < pending:
             o = s.pending_O[i]
             if s.ready_O[o] <= now_s:
                 pending -= 1
                 s.pending_O[i] = s.pending_O[pending]
-                s.start_O[o], s.left_O[o] = now_s, work_s(view, program, o)
+                s.start_O[o], s.since_O[o], s.left_O[o] = now_s, now_s, work_s(view, program, o)
+                s.late_O[o] = timeout_s(view, program, s, o)
                 s.running_O[running] = o
                 running += 1
+                changed = join_links(program, s, o, changed)
             else:
                 i += 1
     clock["link_s"], end_s = now_s, 0.0
@@ -95,28 +90,67 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     return float(end_s)
 
 
-def next_event_s(s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]) -> float:
-    """How long until an operation is through or starts, or a tenant's transfer ends or starts, seconds.
+def end_operations(
+    view: View, program: Program, s: ProgramScratch, running: int, before_s: float, now_s: float, pending: int
+) -> tuple[int, int, int, int]:
+    """End the operations that are through; what blocked others long enough blocks no more.
 
     Args:
+        view: the job.
+        program: of the job.
+        s: of the step.
+        running: how many operations run.
+        before_s: when the event before was, seconds from the end of the step before.
+        now_s: when this one is.
+        pending: how many will start.
+
+    Returns:
+        How many operations run, have a rate to be found, ranks can run, and operations will start.
+    """
+    i, changed, runnable = 0, 0, 0
+    while i < running:
+        o = s.running_O[i]
+        if s.until_O[o] - now_s <= _DONE * (program.alone_O[o] + now_s):
+            running -= 1
+            s.running_O[i] = s.running_O[running]
+            changed = leave_links(program, s, o, changed)
+            runnable = leave(view, program, s, o, now_s, runnable)
+            if not program.last_O[o]:
+                runnable, pending = schedule(view, program, s, o + 1, runnable, pending)
+        else:
+            if before_s < s.start_O[o] + program.blocks_s <= now_s:
+                changed = look_again(s, o, changed)
+            i += 1
+    return running, changed, runnable, pending
+
+
+def next_event_s(
+    program: Program, s: ProgramScratch, running: int, pending: int, now_s: float, tenant: NDArray[np.float64]
+) -> float:
+    """When an operation is through or starts next, or a tenant's transfer ends or starts; seconds as ``now_s``.
+
+    Args:
+        program: of the job.
         s: of the step.
         running: how many operations run.
         pending: how many will start.
         now_s: seconds from the end of the step before.
         tenant: state of the tenants, ``(TENANT_FIELDS, K)``.
     """
-    until_s = math.inf
+    next_s = math.inf
     for i in range(pending):
-        until_s = min(until_s, max(s.ready_O[s.pending_O[i]] - now_s, 0.0))
+        next_s = min(next_s, s.ready_O[s.pending_O[i]])
     for i in range(running):
         o = s.running_O[i]
-        until_s = min(until_s, s.left_O[o] / s.rate_O[o])
+        next_s = min(next_s, s.until_O[o])
+        if s.start_O[o] + program.blocks_s > now_s:  # its senders slow down, so it blocks no other from then on
+            next_s = min(next_s, s.start_O[o] + program.blocks_s)
     for k in range(tenant.shape[1]):
         if tenant[LEFT_S, k] > 0.0:
-            until_s = min(until_s, tenant[LEFT_S, k] / s.rate_K[k])
+            next_s = min(next_s, now_s + tenant[LEFT_S, k] / s.rate_K[k])
         else:
-            until_s = min(until_s, max(tenant[NEXT_S, k] - now_s, 0.0))
-    return until_s
+            next_s = min(next_s, tenant[NEXT_S, k])
+    return max(next_s, now_s)
 
 
 def go_on(
@@ -222,6 +256,36 @@ def work_s(view: View, program: Program, o: int) -> float:
     return float(alone_s)
 
 
+def timeout_s(view: View, program: Program, s: ProgramScratch, o: int) -> float:
+    """How much later operation ``o``, which starts now, is through because a window of packets lost its end; seconds.
+
+    As in ``paceenv.sim.engine.incast``: the m-th sender at once on a port loses its window's end with a probability of
+    ``(1 - fit / m) ** 3``. What other operations send to that port counts. One draw stands for all senders and ports.
+
+    Args:
+        view: the job.
+        program: of the job.
+        s: of the step; running operations are in the chains of their links.
+        o: the operation.
+    """
+    fit = view.job["incast_fit"]
+    if fit == math.inf:
+        return 0.0
+    others = 0
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        here, other = 0, s.head_L[program.link_U[u]]
+        while other != _NONE:
+            here += program.fan_in_O[s.owner_U[other]]
+            other = s.after_U[other]
+        others = max(others, here)
+    on_one = 1.0
+    for m in range(others + 1, others + program.fan_in_O[o] + 1):
+        on_one *= 1.0 - max(1.0 - fit / m, 0.0) ** 3
+    key = key_of(view.clock["key"], INCAST, view.clock["iteration"])
+    is_lost = uniform(key, INCAST, o) >= on_one ** program.ports_O[o]
+    return float(view.job["incast_timeout_s"]) if is_lost else 0.0
+
+
 def hand_over(program: Program, s: ProgramScratch, last: int, group: int, place: int, at_s: float) -> None:
     """A member hands over at ``at_s`` what it still holds of a group's operations up to ``last``.
 
@@ -284,7 +348,7 @@ def schedule(view: View, program: Program, s: ProgramScratch, o: int, runnable: 
             s.pending_O[pending] = o
             pending += 1
             break
-        s.start_O[o] = s.ready_O[o]
+        s.start_O[o], s.late_O[o] = s.ready_O[o], timeout_s(view, program, s, o)
         runnable = leave(view, program, s, o, s.ready_O[o] + work_s(view, program, o), runnable)
         if program.last_O[o]:
             break
@@ -305,7 +369,7 @@ def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, 
     """
     every, group = program.every_O[o], program.group_O[o]
     happens = every <= 1 or (view.clock["iteration"] + 1) % every == 0
-    s.finish_O[o] = at_s + (program.latency_O[o] if happens else 0.0)
+    s.finish_O[o] = at_s + (program.latency_O[o] + s.late_O[o] if happens else 0.0)
     for m in range(program.first_member_N[group], program.first_member_N[group + 1]):
         r = program.rank_M[m]
         if s.blocked_R[r] == o:
@@ -313,106 +377,3 @@ def leave(view: View, program: Program, s: ProgramScratch, o: int, at_s: float, 
             s.stack_R[runnable] = r
             runnable += 1
     return runnable
-
-
-def share_links(program: Program, s: ProgramScratch, running: int, tenants: Any, left_K: NDArray[np.float64]) -> None:
-    """Set the rate of every running operation and of every tenant that transfers, by weighted max-min over all links.
-
-    The water level rises for all alike: at a level, one of weight w has ``w * level`` of its busiest link. It stops
-    rising where it runs as fast as alone, or where one of its links is full.
-
-    Args:
-        program: of the job.
-        s: rates are written.
-        running: how many operations run.
-        tenants: ``(K,)`` of ``TENANT``.
-        left_K: their work left; a tenant takes part while it is positive.
-    """
-    s.left_L[UPLINK] = 1.0
-    for i in range(running):
-        o = s.running_O[i]
-        s.rate_O[o] = _UNKNOWN
-        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-            s.left_L[program.link_U[u]] = 1.0
-    for k in range(tenants.shape[0]):
-        s.rate_K[k] = _UNKNOWN if left_K[k] > 0.0 else 0.0
-    for _ in range(running + tenants.shape[0]):
-        level = rising_to(program, s, running, tenants)
-        if level == math.inf:
-            return
-        full_at = level * (1.0 + _DONE)
-        for i in range(running):  # before anything is taken off a link
-            o = s.running_O[i]
-            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-                link = program.link_U[u]
-                if s.weight_L[link] > 0.0 and s.left_L[link] <= full_at * s.weight_L[link]:
-                    s.weight_L[link] = _FULL
-        if s.weight_L[UPLINK] > 0.0 and s.left_L[UPLINK] <= full_at * s.weight_L[UPLINK]:
-            s.weight_L[UPLINK] = _FULL
-        for i in range(running):
-            freeze(program, s, s.running_O[i], level)
-        for k in range(tenants.shape[0]):
-            cap, rate = tenants[k]["rate_cap"], level * tenants[k]["weight"]
-            if s.rate_K[k] == _UNKNOWN and (rate * (1.0 + _DONE) >= cap or s.weight_L[UPLINK] == _FULL):
-                s.rate_K[k] = max(min(rate, cap), _SLOWEST)
-                s.left_L[UPLINK] -= s.rate_K[k]
-
-
-def rising_to(program: Program, s: ProgramScratch, running: int, tenants: Any) -> float:
-    """The level at which the next operation or tenant stops rising; infinite if none is left. Fills ``weight_L``.
-
-    Args:
-        program: of the job.
-        s: of the step.
-        running: how many operations run.
-        tenants: ``(K,)`` of ``TENANT``.
-    """
-    level = math.inf
-    s.weight_L[UPLINK] = 0.0
-    for i in range(running):
-        o = s.running_O[i]
-        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-            s.weight_L[program.link_U[u]] = 0.0
-    for k in range(tenants.shape[0]):
-        if s.rate_K[k] == _UNKNOWN:
-            level = min(level, tenants[k]["rate_cap"] / tenants[k]["weight"])
-            s.weight_L[UPLINK] += tenants[k]["weight"]
-    for i in range(running):
-        o = s.running_O[i]
-        if s.rate_O[o] == _UNKNOWN:
-            level = min(level, program.top_O[o] / program.weight_O[o])
-            per_level = program.weight_O[o] / program.top_O[o]
-            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-                s.weight_L[program.link_U[u]] += per_level * program.share_U[u]
-    if level == math.inf:
-        return level
-    if s.weight_L[UPLINK] > 0.0:
-        level = min(level, s.left_L[UPLINK] / s.weight_L[UPLINK])
-    for i in range(running):
-        o = s.running_O[i]
-        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-            link = program.link_U[u]
-            if s.weight_L[link] > 0.0:
-                level = min(level, s.left_L[link] / s.weight_L[link])
-    return max(level, 0.0)
-
-
-def freeze(program: Program, s: ProgramScratch, o: int, level: float) -> None:
-    """Fix the rate of operation ``o`` if it cannot rise further, and take what it uses off its links.
-
-    Args:
-        program: of the job.
-        s: of the step.
-        o: the operation.
-        level: of the water.
-    """
-    if s.rate_O[o] != _UNKNOWN:
-        return
-    rate = level * program.weight_O[o] / program.top_O[o]
-    held = rate * (1.0 + _DONE) >= 1.0
-    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-        held = held or s.weight_L[program.link_U[u]] == _FULL
-    if held:
-        s.rate_O[o] = max(min(rate, 1.0), _SLOWEST)
-        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
-            s.left_L[program.link_U[u]] -= s.rate_O[o] * program.share_U[u]

@@ -1,8 +1,8 @@
 """What the engine is given of a step as a program, and the room that one step works in.
 
 ``paceenv.sim.cluster`` makes a :class:`Program`; ``paceenv.sim.engine.program`` runs it. Legend: R ranks, N process
-groups of all communicators, O operations, I instructions, L links, M members of all process groups, U uses of links,
-X members of all operations, K tenants.
+groups of all communicators, O operations, I instructions, L links, M members of all process groups, U uses of links, F
+feeds of links, X members of all operations, K tenants.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Program(NamedTuple):
     """``(O,)``: its share in a tie."""
     top_O: NDArray[np.float64]
     """``(O,)``: the largest share that it takes of a link when it runs alone."""
+    fan_in_O: NDArray[np.int64]
+    """``(O,)``: senders that start at once on one receiving NIC; 0: no message passes one."""
+    ports_O: NDArray[np.int64]
+    """``(O,)``: receiving NICs."""
     is_private_O: NDArray[np.bool_]
     """``(O,)``: whether it meets no other operation on any link."""
     first_use_O: NDArray[np.int64]
@@ -63,6 +67,12 @@ class Program(NamedTuple):
     """``(U,)``: the link."""
     share_U: NDArray[np.float64]
     """``(U,)``: the share of that link that the operation takes when it runs alone, at most 1."""
+    first_feed_O: NDArray[np.int64]
+    """``(O + 1,)``: the first of its feeds; none where queues never block."""
+    down_F: NDArray[np.int64]
+    """``(F,)``: a link that messages of the operation pass after ``up_F``; when it is full they queue on that one."""
+    up_F: NDArray[np.int64]
+    """``(F,)``: the link before it."""
     first_member_N: NDArray[np.int64]
     """``(N + 1,)``: the first member of each process group."""
     rank_M: NDArray[np.int64]
@@ -73,6 +83,8 @@ class Program(NamedTuple):
     """``(O + 1,)``: where its row of ``ProgramScratch.handed_X`` begins."""
     links: int
     """How many links there are."""
+    blocks_s: float
+    """How long from its start an operation that queues blocks others, seconds: 0 never, infinite always."""
 
 
 class ProgramScratch(NamedTuple):
@@ -96,10 +108,28 @@ class ProgramScratch(NamedTuple):
     """When it started; infinite before."""
     finish_O: NDArray[np.float64]
     """When it was through; infinite before."""
+    late_O: NDArray[np.float64]
+    """How much later it is through because of a lost packet, seconds."""
     left_O: NDArray[np.float64]
-    """How much of it is left, seconds of running alone."""
+    """How much of it was left at ``since_O``, seconds of running alone."""
+    since_O: NDArray[np.float64]
+    """When its rate was found."""
+    until_O: NDArray[np.float64]
+    """When it will have moved its bytes at that rate."""
     rate_O: NDArray[np.float64]
     """How fast it runs now, relative to alone."""
+    new_O: NDArray[np.float64]
+    """Its next rate, while rates are being found."""
+    level_O: NDArray[np.float64]
+    """The water level at which its rate was found."""
+    bottleneck_O: NDArray[np.int64]
+    """The link that limits its rate, full or blocked; -1: none, it runs as fast as alone."""
+    cap_O: NDArray[np.float64]
+    """The highest rate that is left to it by others that block its links, relative to alone."""
+    changed_O: NDArray[np.int64]
+    """Operations whose rate is to be found."""
+    is_changed_O: NDArray[np.bool_]
+    """Whether it is one of them."""
     running_O: NDArray[np.int64]
     """Operations that use links now."""
     pending_O: NDArray[np.int64]
@@ -112,6 +142,12 @@ class ProgramScratch(NamedTuple):
     """What no operation at its final rate takes of each link, a share."""
     weight_L: NDArray[np.float64]
     """What a unit of the water level takes of each link; -1 where the link is full."""
+    head_L: NDArray[np.int64]
+    """The first use of each link by a running operation; -1: none. ``before_U`` and ``after_U`` chain the others."""
+    before_U: NDArray[np.int64]
+    after_U: NDArray[np.int64]
+    owner_U: NDArray[np.int64]
+    """The operation of each use that is in a chain."""
     rate_K: NDArray[np.float64]
     """The share of the uplink that each tenant has now."""
 
@@ -125,25 +161,39 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
     """
     ranks, operations, instructions = program.replica_R.shape[0], program.group_O.shape[0], program.kind_I.shape[0]
     handed = program.first_handed_O[operations] if operations > 0 else 0
+    uses = program.link_U.shape[0]
     return ProgramScratch(
-        np.empty(ranks),
-        np.empty(ranks, np.int64),
-        np.empty(ranks, np.int64),
-        np.empty(ranks),
-        np.empty(ranks, np.int64),
-        np.empty(operations, np.int64),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations),
-        np.empty(operations, np.int64),
-        np.empty(operations, np.int64),
-        np.empty(handed),
-        np.empty(instructions),
-        np.empty(program.links),
-        np.empty(program.links),
-        np.empty(tenants),
+        at_R=np.empty(ranks),
+        next_R=np.empty(ranks, np.int64),
+        blocked_R=np.empty(ranks, np.int64),
+        waited_R=np.empty(ranks),
+        stack_R=np.empty(ranks, np.int64),
+        count_O=np.empty(operations, np.int64),
+        ready_O=np.empty(operations),
+        start_O=np.empty(operations),
+        finish_O=np.empty(operations),
+        late_O=np.empty(operations),
+        left_O=np.empty(operations),
+        since_O=np.empty(operations),
+        until_O=np.empty(operations),
+        rate_O=np.empty(operations),
+        new_O=np.empty(operations),
+        level_O=np.empty(operations),
+        bottleneck_O=np.empty(operations, np.int64),
+        cap_O=np.empty(operations),
+        changed_O=np.empty(operations, np.int64),
+        is_changed_O=np.zeros(operations, np.bool_),
+        running_O=np.empty(operations, np.int64),
+        pending_O=np.empty(operations, np.int64),
+        handed_X=np.empty(handed),
+        end_I=np.empty(instructions),
+        left_L=np.empty(program.links),
+        weight_L=np.empty(program.links),
+        head_L=np.empty(program.links, np.int64),
+        before_U=np.empty(uses, np.int64),
+        after_U=np.empty(uses, np.int64),
+        owner_U=np.empty(uses, np.int64),
+        rate_K=np.empty(tenants),
     )
 
 
@@ -165,14 +215,20 @@ NO_PROGRAM = Program(
     latency_O=_REAL,
     weight_O=_REAL,
     top_O=_REAL,
+    fan_in_O=_INTEGER,
+    ports_O=_INTEGER,
     is_private_O=_BOOLEAN,
     first_use_O=_INTEGER,
     link_U=_INTEGER,
     share_U=_REAL,
+    first_feed_O=_INTEGER,
+    down_F=_INTEGER,
+    up_F=_INTEGER,
     first_member_N=_INTEGER,
     rank_M=_INTEGER,
     place_I=_INTEGER,
     first_handed_O=_INTEGER,
     links=0,
+    blocks_s=0.0,
 )
 """Of a job with one collective a step."""

@@ -19,6 +19,8 @@ from paceenv.sim.engine.simulator import JobBatch
 _PAYLOAD_OPS = {layout.NO_INCAST: "all_reduce", layout.GATHER: "gather", layout.ALL_TO_ALL: "all_to_all"}
 SUMMARY = ("compute", *_PAYLOAD_OPS.values(), "optimizer")
 """What :class:`ProgramRows` says in full."""
+SIMULATOR = "paceenv simulator"
+"""Source of a simulated trace, whose ranks are the cluster's."""
 _NEGLIGIBLE = 1e-9
 """Share of a step; a smaller rest at its end is rounding, not a checkpoint."""
 
@@ -171,7 +173,7 @@ class RecordingWriter:
         self._program = ProgramRows.of(batch.program) if batch.jobs[0]["has_program"] else None
         groups = batch.groups if self._program is None else len(batch.program.first_member_N) - 1
         job = {"name": name, "ranks": batch.ranks, "groups": groups}
-        self._writer = TraceWriter(path, TraceMetadata(job, ranks, "paceenv simulator"))
+        self._writer = TraceWriter(path, TraceMetadata(job, ranks, SIMULATOR))
 
     def __enter__(self) -> RecordingWriter:
         self._writer.__enter__()

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from paceenv.sim.engine import draws
-from paceenv.sim.reference.network import Bundle, Network, Resource
+from paceenv.sim.reference.network import Bundle, Network, Resource, Transfer
 from paceenv.sim.reference.schedules import Schedule
 from paceenv.sim.reference.setup import Links, TenantSetup
 
@@ -90,7 +90,7 @@ class Collective:
         scale: float = 1.0,
     ) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
-        self._send_buffer_bytes, self._scale = send_buffer_bytes, scale
+        self._send_buffer_bytes, self._scale, self._transfer = send_buffer_bytes, scale, Transfer()
         self.sent_s: dict[int, float] = {}
         """When a member had handed over its messages to the kernel, as far as that is before they are through."""
         messages, n = wiring.schedule.messages, wiring.schedule.members
@@ -132,7 +132,7 @@ class Collective:
         wiring, message = self._wiring, self._wiring.schedule.messages[i]
         later_s, timeout_s = wiring.hop_s[i] if message.has_latency else 0.0, 0.0
         path = wiring.path[i]
-        if self._loss is not None:
+        if self._loss is not None and not message.after:  # a later one finds its connection's window open
             first = wiring.first_rank
             nth = len(path[-1].flows) + 1
             timeout_s = self._loss(first + message.sender, first + message.receiver, nth)
@@ -142,14 +142,19 @@ class Collective:
             self.sent_s[message.sender] = self._network.now_s
         elif self._send_buffer_bytes > 0.0:
             size_bytes, end = size_bytes - self._send_buffer_bytes, partial(self._hand_over, i, later_s, timeout_s)
-        self._network.send(size_bytes, path, end, weight=wiring.weight[i], bundle=wiring.bundle)
+        self._send(size_bytes, i, end)
 
     def _hand_over(self, i: int, later_s: float, timeout_s: float) -> None:
         """The rest of a message fits the send buffer; a window that lost its end was sent before, and is waited for."""
         wiring = self._wiring
         self.sent_s[wiring.schedule.messages[i].sender] = self._network.now_s + timeout_s
         end = partial(self._sent, i, later_s)
-        self._network.send(self._send_buffer_bytes, wiring.path[i], end, weight=wiring.weight[i], bundle=wiring.bundle)
+        self._send(self._send_buffer_bytes, i, end)
+
+    def _send(self, size_bytes: float, i: int, end: Callable[[], None]) -> None:
+        wiring, own = self._wiring, self._transfer
+        path, weight = wiring.path[i], wiring.weight[i]
+        self._network.send(size_bytes, path, end, weight=weight, bundle=wiring.bundle, transfer=own)
 
     def _sent(self, i: int, later_s: float) -> None:
         if later_s > 0.0:

@@ -14,6 +14,7 @@ from paceenv.core import pacing, signals, timing
 from paceenv.core.limits import Limits
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.program_run import blocks_s
 from paceenv.sim.engine import draws, layout, noise
 from paceenv.sim.engine.imperfections import blur, is_missing, real_delay_s
 from paceenv.sim.engine.kernel import observer_rank
@@ -34,7 +35,7 @@ class PacedJob:
     def __init__(self, cluster: Cluster, keys_E: NDArray[np.uint64], limits: Limits) -> None:
         self.limits = limits
         self.batch: JobBatch = derive(cluster, keys_E)
-        self.network = Network()
+        self.network = Network(blocks_s(cluster.fabric) if cluster.has_program else 0.0)
         self._ranks, self._groups = self.batch.ranks, self.batch.groups
         self._has_barrier = bool(self.batch.jobs[0]["has_barrier"])
         self._barrier_s = 0.0

@@ -11,8 +11,8 @@ With rule ``defer`` a rank hands over a transfer that can wait so much later. It
 transfer, when it hands another one to the same communicator, or when another transfer for which it was blocked is
 through.
 
-Nothing is taken from the fast engine but the draws of noise, the estimator and the rules. It is an independent account
-of the same step, and so a referee.
+Nothing is taken from the fast engine but the draws of noise, the estimator, the rules, and what NCCL chooses. It is an
+independent account of the same step, and so a referee.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +29,12 @@ from paceenv.core import pacing, timing
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.sim.cluster.derive import drawn
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import tiers_of
+from paceenv.sim.cluster.program.program_run import blocks_s, choice_of, tiers_of
 from paceenv.sim.cluster.program.program_tables import Compute, Start, StepPlan
 from paceenv.sim.engine import draws
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.simulator import episode_keys
-from paceenv.sim.reference.flows import Collective, TenantJob, Wiring
+from paceenv.sim.reference.flows import Collective, Loss, TenantJob, Wiring
 from paceenv.sim.reference.network import Network
 from paceenv.sim.reference.paced_job import PacedJob
 from paceenv.sim.reference.program_messages import Operation, Wires, operations
@@ -51,6 +52,7 @@ class Step:
         length: factor of a micro-batch of a replica.
         scale_O: factor of the bytes of each operation; 0: it does not happen.
         hold_R: how long each rank holds back what can wait, seconds.
+        loss_O: timeouts of the messages of each operation; None where nothing is lost.
         on_end: called when the last rank is through.
     """
 
@@ -62,6 +64,7 @@ class Step:
         length: Callable[[int, int], float],
         scale_O: Sequence[float],
         hold_R: NDArray[np.float64],
+        loss_O: Sequence[Loss | None],
         on_end: Callable[[], None],
     ) -> None:
         self._network, self._program, self._on_end = network, program, on_end
@@ -81,9 +84,10 @@ class Step:
                 network,
                 one.wiring if scale > 0.0 else Wiring(Schedule(len(one.members)), [], []),
                 partial(self._through, o),
+                loss,
                 scale=scale,
             )
-            for o, (one, scale) in enumerate(zip(program.operations, scale_O, strict=True))
+            for o, (one, scale, loss) in enumerate(zip(program.operations, scale_O, loss_O, strict=True))
         ]
 
     def go_on(self, r: int) -> None:
@@ -178,15 +182,18 @@ class Laid:
     """
 
     def __init__(self, cluster: Cluster, *, is_together: bool = False) -> None:
-        self.is_together = is_together
+        self.is_together, self.blocks_s = is_together, blocks_s(cluster.fabric)
         refuse_what_is_unknown(cluster)
         plan = cluster.program_plan()
         assert plan is not None
         self.plan: StepPlan = plan
-        self.wires = Wires(tiers_of(cluster.fabric, cluster.job))
-        below_bytes = {"tree": math.inf, "auto": cluster.fabric.tree_below_bytes}.get(cluster.job.algorithm, 0.0)
+        tiers = tiers_of(cluster.fabric, cluster.job)
+        self.wires = Wires(tiers)
+        choose = choice_of(cluster.fabric, cluster.job, tiers)
         self.operations: list[Operation]
-        self.operations, first = operations(self.plan, self.wires, below_bytes, has_tenants=bool(cluster.tenants))
+        self.operations, first = operations(
+            self.plan, self.wires, choose, cluster.fabric, has_tenants=bool(cluster.tenants)
+        )
         self.operation_R: list[list[int]] = []
         """For each rank the operation of each of its instructions; -1 where it computes."""
         for r, role in enumerate(self.plan.role_R):
@@ -214,12 +221,12 @@ class Laid:
 
     def alone_s(self) -> float:
         """A step without noise and without other jobs, seconds."""
-        network, ranks = Network(), len(self.plan.role_R)
+        network, ranks = Network(self.blocks_s), len(self.plan.role_R)
         ends: list[float] = []
         happens = [1.0 if one.start.every <= 1 else 0.0 for one in self.operations]
         step = Step(
             network, self, np.ones(ranks), lambda replica, micro: 1.0, happens, np.zeros(ranks),
-            lambda: ends.append(network.now_s),
+            [None] * len(happens), lambda: ends.append(network.now_s),
         )  # fmt: skip
         for r in range(ranks):
             step.go_on(r)
@@ -282,6 +289,7 @@ class ProgramReference(PacedJob):
             partial(self._length, t),
             scale_O,
             self._rank[timing.DEFER_S, :ranks].astype(np.float64),
+            [self._loss(t, o) for o in range(len(self.laid.operations))],
             partial(self._finish, t),
         )
         self._steps.append(_Stamps(step, compute_R, delay_R))
@@ -300,6 +308,24 @@ class ProgramReference(PacedJob):
             sd = math.sqrt(math.log1p(job["transfer_cv"] ** 2))
             scale *= math.exp(sd * draws.quantile(self._view.normal, bits) - 0.5 * sd * sd)
         return scale
+
+    def _loss(self, t: int, o: int) -> Loss | None:
+        """Timeouts of the messages of an operation in iteration ``t``: only a switch between nodes loses some."""
+        fit, numbers = float(self._view.job["incast_fit"]), count()
+        if fit == math.inf:
+            return None
+        nodes = [rank // self.laid.wires.tiers.ranks_per_node for rank in self.laid.operations[o].members]
+
+        def timeout_s(sender: int, receiver: int, nth: int) -> float:
+            overflow = max(1.0 - fit / nth, 0.0)
+            if nodes[sender] == nodes[receiver] or overflow == 0.0:
+                return 0.0
+            with np.errstate(over="ignore"):
+                key = draws.key_of(draws.key_of(self._view.clock["key"], draws.INCAST, t), draws.INCAST, o)
+                is_lost = draws.uniform(key, draws.INCAST, next(numbers)) < overflow**3
+            return float(self._view.job["incast_timeout_s"]) if is_lost else 0.0
+
+        return timeout_s
 
     def _length(self, t: int, replica: int, micro: int) -> float:
         """How much longer than the mean a micro-batch of a replica takes in iteration ``t``."""

@@ -3,20 +3,23 @@
 Messages are counted here, one by one, and not taken from the fast engine's shares of links. Only the names and rates of
 the links are common to both (``Tiers``). A message between nodes is cut into as many as there are NICs on its way.
 
-Fairness is a choice, and it is the same in both engines: **one collective is one share**. Where two collectives meet on
-a link, each has half of it, however many messages each of them has there. That is what a fixed number of channels does,
-which NCCL gives to a collective of any size. Messages of one collective share evenly.
+Fairness is a choice, and it is the same in both engines: **one collective is one share**, unless ``fabric.sharing`` is
+``flows``. Where two collectives meet on a link, each has half of it, however many messages each of them has there. That
+is what a fixed number of channels does, which NCCL gives to a collective of any size. TCP divides a link between flows
+instead. Messages of one collective share evenly.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.program.footprint import UPLINK, Tiers
 from paceenv.sim.cluster.program.program_tables import Start, StepPlan
+from paceenv.sim.cluster.protocols import Choice
 from paceenv.sim.reference.flows import Wiring
 from paceenv.sim.reference.network import Resource
 from paceenv.sim.reference.schedules import Schedule, all_to_all, double_tree, nothing, trees
@@ -26,6 +29,7 @@ FIRST_LOOP_BYTES = 2.0**20
 allow no more."""
 PIECES = 48
 """In how many pieces a tree, or each hop of a broadcast, passes its payload on."""
+ROUNDING = 1e-9
 _OPTIONS = {"is_tail": False, "has_latency": True}
 
 
@@ -147,20 +151,18 @@ class Wires:
         tiers = self.tiers
         a, b = sender // tiers.ranks_per_node, receiver // tiers.ranks_per_node
         if sender == receiver:  # to storage above the leaves
-            numbers = [tiers.leaf_link(a // tiers.nodes_per_leaf, into=False), UPLINK]
-            ports = [[tiers.nic_link(nic, into=False), *numbers] for nic in tiers.nics_of([sender])]
+            ports = [
+                [tiers.nic_link(nic, into=False), tiers.leaf_link(tiers.leaf_of(nic), into=False), UPLINK]
+                for nic in tiers.nics_of([sender])
+            ]
             return [tuple(self.links[n] for n in one if self.links[n].capacity_Bps < math.inf) for one in ports]
         if a == b:
             inside = (tiers.inside_link(sender, into=False), tiers.inside_link(receiver, into=True))
             return [tuple(self.links[n] for n in inside)]
-        leaves = a // tiers.nodes_per_leaf, b // tiers.nodes_per_leaf
-        above = [tiers.leaf_link(leaves[0], into=False), UPLINK, tiers.leaf_link(leaves[1], into=True)]
-        out, into = (tiers.nics_of([m for m in members if m // tiers.ranks_per_node == node]) for node in (a, b))
-        pairs = zip(out, into, strict=True) if len(out) == len(into) else ((x, y) for x in out for y in into)
-        middle = above if leaves[0] != leaves[1] else []
+        here, there = ([m for m in members if m // tiers.ranks_per_node == node] for node in (a, b))
         found = []
-        for x, y in pairs:
-            numbers = [tiers.nic_link(x, into=False), *middle, tiers.nic_link(y, into=True)]
+        for x, y in tiers.nic_pairs(here, there):
+            numbers = [tiers.nic_link(x, into=False), *tiers.above(x, y), tiers.nic_link(y, into=True)]
             found.append(tuple(self.links[n] for n in numbers if self.links[n].capacity_Bps < math.inf))
         return found
 
@@ -185,29 +187,76 @@ class Wires:
             parts_of.append([cut.add(part, after, has_latency=m.has_latency) for _ in parts])
         return cut, path
 
-    def hop_s(self, sender: int, receiver: int) -> float:
+    def limited(
+        self, cut: Schedule, path: list[tuple[Resource, ...]], members: Sequence[int], choice: Choice
+    ) -> list[tuple[Resource, ...]]:
+        """What each message of one operation passes, the channels of its sender and of its receiver included.
+
+        A member has its channels in each direction; along a tree those inside its node beside those between nodes.
+
+        Args:
+            cut: messages of the operation, as :meth:`laid` returns them.
+            path: links that each of them passes.
+            members: its ranks.
+            choice: of algorithm and channels.
+        """
+        if choice.channels_Bps == math.inf:
+            return path
+        own: dict[tuple[str, int, bool], Resource] = {}
+        found = []
+        for m, links in zip(cut.messages, path, strict=True):
+            is_inside = choice.algorithm == "tree" and self._are_near(members[m.sender], members[m.receiver])
+            for key in (("out", m.sender, is_inside), ("in", m.receiver, is_inside)):
+                links = (own.setdefault(key, Resource(f"channels {key}", choice.channels_Bps)), *links)
+            found.append(links)
+        return found
+
+    def hop_s(self, sender: int, receiver: int, choice: Choice) -> float:
         """Latency of a message from one rank to another.
 
         Args:
             sender: its rank.
             receiver: its rank.
+            choice: of protocol.
         """
-        per_node = self.tiers.ranks_per_node
-        return self.tiers.inside_hop_s if sender // per_node == receiver // per_node else self.tiers.hop_s
+        if self._are_near(sender, receiver):
+            return self.tiers.inside_hop_s * choice.inside_hop_share
+        return self.tiers.hop_s * choice.hop_share
+
+    def _are_near(self, sender: int, receiver: int) -> bool:
+        """Whether two ranks are on one node."""
+        return sender // self.tiers.ranks_per_node == receiver // self.tiers.ranks_per_node
+
+
+def _slowed(path: Sequence[tuple[Resource, ...]], efficiency: float) -> list[tuple[Resource, ...]]:
+    """Paths of an operation with links of its own before them, which are slower, so that others have the rest.
+
+    Args:
+        path: of each message.
+        efficiency: rate of those links over that of the real ones.
+    """
+    own = {link: Resource(link.name, efficiency * link.capacity_Bps) for one in path for link in one}
+    return [(*(own[link] for link in one), *one) for one in path]
 
 
 def operations(
-    plan: StepPlan, wires: Wires, tree_below_bytes: float, *, has_tenants: bool
+    plan: StepPlan,
+    wires: Wires,
+    choose: Callable[[Start, Sequence[int]], Choice],
+    fabric: Fabric,
+    *,
+    has_tenants: bool,
 ) -> tuple[list[Operation], dict[tuple[str, int], int]]:
     """The operations of a step group by group, and the first of each communicator and rank.
 
     Args:
         plan: of the step.
         wires: to lay them on.
-        tree_below_bytes: payload of an all-reduce below which it goes along trees; 0: never.
+        choose: algorithm, protocol and channels of an operation of some ranks.
+        fabric: says how fast operations are alone, and what counts as one share of a link.
         has_tenants: whether other jobs are on the top tier.
     """
-    found: list[tuple[int, Start, tuple[int, ...], Schedule, list[tuple[Resource, ...]], float]] = []
+    found: list[tuple[int, Start, tuple[int, ...], Choice, Schedule, list[tuple[Resource, ...]], float]] = []
     first_of: dict[tuple[str, int], int] = {}
     group = 0
     for name, parts in plan.communicators.items():
@@ -215,22 +264,29 @@ def operations(
             first_of |= {(name, rank): len(found) for rank in members}
             of_rank = plan.roles[plan.role_R[members[0]]]
             for start in (one for one in of_rank if isinstance(one, Start) and one.communicator == name):
-                nodes = {rank // wires.tiers.ranks_per_node for rank in members}
-                is_tree = start.payload_bytes / start.parts < tree_below_bytes and len(nodes) > 1
-                schedule, edge_bytes = schedule_of(start, members, wires.tiers.ranks_per_node, is_tree=is_tree)
-                found.append((group, start, tuple(members), *wires.laid(schedule, members), edge_bytes))
+                choice = choose(start, members)
+                efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
+                # a rate that is lost is as good as bytes that the links carry too
+                more = choice.data_share * (efficiency if is_lost else 1.0)
+                sent = start._replace(payload_bytes=start.payload_bytes / more)
+                is_tree = choice.algorithm == "tree"
+                schedule, edge_bytes = schedule_of(sent, members, wires.tiers.ranks_per_node, is_tree=is_tree)
+                cut, path = wires.laid(schedule, members)
+                path = path if is_lost or efficiency == 1.0 else _slowed(path, efficiency)
+                path = wires.limited(cut, path, members, choice)
+                found.append((group, start, tuple(members), choice, cut, path, edge_bytes))
             group += 1
     groups_on: dict[Resource, set[int]] = {}
-    for group, _, _, _, path, _ in found:
+    for group, *_, path, _ in found:
         for resource in {resource for one in path for resource in one}:
             groups_on.setdefault(resource, set()).add(group)
     if has_tenants:
         groups_on.setdefault(wires.upper, set()).add(-1)
     shared = {resource for resource, groups in groups_on.items() if len(groups) > 1}
     made = []
-    for o, (group, start, members_, schedule, path, edge_bytes) in enumerate(found):
-        weight = _weights(schedule, path, edge_bytes, shared, members_, wires.tiers.ranks_per_node)
-        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver]) for m in schedule.messages]
+    for o, (group, start, members_, choice, schedule, path, edge_bytes) in enumerate(found):
+        weight = _weights(schedule, path, edge_bytes, shared, is_by_flow=fabric.sharing == "flows")
+        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver], choice) for m in schedule.messages]
         is_first, is_last = (other not in range(len(found)) or found[other][0] != group for other in (o - 1, o + 1))
         made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, hop_s, weight=weight)))
     return made, first_of
@@ -241,26 +297,32 @@ def _weights(
     path: Sequence[tuple[Resource, ...]],
     edge_bytes: float,
     shared: set[Resource],
-    members: Sequence[int],
-    per_node: int,
+    *,
+    is_by_flow: bool,
 ) -> list[float]:
     """What each message weighs, so that all of the collective weigh as much as the busiest link where it meets others.
+
+    Where flows share a link evenly, they weigh as many times that as pairs of members exchange through that link.
 
     Args:
         schedule: messages, cut into parts.
         path: of each.
         edge_bytes: what passes from one member to the next in all.
         shared: links on which it meets others.
-        members: its ranks.
-        per_node: ranks on a node.
+        is_by_flow: whether links divide their rate between pairs of members.
     """
     busy_s: dict[Resource, float] = {}
+    pairs_of: dict[Resource, set[tuple[int, int]]] = {}
     for m, one in zip(schedule.messages, path, strict=True):
         for resource in one:
             busy_s[resource] = busy_s.get(resource, 0.0) + m.size_bytes / resource.capacity_Bps
+            pairs_of.setdefault(resource, set()).add((m.sender, m.receiver))
     longest_s = max((s for resource, s in busy_s.items() if resource in shared), default=0.0)
     if longest_s == 0.0:
         return [1.0] * len(path)
+    if is_by_flow:
+        busiest = [r for r, s in busy_s.items() if r in shared and s >= longest_s * (1.0 - ROUNDING)]
+        edge_bytes *= max(len(pairs_of[resource]) for resource in busiest)
     parts: dict[tuple[int, int], set[tuple[Resource, ...]]] = {}
     for m, one in zip(schedule.messages, path, strict=True):
         parts.setdefault((m.sender, m.receiver), set()).add(one)

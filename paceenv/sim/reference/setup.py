@@ -53,6 +53,7 @@ def refuse_what_is_unknown(cluster: Cluster) -> None:
         "fabric.oversubscription without a program": fabric.oversubscription is not None and not cluster.has_program,
         "fabric.ecmp_paths": fabric.ecmp_paths is not None,
         "fabric.numa_nodes above 1": fabric.numa_nodes > 1,
+        "fabric.protocol or channels without a program": not (fabric.sends_as_given or cluster.has_program),
         "fabric.sqrt_us_per_sqrt_mb": fabric.sqrt_us_per_sqrt_mb != 0.0,
         "fabric.intra_node_sqrt_us_per_sqrt_mb": fabric.intra_node_sqrt_us_per_sqrt_mb != 0.0,
         "noise.transfer_cv without a program": noise.transfer_cv != 0.0 and not cluster.has_program,

@@ -59,7 +59,7 @@ def described_plan(workload: Workload, gpu: Gpu, fabric: Fabric, job: Job) -> St
     """
     places = Places(workload, job)
     inside, across = link_laws(fabric, job)
-    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm)
+    links = Links(inside, across, min(job.ranks_per_node, job.ranks), job.algorithm, fabric=fabric)
     passes = Passes(workload, gpu, links, places.folds_tensor)
     roles = [_Role(workload, passes, places.replicas, s).instructions() for s in range(workload.pipeline_parallel)]
     used = {one.communicator for role in roles for one in role if isinstance(one, Start)}
@@ -234,9 +234,10 @@ class _Role:
         one = self.workload
         cuts = self.passes.cuts()
         layers, weight, gradient = one.model.layers, BYTES[one.parameter_dtype], BYTES[one.gradient_dtype]
-        each = one.stage_parameters(0) / layers
         name = SHARDS if one.shard_group else DATA
         gathers = GATHERS if one.all_gather_group else name
+        sparse = self.workload.sparse_parameters / one.tensor_parallel if self.replicas > one.expert_parallel else 0.0
+        dense = one.stage_parameters(0) / layers - self.workload.sparse_parameters / one.tensor_parallel
         order = [
             (i, backward, k) for i in range(one.micro_batches) for backward in (False, True) for k in range(len(cuts))
         ]
@@ -244,22 +245,28 @@ class _Role:
         passes = {backward: self._pieces(backward, 0) for backward in (False, True)}
         is_shared = self.replicas > 1 and (one.shard_group or self.replicas) > 1
 
-        def gather(at: int) -> Wait | None:
+        def gather(at: int) -> list[Wait]:
             if at >= len(order) or not is_shared:
-                return None
+                return []
             _, backward, k = order[at]
             count = sizes[backward][k]
-            return self.script.start(Start(gathers, "all_gather", count * each * weight, name="weights", parts=count))
+            owned = ((gathers, dense), (EXPERT_DATA, sparse)) if sparse > 0.0 else ((gathers, dense),)
+            return [
+                self.script.start(Start(group, "all_gather", count * each * weight, name="weights", parts=count))
+                for group, each in owned
+            ]
 
         there, behind = gather(0), None
         for at, (i, backward, k) in enumerate(order):
-            if there is not None:
-                self.script.rows.append(there)
+            self.script.rows += there
             there = gather(at + 1)
             self.script.run(passes[backward][k], i)
             if backward:
                 count = sizes[True][k]
-                behind = self._scatter(name, count * each * gradient, count, i, behind, is_shared=is_shared)
+                behind = self._scatter(name, count * dense * gradient, count, i, behind, is_shared=is_shared)
+                if sparse > 0.0:
+                    start = Start(EXPERT_DATA, "reduce_scatter", count * sparse * gradient, True, parts=count)
+                    self._held.append(self.script.start(start._replace(name="gradients")))
         if behind is not None:
             self._between_replicas(*behind)
 
@@ -311,7 +318,7 @@ class _Role:
         script.rows += self._held
         parameters = one.stage_parameters(self.stage)
         if one.zero_stage in (1, 2) and self.replicas > 1:
-            sparse = one.model.layers / one.pipeline_parallel * self._expert_parameters() / one.tensor_parallel
+            sparse = one.model.layers / one.pipeline_parallel * self.workload.sparse_parameters / one.tensor_parallel
             for name, count in ((DATA, parameters - sparse), (EXPERT_DATA, sparse)):
                 if count > 0.0 and (name == DATA or self.replicas > one.expert_parallel):
                     script.needed(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))
@@ -323,10 +330,3 @@ class _Role:
         if p > 1 and self.stage in (0, p - 1) and isinstance(model, Transformer) and model.tied_embeddings:
             size = model.embedding_parameters * BYTES[one.gradient_dtype] / one.tensor_parallel
             script.needed(Start(EMBEDDING, "all_reduce", size, name="embedding"))
-
-    def _expert_parameters(self) -> float:
-        """Of one layer's MLPs on one GPU, before tensor parallelism; 0 without experts."""
-        one, model = self.workload, self.workload.model
-        if one.experts == 1 or not isinstance(model, Transformer):
-            return 0.0
-        return one.expert_parameters + sum(n for n, _ in model.layer_tensors()[:2])

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.cluster.collectives import Algorithm, Op, tree_parents, volume
+from paceenv.sim.cluster.collectives import Algorithm, Op, Volume, tree_parents, volume
+from paceenv.sim.cluster.protocols import AS_GIVEN, Choice
 
 UPLINK = 0
+HASHES = 512
+"""Draws of the paths that flows are hashed onto."""
 
 
 class Use(NamedTuple):
@@ -31,6 +35,16 @@ class Use(NamedTuple):
     """The links that it uses."""
     share_U: NDArray[np.float64]
     """The share of each link that it takes meanwhile, at most 1."""
+    flows: int = 1
+    """Pairs of ranks that exchange through its busiest port, in one direction."""
+    fan_in: int = 0
+    """Senders that start at once on one receiving NIC; 0: no message passes one."""
+    ports: int = 0
+    """Receiving NICs."""
+    feeds: frozenset[tuple[int, int]] = frozenset()
+    """Pairs of links of which some message passes the second and then the first; only where queues block."""
+    weight: float = 1.0
+    """Its share of a link where it meets others, relative to theirs."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +69,17 @@ class Tiers:
     """Seconds per square root of a byte that a node sends, between nodes."""
     inside_sqrt_s: float = 0.0
     """The same inside a node."""
-    path_imbalance: float = 1.0
-    """Load of the busiest equal-cost path above a leaf over the mean."""
+    paths: int | None = None
+    """Equal-cost paths of a leaf, or of the top tier without leaves' own rates, that flows are hashed onto."""
+    has_rails: bool = False
+    """Whether the i-th NICs of the nodes have leaves of their own."""
+    queues_block: bool = False
+    """Whether the queue of a full link holds up what is in the links before it."""
 
     @property
     def leaves(self) -> int:
         """Leaf switches."""
-        return -(-self.nodes // self.nodes_per_leaf)
+        return -(-self.nodes // self.nodes_per_leaf) * (self.nics_per_node if self.has_rails else 1)
 
     @property
     def links(self) -> int:
@@ -107,6 +125,31 @@ class Tiers:
         """
         return 1 + 2 * self.nodes * (self.ranks_per_node + self.nics_per_node) + 2 * leaf + into
 
+    def leaf_of(self, nic: int) -> int:
+        """The leaf that a NIC, counted over all nodes, is on."""
+        node, own = divmod(nic, self.nics_per_node)
+        return node // self.nodes_per_leaf * self.nics_per_node + own if self.has_rails else node // self.nodes_per_leaf
+
+    def above(self, sender: int, receiver: int) -> list[int]:
+        """What lies between two NICs above their leaves: nothing, or both leaves' uplinks and the top tier.
+
+        Args:
+            sender: a NIC, counted over all nodes.
+            receiver: another one.
+        """
+        out, into = self.leaf_of(sender), self.leaf_of(receiver)
+        return [] if out == into else [self.leaf_link(out, into=False), UPLINK, self.leaf_link(into, into=True)]
+
+    def nic_pairs(self, senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
+        """The NICs over which ranks of one node send to those of another: each to its peer, or all to all.
+
+        Args:
+            senders: ranks of one node.
+            receivers: ranks of another.
+        """
+        out, into = self.nics_of(senders), self.nics_of(receivers)
+        return list(zip(out, into, strict=True) if len(out) == len(into) else itertools.product(out, into))
+
     def nics_of(self, ranks: Sequence[int]) -> list[int]:
         """The NICs of some ranks of one node, counted over all nodes."""
         first = ranks[0] // self.ranks_per_node * self.nics_per_node
@@ -148,9 +191,11 @@ def use(
     op: Op,
     members: Sequence[int],
     payload_bytes: float,
+    choice: Choice = AS_GIVEN,
     *,
-    algorithm: Algorithm = "ring",
     efficiency: float = 1.0,
+    is_lost: bool = False,
+    groups: int = 1,
 ) -> Use:
     """What an operation of some ranks takes of the links.
 
@@ -159,64 +204,137 @@ def use(
         op: the operation.
         members: its ranks, in the order of their group. A ``send`` of one member goes to storage above the leaves.
         payload_bytes: as in :func:`messages`.
-        algorithm: of an all-reduce: ``ring`` or ``tree``, whose members are nodes.
+        choice: of algorithm, protocol and channels; the members of a tree are nodes.
         efficiency: the share of its slowest link that one operation alone can use.
+        is_lost: whether the rest of its links is of no use to others meanwhile.
+        groups: how many process groups do the same beside it, this one included; flows of all are hashed onto paths.
     """
+    payload_bytes /= choice.data_share  # flags pass the links like data
+    hop_s, inside_hop_s = tiers.hop_s * choice.hop_share, tiers.inside_hop_s * choice.inside_hop_share
     per_node: dict[int, list[int]] = {}
     for rank in members:
         per_node.setdefault(rank // tiers.ranks_per_node, []).append(rank)
-    load = np.zeros(tiers.links)
-    if algorithm == "tree" and len(per_node) > 1:
+    load, paths = np.zeros(tiers.links), set[tuple[tuple[int, ...], ...]]()
+    found, ports, crossing = Volume(1.0, 0.0), Counter[tuple[int, bool]](), Counter[int]()
+    if choice.algorithm == "tree" and len(per_node) > 1:
         nodes = list(per_node)
         for i, j, size in messages(op, "tree", len(nodes), payload_bytes):
-            _cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size)
+            paths.add(_cross(tiers, load, per_node[nodes[i]], per_node[nodes[j]], size, crossing))
+            ports.update(((nodes[i], False), (nodes[j], True)))
         for ranks in per_node.values():  # a chain inside
             for a, b in itertools.pairwise(ranks):
                 for sender, receiver in ((a, b), (b, a)):
-                    load[tiers.inside_link(sender, into=False)] += payload_bytes
-                    load[tiers.inside_link(receiver, into=True)] += payload_bytes
+                    paths.add(_inside(tiers, load, sender, receiver, payload_bytes))
         found = volume(op, "tree", len(nodes), payload_bytes)
-        chain = 2.0 * (max(map(len, per_node.values())) - 1) * tiers.inside_hop_s
-        latency_s = float(found.rounds) * tiers.hop_s + chain
+        chain = 2.0 * (max(map(len, per_node.values())) - 1) * inside_hop_s
+        latency_s = float(found.rounds) * hop_s + chain
     elif op == "send" and len(members) == 1:  # to storage above the leaves
-        _leave(tiers, load, list(members), payload_bytes)
-        latency_s = tiers.hop_s
+        paths.add(_leave(tiers, load, list(members), payload_bytes))
+        latency_s = float(found.rounds) * hop_s
     else:
+        between: dict[tuple[int, int], list[float]] = {}
         for i, j, size in messages(op, "ring", len(members), payload_bytes):
-            sender, receiver = members[i], members[j]
-            if sender // tiers.ranks_per_node == receiver // tiers.ranks_per_node:
-                load[tiers.inside_link(sender, into=False)] += size
-                load[tiers.inside_link(receiver, into=True)] += size
-            else:
-                there = receiver // tiers.ranks_per_node
-                _cross(tiers, load, per_node[sender // tiers.ranks_per_node], per_node[there], size)
-        rounds = 1.0 if op == "send" else float(volume(op, "ring", len(members), payload_bytes).rounds)
-        latency_s = rounds * (tiers.hop_s if len(per_node) > 1 else tiers.inside_hop_s)
-    seconds = load / tiers.rates_Bps()
-    slowest_s = float(seconds.max(initial=0.0))
+            here, there = (members[place] // tiers.ranks_per_node for place in (i, j))
+            if here == there:
+                paths.add(_inside(tiers, load, members[i], members[j], size))
+            if len(per_node) == 1:
+                ports.update(((members[i], False), (members[j], True)))
+            elif here != there:
+                ports.update(((here, False), (there, True)))
+                between.setdefault((here, there), []).append(size)
+        for (here, there), sizes in between.items():
+            paths.add(_cross(tiers, load, per_node[here], per_node[there], sum(sizes), crossing, len(sizes)))
+        found = volume(op, "ring", len(members), payload_bytes)
+        latency_s = float(found.rounds) * (hop_s if len(per_node) > 1 else inside_hop_s)
+    seconds, own_paths_s = load / tiers.rates_Bps(), 0.0
+    if tiers.paths is not None and crossing:
+        above = [UPLINK, *range(tiers.leaf_link(0, into=False), tiers.links)]
+        own_paths_s = float(seconds[above].max()) * hashed_imbalance(crossing, tiers)
+        seconds[above] *= hashed_imbalance({leaf: flows * groups for leaf, flows in crossing.items()}, tiers)
+    slowest_s = max(float(seconds.max(initial=0.0)), own_paths_s)
     sqrt_s = (tiers.sqrt_s if len(per_node) > 1 else tiers.inside_sqrt_s) * math.sqrt(float(load.max(initial=0.0)))
-    alone_s = slowest_s / efficiency
+    inside_bytes = float(load[1 : 1 + 2 * tiers.nodes * tiers.ranks_per_node].max())
+    channels_s = max(float(found.sent_bytes), inside_bytes) / choice.channels_Bps
+    busy_s, alone_s = max(slowest_s, channels_s), max(slowest_s / efficiency, channels_s)
     links = np.flatnonzero(seconds > 0.0)
-    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / alone_s if alone_s > 0.0 else seconds[links])
+    taken_s = (busy_s if is_lost else alone_s) or 1.0
+    flows, nics = max(ports.values(), default=1), 0
+    if len(per_node) > 1:
+        nics = len({nic for ranks in per_node.values() for nic in tiers.nics_of(ranks)})
+    fan_in = (flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
+    feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
+    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s, flows, fan_in, nics, feeds)
 
 
-def _cross(tiers: Tiers, load: NDArray[np.float64], senders: list[int], receivers: list[int], size: float) -> None:
-    """Lay bytes from one node to another on NICs, leaves and the top tier."""
-    for ranks, into in ((senders, False), (receivers, True)):
-        nics = tiers.nics_of(ranks)
-        for nic in nics:
-            load[tiers.nic_link(nic, into=into)] += size / len(nics)
-    leaves = [ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf for ranks in (senders, receivers)]
-    if leaves[0] != leaves[1]:
-        load[tiers.leaf_link(leaves[0], into=False)] += size * tiers.path_imbalance
-        load[tiers.leaf_link(leaves[1], into=True)] += size * tiers.path_imbalance
-        load[UPLINK] += size * tiers.path_imbalance
+def _feeds(paths: Iterable[tuple[tuple[int, ...], ...]]) -> frozenset[tuple[int, int]]:
+    """Pairs (later link, earlier link) of all paths, which list the links of each hop in their order."""
+    return frozenset(
+        (down, up)
+        for path in paths
+        for first, then in itertools.combinations(path, 2)
+        for down, up in itertools.product(then, first)
+    )
 
 
-def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> None:
-    """Lay bytes on the way from one node to what lies above the leaves."""
+def _inside(
+    tiers: Tiers, load: NDArray[np.float64], sender: int, receiver: int, size: float
+) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes from one rank to another of its node on their links, which are returned hop by hop."""
+    hops = (tiers.inside_link(sender, into=False),), (tiers.inside_link(receiver, into=True),)
+    for hop in hops:
+        load[list(hop)] += size
+    return hops
+
+
+def hashed_imbalance(crossing: Mapping[int, int], tiers: Tiers) -> float:
+    """Load of the busiest equal-cost path over the mean one, where each flow keeps the path that it is hashed onto.
+
+    The mean over many hashes: a program meets that, other jobs draw anew in every episode.
+
+    Args:
+        crossing: flows that leave each leaf.
+        tiers: of the fabric.
+    """
+    assert tiers.paths is not None
+    flows, leaves = max(crossing.values()), len(crossing)
+    if math.isinf(tiers.leaf_Bps):  # paths of one tier that all leaves share
+        flows, leaves = sum(crossing.values()), 1
+    drawn = np.random.default_rng(flows).multinomial(flows, np.full(tiers.paths, 1.0 / tiers.paths), (HASHES, leaves))
+    return float(drawn.max(axis=(1, 2)).mean()) * tiers.paths / flows
+
+
+def _cross(
+    tiers: Tiers,
+    load: NDArray[np.float64],
+    senders: list[int],
+    receivers: list[int],
+    size: float,
+    crossing: Counter[int],
+    pairs_of_ranks: int = 1,
+) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes from one node to another on NICs, leaves and the top tier, which are returned hop by hop.
+
+    Counts the flows that leave each leaf: one for each pair of ranks that exchange, or for each NIC if there are more.
+    """
+    pairs = tiers.nic_pairs(senders, receivers)
+    hops: list[dict[int, None]] = [{}, {}, {}, {}, {}]
+    for out, into in pairs:
+        part, above = size / len(pairs), tiers.above(out, into)
+        ends = [tiers.nic_link(out, into=False), tiers.nic_link(into, into=True)]
+        load[ends] += part
+        load[above] += part
+        for hop, link in zip(hops if above else (hops[0], hops[-1]), [ends[0], *above, ends[1]], strict=True):
+            hop[link] = None
+    for leaf in hops[1]:
+        crossing[leaf] += max(len(pairs), pairs_of_ranks) // len(hops[1])
+    return tuple(tuple(hop) for hop in hops)
+
+
+def _leave(tiers: Tiers, load: NDArray[np.float64], ranks: list[int], size: float) -> tuple[tuple[int, ...], ...]:
+    """Lay bytes on the way from one node to what lies above the leaves; the links are returned hop by hop."""
     nics = tiers.nics_of(ranks)
-    for nic in nics:
-        load[tiers.nic_link(nic, into=False)] += size / len(nics)
-    load[tiers.leaf_link(ranks[0] // tiers.ranks_per_node // tiers.nodes_per_leaf, into=False)] += size
-    load[UPLINK] += size
+    leaves = tuple({tiers.leaf_link(tiers.leaf_of(nic), into=False): None for nic in nics})
+    hops = tuple(tiers.nic_link(nic, into=False) for nic in nics), leaves, (UPLINK,)
+    for hop in hops:
+        load[list(hop)] += size / len(hop)
+    return hops

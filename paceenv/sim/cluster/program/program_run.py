@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paceenv.core.errors import InputError
-from paceenv.sim.cluster.collectives import Algorithm
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.job import Job
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, Use, use
 from paceenv.sim.cluster.program.program_tables import Start, tables
+from paceenv.sim.cluster.protocols import AS_GIVEN, Choice, choices
 from paceenv.sim.cluster.transfers import Layout, draw_links
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.program_layout import NO_PROGRAM, Program
@@ -24,10 +25,6 @@ MAX_TABLES = 64
 _TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
 
 
-HASHES = 512
-"""Draws of the paths that flows are hashed onto; a program meets their mean, other jobs draw anew in every episode."""
-
-
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
     """The links of a fabric without random quantities, for the nodes of a job.
 
@@ -36,7 +33,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         job: its ranks and nodes.
     """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
-    links = draw_links(fabric, place, Draw(np.arange(HASHES, dtype=np.uint64), job.nodes))
+    links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
     assert fabric.nodes_per_leaf is not None
     nic_Bps = float(np.ravel(links.rank_Bps)[0]) * job.ranks_per_node / fabric.nics_per_node
     return Tiers(
@@ -46,14 +43,52 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         fabric.nics_per_node,
         float(np.ravel(links.inside_Bps)[0]),
         nic_Bps,
-        float(np.ravel(links.leaf_Bps)[0]),
+        float(np.ravel(links.leaf_Bps)[0]) / (fabric.nics_per_node if fabric.rails else 1),
         float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None else np.inf,
         float(np.ravel(links.inside_hop_s)[0]),
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
         float(np.ravel(links.inside_sqrt_s)[0]),
-        float(np.mean(links.own_imbalance)),
+        fabric.ecmp_paths,
+        fabric.rails,
+        fabric.flow_control != "fair",
     )
+
+
+def blocks_s(fabric: Fabric) -> float:
+    """How long from its start a transfer that queues blocks others, seconds.
+
+    Args:
+        fabric: of the cluster, without random quantities.
+    """
+    if fabric.flow_control == "ecn":
+        return fabric.ecn_reaction_us * 1e-6
+    return 0.0 if fabric.flow_control == "fair" else math.inf
+
+
+def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequence[int]], Choice]:
+    """How a transfer of some ranks is sent: where NCCL may choose, what it expects to take least time alone.
+
+    Args:
+        fabric: of the cluster.
+        job: its ranks and nodes.
+        tiers: links of the fabric.
+    """
+
+    def found(start: Start, members: Sequence[int]) -> Choice:
+        size = start.payload_bytes / start.parts
+        if len(members) < 2:  # to storage, which is not NCCL's
+            return AS_GIVEN
+        nodes = len({rank // tiers.ranks_per_node for rank in members})
+        ways = choices(fabric, start.op, job.algorithm, size, nodes=nodes)
+
+        def time_s(choice: Choice) -> float:
+            one = use(tiers, start.op, members, size, choice)
+            return one.alone_s / choice.expected + one.latency_s
+
+        return min(ways, key=time_s) if len(ways) > 1 else ways[0]
+
+    return found
 
 
 def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
@@ -64,15 +99,15 @@ def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
         job: its ranks and nodes.
     """
     tiers = tiers_of(fabric, job)
+    choose = choice_of(fabric, job, tiers)
 
     def found(start: Start, members: list[int]) -> Use:
-        algorithm: Algorithm = "ring"
-        size = start.payload_bytes / start.parts
-        if start.op == "all_reduce" and job.algorithm in ("tree", "auto"):
-            small = job.algorithm == "tree" or size < fabric.tree_below_bytes
-            algorithm = "tree" if small else "ring"
-        one = use(tiers, start.op, members, size, algorithm=algorithm)
-        return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts)
+        choice, size = choose(start, members), start.payload_bytes / start.parts
+        efficiency, is_lost = fabric.efficiency.get(start.op, 1.0), fabric.unused_rate == "lost"
+        groups = max(job.ranks // len(members), 1)
+        one = use(tiers, start.op, members, size, choice, efficiency=efficiency, is_lost=is_lost, groups=groups)
+        weight = float(one.flows) if fabric.sharing == "flows" else 1.0
+        return one._replace(alone_s=one.alone_s * start.parts, latency_s=one.latency_s * start.parts, weight=weight)
 
     return found
 
@@ -89,6 +124,7 @@ def program_of(cluster: Cluster) -> Program:
         plan = cluster.program_plan()
         assert plan is not None
         found = tables(plan, use_of(cluster.fabric, cluster.job), has_tenants=bool(cluster.tenants))
+        found = found._replace(blocks_s=blocks_s(cluster.fabric))
         _TABLES[key, bool(cluster.tenants)] = found
     return _TABLES[key, bool(cluster.tenants)]
 

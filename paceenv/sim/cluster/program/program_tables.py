@@ -80,6 +80,10 @@ class StepPlan:
         return max(sum(one.seconds for one in role if isinstance(one, Compute)) for role in self.roles)
 
 
+_Uses = list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]]
+_Feeds = list[frozenset[tuple[int, int]]]
+
+
 class _Operation(NamedTuple):
     start: Start
     use: Use
@@ -108,7 +112,8 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
             if key not in known:
                 known[key] = use(start, members)
             operations.append(_Operation(start, known[key]))
-    uses = _simplified(operations, first_op, has_tenants=has_tenants)
+    queues_block = any(one.use.feeds for one in operations)
+    uses, feeds = (_blocking if queues_block else _simplified)(operations, first_op, has_tenants=has_tenants)
     rows = _instructions(plan, groups, group_of, first_op)
     counts = np.array([len(members) for _, members in groups], np.int64)
     group_O = np.repeat(np.arange(len(groups)), np.diff(first_op))
@@ -130,8 +135,10 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         can_wait_O=np.array([one.start.can_wait for one in operations], np.bool_),
         alone_O=np.array([one.use.alone_s for one in operations], np.float64),
         latency_O=np.array([one.use.latency_s for one in operations], np.float64),
-        weight_O=np.ones(len(operations)),
-        top_O=np.array([float(shares.max(initial=0.0)) or 1.0 for _, shares in uses], np.float64),
+        weight_O=np.array([one.use.weight for one in operations], np.float64),
+        top_O=_top_O(uses, group_O, has_tenants=has_tenants),
+        fan_in_O=np.array([one.use.fan_in for one in operations], np.int64),
+        ports_O=np.array([one.use.ports for one in operations], np.int64),
         is_private_O=np.array([count == 0 for count in link_counts], np.bool_),
         first_use_O=np.concatenate([[0], np.cumsum(link_counts)]).astype(np.int64),
         link_U=np.concatenate([np.zeros(0, np.int64), *(links for links, _ in uses)]).astype(np.int64),
@@ -140,7 +147,11 @@ def tables(plan: StepPlan, use: Callable[[Start, list[int]], Use], *, has_tenant
         rank_M=np.array([rank for _, members in groups for rank in members], np.int64),
         place_I=np.array([one[4] for row in rows for one in row], np.int64),
         first_handed_O=np.concatenate([[0], np.cumsum(counts[group_O])]).astype(np.int64),
+        first_feed_O=np.concatenate([[0], np.cumsum([len(one) for one in feeds])]).astype(np.int64),
+        down_F=np.array([down for one in feeds for down, _ in one], np.int64),
+        up_F=np.array([up for one in feeds for _, up in one], np.int64),
         links=int(max([UPLINK, *(int(links.max(initial=0)) for links, _ in uses)])) + 1,
+        blocks_s=0.0,
     )
 
 
@@ -190,7 +201,7 @@ def _instructions(
 
 def _simplified(
     operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
-) -> list[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+) -> tuple[_Uses, _Feeds]:
     """The links and shares of every operation, without links that are never full, equal ones as one.
 
     A process group runs one operation at a time, so a link is never full where the largest shares of all groups fit.
@@ -210,16 +221,62 @@ def _simplified(
         if is_full or (link == UPLINK and has_tenants):
             signature = tuple((o, round(share / _SAME) * _SAME) for o, share in sorted(shares.items()))
             kinds[signature] = kinds.get(signature, False) or (link == UPLINK and has_tenants)
-    kept = _pruned(kinds)
     found: list[tuple[list[int], list[float]]] = [([], []) for _ in operations]
     number = UPLINK
-    for signature, is_uplink in kept:
+    for signature, is_uplink in _pruned(kinds):
         if not is_uplink:
             number += 1
         for o, share in signature:
             found[o][0].append(UPLINK if is_uplink else number)
             found[o][1].append(min(share, 1.0))
-    return [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
+    uses = [(np.array(links, np.int64), np.array(shares)) for links, shares in found]
+    return uses, [frozenset() for _ in operations]
+
+
+def _top_O(
+    uses: _Uses, group_O: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The largest share that each operation takes of a link where it meets others; 1 where it meets none."""
+    groups_on: dict[int, set[int]] = {UPLINK: {-1}} if has_tenants else {}
+    for (links, _), group in zip(uses, group_O, strict=True):
+        for link in links.tolist():
+            groups_on.setdefault(link, set()).add(int(group))
+    met = [[len(groups_on[link]) > 1 for link in links.tolist()] for links, _ in uses]
+    return np.array([float(shares[one].max(initial=0.0)) or 1.0 for (_, shares), one in zip(uses, met, strict=True)])
+
+
+def _blocking(
+    operations: list[_Operation], first_op: np.ndarray[tuple[int], np.dtype[np.int64]], *, has_tenants: bool
+) -> tuple[_Uses, _Feeds]:
+    """The links, shares and feeds of every operation where queues block, equal links as one.
+
+    A link that is never full can be blocked, and one that a single operation fills blocks those before it. Left out are
+    only those on which one group is and that its operations cannot fill.
+    """
+    group_of_op = np.repeat(np.arange(len(first_op) - 1), np.diff(first_op))
+    by_link: dict[int, list[tuple[int, float]]] = {}
+    for o, one in enumerate(operations):
+        for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True):
+            by_link.setdefault(link, []).append((o, round(share / _SAME) * _SAME))
+    number_of: dict[int, int] = {}
+    numbers: dict[tuple[tuple[int, float], ...], int] = {}
+    for link, uses in by_link.items():
+        is_shared = len({int(group_of_op[o]) for o, _ in uses}) > 1
+        if link == UPLINK and has_tenants:
+            number_of[link] = UPLINK
+        elif is_shared or any(share >= 1.0 - _SAME for _, share in uses):
+            number_of[link] = numbers.setdefault(tuple(uses), UPLINK + 1 + len(numbers))
+    found, feeds = [], []
+    for one in operations:
+        shares = {
+            number_of[link]: min(share, 1.0)
+            for link, share in zip(one.use.link_U.tolist(), one.use.share_U.tolist(), strict=True)
+            if link in number_of
+        }
+        found.append((np.array(list(shares), np.int64), np.array(list(shares.values()))))
+        pairs = ((number_of.get(down), number_of.get(up)) for down, up in one.use.feeds)
+        feeds.append(frozenset((d, u) for d, u in pairs if d is not None and u is not None and d != u))
+    return found, feeds
 
 
 def _pruned(kinds: dict[tuple[tuple[int, float], ...], bool]) -> list[tuple[tuple[tuple[int, float], ...], bool]]:

@@ -14,6 +14,7 @@ from paceenv.ui.config_files import Config
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,31}$")]
 Seconds = Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False)]
 Ranks = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+Pair = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
 WORLD = "world"
 """The communicator of all ranks, where none is named."""
 
@@ -23,9 +24,27 @@ class Communicator(Config):
 
     size: int | None = Field(None, ge=1, description="ranks of a group; empty: all")
     stride: int = Field(1, ge=1, description="distance of neighbours in a group; 1: consecutive ranks")
+    grows: bool = Field(
+        False, description="a job of more ranks has more members in a group, not more groups; always without a size"
+    )
+
+    pairs: list[Pair] | None = Field(
+        None, description="in place of size and stride: sender and receiver of each message; no rank twice"
+    )
+
+    @model_validator(mode="after")
+    def _no_rank_twice(self) -> Communicator:
+        members = [rank for pair in self.pairs or () for rank in pair]
+        if len(set(members)) < len(members):
+            raise ValueError("pairs in which no rank is twice")
+        if self.pairs is not None and (self.size is not None or self.stride != 1 or self.grows):
+            raise ValueError("pairs without size, stride and grows")
+        return self
 
     def groups(self, ranks: int) -> list[list[int]]:
         """The groups of a job of that many ranks."""
+        if self.pairs is not None:
+            return [list(pair) for pair in self.pairs]
         size = self.size or ranks
         block = size * self.stride
         return [
@@ -112,6 +131,11 @@ class StepProgram(Config):
         found = (phase.transfer() for phase in flat(self.step))
         return any(one is not None and one[1].can_wait for one in found)
 
+    @property
+    def has_own_ranks(self) -> bool:
+        """Whether some ranks compute what others do not."""
+        return any(phase.compute is not None and phase.compute.ranks is not None for phase in flat(self.step))
+
     def plan(self, ranks: int) -> StepPlan:
         """What every rank of a job does.
 
@@ -123,7 +147,9 @@ class StepProgram(Config):
         """
         every = {WORLD: Communicator()} | self.communicators
         for name, one in every.items():
-            if ranks % ((one.size or ranks) * one.stride):
+            if any(rank >= ranks for pair in one.pairs or () for rank in pair):
+                raise ValueError(f"program.communicators.{name}.pairs of the {ranks} ranks")
+            if one.pairs is None and ranks % ((one.size or ranks) * one.stride):
                 raise ValueError(f"program.communicators.{name}: size x stride that divides the {ranks} ranks")
         roles: dict[tuple[Instruction, ...], int] = {}
         role_R = []
@@ -148,7 +174,10 @@ class StepProgram(Config):
                     yield Compute(phase.compute.seconds, phase.compute.micro_batch)
             elif found is not None:
                 op, one = found
+                paired = getattr(self.communicators.get(one.communicator), "pairs", None)
                 if one.ranks is not None and rank not in one.ranks:
+                    continue
+                if paired is not None and all(rank not in pair for pair in paired):
                     continue
                 yield Start(one.communicator, op, one.bytes, one.can_wait, one.every, one.name or op)
                 wait = Wait(one.communicator, begun.get(one.communicator, 0))

@@ -1,0 +1,301 @@
+"""How running operations of a program divide the links: weighted max-min, solved again only where something changed.
+
+A division is max-min when every operation either runs as fast as alone or has a full link on which none has a higher
+level: its bottleneck. When an operation comes or goes, only those whose bottleneck it touches can change. They are
+filled again with all others as they are; whoever is disturbed by that is filled again with them, until nobody is. The
+result is the one of filling all (Bertsekas and Gallager, Data Networks, 1992, 6.5.2), at the cost of what changed.
+
+Where a fabric holds packets back instead of dropping them, by pauses or credits, the queue of a full link grows back
+into the links before it, and all that is in those waits behind it: head-of-line blocking. An operation whose messages
+queue on a link leaves every other one there no more of that link than it has itself. Zhu et al., "Congestion control
+for large-scale RDMA deployments" (2015), 2.2. Such a job is filled as a whole after every change.
+
+Scalar loops that the kernel compiles. The legend is that of ``paceenv.sim.engine.program_layout``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceenv.sim.engine.program_layout import UPLINK, Program, ProgramScratch
+
+_NONE, _ALONE = -1, -1
+_UNKNOWN, _FULL, _SLOWEST = -1.0, -1.0, 1e-9
+_ROUNDING, _SAME = 1e-12, 1e-9
+
+
+def join_links(program: Program, s: ProgramScratch, o: int, changed: int) -> int:
+    """Operation ``o`` runs from now on; returns how many operations have a rate to be found.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        changed: how many had.
+    """
+    s.rate_O[o] = 0.0
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        link = program.link_U[u]
+        after = s.head_L[link]
+        s.before_U[u], s.after_U[u], s.owner_U[u] = _NONE, after, o
+        if after != _NONE:
+            s.before_U[after] = u
+        s.head_L[link] = u
+    return look_again(s, o, changed)
+
+
+def leave_links(program: Program, s: ProgramScratch, o: int, changed: int) -> int:
+    """Operation ``o`` runs no longer; returns how many operations have a rate to be found.
+
+    Args:
+        program: of the job.
+        s: of the step.
+        o: the operation.
+        changed: how many had.
+    """
+    if s.is_changed_O[o]:
+        s.is_changed_O[o] = False
+        i = 0
+        while s.changed_O[i] != o:
+            i += 1
+        changed -= 1
+        s.changed_O[i] = s.changed_O[changed]
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        link, before, after = program.link_U[u], s.before_U[u], s.after_U[u]
+        if before == _NONE:
+            s.head_L[link] = after
+        else:
+            s.after_U[before] = after
+        if after != _NONE:
+            s.before_U[after] = before
+        other = s.head_L[link]
+        while other != _NONE:
+            if s.bottleneck_O[s.owner_U[other]] == link:
+                changed = look_again(s, s.owner_U[other], changed)
+            other = s.after_U[other]
+    return changed
+
+
+def look_again(s: ProgramScratch, o: int, changed: int) -> int:
+    """The rate of operation ``o`` is to be found; returns of how many operations it is.
+
+    Args:
+        s: of the step.
+        o: the operation.
+        changed: of how many it was.
+    """
+    if s.is_changed_O[o]:
+        return changed
+    s.is_changed_O[o] = True
+    s.changed_O[changed] = o
+    return changed + 1
+
+
+def _mark_all_on(s: ProgramScratch, link: int, changed: int) -> int:
+    u = s.head_L[link]
+    while u != _NONE:
+        changed = look_again(s, s.owner_U[u], changed)
+        u = s.after_U[u]
+    return changed
+
+
+def share_links(
+    program: Program, s: ProgramScratch, changed: int, now_s: float, tenants: Any, left_K: NDArray[np.float64]
+) -> None:
+    """Find the rates of all operations that a change touches, and when they end; of tenants too where they are on.
+
+    Args:
+        program: of the job.
+        s: ``rate_O``, ``left_O``, ``since_O``, ``until_O`` and ``rate_K`` are written.
+        changed: how many operations of ``changed_O`` have a rate to be found.
+        now_s: seconds from the end of the step before.
+        tenants: ``(K,)`` of ``TENANT``; all on the uplink are filled with them.
+        left_K: their work left; a tenant takes part while it is positive.
+    """
+    if tenants.shape[0] > 0:
+        changed = _mark_all_on(s, UPLINK, changed)
+    if program.blocks_s > 0.0:
+        for link in range(program.links):
+            changed = _mark_all_on(s, link, changed)
+    while True:
+        _fill(program, s, changed, now_s, tenants, left_K)
+        found = _disturbed(program, s, changed)
+        if found == changed:
+            break
+        changed = found
+    for i in range(changed):
+        o = s.changed_O[i]
+        s.is_changed_O[o] = False
+        s.left_O[o] -= s.rate_O[o] * (now_s - s.since_O[o])
+        s.rate_O[o], s.since_O[o] = s.new_O[o], now_s
+        s.until_O[o] = now_s + max(s.left_O[o], 0.0) / s.rate_O[o]
+
+
+def _disturbed(program: Program, s: ProgramScratch, changed: int) -> int:
+    """Add those whose bottleneck is none any more; returns how many operations have a rate to be found."""
+    found = changed
+    for i in range(changed):
+        o = s.changed_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            link = program.link_U[u]
+            load, highest, held = 0.0, 0.0, math.inf
+            other = s.head_L[link]
+            while other != _NONE:
+                p = s.owner_U[other]
+                load += (s.new_O[p] if s.is_changed_O[p] else s.rate_O[p]) * program.share_U[other]
+                highest = max(highest, s.level_O[p])
+                if s.is_changed_O[p] and s.bottleneck_O[p] == link:
+                    held = min(held, s.level_O[p])
+                other = s.after_U[other]
+            is_full = load >= 1.0 - _SAME
+            other = s.head_L[link]
+            while other != _NONE:
+                p = s.owner_U[other]
+                if not s.is_changed_O[p]:
+                    is_beaten = not is_full or highest > s.level_O[p] * (1.0 + _SAME)
+                    if (s.bottleneck_O[p] == link and is_beaten) or s.level_O[p] > held * (1.0 + _SAME):
+                        found = look_again(s, p, found)
+                other = s.after_U[other]
+    return found
+
+
+def _fill(
+    program: Program, s: ProgramScratch, changed: int, now_s: float, tenants: Any, left_K: NDArray[np.float64]
+) -> None:
+    """Set the rates of changed operations and of tenants, with all others as they are.
+
+    The water level rises for all alike: at a level, one of weight w has ``w * level`` of its busiest link. It stops
+    rising where it runs as fast as alone, or where one of its links is full.
+    """
+    _begin_to_rise(program, s, changed, tenants, left_K)
+    for _ in range(changed + tenants.shape[0]):
+        level = _rising_to(program, s, changed, tenants)
+        if level == math.inf:
+            return
+        full_at = level * (1.0 + _ROUNDING)
+        for i in range(changed):  # before anything is taken off a link
+            o = s.changed_O[i]
+            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+                link = program.link_U[u]
+                if s.weight_L[link] > 0.0 and s.left_L[link] <= full_at * s.weight_L[link]:
+                    s.weight_L[link] = _FULL
+        if tenants.shape[0] > 0 and s.weight_L[UPLINK] > 0.0 and s.left_L[UPLINK] <= full_at * s.weight_L[UPLINK]:
+            s.weight_L[UPLINK] = _FULL
+        for i in range(changed):
+            _freeze(program, s, s.changed_O[i], level)
+        if program.blocks_s > 0.0:
+            for i in range(changed):
+                if now_s < s.start_O[s.changed_O[i]] + program.blocks_s:
+                    _block(program, s, s.changed_O[i])
+        for k in range(tenants.shape[0]):
+            cap, rate = tenants[k]["rate_cap"], level * tenants[k]["weight"]
+            if s.rate_K[k] == _UNKNOWN and (rate * (1.0 + _ROUNDING) >= cap or s.weight_L[UPLINK] == _FULL):
+                s.rate_K[k] = max(min(rate, cap), _SLOWEST)
+                s.left_L[UPLINK] -= s.rate_K[k]
+
+
+def _begin_to_rise(
+    program: Program, s: ProgramScratch, changed: int, tenants: Any, left_K: NDArray[np.float64]
+) -> None:
+    """Rates of changed operations and of tenants are unknown, and links have what the others leave of them."""
+    for i in range(changed):
+        o = s.changed_O[i]
+        s.new_O[o], s.cap_O[o] = _UNKNOWN, 1.0
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.left_L[program.link_U[u]] = _UNKNOWN
+    for i in range(changed):
+        o = s.changed_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            link = program.link_U[u]
+            if s.left_L[link] == _UNKNOWN:
+                s.left_L[link] = _free(program, s, link)
+    if tenants.shape[0] > 0:
+        s.left_L[UPLINK] = 1.0
+    for k in range(tenants.shape[0]):
+        s.rate_K[k] = _UNKNOWN if left_K[k] > 0.0 else 0.0
+
+
+def _free(program: Program, s: ProgramScratch, link: int) -> float:
+    """What operations that stay as they are leave of a link, a share."""
+    left, u = 1.0, s.head_L[link]
+    while u != _NONE:
+        if not s.is_changed_O[s.owner_U[u]]:
+            left -= s.rate_O[s.owner_U[u]] * program.share_U[u]
+        u = s.after_U[u]
+    return max(left, 0.0)
+
+
+def _rising_to(program: Program, s: ProgramScratch, changed: int, tenants: Any) -> float:
+    """The level at which the next operation or tenant stops rising; infinite if none is left. Fills ``weight_L``."""
+    level = math.inf
+    for i in range(changed):
+        o = s.changed_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.weight_L[program.link_U[u]] = 0.0
+    if tenants.shape[0] > 0:
+        s.weight_L[UPLINK] = 0.0
+    for k in range(tenants.shape[0]):
+        if s.rate_K[k] == _UNKNOWN:
+            level = min(level, tenants[k]["rate_cap"] / tenants[k]["weight"])
+            s.weight_L[UPLINK] += tenants[k]["weight"]
+    for i in range(changed):
+        o = s.changed_O[i]
+        if s.new_O[o] == _UNKNOWN:
+            level = min(level, s.cap_O[o] * program.top_O[o] / program.weight_O[o])
+            per_level = program.weight_O[o] / program.top_O[o]
+            for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+                s.weight_L[program.link_U[u]] += per_level * program.share_U[u]
+    if level == math.inf:
+        return level
+    if tenants.shape[0] > 0 and s.weight_L[UPLINK] > 0.0:
+        level = min(level, s.left_L[UPLINK] / s.weight_L[UPLINK])
+    for i in range(changed):
+        o = s.changed_O[i]
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            link = program.link_U[u]
+            if s.weight_L[link] > 0.0:
+                level = min(level, s.left_L[link] / s.weight_L[link])
+    return max(level, 0.0)
+
+
+def _freeze(program: Program, s: ProgramScratch, o: int, level: float) -> None:
+    """Fix the rate of operation ``o`` if it cannot rise further, and take what it uses off its links."""
+    if s.new_O[o] != _UNKNOWN:
+        return
+    rate = level * program.weight_O[o] / program.top_O[o]
+    held = rate * (1.0 + _ROUNDING) >= s.cap_O[o]
+    if s.cap_O[o] == 1.0:
+        s.bottleneck_O[o] = _ALONE
+    for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+        if s.weight_L[program.link_U[u]] == _FULL:
+            held = True
+            s.bottleneck_O[o] = program.link_U[u]
+    if held:
+        s.new_O[o], s.level_O[o] = max(min(rate, s.cap_O[o]), _SLOWEST), level
+        for u in range(program.first_use_O[o], program.first_use_O[o + 1]):
+            s.left_L[program.link_U[u]] -= s.new_O[o] * program.share_U[u]
+
+
+def _block(program: Program, s: ProgramScratch, o: int) -> None:
+    """Operation ``o`` queues on its bottleneck: links before it carry no more of any other operation than of it."""
+    if s.new_O[o] == _UNKNOWN or s.bottleneck_O[o] == _ALONE:
+        return
+    for f in range(program.first_feed_O[o], program.first_feed_O[o + 1]):
+        if program.down_F[f] != s.bottleneck_O[o]:
+            continue
+        up, per_weight, u = program.up_F[f], 0.0, s.head_L[program.up_F[f]]
+        while u != _NONE:
+            if s.owner_U[u] == o:
+                per_weight = s.new_O[o] * program.share_U[u] / program.weight_O[o]
+            u = s.after_U[u]
+        u = s.head_L[up]
+        while u != _NONE:
+            p = s.owner_U[u]
+            cap = per_weight * program.weight_O[p] / program.share_U[u]
+            if s.new_O[p] == _UNKNOWN and cap < s.cap_O[p]:
+                s.cap_O[p], s.bottleneck_O[p] = cap, up
+            u = s.after_U[u]

@@ -1,0 +1,131 @@
+"""Efficiencies of operations from traces of a known program: what is simulated is found again, else none is claimed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.traced_jobs import awaited
+
+from paceenv.calibration.fit_trace import calibrate_trace
+from paceenv.core.trace import Trace, read_trace
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.engine.recording import RecordingWriter
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.ui import config_files
+
+SOCKETS = {"sharing": "flows", "unused_rate": "lost"}
+
+
+def layers(order: str = "overlap", noise: float = 0.01, **fabric: Any) -> Cluster:
+    """Four hosts at 100 Mbit/s: two layers of compute, an all-reduce (32 ms) and an all-to-all (20 ms).
+
+    Args:
+        order: ``overlap``: the all-reduce in the background of the all-to-all; ``apart``: after it;
+            ``hidden``: in the background, with compute behind it, so that nobody waits for it.
+        noise: coefficient of variation of compute.
+        fabric: keys of the fabric.
+    """
+    ring: dict[str, Any] = {"all_reduce": {"bytes": 2.67e5, "communicator": "gradients", "background": True}}
+    exchange = {"all_to_all": {"bytes": 3.33e5, "communicator": "experts"}}
+    compute = {"compute": {"seconds": 0.04}}
+    if order == "apart":
+        step = [compute, exchange, compute, exchange, ring, ring]
+    else:
+        step = [compute, ring, exchange, compute, ring, exchange]
+        if order == "hidden":
+            step.append({"compute": {"seconds": 0.2}})
+    data = {
+        "name": "layers",
+        "job": {"nodes": 4},
+        "program": {"communicators": {"gradients": {}, "experts": {}}, "step": step},
+        "fabric": {"nic_gbps": 0.1, "nodes_per_leaf": 4, "uplink_gbps": 400.0, "latency_us": 0} | fabric,
+        "noise": {"jitter_cv": noise},
+    }
+    return config_files.parse(Cluster, data, "test")
+
+
+def traced(cluster: Cluster, path: Path) -> Trace:
+    """Unpaced steps of a cluster."""
+    keys = episode_keys([0])
+    job = Simulator(derive(cluster, keys), keys)
+    with RecordingWriter(path, job, cluster.name) as writer:
+        writer.append(job.record(job.off(), 60))
+    return read_trace(path)
+
+
+CASES = [
+    ({"all_to_all": 0.6}, SOCKETS),
+    ({"all_reduce": 0.5}, SOCKETS),
+    ({"all_to_all": 0.3}, {}),
+    ({"all_reduce": 0.7}, {"sharing": "flows"}),
+    ({}, SOCKETS),
+]
+SHOWN = [("overlap", False), ("overlap", True), ("apart", False)]
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "fabric", "order", "is_live"),
+    # behind a slow exchange with room beside it, nobody waits for an all-reduce
+    [(*case, *shown) for case in CASES for shown in SHOWN if case[1] or not shown[1]],
+)
+def test_an_efficiency_is_found_again(
+    efficiency: dict[str, float], fabric: dict[str, Any], order: str, is_live: bool, tmp_path: Path
+) -> None:
+    truth = layers(order, efficiency=efficiency, **fabric)
+    base = layers(order, noise=0.0, **fabric, nic_gbps=0.12)
+    trace = traced(truth, tmp_path / "trace.parquet")
+    fit = calibrate_trace(awaited(trace) if is_live else trace, base=base)
+    assert dict(fit.cluster.fabric.efficiency) == pytest.approx(efficiency, rel=0.05)
+    assert fit.cluster.fabric.nic_gbps == pytest.approx(0.1, rel=0.03)
+    assert abs(fit.mean_error) < 0.01
+    keys = {one.key for one in fit.parameters if one.is_identified}
+    assert {f"fabric.efficiency.{kind}" for kind in efficiency} <= keys
+
+
+@pytest.mark.parametrize(
+    ("order", "fabric"),
+    [
+        ("hidden", {"efficiency": {"all_reduce": 0.5}, **SOCKETS}),  # nobody waits for the all-reduces
+        ("overlap", {"efficiency": {"all_to_all": 0.7}}),  # half of the link is less than it could use
+    ],
+)
+def test_no_efficiency_is_claimed_where_the_trace_does_not_show_it(
+    order: str, fabric: dict[str, Any], tmp_path: Path
+) -> None:
+    truth = layers(order, **fabric)
+    known = {key: value for key, value in fabric.items() if key != "efficiency"}
+    base = layers(order, noise=0.0, **known)
+    fit = calibrate_trace(awaited(traced(truth, tmp_path / "trace.parquet")), base=base)
+    assert not fit.cluster.fabric.efficiency
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "fabric"),
+    [
+        ({"all_to_all": 0.6}, SOCKETS),
+        ({"all_to_all": 0.6}, {"sharing": "operations", "unused_rate": "lost"}),
+        ({"all_to_all": 0.4}, {"sharing": "operations", "unused_rate": "free"}),
+        ({}, {"sharing": "flows", "unused_rate": "free"}),
+        ({}, {"sharing": "operations", "unused_rate": "free"}),
+    ],
+)
+def test_how_links_are_shared_is_found_where_operations_run_alone_and_together(
+    efficiency: dict[str, float], fabric: dict[str, Any], tmp_path: Path
+) -> None:
+    ring = {"all_reduce": {"bytes": 2.67e5, "communicator": "gradients"}}
+    behind = {"all_reduce": {**ring["all_reduce"], "background": True}}
+    exchange = {"all_to_all": {"bytes": 3.33e5, "communicator": "experts"}}
+    compute = {"compute": {"seconds": 0.04}}
+    steps = [compute, exchange, compute, ring, compute, behind, exchange, {"compute": {"seconds": 0.09}}]
+    data = layers(efficiency=efficiency, **fabric).model_dump(exclude_defaults=True)
+    data["program"]["step"] = steps
+    truth = config_files.parse(Cluster, data, "test")
+    fit = calibrate_trace(traced(truth, tmp_path / "trace.parquet"), program=True)
+    found = fit.cluster.fabric
+    assert dict(found.efficiency) == pytest.approx(efficiency, rel=0.05)
+    assert found.nic_gbps == pytest.approx(0.1, rel=0.03)
+    assert {"sharing": found.sharing, "unused_rate": found.unused_rate} == fabric
+    assert abs(fit.mean_error) < 0.01

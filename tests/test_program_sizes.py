@@ -1,0 +1,178 @@
+"""A program at other sizes: which groups grow, what a fitted one predicts, and where nothing can be predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.traced_jobs import H100_DIR, needs_h100
+from test_program_calibration import EXPERTS, traced, typed
+
+from paceenv.calibration.program import group_growth
+from paceenv.calibration.program.program_fit import calibrate_program
+from paceenv.core.errors import InputError
+from paceenv.importers.inputs import read_inputs
+from paceenv.policies.rollout import run, start
+from paceenv.policies.select import select_policy
+from paceenv.policies.whatif.answer import Case
+from paceenv.policies.whatif.baseline import Baseline, of_trace
+from paceenv.policies.whatif.change import Change
+from paceenv.policies.whatif.simulated import check, predict
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.program_tables import StepPlan
+from paceenv.trainers.report.fitted import fit, sizes
+from paceenv.ui import config_files
+
+DATA = [
+    {
+        "repeat": 4,
+        "step": [
+            {"compute": {"seconds": 0.01}},
+            {"all_reduce": {"bytes": 4e7, "communicator": "tensor"}},
+            {"compute": {"seconds": 0.01}},
+            {"all_reduce": {"bytes": 1e8, "communicator": "data", "background": True, "can_wait": True}},
+        ],
+    },
+    {"compute": {"seconds": 0.03}},
+]
+GROUPS = {"tensor": {"size": 2}, "data": {"size": 4, "stride": 2, "grows": True}}
+TENSOR = typed(DATA, GROUPS)
+"""Sums of activations of pairs, and of gradients of every second rank."""
+STAGES = typed(
+    [
+        {"compute": {"seconds": 0.02, "ranks": [0, 1]}},
+        {"send": {"bytes": 1e6, "communicator": "ahead", "background": True}},
+        {"compute": {"seconds": 0.03, "ranks": [2, 3]}},
+        {"all_reduce": {"bytes": 1e8, "communicator": "data"}},
+    ],
+    {"ahead": {"size": 2, "stride": 2}, "data": {"size": 2, "grows": True}},
+    nodes=4,
+)
+"""Two pipeline stages of two replicas."""
+
+
+def plan_of(cluster: Cluster) -> StepPlan:
+    plan = cluster.program_plan()
+    assert plan is not None
+    return plan
+
+
+def mean_step_s(cluster: Cluster) -> float:
+    return float(run(select_policy("passive", cluster), start(cluster, np.arange(2)), 300).step_ET.mean())
+
+
+def predicted(cluster: Cluster, path: Path, nodes: int) -> Case:
+    """What a trace of a cluster predicts for more nodes."""
+    baseline = of_trace(traced(cluster, path), path.name, None, None)
+    answer = predict(baseline, [Change(nodes=nodes)], seeds=4, first_seed=0, iterations=100)
+    return answer.changed[0].case
+
+
+def test_groups_that_grow_have_more_members_and_others_become_more() -> None:
+    plan = plan_of(TENSOR.with_nodes(12))
+    assert plan.communicators["tensor"] == [[k, k + 1] for k in range(0, 12, 2)]
+    assert plan.communicators["data"] == [list(range(0, 12, 2)), list(range(1, 12, 2))]
+
+
+def test_stages_stay_apart() -> None:
+    plan = plan_of(STAGES.with_nodes(6))
+    assert plan.communicators["data"] == [[0, 1, 2], [3, 4, 5]]
+    assert plan.communicators["ahead"] == [[0, 3], [1, 4], [2, 5]]
+    assert len(set(plan.role_R[:3])) == len(set(plan.role_R[3:])) == 1
+    assert plan_of(STAGES.with_nodes(2)).communicators["ahead"] == [[0, 1]]
+    assert mean_step_s(STAGES.with_nodes(8)) > mean_step_s(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "said"),
+    [
+        (TENSOR, 9, "9 ranks: no whole number of replicas, as process groups that keep their size span 2 ranks"),
+        (STAGES, 5, "5 ranks: no whole number of replicas, as process groups that keep their size span 1 ranks"),
+        (
+            typed([{"compute": {"seconds": 0.1, "ranks": [0]}}, {"all_reduce": {"bytes": 1e6}}], {"two": {"size": 2}}),
+            16,
+            "16 ranks: a phase of ranks 0 is not that of every replica of 2 ranks",
+        ),
+    ],
+)
+def test_sizes_that_no_whole_replicas_make_are_refused(cluster: Cluster, nodes: int, said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        cluster.with_nodes(nodes)
+    assert str(raised.value).startswith(said)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
+    program = calibrate_program(traced(TENSOR, tmp_path / "trace.parquet")).cluster.program
+    assert program is not None
+    found = {(one.size, one.stride, one.grows) for one in program.communicators.values()}
+    assert found == {(2, 1, False), (4, 2, True)}
+
+
+@pytest.mark.parametrize("cluster", [TENSOR, EXPERTS], ids=["tensor", "experts"])
+def test_a_trace_predicts_the_program_at_another_size(cluster: Cluster, tmp_path: Path) -> None:
+    case = predicted(cluster, tmp_path / "trace.parquet", 16)
+    assert case.step_s.value == pytest.approx(mean_step_s(cluster.with_nodes(16)), rel=0.02)
+
+
+def test_rounds_that_nobody_saw_are_in_the_interval(tmp_path: Path) -> None:
+    """Each all-reduce has a round more for every rank, which one size cannot tell from bytes."""
+    slow = EXPERTS.changed(["fabric.latency_us=600"])
+    case = predicted(slow, tmp_path / "trace.parquet", 32)
+    truth_s = mean_step_s(slow.with_nodes(32))
+    assert truth_s > 1.02 * case.step_s.value
+    assert case.step_s.low <= truth_s <= case.step_s.high
+
+
+def test_the_report_predicts_sizes_with_the_program(tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    fitted = fit(traced(EXPERTS, path, 40), path.name, None)
+    assert not isinstance(fitted, str)
+    assert fitted.baseline.cluster.can_defer
+    answer = sizes(fitted)
+    assert not isinstance(answer, str)
+    assert [row.case.nodes for row in answer.changed] == [4, 16, 32, 64]  # 2 ranks make no group of experts
+    assert any("groups of world have more members" in line for line in answer.assumes)
+
+
+def refused(baseline: Baseline, change: Change) -> str:
+    with pytest.raises(InputError) as raised:
+        check(baseline, [change])
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_a_size_is_refused_where_nothing_says_what_grows(tmp_path: Path) -> None:
+    step: list[dict[str, Any]] = [
+        {"compute": {"seconds": 0.02}},
+        {"all_to_all": {"bytes": 6e7, "communicator": "experts", "background": True, "name": "a"}},
+        {"all_gather": {"bytes": 6e7, "communicator": "gathers"}},
+        {"wait": "a"},
+        {"compute": {"seconds": 0.02}},
+    ]
+    communicators = {"experts": {"size": 4}, "gathers": {"size": 2}}
+    path = tmp_path / "trace.parquet"
+    baseline = of_trace(traced(typed(step, communicators), path), path.name, None, None)
+    said = refused(baseline, Change(nodes=16))
+    assert f"depends on {group_growth.KEY}" in said
+    assert "all_gather: of gradients or of activations" in said
+    check(baseline, [Change(settings=("fabric.nic_gbps=400",))])
+    # a typed program says it
+    base = typed(step, communicators)
+    config_files.write_yaml(tmp_path / "base.yaml", base.model_dump(exclude_defaults=True))
+    typed_baseline = of_trace(traced(base, path), path.name, str(tmp_path / "base.yaml"), None)
+    check(typed_baseline, [Change(nodes=16)])
+
+
+def test_a_rank_with_phases_of_its_own_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ranks differ by phases of the program"):
+        check(Baseline("typed", STAGES, None, (0, 1, 2, 3)), [Change(replaced=(0,))])
+
+
+@needs_h100
+def test_a_real_profile_without_hosts_predicts_no_size() -> None:
+    fitted = calibrate_program(read_inputs(sorted(H100_DIR.glob("*.json.gz"))).require_trace())
+    baseline = Baseline("profile", fitted.cluster, None, tuple(range(8)), fitted.parameters, is_trace=True)
+    assert "the trace names no hosts" in refused(baseline, Change(nodes=16))

@@ -1,0 +1,324 @@
+"""NCCL's protocols and channels: closed forms, what is chosen, and both engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.programs.nccl_protocols import BEGIN, DOCUMENT, END, SERIES, predicted, table
+from benchmarks.programs.random_programs import random_program
+from paceenv.core.errors import InputError
+from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.model import Cluster
+from paceenv.sim.cluster.program.program_run import choice_of, tiers_of
+from paceenv.sim.cluster.program.program_tables import Start
+from paceenv.sim.engine.simulator import Simulator, episode_keys
+from paceenv.sim.reference import ProgramReference, program_messages
+from paceenv.sim.reference.setup import Setup
+from paceenv.ui import config_files
+from paceenv.ui.output import markdown_table
+
+NIC_BPS = 12.5e9
+MODEL = {"kind": "transformer", "layers": 4, "hidden": 1024, "heads": 16, "vocab": 32000, "sequence": 512}
+WORKLOAD = {"model": MODEL, "batch": 8, "tensor_parallel": 8, "step": "program"}
+GPU = {"peak_tflops": 300.0, "achievable_tflops": 150.0, "memory_gb": 80.0}
+WITHIN = 0.02
+
+
+def cluster(step: list[dict[str, Any]], nodes: int = 4, per_node: int = 1, **more: Any) -> Cluster:
+    """Ranks on 100 Gb/s NICs under one leaf; a hop takes 14 us between nodes and 3.4 us inside, as in NCCL's model."""
+    data: dict[str, Any] = {
+        "name": "protocols",
+        "job": {"nodes": nodes, "ranks_per_node": per_node, "algorithm": "ring"},
+        "program": {"communicators": {"a": {}, "b": {}}, "step": step},
+        "fabric": {
+            "nic_gbps": 100.0,
+            "nodes_per_leaf": 64,
+            "uplink_gbps": 1e5,
+            "latency_us": 14.0,
+            "intra_node_latency_us": 3.4,
+        },
+    }
+    for key, value in more.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
+    return config_files.parse(Cluster, data, "test")
+
+
+def fast_s(config: Cluster) -> float:
+    """Mean step of the fast engine."""
+    keys = episode_keys([0])
+    engine = Simulator(derive(config, keys), keys)
+    return float(engine.record(engine.off(), 1).step_ET.mean())
+
+
+def both_s(config: Cluster) -> tuple[float, float]:
+    """The step of the reference and of the fast engine."""
+    reference = ProgramReference(config, 0)
+    keys = episode_keys([0])
+    settings = Simulator(derive(config, keys), keys).off()
+    return float(reference.record(settings, 1).step_ET.mean()), fast_s(config)
+
+
+def transfer(size_bytes: float, kind: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    return {kind: {"bytes": size_bytes, **more}}
+
+
+# One operation alone, by hand: a ring of 4 nodes passes 1.5 payloads on in 6 hops
+
+
+@pytest.mark.parametrize(
+    ("protocol", "hop_us", "rate"), [("simple", 14.0, 1.0), ("ll128", 4.0, 120 / 128), ("ll", 2.7, 0.5)]
+)
+@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e8])
+def test_a_protocol_has_its_own_latency_and_rate(protocol: str, hop_us: float, rate: float, size_bytes: float) -> None:
+    by_hand_s = 6 * hop_us * 1e-6 + 1.5 * size_bytes / (NIC_BPS * rate)
+    assert fast_s(cluster([transfer(size_bytes)], fabric={"protocol": protocol})) == pytest.approx(by_hand_s, rel=1e-9)
+
+
+def test_a_tree_has_latencies_of_its_own() -> None:
+    """Two nodes of four on NVLink: 2 hops between nodes at 5 us by LL, a chain of 2 x 3 hops at 0.6 us."""
+    config = cluster([transfer(8.0)], 2, 4, job={"algorithm": "tree"}, fabric={"protocol": "ll"})
+    assert fast_s(config) == pytest.approx(2 * 5.0e-6 + 6 * 0.6e-6, rel=1e-2)
+
+
+def test_the_default_is_simple_without_channels() -> None:
+    plain = cluster([transfer(1e8)])
+    assert fast_s(plain) == fast_s(cluster([transfer(1e8)], fabric={"protocol": "simple"}))
+    assert plain.fabric.channels_Bps == np.inf
+
+
+def test_flags_take_room_from_others_on_a_link() -> None:
+    """By LL 100 MB are 200 MB on a NIC, and two such operations 400 MB."""
+    step = [transfer(1e8, communicator="a", background=True), transfer(1e8, communicator="b")]
+    slow_s, quick_s = both_s(cluster(step, fabric={"protocol": "ll", "latency_us": 0.0}))
+    assert quick_s == pytest.approx(1.5 * 4e8 / NIC_BPS, rel=1e-9)
+    assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+# Which one is chosen
+
+
+def chosen(config: Cluster, size_bytes: float, op: Any = "all_reduce") -> tuple[str, str]:
+    tiers = tiers_of(config.fabric, config.job)
+    members = list(range(config.ranks))[: 2 if op == "send" else None]
+    found = choice_of(config.fabric, config.job, tiers)(Start("a", op, size_bytes), members)
+    return found.algorithm, found.protocol
+
+
+@pytest.mark.parametrize(("per_node", "small"), [(1, "ring"), (8, "tree")])
+def test_auto_takes_ll_for_small_and_simple_for_large_operations(per_node: int, small: str) -> None:
+    """Of 4 ranks a ring has 6 hops at 2.7 us and a tree 4 at 5 us; of 32 the ring has 62."""
+    config = cluster([transfer(1e3)], 4, per_node, job={"algorithm": "auto"}, fabric={"protocol": "auto"})
+    assert chosen(config, 1e3) == (small, "ll")
+    assert chosen(config, 1e9) == ("ring", "simple")
+    assert chosen(config, 1e8)[1] == "simple"
+    assert chosen(config, 1e8, "all_gather") == ("ring", "simple")
+    sizes = np.geomspace(1e3, 1e9, 40)
+    order = [("ll", "ll128", "simple").index(chosen(config, size, "all_gather")[1]) for size in sizes]
+    assert order == sorted(order), "from LL over LL128 to Simple, each once"
+    assert set(order) == {0, 1, 2}
+
+
+def test_auto_takes_what_nccl_expects_to_be_the_fastest() -> None:
+    """It counts on a quarter of the rate for LL, so between two sizes it goes over to LL128 too early."""
+    hops, ring = 6, 1.5
+    too_early = [hops * (4.0 - 2.7) * 1e-6 / (ring / NIC_BPS * (ll - 128 / 120)) for ll in (4.0, 2.0)]
+    for size_bytes, is_best in [(0.99 * too_early[0], True), (1.01 * too_early[0], False), (1.01 * too_early[1], True)]:
+        steps = [transfer(size_bytes)]
+        times = [fast_s(cluster(steps, fabric={"protocol": one})) for one in ("simple", "ll128", "ll")]
+        assert (fast_s(cluster(steps, fabric={"protocol": "auto"})) == min(times)) is is_best
+
+
+def test_a_fixed_protocol_leaves_tree_or_ring_to_the_size() -> None:
+    config = cluster([transfer(1e3)], job={"algorithm": "auto"}, fabric={"protocol": "ll", "tree_below_bytes": 1e6})
+    assert [chosen(config, size) for size in (9e5, 1.1e6)] == [("tree", "ll"), ("ring", "ll")]
+
+
+def test_ll128_is_not_for_sends_and_not_for_pcie() -> None:
+    assert chosen(cluster([transfer(1e3)], fabric={"protocol": "ll128"}), 1e6, "send") == ("ring", "simple")
+    on_pcie = cluster([transfer(1e3)], 4, 2, fabric={"protocol": "auto", "intra_node": "pcie"})
+    assert "ll128" not in {chosen(on_pcie, size)[1] for size in np.geomspace(1e3, 1e9, 40)}
+
+
+# Channels
+
+
+def test_channels_limit_an_operation_and_leave_room_for_another() -> None:
+    """Two channels of 25 Gb/s are half of a NIC: two operations side by side take no longer than one."""
+    fabric = {"channels": 2, "channel_gbps": 25.0, "latency_us": 0.0}
+    alone_s = 1.5 * 1e8 / (NIC_BPS / 2)
+    assert fast_s(cluster([transfer(1e8)], fabric=fabric)) == pytest.approx(alone_s, rel=1e-9)
+    two = [transfer(1e8, communicator="a", background=True), transfer(1e8, communicator="b")]
+    assert fast_s(cluster(two, fabric=fabric)) == pytest.approx(alone_s, rel=1e-9)
+    assert fast_s(cluster(two, fabric={"latency_us": 0.0})) == pytest.approx(alone_s, rel=1e-9), "a whole NIC for both"
+    three = [*two, transfer(1e8, communicator="c", background=True)]
+    groups = {"communicators": {"a": {}, "b": {}, "c": {}}, "step": [three[2], *two]}
+    slow_s, quick_s = both_s(cluster(three, program=groups, fabric=fabric))
+    assert quick_s == pytest.approx(1.5 * alone_s, rel=1e-9), "the third does not fit beside two"
+    assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+@pytest.mark.parametrize(("intra_node", "gbps"), [("nvswitch", 160.0), ("nvlink", 160.0), ("pcie", 96.0)])
+def test_a_channel_has_the_rate_of_an_nvlink_or_of_pcie(intra_node: str, gbps: float) -> None:
+    fabric = cluster([transfer(1e3)], fabric={"channels": 3, "intra_node": intra_node}).fabric
+    assert fabric.channels_Bps == pytest.approx(3 * gbps * 1e9 / 8)
+
+
+def test_enough_channels_change_nothing() -> None:
+    steps = [transfer(1e8)]
+    assert fast_s(cluster(steps, fabric={"channels": 8})) == fast_s(cluster(steps))
+
+
+# Both engines
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "all_to_all", "broadcast", "send"])
+@pytest.mark.parametrize(
+    "fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 3, "channel_gbps": 10.0}]
+)
+@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (2, 4)])
+def test_both_engines_agree(kind: str, fabric: dict[str, Any], nodes: int, per_node: int) -> None:
+    groups = {"a": {"size": 2}} if kind == "send" else {"a": {}}
+    step = [transfer(1e8, kind, communicator="a")]
+    config = cluster(step, nodes, per_node, program={"communicators": groups, "step": step}, fabric=fabric)
+    slow_s, quick_s = both_s(config)
+    # a broadcast in pieces has to fill its chain
+    assert slow_s == pytest.approx(quick_s, rel=0.03 if kind == "broadcast" else WITHIN)
+
+
+@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"channels": 3, "channel_gbps": 10.0}, {"protocol": "auto"}])
+@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (7, 1), (3, 2), (2, 4)])
+def test_both_engines_agree_on_trees(
+    monkeypatch: pytest.MonkeyPatch, fabric: dict[str, Any], nodes: int, per_node: int
+) -> None:
+    """In finer pieces than usual: the slower the chains inside, the longer the first piece fills a tree."""
+    monkeypatch.setattr(program_messages, "PIECES", 192)
+    config = cluster([transfer(1e8)], nodes, per_node, job={"algorithm": "tree"}, fabric=fabric)
+    slow_s, quick_s = both_s(config)
+    assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+def test_both_engines_agree_where_operations_of_two_protocols_meet() -> None:
+    step = [
+        transfer(2e5, communicator="a", background=True),
+        transfer(1e8, communicator="b", background=True),
+        transfer(3e7, "all_to_all", communicator="a"),
+    ]
+    slow_s, quick_s = both_s(cluster(step, fabric={"protocol": "auto", "channels": 4, "channel_gbps": 20.0}))
+    assert slow_s == pytest.approx(quick_s, rel=WITHIN)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["fabric.protocol=ll"],
+        ["fabric.protocol=ll128"],
+        ["fabric.protocol=auto", "job.algorithm=auto"],
+        ["fabric.protocol=auto", "fabric.channels=2", "fabric.channel_gbps=30"],
+    ],
+)
+def test_both_engines_agree_on_random_programs(seed: int, changes: list[str]) -> None:
+    config, keys = random_program(seed, tenants=seed % 4 == 1).changed(changes), episode_keys([seed])
+    quick = Simulator(derive(config, keys), keys)
+    slow = ProgramReference(config, seed, is_together=True)
+    assert slow.run(quick.off(), 5).mean() == pytest.approx(quick.run(quick.off(), 5).mean(), rel=WITHIN)
+
+
+# A measured all-reduce without a program, and described jobs
+
+
+def without_program(nodes: int, per_node: int, **fabric: Any) -> dict[str, Any]:
+    """Data of a cluster whose job is still to be described."""
+    data = cluster([transfer(1e3)], nodes, per_node).model_dump(exclude={"program"})
+    data["fabric"] |= fabric
+    return data
+
+
+def measured(size_bytes: float, nodes: int = 4, per_node: int = 1, algorithm: str = "ring", **fabric: Any) -> Cluster:
+    data = without_program(nodes, per_node, **fabric)
+    data["job"] |= {"compute_s": 0.01, "gradient_bytes": size_bytes, "algorithm": algorithm}
+    return config_files.parse(Cluster, data, "test")
+
+
+@pytest.mark.parametrize("fabric", [{"protocol": "ll"}, {"protocol": "ll128"}, {"protocol": "auto"}, {"channels": 2}])
+@pytest.mark.parametrize(("nodes", "per_node", "algorithm"), [(4, 1, "ring"), (4, 8, "tree"), (4, 8, "auto")])
+@pytest.mark.parametrize("size_bytes", [1e3, 1e6, 1e9])
+def test_a_measured_job_takes_as_long_as_its_program(
+    nodes: int, per_node: int, algorithm: str, size_bytes: float, fabric: dict[str, Any]
+) -> None:
+    fabric = fabric | ({"channel_gbps": 20.0} if "channels" in fabric else {})
+    step = [{"compute": {"seconds": 0.01}}, transfer(size_bytes)]
+    in_program = cluster(step, nodes, per_node, job={"algorithm": algorithm}, fabric=fabric)
+    one = measured(size_bytes, nodes, per_node, algorithm, **fabric)
+    assert fast_s(one) == pytest.approx(fast_s(in_program), rel=1e-6)
+
+
+def test_drawn_quantities_choose_for_each_episode() -> None:
+    """LL pays where a hop takes more than 0.13 ms, Simple below 0.4 us, and LL128 in between."""
+    one = measured(2e5, algorithm="ring", protocol="auto", latency_us={"loguniform": [0.05, 1e3]})
+    keys = episode_keys(range(64))
+    jobs = derive(one, keys).jobs
+    wire_bytes = jobs["transfer_alone_s"] * NIC_BPS / 1.5
+    found = {round(float(size) / 2e5, 4) for size in wire_bytes}
+    assert found == {1.0, round(128 / 120, 4), 2.0}
+
+
+def test_tensor_groups_that_cost_only_time_have_the_protocol_too() -> None:
+    times = []
+    for protocol in ("simple", "ll", "auto"):
+        data = without_program(2, 8, protocol=protocol)
+        data |= {"workload": WORKLOAD, "gpu": GPU}
+        one = config_files.parse(Cluster, data, "test")
+        plan = one.program_plan()
+        assert plan is not None
+        times.append(plan.compute_s)
+    assert times[1] > times[0] >= times[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"fabric": {"protocol": "auto", "tree_below_bytes": 1e6}}, "tree_below_bytes or protocol auto, not both"),
+        ({"fabric": {"channel_gbps": 100.0}}, "channels with channel_gbps"),
+        ({"fabric": {"protocol": "ll64"}}, "protocol"),
+        ({"fabric": {"channels": 0}}, "channels"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        cluster([transfer(1e3)], **change)
+
+
+def test_what_has_no_protocols_says_so() -> None:
+    with pytest.raises(InputError, match="ring, tree or auto, or a program, with"):
+        measured(1e6, algorithm="hierarchical", protocol="ll")
+    folded = without_program(2, 8, protocol="ll") | {"gpu": GPU, "workload": WORKLOAD | {"step": "folded"}}
+    with pytest.raises(InputError, match="step program with"):
+        config_files.parse(Cluster, folded, "test")
+    with pytest.raises(InputError, match="protocol or channels without a program is set"):
+        Setup.of(measured(1e6, protocol="ll"))
+
+
+# Beside nccl-tests
+
+
+def test_large_all_reduces_take_as_long_as_nccl_tests_measured_them() -> None:
+    """By Simple and by LL on PCIe, where only the rate of Simple was taken from the measurement."""
+    for one in SERIES:
+        if one.name in ("4 L40S, Simple", "4 L40S, LL"):
+            assert all(abs(row.error) < 0.15 for row in predicted(one) if row.size_bytes >= 2**18)
+
+
+def test_auto_goes_over_to_simple_where_nccl_did() -> None:
+    """Its measured times are those of LL up to 32 kB and those of Simple from 1 MB on."""
+    rows = {one.name: predicted(one) for one in SERIES}
+    by = {row.size_bytes: row.sent_by for row in rows["4 L40S, auto"]}
+    assert (by[2**15], by[2**20]) == ("ring, ll", "ring, simple")
+
+
+def test_the_page_shows_what_is_predicted_now() -> None:
+    shown = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+    assert shown == "\n".join(markdown_table(*table()))
