@@ -71,16 +71,8 @@ COLLAPSE_SMOOTHING = 0.25
 COLLAPSE_SHARE = 0.4
 """Share of recent steps, so weighted, from which on it is a state and not an accident: two in a row."""
 MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
-EARLY_JUDGEMENT_ITERATIONS = 6
-"""Held iterations after which a hold ends that has been no shorter than steps without it: a stagger that does not help
-costs a large share of the step, and one that helps shows it at once."""
-FREE_MEAN_ITERATIONS = 64
-"""Steps without a stagger over which their mean reaches back. The last few before a hold were slow, otherwise there
-would be none: measured against them alone, whatever comes next looks like help."""
-HELP_SHARE = 0.1
-"""Share of the inflation of steps without a stagger that a hold must take away to have helped."""
 RELAPSE_ITERATIONS = 8
-"""A collapse so soon after a hold that helped is the same one again: the next hold is twice as long."""
+"""A collapse so soon after a hold is the same one again: the next hold is twice as long."""
 FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
 """Iterations without holding back between two holds, and of a hold that is tried."""
 MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
@@ -105,9 +97,7 @@ STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 
 STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
 DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
 DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
-STAGGER_FREE, STAGGER_HELD, STAGGER_NOW, STAGGER_HELPED = 23, 24, 25, 26
-# how many steps STAGGER_FREE_S stands for, iterations of a hold in which a rank really took its place, whether one does
-# in the iteration that runs, whether the last hold helped; the fields after them are those of slack_turns
+# the fields after them are those of slack_turns
 TICK_FIELDS = slack_turns.END
 
 
@@ -195,64 +185,47 @@ def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
     """When the ranks of a job take their places in a stagger, from the common step time alone: hold, probe, back off.
 
     While ``STAGGER_LEFT`` is positive, ranks whose settings ask for it hold their places. Then they stop and watch. A
-    collapse within a few iterations of a hold that helped is a relapse and doubles the hold. If the mean step of a hold
-    was hardly shorter than the mean without one, the hold did not help. The ranks then back off (``STAGGER_LEFT``
-    negative), twice as long each time, and only then try a short hold again. A hold for which no setting asked is not
-    judged.
+    collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
+    before, the hold did not help. The ranks then back off (``STAGGER_LEFT`` negative), twice as long each time, and
+    only then try a short hold again.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
         step_s: the step time, seconds.
     """
-    left, held = tick[STAGGER_LEFT], tick[STAGGER_NOW] > 0.0
-    tick[STAGGER_NOW] = 0.0
-    if not held:
-        tick[STAGGER_FREE] = min(tick[STAGGER_FREE] + 1.0, FREE_MEAN_ITERATIONS)
-        tick[STAGGER_FREE_S] += (step_s - tick[STAGGER_FREE_S]) / tick[STAGGER_FREE]
+    left = tick[STAGGER_LEFT]
     if left > 0.0:
+        tick[STAGGER_SUM_S] += step_s
         tick[STAGGER_LEFT] = left - 1.0
-        if held:
-            tick[STAGGER_SUM_S] += step_s
-            tick[STAGGER_HELD] += 1.0
-        early = held and tick[STAGGER_HELD] == EARLY_JUDGEMENT_ITERATIONS
-        longer = tick[STAGGER_SUM_S] > tick[STAGGER_FREE_S] * tick[STAGGER_HELD]
-        if (early and longer) or (left == 1.0 and tick[STAGGER_HELD] > 0.5 * tick[STAGGER_HOLD]):
+        if left == 1.0:
             judge_hold(tick)
     elif left < 0.0:
         tick[STAGGER_LEFT] = left + 1.0
     else:
-        watch_free_step(tick, step_s)
-
-
-def watch_free_step(tick: NDArray[np.float64], step_s: float) -> None:
-    """Look for a collapse in a step outside holds and back-offs, and begin a hold where there is one.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: the step time, seconds.
-    """
-    collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
-    tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
-    tick[STAGGER_WATCHED] += 1.0
-    if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
-        relapsed = tick[STAGGER_HELPED] > 0.0 and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
-        longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
-        tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
-        tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
-        tick[STAGGER_SUM_S] = tick[STAGGER_HELD] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
+        weight = 1.0 if tick[STAGGER_FREE_S] == 0.0 else COLLAPSE_SMOOTHING
+        tick[STAGGER_FREE_S] += weight * (step_s - tick[STAGGER_FREE_S])
+        collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
+        tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
+        tick[STAGGER_WATCHED] += 1.0
+        if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
+            helped = tick[STAGGER_BACKOFF] == MIN_HOLD_ITERATIONS
+            relapsed = helped and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
+            longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
+            tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
+            tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
+            tick[STAGGER_SUM_S] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
 
 
 def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Back off after a hold that hardly shortened the mean step.
+    """Back off after a hold that did not shorten the mean step.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
     """
-    most_s = tick[STAGGER_FREE_S] - HELP_SHARE * (tick[STAGGER_FREE_S] - tick[STEP_BASELINE_S])
-    if tick[STAGGER_SUM_S] < most_s * tick[STAGGER_HELD]:
-        tick[STAGGER_BACKOFF], tick[STAGGER_HELPED] = MIN_HOLD_ITERATIONS, 1.0
+    if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
+        tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
     else:
-        tick[STAGGER_LEFT], tick[STAGGER_HELPED] = -tick[STAGGER_BACKOFF], 0.0
+        tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
         tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
 
 
@@ -521,8 +494,6 @@ def decide(
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
     inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
     if stagger_s > 0.0 and (tick[STAGGER_LEFT] > 0.0 or threshold == 0.0):
-        if tick[STAGGER_LEFT] > 0.0 and (threshold == 0.0 or inflation > threshold):
-            tick[STAGGER_NOW] = 1.0
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)

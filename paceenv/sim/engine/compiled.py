@@ -64,7 +64,7 @@ _REGISTERED = (
         pacing.defer_hold_s,
     ),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
-    (timing.watch_free_step, timing.use_slack, timing.least_delay_s),
+    (timing.use_slack, timing.least_delay_s),
     (slack_turns.reset, slack_turns.watch, slack_turns.without_outlier_s, slack_turns.pauses, slack_turns.compare),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (
