@@ -18,8 +18,9 @@ from paceenv.policies.learned import Learned
 from paceenv.policies.self_check import SelfCheck
 
 MAX_CANDIDATES = 256
-CHECKED = ("slack", "phase_shift")
-"""Mechanisms that a policy that checks itself may stop."""
+CHECKED = ("phase_shift",)
+"""Mechanisms that a policy that checks itself may stop. The rules slack and stagger judge themselves, sooner and at
+less cost: in single iterations, by every step."""
 Candidate = Mapping[str, tuple[float, float]]
 """One setting: (threshold, window) by mechanism, ratios; mechanisms that are not named are off."""
 
@@ -49,8 +50,8 @@ class Distilled(Learned):
         memory_intervals: time scales of its memory.
         change_intervals: time scale of the mean change.
         interval_iterations: as in :class:`Learned`.
-        checks_itself: whether it measures what its slack and phase_shift rules do to step time, and stops them where
-            that costs (``paceenv.policies.self_check``). The stagger rule judges its own holds.
+        checks_itself: whether it measures what its phase_shift rule does to step time, and stops it where that costs
+            (``paceenv.policies.self_check``). The rules slack and stagger judge themselves.
 
     Raises:
         InputError: for candidates, margin, hysteresis or a network that do not fit.

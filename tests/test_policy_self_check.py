@@ -90,7 +90,10 @@ def test_a_file_of_several_settings_checks_itself_and_a_constant_does_not(tmp_pa
 
 
 def test_a_gather_with_a_slow_rank_on_which_the_slack_rule_loses() -> None:
-    """Slack is joint: each sender alone could start later, but all at once they queue at the receiver's port."""
+    """Slack is joint: each sender alone could start later, but all at once they queue at the receiver's port.
+
+    The rule sees that by itself, with the policy's check or without.
+    """
     cluster = Cluster.model_validate(
         {
             "name": "gather-slow-rank",
@@ -106,5 +109,4 @@ def test_a_gather_with_a_slow_rank_on_which_the_slack_rule_loses() -> None:
         assert isinstance(policy, Distilled)
         policy.checks_itself = checks
         changes[checks] = float((base_E / run(policy, start(cluster, seeds), 1000).useful_step_E - 1.0).mean())
-    assert changes[False] < -0.04
-    assert changes[True] > -0.0125
+    assert min(changes.values()) > -0.006

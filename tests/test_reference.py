@@ -299,7 +299,7 @@ def test_bursty_tenants_draw_as_in_the_fast_engine() -> None:
 def test_runs_are_reproducible_and_may_be_cut() -> None:
     config = cluster(
         4, job={"nodes_per_group": 2, "barrier": True}, fabric={"nodes_per_leaf": 1, "uplink_gbps": 150.0},
-        noise={"jitter_cv": 0.05}, tenants=[tenant()],
+        noise={"jitter_cv": 0.01, "slow_ranks": 1, "slow_factor": 1.3}, tenants=[tenant()],
     )  # fmt: skip
     settings_ = pacing.one_mechanism("slack", 0.0, 0.3)[None, None]
     whole, parts, own = (Reference(config, 5) for _ in range(3))

@@ -34,6 +34,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core import slack_turns
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     DEFER,
@@ -52,6 +53,8 @@ from paceenv.core.pacing import (
 
 BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
+MIN_DELAY_S, MIN_DELAY_SHARE = 1e-4, 0.002
+"""A delay that is shorter, in seconds or as a share of the baseline step, is left out."""
 BASELINE_RISE = np.float32(1.0 / 16.0)
 """Share of the gap by which a baseline rises at the end of a block."""
 RECENT_ITERATIONS = 2
@@ -80,7 +83,7 @@ from it by so many of the mean distances between such steps, over the root of th
 factor more than that of a trial that only gained nothing."""
 DEFER_SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
-_ONE, _NONE_YET = np.float32(1.0), np.float32(math.inf)
+_ZERO, _ONE, _NONE_YET = np.float32(0.0), np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
 # rank[F, r]
@@ -99,7 +102,8 @@ STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
 DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
 DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
 DEFER_SPREAD_S = 23  # mean distance of a step without holding back from the mean of such steps
-TICK_FIELDS = 24
+# the fields after them are those of slack_turns
+TICK_FIELDS = slack_turns.END
 
 
 def reset_rank(rank: NDArray[np.float32], r: int) -> None:
@@ -124,6 +128,7 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
+    slack_turns.reset(tick)
     tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
     tick[DEFER_LENGTH], tick[DEFER_BACKOFF], tick[DEFER_LEFT] = TRIAL_ITERATIONS, FREE_ITERATIONS, -FREE_ITERATIONS
 
@@ -165,6 +170,7 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     tick[SUM_STEP_S] += step_s
     tick[SUM_STEP_S2] += step_s * step_s
     watch_for_collapse(tick, step_s)
+    slack_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
     watch_deferral(tick, step_s)
 
 
@@ -343,6 +349,7 @@ def observe_ranks(
         has_barrier: whether a barrier of its own ends the step.
     """
     ranks, alpha = comm_R.shape[0], _ONE if tick[ITERATIONS] == 1.0 else SMOOTHING
+    beta = alpha if tick[slack_turns.EDGE] == 0.0 else _ZERO  # what a pause changes is no noise
     baseline_R, comm_low_R, slack_low_R = rank[COMM_BASELINE_S], rank[COMM_PAIR_LOW_S], rank[SLACK_PAIR_LOW_S]
     last_comm_R, comm_change_R, comm_mean_R = rank[COMM_S], rank[COMM_CHANGE_S], rank[COMM_MEAN_S]
     slack_R, slack_change_R, delay_R = rank[SLACK_S], rank[SLACK_CHANGE_S], rank[DELAY_S]
@@ -358,12 +365,12 @@ def observe_ranks(
             slack_s = wait_R[r] + delay_R[r]
             slack_low_R[r] = slack_s if slack_s < slack_R[r] else slack_R[r]
     for r in range(ranks):
-        comm_change_R[r] += alpha * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
+        comm_change_R[r] += beta * ((abs(comm_R[r] - last_comm_R[r]) + TINY) - comm_change_R[r])
         comm_mean_R[r] += alpha * ((comm_R[r] + TINY) - comm_mean_R[r])
         last_comm_R[r] = comm_R[r]
     for r in range(ranks):
         slack_s = wait_R[r] + delay_R[r]
-        slack_change_R[r] += alpha * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
+        slack_change_R[r] += beta * ((abs(slack_s - slack_R[r]) + TINY) - slack_change_R[r])
         slack_R[r] = slack_s
     for r in range(ranks):
         off_s = (wait_R[r] + TINY) - mean_R[r]
@@ -498,17 +505,7 @@ def decide(
     else:
         for r in range(first, end):
             delay_R[r] = 0.0
-    slack_s, slack_delay_R = window_s(settings_M2, SLACK, step_s, cap_s), rank[SLACK_DELAY_S]
-    if slack_s > 0.0:
-        threshold = settings_M2[SLACK, THRESHOLD]
-        for r in range(first, end):
-            before_s = np.float64(slack_delay_R[r])
-            slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, slack_s)
-        for r in range(first, end):
-            delay_R[r] = max(delay_R[r], slack_delay_R[r])
-    else:
-        for r in range(first, end):
-            slack_delay_R[r] = 0.0
+    use_slack(rank, tick, low, high, settings_M2, cap_s)
     phase_shift_s = window_s(settings_M2, PHASE_SHIFT, step_s, cap_s)
     if phase_shift_s > 0.0:
         threshold = settings_M2[PHASE_SHIFT, THRESHOLD]
@@ -524,7 +521,56 @@ def decide(
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
+    least_s = np.float32(least_delay_s(step_s))
+    for r in range(first, end):
+        delay_R[r] = delay_R[r] if delay_R[r] >= least_s else _ZERO
     hold_transfers(rank, tick, low, high, settings_M2, cap_s)
+
+
+def use_slack(
+    rank: NDArray[np.float32],
+    tick: NDArray[np.float64],
+    low: int,
+    high: int,
+    settings_M2: NDArray[np.float64],
+    cap_s: float,
+) -> None:
+    """Delay ranks by what their slack allows, but in pauses of the rule; what it asks for is kept over a pause.
+
+    Args:
+        rank: as are the others, of :func:`decide`.
+        tick: what all ranks see alike.
+        low: first column.
+        high: end of the columns, exclusive.
+        settings_M2: of each mechanism.
+        cap_s: longest delay, seconds.
+    """
+    step_s, delay_R, slack_delay_R = tick[STEP_BASELINE_S], rank[DELAY_S], rank[SLACK_DELAY_S]
+    most_s, threshold = window_s(settings_M2, SLACK, step_s, cap_s), settings_M2[SLACK, THRESHOLD]
+    first, end = np.uint64(low), np.uint64(high)
+    if most_s == 0.0 or tick[slack_turns.CLOSED] > 0.0:
+        for r in range(first, end):
+            slack_delay_R[r] = 0.0
+        return
+    if slack_turns.pauses(tick):
+        return
+    for r in range(first, end):
+        before_s = np.float64(slack_delay_R[r])
+        slack_delay_R[r] = slack_delay_s(slack_low_s(rank, r), before_s, step_s, threshold, most_s)
+    for r in range(first, end):
+        delay_R[r] = max(delay_R[r], slack_delay_R[r])
+
+
+def least_delay_s(step_s: float) -> float:
+    """The shortest delay that a rank acts on, seconds.
+
+    A sleep ends late by a good part of a millisecond, whatever its length. A fading delay would go on costing that long
+    after it has become too short to be of use.
+
+    Args:
+        step_s: baseline step time, seconds.
+    """
+    return max(MIN_DELAY_S, MIN_DELAY_SHARE * step_s)
 
 
 def hold_transfers(

@@ -17,7 +17,7 @@ from typing import Any
 import numba
 from numba.extending import register_jitable
 
-from paceenv.core import limits, pacing, signals, timing
+from paceenv.core import limits, pacing, signals, slack_turns, timing
 from paceenv.sim.engine import (
     coupling,
     draws,
@@ -36,6 +36,7 @@ from paceenv.sim.engine.iteration import deciding, link_sharing, program_job
 _MODULES: tuple[ModuleType, ...] = (
     pacing,
     limits,
+    slack_turns,
     timing,
     signals,
     draws,
@@ -63,6 +64,8 @@ _REGISTERED = (
         pacing.defer_hold_s,
     ),
     (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
+    (timing.use_slack, timing.least_delay_s),
+    (slack_turns.reset, slack_turns.watch, slack_turns.without_outlier_s, slack_turns.pauses, slack_turns.compare),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (
         timing.watch_deferral,
