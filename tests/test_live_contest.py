@@ -117,7 +117,7 @@ def _noisy(job: list[Job], effects: tuple[float, ...]) -> Callable[[float], floa
 
 def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
     holder: list[Job] = []
-    named = find_candidates("static:slack=0.02/0.4;static:slack=0.01/0.4")
+    named = find_candidates("static:stagger=0/0.4;static:stagger=0/0.3")
     job = Job(named, "canary", _noisy(holder, (2.0, -1.0)), seed=1)
     holder.append(job)
     contest = Contest(1, [block_plan([one.policy]) for one in named.candidates], first_iteration=50)
@@ -134,7 +134,7 @@ def test_a_candidate_that_hurts_stops_and_the_others_go_on() -> None:
 
 
 def test_where_every_candidate_hurts_nothing_is_delayed_any_more() -> None:
-    job = Job(find_candidates("static:slack=0.02/0.4;static:slack=0.01/0.4"), "canary", lambda d: STEP_S + 2.0 * d)
+    job = Job(find_candidates("static:stagger=0/0.4;static:stagger=0/0.3"), "canary", lambda d: STEP_S + 2.0 * d)
     job.run(50 + 2 * (120 + 8 * 120))
     assert job.control.mode == "observe"
     assert "rolled back, as pacing hurts by" in job.control.reason

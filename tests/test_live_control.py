@@ -11,7 +11,7 @@ import pytest
 from live_operations import Shaped
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals
+from paceenv.core import pacing, signals, slack_turns
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.control import Control
@@ -73,7 +73,7 @@ def test_shadow_decides_and_never_delays() -> None:
     job = Job("static:mechanism=slack", "shadow", _noisy(0.0))
     job.run(400)
     delays = job.control.delays()
-    assert delays["asked"] > 300
+    assert delays["asked"] > 250, "the rule pauses now and then"
     assert delays["taken"] == 0
     assert not any(job.delays_s)
 
@@ -91,7 +91,7 @@ def test_canary_finds_that_pacing_pays() -> None:
 
 @pytest.mark.parametrize("mode", ["canary", "active"])
 def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
-    job = Job("static:mechanism=slack", mode, _noisy(2.0), seed=1)
+    job = Job("static:mechanism=stagger,threshold=0,window=0.4", mode, _noisy(2.0), seed=1)
     job.run(50 + 600 * 6)
     assert job.control.mode == "observe"
     assert "rolled back, as pacing hurts by" in job.control.reason
@@ -102,7 +102,14 @@ def test_pacing_that_hurts_is_rolled_back_and_said(mode: str) -> None:
 def test_active_paces_nine_blocks_of_ten() -> None:
     job = Job("static:mechanism=slack", "active", _noisy(0.0), seed=1)
     job.run(50 + 120 + 6000)
-    assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9, abs=0.02)
+    paced = 1.0 - slack_turns.PAUSE_ITERATIONS / slack_turns.UNSURE_TURN_ITERATIONS
+    assert np.mean(np.array(job.delays_s[170:]) > 0.0) == pytest.approx(0.9 * paced, abs=0.02)
+
+
+def test_a_slack_rule_that_hurts_stops_before_a_verdict() -> None:
+    job = Job("static:mechanism=slack", "active", _noisy(2.0), seed=1)
+    job.run(50 + 600 * 6)
+    assert np.mean(np.array(job.delays_s[50:]) > 0.0) < 0.1
 
 
 class Broken(Policy):
