@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,8 @@ class Distilled(Learned):
         memory_intervals: time scales of its memory.
         change_intervals: time scale of the mean change.
         interval_iterations: as in :class:`Learned`.
+        always: settings that hold whatever it chooses, no pacing included, of mechanisms that no candidate names: such
+            as defer, which judges itself and does nothing where no transfer can wait.
         checks_itself: whether it measures what its phase_shift rule does to step time, and stops it where that costs
             (``paceenv.policies.self_check``). The rules slack and stagger judge themselves.
 
@@ -71,11 +74,17 @@ class Distilled(Learned):
         memory_intervals: int | Sequence[int] = 0,
         change_intervals: int = 0,
         interval_iterations: int = INTERVAL_ITERATIONS,
+        always: Candidate = MappingProxyType({}),
         checks_itself: bool = False,
     ) -> None:
         where = f"policy {name}"
-        self.candidates = [{m: (float(t), float(w)) for m, (t, w) in one.items()} for one in candidates]
-        settings = [pacing.off(), *(_settings(one, where) for one in self.candidates)]
+        self.candidates, self.always = [plain(one) for one in candidates], plain(always)
+        for candidate in self.candidates:
+            if not candidate:
+                raise out_of_range("candidate", "{}", "at least one mechanism", where)
+            if both := self.always.keys() & candidate:
+                raise out_of_range("always", ", ".join(sorted(both)), "mechanisms that no candidate names", where)
+        settings = [_settings({**one, **self.always}, where) for one in ({}, *self.candidates)]
         if not 1 <= len(self.candidates) <= MAX_CANDIDATES:
             raise out_of_range("candidates", len(self.candidates), f"1 to {MAX_CANDIDATES} settings", where)
         each = 1 if preference is None else 2
@@ -87,7 +96,7 @@ class Distilled(Learned):
                 raise out_of_range(key, value, "at least 0 (% of the step)", where)
         self._settings_CM2 = np.stack(settings)
         self.margin, self.hysteresis = float(margin), float(hysteresis)
-        used = [m for m in pacing.MECHANISMS if any(m in one for one in self.candidates)]
+        used = [m for m in pacing.MECHANISMS if any(m in one for one in (self.always, *self.candidates))]
         super().__init__(
             layers,
             used,
@@ -118,6 +127,7 @@ class Distilled(Learned):
             memory_intervals=self.memory_intervals,
             change_intervals=self.change_intervals,
             interval_iterations=self.interval_iterations,
+            always=self.always,
             checks_itself=self.checks_itself,
         )
 
@@ -163,11 +173,14 @@ class Distilled(Learned):
         return self._settings_CM2[choice_B]
 
 
+def plain(candidate: Candidate) -> dict[str, tuple[float, float]]:
+    """A candidate of its own, with floats."""
+    return {m: (float(t), float(w)) for m, (t, w) in candidate.items()}
+
+
 def _settings(candidate: Candidate, where: str) -> NDArray[np.float64]:
     """A candidate as settings ``(M, 2)``."""
     settings = pacing.off()
-    if not candidate:
-        raise out_of_range("candidate", "{}", "at least one mechanism", where)
     for mechanism, (threshold, window) in candidate.items():
         if mechanism not in pacing.MECHANISMS:
             raise out_of_range("candidate", mechanism, f"mechanisms of {', '.join(pacing.MECHANISMS)}", where)

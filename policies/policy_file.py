@@ -170,6 +170,7 @@ def load_policy(path: str | os.PathLike[str]) -> PolicyFile:
             memory_intervals=memory,
             change_intervals=change,
             interval_iterations=interval,
+            always=_setting(target, header, "always", header.get("always", {})),
             checks_itself=len(candidates) > 1,
         )
     return PolicyFile(policy, ranges, provenance)
@@ -229,10 +230,11 @@ def _kind_header(policy: Learned) -> dict[str, Any]:
     """What else a policy of its kind needs."""
     if not isinstance(policy, Distilled):
         return {"kind": "network", "output": "tanh" if policy.squashes else "linear"}
-    candidates = [{m: list(pair) for m, pair in one.items()} for one in policy.candidates]
+    always, *candidates = ({m: list(pair) for m, pair in one.items()} for one in (policy.always, *policy.candidates))
     return {
         "kind": "distilled",
         "candidates": candidates,
+        **({"always": always} if always else {}),
         "margin": policy.margin,
         "hysteresis": policy.hysteresis,
     }
@@ -246,14 +248,18 @@ def _candidates(path: Path, header: Mapping[str, Any]) -> list[dict[str, tuple[f
             raise out_of_range(key, value, f"one of {', '.join(allowed)}", str(path))
     if kind == "network":
         return None
+    candidates = header.get("candidates")
+    if not isinstance(candidates, list):
+        raise out_of_range("candidates", candidates, '[{"slack": [threshold, window]}, ...]', str(path))
+    return [_setting(path, header, "candidates", one) for one in candidates]
+
+
+def _setting(path: Path, header: Mapping[str, Any], key: str, one: Any) -> dict[str, tuple[float, float]]:
+    """One setting of entry ``key``."""
     try:
-        return [
-            {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in dict(one).items()}
-            for one in header["candidates"]
-        ]
-    except (TypeError, ValueError, KeyError, OverflowError):
-        example = '[{"slack": [threshold, window]}, ...]'
-        raise out_of_range("candidates", header.get("candidates"), example, str(path)) from None
+        return {str(mechanism): (float(threshold), float(window)) for mechanism, (threshold, window) in one.items()}
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise out_of_range(key, header.get(key), '{"slack": [threshold, window]} a setting', str(path)) from None
 
 
 def _percent(path: Path, header: Mapping[str, Any], key: str) -> float:

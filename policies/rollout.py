@@ -34,6 +34,8 @@ class Runner(Protocol):
 
     def run(self, settings_ESM2: NDArray[np.float64], iterations: int) -> NDArray[np.float64]: ...
 
+    def quiet_start(self) -> None: ...
+
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording: ...
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]: ...
@@ -113,16 +115,6 @@ def start_engine(
     return References(cluster, seeds.tolist(), limits)
 
 
-def quiet_start(simulator: Runner) -> None:
-    """Run the first iterations of a job, in which its limits allow no delay.
-
-    Args:
-        simulator: a fresh one; it is run ahead.
-    """
-    if simulator.limits.quiet_first:
-        simulator.run(simulator.off(), simulator.limits.quiet_first)
-
-
 def run(
     policy: Policy | Clairvoyant,
     simulator: Runner,
@@ -160,7 +152,7 @@ def run(
         policy.reset(E * R)
         fixed = policy.constant()
     settings = simulator.off()
-    quiet_start(simulator)
+    simulator.quiet_start()
     before = simulator.outcome()
     for t in range(0, iterations, interval_iterations):
         n = min(interval_iterations, iterations - t)

@@ -20,7 +20,6 @@ from scipy import stats
 from benchmarks.evidence import sim_to_real_evidence as benchmark
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters
-from paceenv.core import standing
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
 from paceenv.live.decide.canary import BlockPlan, PairedComparison, Schedule
@@ -165,14 +164,9 @@ def test_a_policy_that_is_always_on_runs_as_in_every_other_rollout() -> None:
     from paceenv.policies.rollout import run
 
     cluster, on_T = load_cluster("unequal-slack"), np.arange(200) >= 20
-    limits = replace(LIMITS, quiet_first=0)
+    limits = replace(LIMITS, quiet_first=20)
     found, _ = run_in_blocks(Adaptive(), start(cluster, np.arange(3), limits=limits), on_T, 20)
-    simulator = start(cluster, np.arange(3), limits=limits)
-    simulator.run(simulator.off(), 20)
-    # in a job the turns of the slack rule begin with pacing, in other rollouts with the job
-    state = simulator.state
-    standing.resume(state.rank_EFR, state.tick_EK, standing.begin(state.rank_EFR, state.tick_EK))
-    wanted = run(Adaptive(), simulator, 180, interval_iterations=20)
+    wanted = run(Adaptive(), start(cluster, np.arange(3), limits=limits), 180, interval_iterations=20)
     np.testing.assert_array_equal(found[:, 20:], wanted.step_ET)
 
 

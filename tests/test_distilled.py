@@ -89,6 +89,17 @@ def test_a_rank_that_is_held_passive_starts_from_no_pacing() -> None:
     assert one.choose(np.array([[1.2, 0.0]], np.float32)).tolist() == [0], "the hysteresis is with no pacing again"
 
 
+def test_what_always_holds_is_set_beside_every_choice(tmp_path: Path) -> None:
+    """No pacing included, and from its file, too."""
+    one = policy(always={"defer": (0.02, 0.1)})
+    save_policy(tmp_path / "a.safetensors", PolicyFile(one))
+    for each in (one, load_policy(tmp_path / "a.safetensors").policy):
+        settings = each.decide(views((0.0, 0.0), (3.0, 0.0), (0.0, 3.0)))
+        assert settings[:, pacing.DEFER].tolist() == [[0.02, 0.1]] * 3
+        assert settings[:, pacing.SLACK].tolist() == [[0.0, 0.0], [0.02, 0.4], [0.02, 0.2]]
+        assert each.mechanisms == ("slack", "phase_shift", "defer")
+
+
 def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
     path, before = tmp_path / "mine.safetensors", random_policy()
     save_policy(path, PolicyFile(before, {"step_cv": (0.0, 0.5)}, {"seed": 1}))
@@ -118,6 +129,9 @@ def test_a_file_keeps_every_bit(tmp_path: Path) -> None:
         ("candidates", [{"slack": [0.02, 0.4]}, {"slack": [float("nan"), 0.1]}], "threshold of slack = nan"),
         ("candidates", [{"slack": [0.02, 0.4]}, {"rush": [0.0, 0.1]}], "candidate = 'rush'; allowed: mechanisms of"),
         ("candidates", [{"slack": [0.02, 0.4]}, {}], "candidate = '{}'; allowed: at least one mechanism"),
+        ("always", {"slack": [0.02, 0.1]}, "always = 'slack'; allowed: mechanisms that no candidate names"),
+        ("always", [], "always = []; allowed: "),
+        ("always", {"defer": [0.9, 0.1]}, "threshold of defer = 0.9; allowed: 0 to "),
         ("margin", -1.0, "margin = -1.0; allowed: a number of at least 0"),
         ("margin", "much", "allowed: a number of at least 0"),
         ("hysteresis", None, "hysteresis = None; allowed: a number of at least 0"),

@@ -11,7 +11,7 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.policies import saved
-from paceenv.policies.rollout import quiet_start, start
+from paceenv.policies.rollout import start
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import episode_keys
@@ -138,7 +138,7 @@ def test_scores_do_not_count_what_failures_undid() -> None:
     suite = Suite(name="failing", cases=[case], seeds=6, iterations=800)
     found = evaluate(["passive"], suite).outcomes["passive", "null-jitter"].step_s_E
     simulator = start(case.load(), np.arange(suite.first_seed, suite.first_seed + suite.seeds))
-    quiet_start(simulator)
+    simulator.quiet_start()
     before = simulator.outcome()
     simulator.run(simulator.off(), suite.iterations)
     outcome = simulator.outcome().since(before)

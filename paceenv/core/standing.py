@@ -60,11 +60,20 @@ def begin(rank: NDArray[np.float32], tick: NDArray[np.float64]) -> Left:
         rank: each rank's own fields, ``(..., F, R)``.
         tick: what all ranks see alike, ``(..., K)``.
     """
-    left = leave(rank, tick)
+    return Left(rank.copy(), when_pacing_begins(tick))
+
+
+def when_pacing_begins(tick: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What all ranks see alike when pacing begins: nothing but the baselines ``tick[..., K]`` is known.
+
+    Args:
+        tick: what all ranks see alike, ``(..., K)``.
+    """
     fresh = np.empty(timing.TICK_FIELDS)
     timing.reset_tick(fresh)
-    left.tick[...] = fresh
-    return left
+    begun = np.broadcast_to(fresh, tick.shape).copy()
+    begun[..., TICK_BASELINES] = tick[..., TICK_BASELINES]
+    return begun
 
 
 def resume(rank: NDArray[np.float32], tick: NDArray[np.float64], left: Left) -> None:

@@ -169,7 +169,7 @@ class _Shape:
         if len(rows):
             simulator = self.simulators[k]
             simulator.reset(rows, keys_E[rows], self._jobs(keys_E[rows], cluster_E[rows]))
-            simulator.run(simulator.off(), self._rules.limits.quiet_first, rows)
+            simulator.quiet_start(rows)
             self.run(k, simulator.off(), rows)
 
     def _jobs(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:

@@ -29,7 +29,9 @@ PAYS = {"two-jobs": "phase_shift", "unequal-slack": "slack", "incast-shallow": "
 """Clusters on which pacing pays, each with the mechanism that does it."""
 _THRESHOLDS, _WINDOWS = (0.0, 0.05, 0.3), (0.05, 0.15, 0.4)
 """Settings that are tried, every pair: thresholds and windows, ratios."""
-_INTERVALS = 8
+_SETTLING, _INTERVALS = 4, 8
+"""Control intervals before, and in which rewards count. Delays settle in one; the first pauses, in which the slack rule
+judges itself, are close together and rare later."""
 _MIN_EPISODES, _MAX_EPISODES = 4, 24
 _RANK_ITERATIONS = 3_000_000
 """About what a probe may simulate, which takes less than 0.1 s; large jobs get fewer episodes."""
@@ -91,15 +93,15 @@ def most_to_win(cluster: Cluster, mechanisms: Sequence[str], weights: Sequence[f
         for threshold in _THRESHOLDS
         for window in _WINDOWS
     ]
-    iterations = limits.quiet_first + (1 + _INTERVALS) * _ITERATIONS
+    iterations = limits.quiet_first + (_SETTLING + _INTERVALS) * _ITERATIONS
     affordable = _RANK_ITERATIONS // (len(tried) * iterations * cluster.ranks)
     episodes = min(max(affordable, _MIN_EPISODES), _MAX_EPISODES)
     keys_N = episode_keys(list(range(episodes)))
     jobs = derive(cluster, keys_N).take(np.tile(np.arange(episodes), len(tried)))
     simulator = Simulator(jobs, np.tile(keys_N, len(tried)), limits=limits)
-    simulator.run(simulator.off(), limits.quiet_first)
+    simulator.quiet_start()
     settings = np.repeat(np.array(tried), episodes, axis=0)[:, None]
-    simulator.run(settings, _ITERATIONS)  # in which delays settle
+    simulator.run(settings, _SETTLING * _ITERATIONS)
     step_ET = simulator.run(settings, _INTERVALS * _ITERATIONS)
     upper = [_upper(step_ET, jobs.jobs["ideal_step_s"], weight, episodes) for weight in weights]
     return float(max(upper))

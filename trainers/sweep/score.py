@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.base import INTERVAL_ITERATIONS
-from paceenv.policies.rollout import quiet_start, start, useful_step_s
+from paceenv.policies.rollout import start, useful_step_s
 from paceenv.sim.cluster import Cluster
 
 Array = NDArray[np.float64]
@@ -117,7 +117,7 @@ def _run(
     """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
     simulator = start(cluster, np.tile(seeds_E, len(settings)), threads)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
-    quiet_start(simulator)
+    simulator.quiet_start()
     before = simulator.outcome()
     step_ET = np.concatenate(
         [

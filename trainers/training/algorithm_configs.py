@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from paceenv.ui.config_files import Config
+from paceenv.ui.config_files import AnyMechanism, Config
 
 Algorithm = Literal["ppo", "recurrent_ppo", "distill", "sac", "tqc", "crossq", "cma_es", "ars"]
 _Timesteps = Annotated[int, Field(ge=1, description="decisions, summed over rows")]
@@ -137,6 +138,11 @@ class Distill(Config):
     batch_size: int = Field(1024, ge=2)
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
     weight_decay: float = Field(1e-4, ge=0)
+    always: Mapping[AnyMechanism, tuple[float, float]] = Field(
+        {},
+        description="threshold and window of mechanisms that hold whatever the student chooses, such as defer, which "
+        "judges itself and does nothing where no transfer can wait",
+    )
     net_arch: list[int] = Field([128, 128], min_length=1)
     margins: list[_Percent] = Field(
         [0.05, 0.1, 0.2, 0.4],

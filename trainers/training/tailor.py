@@ -96,7 +96,7 @@ def tailor(
     *,
     seconds: float = 60.0,
     seed: int = 0,
-    mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger"),
+    mechanisms: Sequence[str] = (),
     on_progress: Callable[[float], None] = lambda cpu_s: None,
 ) -> Tailored:
     """Find the best policy for a job that may have any of ``clusters``.
@@ -106,7 +106,8 @@ def tailor(
         against: other policies, by name or file, that take part.
         seconds: CPU-seconds of one core that may be spent, about; more than 5.
         seed: of the training.
-        mechanisms: that the tailored policy and the constant may use.
+        mechanisms: that the tailored policy and the constant may use; none: slack, phase_shift and stagger, and defer
+            where transfers can wait.
         on_progress: called with the CPU-seconds spent so far.
 
     Raises:
@@ -119,6 +120,7 @@ def tailor(
         )
     if not seconds >= 5.0:
         raise out_of_range("seconds", seconds, "at least 5", "tailor")
+    mechanisms = mechanisms or ("slack", "phase_shift", "stagger", *(["defer"] if clusters[0].can_defer else []))
     begun = time.process_time()
     others = {name: _deployable(name, clusters[0]) for name in against}
     trained, compared = clusters[::2][: max(MAX_RANKS // clusters[0].ranks, 2)], clusters[1::2]
@@ -209,13 +211,14 @@ def _train(
     changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "threads": 1}
     rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
     size = {"total_timesteps": rounds * decisions, "rounds": rounds, "candidates": CANDIDATES}
+    always = {m: pair for m, pair in base.distill.always.items() if m not in mechanisms}
     config = base.model_copy(
         update={
             "name": TAILORED,
             "description": "",
             "seed": seed,
             "environment": base.environment.model_copy(update=changed),
-            "distill": base.distill.model_copy(update=size),
+            "distill": base.distill.model_copy(update={**size, "always": always}),
             "selection": None,
         }
     )

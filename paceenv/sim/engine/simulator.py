@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, timing
+from paceenv.core import pacing, standing, timing
 from paceenv.core.errors import out_of_range
 from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
@@ -147,7 +147,7 @@ class Simulator:
         batch: the E jobs.
         keys_E: episode keys, from :func:`episode_keys`; the same keys give the same noise whatever the policy.
         threads: most threads that share a batch; results do not depend on it.
-        limits: of every delay; the quiet start is the caller's (``paceenv.policies.rollout``).
+        limits: of every delay; the quiet start is the caller's (:meth:`quiet_start`).
     """
 
     batch: JobBatch
@@ -247,6 +247,17 @@ class Simulator:
             which: numbers of the environments; None: all.
         """
         return self._advance(settings_ESM2, iterations, which, stamps=True)
+
+    def quiet_start(self, which: NDArray[np.int64] | None = None) -> None:
+        """Run the first iterations of jobs, in which their limits allow no delay; pacing begins after them.
+
+        Args:
+            which: numbers of the environments, at their start; None: all.
+        """
+        if self.limits.quiet_first:
+            self.run(self.off(), self.limits.quiet_first, which)
+        rows = slice(None) if which is None else which
+        self.state.tick_EK[rows] = standing.when_pacing_begins(self.state.tick_EK[rows])
 
     def observe(self, *, every_rank: bool = False) -> NDArray[np.float32]:
         """Observations of the last :meth:`run`: ``(E, O)`` of the observer ranks, or ``(E, R, O)`` of every rank.

@@ -281,6 +281,11 @@ class References:
         """
         return np.concatenate([one.run(settings_ESM2[e, None], iterations) for e, one in enumerate(self._each)])
 
+    def quiet_start(self) -> None:
+        """Run the first iterations of the jobs, in which their limits allow no delay; pacing begins after them."""
+        for one in self._each:
+            one.quiet_start()
+
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """As :meth:`run`, with every stamp.
 

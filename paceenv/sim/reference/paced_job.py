@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import limits as delay_limits
-from paceenv.core import pacing, signals, timing
+from paceenv.core import pacing, signals, standing, timing
 from paceenv.core.limits import Limits
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -59,6 +59,12 @@ class PacedJob:
             iterations: number of steps, T.
         """
         return self.record(settings_ESM2, iterations).step_ET
+
+    def quiet_start(self) -> None:
+        """Run the first iterations of the job, in which its limits allow no delay; pacing begins after them."""
+        if self.limits.quiet_first:
+            self.run(self.off(), self.limits.quiet_first)
+        self._tick = standing.when_pacing_begins(self._tick)
 
     def record(self, settings_ESM2: NDArray[np.float64], iterations: int) -> Recording:
         """Run ``iterations`` with pacing ``settings`` ``(1, 1 or R, M, 2)``; stamps from the end of the step before.

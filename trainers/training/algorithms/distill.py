@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import signals
+from paceenv.core.errors import out_of_range
 from paceenv.policies.base import Policy
 from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.learned import Learned
@@ -60,6 +61,9 @@ class DistillLearner(Learner):
         self.config, self.curve, environment = config, curve, config.environment
         assert config.distill is not None  # as the config has filled in
         self.section: Distill = config.distill
+        if both := self.section.always.keys() & set(environment.mechanisms):
+            allowed = f"mechanisms that the student does not set ({', '.join(environment.mechanisms)})"
+            raise out_of_range("distill.always", ", ".join(sorted(both)), allowed, f"config {config.name}")
         shares = environment.shares()
         names = [getattr(share, "name", "") or share.cluster_name for share in shares]
         loaded = [(clusters or {}).get(name) or share.load() for name, share in zip(names, shares, strict=True)]
@@ -202,6 +206,7 @@ class DistillLearner(Learner):
             memory_intervals=memory,
             change_intervals=change,
             interval_iterations=self.config.environment.interval_iterations,
+            always=dict(self.section.always.items()),
         )
 
     def options(self, policy: Learned) -> dict[str, Any]:

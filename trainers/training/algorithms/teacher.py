@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing
 from paceenv.policies.distilled import Candidate, Distilled
-from paceenv.policies.rollout import quiet_start, start
+from paceenv.policies.rollout import start
 from paceenv.policies.situations import CHANGE_RATES, OFF_SHARE, roll_ahead, roll_ahead_steps, select_candidates
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.engine.simulator import Simulator, training_seeds
@@ -209,7 +209,7 @@ def ask(
     variation = interval if environment.preference_range is not None else None
     inputs, found = [], []
     student.reset(E * R)
-    quiet_start(simulator)
+    simulator.quiet_start()
     simulator.run(simulator.off(), interval)
     for t in range(section.episode_intervals):
         x_BI = student.inputs(simulator.observe(every_rank=True).reshape(E * R, -1))
