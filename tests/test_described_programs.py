@@ -131,6 +131,16 @@ def test_tensor_parallelism_inside_a_node_is_folded_and_costs_as_much() -> None:
     assert ("tensor", "all_reduce") in ops(cluster(2, 4, tensor_parallel=2)), "replicas use the links inside too"
 
 
+def test_sequence_parallelism_shares_the_kept_inputs_of_layers() -> None:
+    plain, shared = (
+        cluster(tensor_parallel=4, recompute="full", sequence_parallel=shares).workload for shares in (False, True)
+    )
+    assert plain is not None
+    assert shared is not None
+    inputs = 8 * plain.micro_batch * 1024 * 1024 * 2
+    assert plain.memory(1).activations - shared.memory(1).activations > 0.75 * inputs * 0.99
+
+
 def test_sequence_parallelism_moves_the_same_bytes() -> None:
     plain, halves = cluster(tensor_parallel=4), cluster(tensor_parallel=4, sequence_parallel=True)
     assert (
@@ -219,6 +229,48 @@ def test_experts_under_zero_3_are_gathered_from_their_own_replicas() -> None:
     assert workload.memory(8).optimizer == pytest.approx(shared * states)
 
 
+def test_experts_in_every_second_layer() -> None:
+    """Half of the exchanges, of the experts and of the computing that more than one expert a token costs."""
+    every = {"experts": 8, "expert_parallel": 4, "top_k": 2, "bucket_bytes": 1e12, "first_bucket_bytes": 1e12}
+    one, all_of_them = cluster(8, **every, expert_every=2), cluster(8, **every)
+    assert ops(one)["experts", "all_to_all"] == 2 * MODEL["layers"]
+    workload, all_workload = one.workload, all_of_them.workload
+    assert workload is not None
+    assert all_workload is not None
+    none = cluster(8).workload
+    assert none is not None
+    for key in ("sample_flops", "stage_sparse_parameters"):
+        few, half, many = (getattr(w, key) for w in (none, workload, all_workload))
+        assert half == pytest.approx(0.5 * (few + many))
+    payloads = {s.communicator: s.payload_bytes for s in plan_of(one).roles[0] if isinstance(s, Start)}
+    assert payloads["expert_data"] == pytest.approx(2 * workload.stage_sparse_parameters)
+    assert payloads["data"] + payloads["expert_data"] == pytest.approx(2 * workload.stage_parameters(0), rel=1e-9)
+    compute_s = [plan_of(c).compute_s for c in (cluster(8), one, all_of_them)]
+    assert compute_s[1] == pytest.approx(0.5 * (compute_s[0] + compute_s[2]))
+    found = ops(cluster(8, **every, expert_every=4, zero_stage=3))
+    assert found["expert_data", "all_gather"] == 4
+    assert found["data", "all_gather"] == 16, "of every layer for itself, forward and backward"
+
+
+def test_weights_of_a_sharded_pipeline_are_gathered_once_a_step() -> None:
+    """As torchtitan does: every micro-batch after the first finds them, and gradients are scattered after the last."""
+    one = cluster(8, pipeline_parallel=2, micro_batches=4, zero_stage=3)
+    workload = one.workload
+    assert workload is not None
+    for stage, role in enumerate(plan_of(one).roles):
+        bytes_of = {"all_gather": 0.0, "reduce_scatter": 0.0}
+        for start in role:
+            if isinstance(start, Start) and start.communicator == "data":
+                bytes_of[start.op] += start.payload_bytes
+        wanted = 2 * workload.stage_parameters(stage)
+        assert bytes_of == {op: pytest.approx(wanted) for op in bytes_of}
+    assert step_s(one) > step_s(cluster(8, pipeline_parallel=2, micro_batches=4, zero_stage=1)) * 0.99
+    whole, sharded = workload.memory(4), cluster(8, pipeline_parallel=2, micro_batches=4).workload
+    assert sharded is not None
+    assert whole.weights == pytest.approx(1.25 * sharded.memory(4).weights), "all of them, and the own quarter"
+    assert whole.optimizer == pytest.approx(sharded.memory(4).optimizer / 4)
+
+
 def test_experts_exchange_tokens_twice_a_layer_and_pass_and_reduce_among_their_own() -> None:
     one = cluster(8, experts=8, expert_parallel=4, top_k=2, bucket_bytes=1e12, first_bucket_bytes=1e12)
     found = ops(one)
@@ -286,10 +338,12 @@ def test_lengths_vary_between_replicas_but_not_inside_one() -> None:
 
 @pytest.mark.parametrize("layers", [1, 5, 32, 33, 96, 1000])
 def test_segments_keep_every_layer_and_the_ends_alone(layers: int) -> None:
-    found = segments(layers, MAX_SEGMENTS)
-    assert sum(found) == layers
-    assert len(found) <= MAX_SEGMENTS
-    assert found[0] == found[-1] == 1
+    for every in (None, 1, 3):
+        found = segments(layers, MAX_SEGMENTS, every)
+        assert sum(segment.layers for segment in found) == layers
+        assert sum(segment.sparse for segment in found) == (layers // every if every else 0)
+        assert len(found) <= MAX_SEGMENTS
+        assert found[0].layers == found[-1].layers == 1
 
 
 @pytest.mark.parametrize("layers", [48, 96])
@@ -311,6 +365,10 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
         ({"pipeline_parallel": 4, "micro_batches": 4, "virtual_stages": 3}, "virtual_stages to divide the 8 layers"),
         ({"expert_parallel": 2}, "experts with expert_parallel"),
         ({"experts": 4, "expert_parallel": 3}, "expert_parallel to divide the 4 experts"),
+        ({"experts": 4, "expert_every": 3}, "expert_every to divide the 8 layers"),
+        ({"expert_every": 2}, "experts with expert_parallel"),
+        ({"zero_stage": 2, "pipeline_parallel": 2}, "zero_stage 0, 1, or 3 under step: program, with pipeline"),
+        ({"step": "folded", "zero_stage": 3, "pipeline_parallel": 2}, "zero_stage 0, 1, or 3 under step: program"),
         ({"experts": 3, "expert_parallel": 3}, "a divisor of the 4 replicas"),
         ({"experts": 4, "zero_stage": 3, "shard_group": 2}, "no shard_group with experts"),
         ({"shard_group": 2}, "zero_stage 3 with shard_group"),

@@ -114,7 +114,7 @@ For longer sequences the rate follows from the row of 32,768 tokens.
 {table(torchtitan())}
 
 Left out: the row of 70 B, whose rate of kernels has no row of its own, and those of 405 B.
-Those have a pipeline with sharded parameters, which a workload cannot describe, and name no number of micro-batches.
+Those have a pipeline and name no number of micro-batches.
 The two misses lie in attention, which takes most of these steps; the ring itself hides behind it.
 
 ## FSDP and HSDP: pytorch PR #106080

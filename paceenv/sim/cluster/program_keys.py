@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from paceenv.sim.cluster.workload import Workload
 
 PROGRAM_KEYS = (
-    "virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "top_k",
-    "capacity_imbalance", "shard_group", "all_gather_group", "outer_every", "length_cv", "checkpoint_every",
+    "virtual_stages", "sequence_parallel", "context_parallel", "experts", "expert_parallel", "expert_every",
+    "top_k", "capacity_imbalance", "shard_group", "all_gather_group", "outer_every", "length_cv", "checkpoint_every",
 )  # fmt: skip
 """Keys of a workload that need ``step: program``."""
 
@@ -53,9 +53,12 @@ def _check_virtual_stages(one: Workload) -> None:
 
 def _check_experts(one: Workload) -> None:
     if one.experts == 1:
-        if one.expert_parallel > 1 or one.top_k > 1 or one.capacity_imbalance > 1.0:
-            raise ValueError("experts with expert_parallel, top_k or capacity_imbalance")
+        if one.expert_parallel > 1 or one.expert_every > 1 or one.top_k > 1 or one.capacity_imbalance > 1.0:
+            raise ValueError("experts with expert_parallel, expert_every, top_k or capacity_imbalance")
         return
+    layers = one.model.layers // (one.pipeline_parallel * one.virtual_stages)
+    if layers % one.expert_every:
+        raise ValueError(f"expert_every to divide the {layers} layers of each stage, or part of one")
     if one.experts % one.expert_parallel or one.top_k > one.experts:
         raise ValueError(f"expert_parallel to divide the {one.experts} experts, and top_k at most that many")
     if one.shard_group is not None:

@@ -222,7 +222,8 @@ class Workload(Config):
         False, description="tensor parallelism by reduce-scatter and all-gather; needs step: program"
     )
     context_parallel: int = Field(1, ge=1, description="GPUs that share each sequence; needs step: program")
-    experts: int = Field(1, ge=1, le=65_536, description="experts of every layer's MLP; needs step: program")
+    experts: int = Field(1, ge=1, le=65_536, description="experts of an MLP; needs step: program")
+    expert_every: int = Field(1, ge=1, description="layers from one with experts to the next; 1: every layer has them")
     expert_parallel: int = Field(1, ge=1, description="replicas that share the experts of a layer")
     top_k: int = Field(1, ge=1, description="experts that a token goes to")
     capacity_imbalance: float = Field(
@@ -247,8 +248,11 @@ class Workload(Config):
         model, t, p = self.model, self.tensor_parallel, self.pipeline_parallel
         if self.batch % self.micro_batches:
             raise ValueError(f"micro_batches to divide the batch ({self.micro_batches} and {self.batch})")
-        if p > 1 and self.zero_stage > 1:
-            raise ValueError("zero_stage at most 1 with pipeline_parallel, whose micro-batches accumulate gradients")
+        if p > 1 and (self.zero_stage == 2 or (self.zero_stage == 3 and self.step == "folded")):
+            raise ValueError(
+                "zero_stage 0, 1, or 3 under step: program, with pipeline_parallel, whose micro-batches accumulate "
+                "gradients"
+            )
         if p > 1 and not self.accumulate:
             raise ValueError("accumulate: true with pipeline_parallel")
         if self.zero_stage == 3 and not self.overlap:
@@ -281,11 +285,11 @@ class Workload(Config):
     def sample_flops(self) -> float:
         """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
         model = self.model
-        return model.flops + (1.0 + BACKWARD) * model.layers * self.expert_flops
+        return model.flops + (1.0 + BACKWARD) * model.layers // self.expert_every * self.expert_flops
 
     @property
     def expert_flops(self) -> float:
-        """Forward FLOPs of a layer and sample beyond those of one expert."""
+        """Forward FLOPs of a layer with experts and a sample, beyond those of one expert."""
         model = self.model
         if isinstance(model, Generic):
             return 0.0
@@ -293,7 +297,7 @@ class Workload(Config):
 
     @property
     def expert_parameters(self) -> float:
-        """Of one layer on one GPU, before tensor parallelism, beside those of a model without experts."""
+        """Of one layer with experts on one GPU, before tensor parallelism, beside those of a layer without."""
         if isinstance(self.model, Generic) or self.experts == 1:
             return 0.0
         mlp = 2 * self.model.hidden * self.model.mlp + self.model.hidden + self.model.mlp
@@ -301,10 +305,23 @@ class Workload(Config):
 
     @property
     def sparse_parameters(self) -> float:
-        """Of one layer's MLPs on one GPU, before tensor parallelism and sharding; 0 without experts."""
+        """Experts of one layer that has them on one GPU, before tensor parallelism and sharding; 0 without experts."""
         if isinstance(self.model, Generic) or self.experts == 1:
             return 0.0
-        return self.expert_parameters + sum(n for n, _ in self.model.layer_tensors()[:2])
+        return self.expert_parameters + self.mlp_parameters * self.tensor_parallel
+
+    @property
+    def mlp_parameters(self) -> float:
+        """Of one layer without experts on one GPU, before any sharding over replicas."""
+        if isinstance(self.model, Generic):
+            return 0.0
+        return sum(n for n, _ in self.model.layer_tensors()[:2]) / self.tensor_parallel
+
+    @property
+    def stage_sparse_parameters(self) -> float:
+        """Experts of a pipeline stage on one GPU, before any sharding over replicas."""
+        layers = self.model.layers // self.pipeline_parallel // self.expert_every
+        return layers * self.sparse_parameters / self.tensor_parallel
 
     def stage_parameters(self, stage: int) -> float:
         """Parameters of one GPU of a pipeline stage, before any sharding over replicas.
@@ -314,7 +331,8 @@ class Workload(Config):
         model, p = self.model, self.pipeline_parallel
         if isinstance(model, Generic):
             return model.parameters
-        total = model.layers // p * (model.layer_parameters + self.expert_parameters)
+        layers = model.layers // p
+        total = layers * model.layer_parameters + layers // self.expert_every * self.expert_parameters
         if stage == 0:
             total += model.embedding_parameters + model.position_parameters
         if stage == p - 1:
@@ -350,13 +368,16 @@ class Workload(Config):
     def _stage_memory(self, stage: int, replicas: int) -> Memory:
         n, sharing = self.stage_parameters(stage), float(self.shard_group or replicas)
         if self.experts > 1 and self.zero_stage:  # fewer GPUs share an expert's states than a dense layer's
-            sparse = self.model.layers // self.pipeline_parallel * self.sparse_parameters / self.tensor_parallel
+            sparse = self.stage_sparse_parameters
             sharing = n / ((n - sparse) / sharing + sparse * self.expert_parallel / replicas)
-        shard = [1.0 / sharing if self.zero_stage >= z else 1.0 for z in range(4)]
+        stays = self.zero_stage == 3 and self.pipeline_parallel > 1  # gathered once a step, beside the own shard
+        shard = [1.0 / sharing if self.zero_stage >= z and not (stays and z > 1) else 1.0 for z in range(4)]
         weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]
         optimizer = ADAM_BYTES + (MASTER_BYTES if weight < MASTER_BYTES else 0)
         weights, gradients = n * weight * shard[3], n * gradient * shard[2]
-        if self.zero_stage == 3:  # two layers are whole at a time: the one in use and the one prefetched
+        if stays:
+            weights += n * weight / sharing
+        elif self.zero_stage == 3:  # two layers are whole at a time: the one in use and the one prefetched
             layer = n / self.model.layers
             weights, gradients = weights + 2 * layer * weight, gradients + layer * gradient
         return Memory(weights, gradients, n * optimizer * shard[1], self._kept_bytes(stage))
@@ -377,7 +398,7 @@ class Workload(Config):
         layers = model.layers // p
         kept = layers * whole
         if self.recompute == "full":  # only each layer's input, and one layer at a time in full
-            kept = layers * scale * tokens * h * 2.0
+            kept = layers * scale * tokens * h * 2.0 / (t if self.sequence_parallel else 1)
         in_flight = min(self.micro_batches, p - stage)
         total = in_flight * kept + (whole if self.recompute == "full" else 0.0)
         if stage == p - 1:  # logits, their fp32 copy for the loss, and its gradient

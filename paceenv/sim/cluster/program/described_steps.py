@@ -7,8 +7,9 @@ What the next piece of work needs is waited for at once. What nobody needs until
 (``can_wait``): gradient buckets, reduce-scatters, all-reduces between shards.
 
 Simplifications. Layers and buckets are folded (:mod:`paceenv.sim.cluster.program.layer_passes`,
-:mod:`paceenv.sim.cluster.program.gradient_buckets`). Every layer has experts, or none has. The busiest GPU's load
-stands for all of an imbalanced exchange. A receive is posted at the start of the step, so that a sender never waits.
+:mod:`paceenv.sim.cluster.program.gradient_buckets`). The busiest GPU's load stands for all of an imbalanced exchange. A
+receive is posted at the start of the step, so that a sender never waits. Under pipeline parallelism, weights of ZeRO-3
+are gathered with the first micro-batch and stay until the step's end, as in torchtitan.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from paceenv.sim.cluster.program.layer_passes import (
     Beside,
     Passes,
     Piece,
+    Segment,
     Transfer,
     Work,
     seconds_of,
@@ -122,7 +124,7 @@ class _Role:
     def instructions(self) -> list[Instruction]:
         one, p = self.workload, self.workload.pipeline_parallel
         saved = self._checkpoint()
-        if one.zero_stage == 3:
+        if one.zero_stage == 3 and p == 1:
             self._fully_sharded()
         else:
             receives = {backward: self._post_receives(backward=backward) for backward in (False, True)}
@@ -188,8 +190,16 @@ class _Role:
         return found
 
     def _pass(self, backward: bool, i: int, part: int) -> None:
-        pieces = [one for segment in self._pieces(backward, part) for one in segment]
-        one = self.workload
+        one, cut_pieces = self.workload, self._pieces(backward, part)
+        if one.zero_stage == 3 and not backward and i == 0:
+            cuts = self.passes.cuts()
+            there = self._gather(cuts[:1])
+            for k, segment in enumerate(cut_pieces):
+                self.script.rows += there
+                there = self._gather(cuts[k + 1 : k + 2])
+                self.script.run(segment, i)
+            return
+        pieces = [piece for segment in cut_pieces for piece in segment]
         if not backward or self.replicas == 1 or one.outer_every > 1:
             self.script.run(pieces, i)
         elif i == one.micro_batches - 1 or not one.accumulate:
@@ -229,43 +239,56 @@ class _Role:
             hand_over(done_s)
         hand_over(float("inf"))
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether weights of ZeRO-3 have more than one shard."""
+        return (self.workload.shard_group or self.replicas) > 1
+
+    def _segment_parameters(self, segment: Segment) -> tuple[float, float]:
+        """Of the layers of a segment: those that all replicas share, and experts that several have.
+
+        Embeddings and the output layer count as spread over all layers of the stage.
+        """
+        one, layers = self.workload, self.workload.model.layers // self.workload.pipeline_parallel
+        mlps = layers - layers // one.expert_every if one.experts > 1 else 0
+        shared = one.stage_parameters(self.stage) - one.stage_sparse_parameters - mlps * one.mlp_parameters
+        dense = segment.layers * shared / layers + (segment.dense * one.mlp_parameters if mlps else 0.0)
+        sparse = segment.sparse * one.sparse_parameters / one.tensor_parallel
+        return dense, sparse if self.replicas > one.expert_parallel else 0.0
+
+    def _gather(self, ahead: Sequence[Segment]) -> list[Wait]:
+        """Start to gather the weights of segments."""
+        one, each, found = self.workload, BYTES[self.workload.parameter_dtype], list[Wait]()
+        name = GATHERS if one.all_gather_group else SHARDS if one.shard_group else DATA
+        for segment in ahead if self._is_sharded else ():
+            dense, sparse = self._segment_parameters(segment)
+            starts = [Start(name, "all_gather", each * dense, name="weights", parts=segment.layers)]
+            if sparse > 0.0:
+                starts.append(Start(EXPERT_DATA, "all_gather", each * sparse, name="weights", parts=segment.sparse))
+            found += [self.script.start(start) for start in starts]
+        return found
+
     def _fully_sharded(self) -> None:
         """ZeRO-3: weights are gathered one segment ahead, gradients reduced behind; HSDP sums shards over replicas."""
         one = self.workload
-        cuts = self.passes.cuts()
-        layers, weight, gradient = one.model.layers, BYTES[one.parameter_dtype], BYTES[one.gradient_dtype]
+        cuts, gradient = self.passes.cuts(), BYTES[one.gradient_dtype]
         name = SHARDS if one.shard_group else DATA
-        gathers = GATHERS if one.all_gather_group else name
-        sparse = self.workload.sparse_parameters / one.tensor_parallel if self.replicas > one.expert_parallel else 0.0
-        dense = one.stage_parameters(0) / layers - self.workload.sparse_parameters / one.tensor_parallel
         order = [
             (i, backward, k) for i in range(one.micro_batches) for backward in (False, True) for k in range(len(cuts))
         ]
         sizes = {False: cuts, True: cuts[::-1]}
         passes = {backward: self._pieces(backward, 0) for backward in (False, True)}
-        is_shared = self.replicas > 1 and (one.shard_group or self.replicas) > 1
-
-        def gather(at: int) -> list[Wait]:
-            if at >= len(order) or not is_shared:
-                return []
-            _, backward, k = order[at]
-            count = sizes[backward][k]
-            owned = ((gathers, dense), (EXPERT_DATA, sparse)) if sparse > 0.0 else ((gathers, dense),)
-            return [
-                self.script.start(Start(group, "all_gather", count * each * weight, name="weights", parts=count))
-                for group, each in owned
-            ]
-
-        there, behind = gather(0), None
+        there, behind = self._gather(cuts[:1]), None
         for at, (i, backward, k) in enumerate(order):
             self.script.rows += there
-            there = gather(at + 1)
+            there = self._gather([sizes[backward_too][after] for _, backward_too, after in order[at + 1 : at + 2]])
             self.script.run(passes[backward][k], i)
             if backward:
-                count = sizes[True][k]
-                behind = self._scatter(name, count * dense * gradient, count, i, behind, is_shared=is_shared)
+                segment = sizes[True][k]
+                dense, sparse = self._segment_parameters(segment)
+                behind = self._scatter(name, dense * gradient, segment.layers, i, behind)
                 if sparse > 0.0:
-                    start = Start(EXPERT_DATA, "reduce_scatter", count * sparse * gradient, True, parts=count)
+                    start = Start(EXPERT_DATA, "reduce_scatter", sparse * gradient, True, parts=segment.sparse)
                     self._held.append(self.script.start(start._replace(name="gradients")))
         if behind is not None:
             self._between_replicas(*behind)
@@ -277,8 +300,6 @@ class _Role:
         count: int,
         i: int,
         behind: tuple[Wait | None, float, int] | None,
-        *,
-        is_shared: bool,
     ) -> tuple[Wait | None, float, int] | None:
         """Reduce a segment's gradients, and start to sum the shards of the one before it over the replicas.
 
@@ -288,13 +309,12 @@ class _Role:
             count: its layers.
             i: the micro-batch.
             behind: the segment before, as this returns it.
-            is_shared: whether there is more than one shard.
 
         Returns:
             Its reduce-scatter, the bytes of a shard and its layers, where replicas are to be summed.
         """
         one, wait = self.workload, None
-        if is_shared:
+        if self._is_sharded:
             start = Start(name, "reduce_scatter", payload_bytes, True, name="gradients", parts=count)
             wait = self.script.start(start)
             self._held.append(wait)
@@ -318,7 +338,7 @@ class _Role:
         script.rows += self._held
         parameters = one.stage_parameters(self.stage)
         if one.zero_stage in (1, 2) and self.replicas > 1:
-            sparse = one.model.layers / one.pipeline_parallel * self.workload.sparse_parameters / one.tensor_parallel
+            sparse = one.stage_sparse_parameters
             for name, count in ((DATA, parameters - sparse), (EXPERT_DATA, sparse)):
                 if count > 0.0 and (name == DATA or self.replicas > one.expert_parallel):
                     script.needed(Start(name, "all_gather", count * BYTES[one.parameter_dtype], name="weights"))

@@ -81,7 +81,8 @@ def _tensors(workload: Workload, stage: int, part: int) -> dict[str, list[Tensor
     dense, sparse = list(own), [Tensor(0.0, one.flops) for one in own]
     start = before if part == v - 1 else 0
     for at in range(start, start + layers * per_layer):
-        if (at - start) % per_layer < len(of_mlp):
+        layer, tensor = divmod(at - start, per_layer)  # from the output on
+        if layer % workload.expert_every == 0 and tensor < len(of_mlp):
             flops = own[at].flops + more
             dense[at], sparse[at] = Tensor(0.0, flops), Tensor(experts, flops)
     return {DATA: dense, EXPERT_DATA: sparse}

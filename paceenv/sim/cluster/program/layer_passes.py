@@ -1,12 +1,13 @@
 """What a GPU does for one micro-batch on some layers: computing, and the transfers that the next layer needs.
 
 A pass is a list of pieces. Compute and transfers follow each other, except where a context-parallel ring runs beside
-attention. Equal layers are folded into segments: their compute and transfers add up, so folding keeps sums and changes
-only how finely other traffic lies between them.
+attention. Layers are folded into segments: their compute and transfers add up, so folding keeps sums and changes only
+how finely other traffic lies between them.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,17 +49,40 @@ class Beside(NamedTuple):
 Piece = Work | Transfer | Beside
 
 
-def segments(layers: int, most: int) -> list[int]:
-    """How many layers each segment has; the first and the last have one, as what they wait for hides behind nothing.
+class Segment(NamedTuple):
+    """Layers that are folded, in the order of the forward pass: some without experts, then some with them."""
+
+    dense: int
+    sparse: int
+
+    @property
+    def layers(self) -> int:
+        return self.dense + self.sparse
+
+    def parts(self, *, backward: bool) -> list[tuple[int, bool]]:
+        """Its layers of one kind and whether they have experts, in the order of a pass."""
+        found = [(layers, sparse) for layers, sparse in ((self.dense, False), (self.sparse, True)) if layers]
+        return found[::-1] if backward else found
+
+
+def segments(layers: int, most: int, expert_every: int | None = None) -> list[Segment]:
+    """The segments of some layers; the first and the last have one layer, as what they wait for hides behind nothing.
 
     Args:
         layers: how many there are.
-        most: segments at most.
+        most: segments at most; 1 folds all.
+        expert_every: layers from one with experts to the next; None: none has them.
     """
     if layers <= most:
-        return [1] * layers
-    middle, parts = layers - 2, most - 2
-    return [1, *((k + 1) * middle // parts - k * middle // parts for k in range(parts)), 1]
+        ends = list(range(layers + 1))
+    elif most == 1:
+        ends = [0, layers]
+    else:
+        middle, parts = layers - 2, most - 2
+        ends = [0, *(1 + k * middle // parts for k in range(parts + 1)), layers]
+    before = [0 if expert_every is None else end // expert_every for end in ends]
+    pairs = zip(itertools.pairwise(ends), itertools.pairwise(before), strict=True)
+    return [Segment(b - a - (d - c), d - c) for (a, b), (c, d) in pairs]
 
 
 @dataclass(frozen=True)
@@ -91,28 +115,31 @@ class Passes:
         """Of one layer and forward pass."""
         return self.workload.host_overhead_s / (1.0 + BACKWARD)
 
-    def cuts(self) -> list[int]:
-        """Layers of each segment of one part of a stage."""
-        one = self.workload
+    def cuts(self) -> list[Segment]:
+        """The segments of one part of a stage."""
+        one, most = self.workload, 1
+        if self._explicit_tensor or one.experts > 1 or one.context_parallel > 1 or one.zero_stage == 3:
+            most = min(max(STEP_SEGMENTS // (one.micro_batches * one.virtual_stages), MIN_SEGMENTS), MAX_SEGMENTS)
         layers = one.model.layers // (one.pipeline_parallel * one.virtual_stages)
-        if not (self._explicit_tensor or one.experts > 1 or one.context_parallel > 1 or one.zero_stage == 3):
-            return [layers]
-        most = STEP_SEGMENTS // (one.micro_batches * one.virtual_stages)
-        return segments(layers, max(min(most, MAX_SEGMENTS), MIN_SEGMENTS))
+        return segments(layers, most, one.expert_every if one.experts > 1 else None)
 
     @property
     def _explicit_tensor(self) -> bool:
         return self.workload.tensor_parallel > 1 and not self.folds_tensor
 
-    def forward(self, layers: int) -> list[Piece]:
-        """Of some equal layers."""
-        return _joined(self._forward(layers))
+    def forward(self, segment: Segment) -> list[Piece]:
+        """Of the layers of a segment."""
+        parts = segment.parts(backward=False)
+        return _joined([piece for layers, sparse in parts for piece in self._forward(layers, sparse)])
 
-    def backward(self, layers: int) -> list[Piece]:
-        """Of some equal layers, with what is computed anew."""
-        one = self.workload
-        again = self._forward(layers, host=False) if one.recompute == "full" else []
-        return _joined([*again, *self._backward(layers)])
+    def backward(self, segment: Segment) -> list[Piece]:
+        """Of the layers of a segment, with what is computed anew."""
+        found: list[Piece] = []
+        for layers, sparse in segment.parts(backward=True):
+            if self.workload.recompute == "full":
+                found += self._forward(layers, sparse, host=False)
+            found += self._backward(layers, sparse)
+        return _joined(found)
 
     def head(self, *, backward: bool) -> list[Piece]:
         """The output layer, at the end of the last stage."""
@@ -136,7 +163,7 @@ class Passes:
         group = self.links.tensor_group(one.tensor_parallel)
         return [Work(self.links.collective("all_gather", group, one.activation_bytes).time_s)]
 
-    def _forward(self, layers: int, *, host: bool = True) -> list[Piece]:
+    def _forward(self, layers: int, sparse: bool, *, host: bool = True) -> list[Piece]:
         one, model = self.workload, self.workload.model
         host_s = self._host_s * layers * host
         if isinstance(model, Generic):
@@ -144,18 +171,18 @@ class Passes:
             return [Work(layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
         matrices_s = scale * 8.0 * model.sequence * model.hidden**2
-        core_s, mlp_s = scale * model.attention_flops, self._mlp_s(layers)
+        core_s, mlp_s = scale * model.attention_flops, self._mlp_s(layers, sparse)
         return [
             Work(matrices_s + 0.5 * host_s),
             *self._attention(core_s, layers, 1.0),
             *self._tensor(layers),
-            *self._exchange(layers),
+            *self._exchange(layers, sparse),
             Work(mlp_s + 0.5 * host_s),
-            *self._exchange(layers),
+            *self._exchange(layers, sparse),
             *self._tensor(layers),
         ]
 
-    def _backward(self, layers: int) -> list[Piece]:
+    def _backward(self, layers: int, sparse: bool) -> list[Piece]:
         one, model, host_s = self.workload, self.workload.model, BACKWARD * self._host_s * layers
         if isinstance(model, Generic):
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
@@ -164,20 +191,21 @@ class Passes:
         matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2
         core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops
         return [
-            *self._exchange(layers),
-            Work(BACKWARD * self._mlp_s(layers) + 0.5 * host_s),
-            *self._exchange(layers),
+            *self._exchange(layers, sparse),
+            Work(BACKWARD * self._mlp_s(layers, sparse) + 0.5 * host_s),
+            *self._exchange(layers, sparse),
             *self._tensor(layers),
             *self._attention(core_s, layers, 2.0),
             Work(matrices_s + 0.5 * host_s),
             *self._tensor(layers),
         ]
 
-    def _mlp_s(self, layers: int) -> float:
-        """Forward, on the busiest GPU."""
+    def _mlp_s(self, layers: int, sparse: bool) -> float:
+        """Forward, on the busiest GPU where layers have experts (``sparse``)."""
         one, model = self.workload, self.workload.model
         assert not isinstance(model, Generic)
-        flops = 4.0 * model.sequence * model.hidden * model.mlp * one.top_k * one.capacity_imbalance
+        flops = 4.0 * model.sequence * model.hidden * model.mlp
+        flops *= one.top_k * one.capacity_imbalance if sparse else 1.0
         return layers * self._samples * flops / one.tensor_parallel / self._rate
 
     def _tensor(self, layers: int) -> list[Piece]:
@@ -191,10 +219,10 @@ class Passes:
             return [Work(layers * sum(self.links.collective(op, group, size).time_s for op in ops))]
         return [Transfer(TENSOR, op, layers * size, layers) for op in ops]
 
-    def _exchange(self, layers: int) -> list[Piece]:
+    def _exchange(self, layers: int, sparse: bool) -> list[Piece]:
         """The all-to-all that brings tokens to their experts, or back."""
         one = self.workload
-        if one.experts == 1 or one.expert_parallel == 1:
+        if not sparse or one.expert_parallel == 1:
             return []
         size = one.activation_bytes / one.tensor_parallel * one.top_k * one.capacity_imbalance
         return [Transfer(EXPERTS, "all_to_all", layers * size, layers)]
