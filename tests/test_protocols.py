@@ -77,6 +77,31 @@ def test_a_protocol_has_its_own_latency_and_rate(protocol: str, hop_us: float, r
     assert fast_s(cluster([transfer(size_bytes)], fabric={"protocol": protocol})) == pytest.approx(by_hand_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(("protocol", "fixed_us"), [("simple", 8.4), ("ll128", 14.0), ("ll", 6.6)])
+def test_an_operation_takes_a_time_of_its_own(protocol: str, fixed_us: float) -> None:
+    """Once an operation, in both engines and in a job by its totals."""
+    ways = [([transfer(1e3)], 1), ([transfer(1e3)] * 3, 3), ([transfer(1e4, "all_to_all")], 1)]
+    for step, times in [*ways, ([transfer(5e6, "broadcast")], 1), ([transfer(5e6)], 1)]:
+        without, with_it = (
+            both_s(cluster(step, fabric={"protocol": protocol, "operation_us": us})) for us in (0.0, 8.4)
+        )
+        us = 8.4 if "all_to_all" in step[0] and protocol == "ll128" else fixed_us
+        for a, b in zip(without, with_it, strict=True):
+            assert b - a == pytest.approx(times * us * 1e-6, rel=0.02), step
+    once, three_times = (
+        program_messages.schedule_of(Start("a", "all_reduce", 3e6, parts=parts), range(4), 1, is_tree=False)[0]
+        for parts in (1, 3)
+    )
+    assert 3 * sum(m.begins for m in once.messages) == sum(m.begins for m in three_times.messages) > 0
+    job = {"nodes": 4, "ranks_per_node": 1, "algorithm": "ring", "gradient_bytes": 1e3, "compute_s": 0.01}
+    alone = []
+    for us in (0.0, 8.4):
+        data = cluster([transfer(1e3)], fabric={"protocol": protocol, "operation_us": us}).model_dump()
+        plain = config_files.parse(Cluster, {"name": "totals", "job": job, "fabric": data["fabric"]}, "test")
+        alone.append(fast_s(plain))
+    assert alone[1] - alone[0] == pytest.approx(fixed_us * 1e-6, rel=0.01)
+
+
 def test_a_tree_has_latencies_of_its_own() -> None:
     """Two nodes of four on NVLink: 2 hops between nodes at 5 us by LL, a chain of 2 x 3 hops at 0.6 us."""
     config = cluster([transfer(8.0)], 2, 4, job={"algorithm": "tree"}, fabric={"protocol": "ll"})

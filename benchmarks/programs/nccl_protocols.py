@@ -86,7 +86,7 @@ def predicted(one: Series) -> list[Row]:
         "name": "nccl-tests",
         "job": {"nodes": one.nodes, "ranks_per_node": one.per_node, "algorithm": "auto"},
         "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 8, "oversubscription": 1.0, "latency_us": 14.0}
-        | {"protocol": one.protocol}
+        | {"operation_us": 8.4, "protocol": one.protocol}
         | one.fabric,
         "program": {"step": [{"all_reduce": {"bytes": 8.0}}]},
     }

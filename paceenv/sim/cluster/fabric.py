@@ -104,6 +104,13 @@ class Fabric(Config):
         "simple",
         description="of NCCL; auto: for each operation the fastest, with job.algorithm auto also of ring and tree",
     )
+    operation_us: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="what each operation takes beside its hops and bytes by protocol simple, us; 8.4 in NCCL's model. "
+        "Other protocols take as many times that as in NCCL's model",
+    )
     channels: int | None = Field(None, ge=1, description="channels of an operation; empty: they limit nothing")
     channel_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="what one channel passes on, Gb/s; empty: 160, with intra_node pcie 96"
@@ -128,7 +135,7 @@ class Fabric(Config):
         if self.channel_gbps is not None and self.channels is None:
             raise ValueError("channels with channel_gbps")
         if self.torus is not None and not self.sends_as_given:
-            raise ValueError("torus or protocol and channels, not both: these are of NCCL")
+            raise ValueError("torus or protocol, operation_us and channels, not both: these are of NCCL")
         return self
 
     @model_validator(mode="after")
@@ -159,8 +166,8 @@ class Fabric(Config):
 
     @property
     def sends_as_given(self) -> bool:
-        """Whether rates and latencies are those of the keys: protocol Simple, and no channels that limit anything."""
-        return self.protocol == "simple" and self.channels is None
+        """Whether rates and hops are all: protocol Simple, no channels that limit anything, no time of an operation."""
+        return self.protocol == "simple" and self.channels is None and self.operation_us == 0.0
 
     @property
     def channels_Bps(self) -> float:

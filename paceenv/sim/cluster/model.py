@@ -147,11 +147,11 @@ class Cluster(Config):
         if self.has_program or self.fabric.sends_as_given:
             return
         if self.workload is not None:
-            raise ValueError("workload.step program with fabric.protocol or fabric.channels")
+            raise ValueError("workload.step program with fabric.protocol, fabric.operation_us or fabric.channels")
         if self.job.collective != "all_reduce" or self.job.algorithm not in ("ring", "tree", "auto"):
             raise ValueError(
-                "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol or "
-                "fabric.channels"
+                "job.collective all_reduce and job.algorithm ring, tree or auto, or a program, with fabric.protocol, "
+                "fabric.operation_us or fabric.channels"
             )
 
     def _check_collective(self) -> None:

@@ -106,7 +106,8 @@ class Links:
 
             def cost(choice: Choice, rate: float = 1.0) -> Cost:
                 chosen = self._as_chosen(choice, sharing, rate)
-                return chosen.collective(op, group, payload_bytes / choice.data_share)
+                found = chosen.collective(op, group, payload_bytes / choice.data_share)
+                return found._replace(time_s=found.time_s + choice.operation_s)
 
             return cost(min(ways, key=lambda one: cost(one, one.expected).time_s))
         algorithm = self.algorithm

@@ -4,9 +4,9 @@ Protocol LL writes 8 bytes at a time, 4 of data and 4 of a flag; LL128 writes 12
 data only and synchronizes for each chunk. So LL has the least latency and the least rate, Simple the most of both.
 An operation is cut over a number of channels, and each of them passes on no more than its own rate.
 
-Sources: NCCL, ``src/graph/tuning.cc`` at commit b647562 (latencies of a hop, what it expects of LL and of trees) and
-``src/graph/topo.h`` (rates of an NVLink and of PCIe); its maintainer in issue 281 (bytes of LL and LL128); Hu et al.,
-"Demystifying NCCL", arXiv 2507.04786 (LL at 25 to 50 % of the rate, LL128 at 95 %).
+Sources: NCCL, ``src/graph/tuning.cc`` at commit b647562 (latencies of an operation and of a hop, what it expects of LL
+and of trees) and ``src/graph/topo.h`` (rates of an NVLink and of PCIe); its maintainer in issue 281 (bytes of LL and
+LL128); Hu et al., "Demystifying NCCL", arXiv 2507.04786 (LL at 25 to 50 % of the rate, LL128 at 95 %).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _HOP_US: dict[str, dict[str, dict[str, float]]] = {
     "pcie": {"ring": {"ll": 1.0, "ll128": 2.5}, "tree": {"ll": 1.0, "ll128": 1.9}},
     "net": {"ring": {"ll": 2.7, "ll128": 4.0}, "tree": {"ll": 5.0, "ll128": 8.5}},
 }
+_FIXED_US = {"simple": 8.4, "ll128": 14.0, "ll": 6.6}
+"""What an operation takes beside its hops and bytes, in NCCL's model of a ring."""
 CHANNEL_GBPS = {"nvswitch": 160.0, "nvlink": 160.0, "pcie": 96.0}
 """One channel where no rate is given: an NVLink of an A100 (20 GB/s), or PCIe (12 GB/s), as in NCCL's topology."""
 
@@ -53,6 +55,8 @@ class Choice(NamedTuple):
     """The same inside a node."""
     channels_Bps: float = math.inf
     """What all its channels pass on, of one member in one direction."""
+    operation_s: float = 0.0
+    """What it takes beside its hops and bytes, once."""
 
     @property
     def data_share(self) -> float:
@@ -83,12 +87,13 @@ def choices(fabric: Fabric, op: Op, algorithm: Algorithm, payload_bytes: float, 
     found = []
     for way in _algorithms(fabric, op, algorithm, payload_bytes, nodes):
         for protocol in _protocols(fabric, op):
+            fixed_s = fabric.operation_us * 1e-6 * _FIXED_US[protocol] / _FIXED_US["simple"]
             if protocol == "simple":
-                found.append(Choice(way, channels_Bps=fabric.channels_Bps))
+                found.append(Choice(way, channels_Bps=fabric.channels_Bps, operation_s=fixed_s))
                 continue
             inside = "pcie" if fabric.intra_node == "pcie" else "nvlink"
             across, within = (_HOP_US[link][way][protocol] / _RING_SIMPLE_US[link] for link in ("net", inside))
-            found.append(Choice(way, protocol, across, within, fabric.channels_Bps))
+            found.append(Choice(way, protocol, across, within, fabric.channels_Bps, fixed_s))
     return found
 
 

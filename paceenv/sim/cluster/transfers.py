@@ -227,6 +227,7 @@ def sent_times(algorithm: Algorithm, fabric: Fabric, place: Layout, links: Links
         all_reduce_times(one.algorithm, fabric, place, _as_chosen(links, one, place), S / one.data_share)
         for one in ways
     ]
+    times = [a._replace(latency_s=a.latency_s + one.operation_s) for a, one in zip(times, ways, strict=True)]
     expected_s = [
         np.maximum(found.alone_s, found.uplink_work_s) / one.expected + found.latency_s
         for one, found in zip(ways, times, strict=True)

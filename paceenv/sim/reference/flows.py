@@ -24,7 +24,7 @@ class Wiring:
     Args:
         schedule: messages of the collective.
         path: what each message passes, the receiver's port last.
-        hop_s: latency of each message, seconds.
+        later_s: how much later than its bytes each message is there, seconds.
         first_rank: first rank of the group, whose members follow; only where messages can be lost.
         weight: share of each message in a tie; default: 1.
         bundle: messages that together count as one on a resource.
@@ -34,12 +34,18 @@ class Wiring:
         self,
         schedule: Schedule,
         path: list[tuple[Resource, ...]],
-        hop_s: list[float],
+        later_s: list[float],
         first_rank: int = 0,
         weight: list[float] | None = None,
         bundle: Bundle | None = None,
     ) -> None:
-        self.schedule, self.path, self.hop_s, self.first_rank, self.bundle = schedule, path, hop_s, first_rank, bundle
+        self.schedule, self.path, self.later_s, self.first_rank, self.bundle = (
+            schedule,
+            path,
+            later_s,
+            first_rank,
+            bundle,
+        )
         n, messages = schedule.members, schedule.messages
         self.weight = weight or [1.0] * len(messages)
         self.early_of: list[list[int]] = [[] for _ in range(n)]
@@ -64,8 +70,9 @@ class Wiring:
             first_rank: first rank of the group; its members follow.
         """
         ranks = [(first_rank + m.sender, first_rank + m.receiver) for m in schedule.messages]
-        path, hop_s = [links.path(*pair) for pair in ranks], [links.hop_s(*pair) for pair in ranks]
-        return cls(schedule, path, hop_s, first_rank, bundle=Bundle(links.upper))
+        path = [links.path(*pair) for pair in ranks]
+        later_s = [links.hop_s(*pair) * m.has_latency for pair, m in zip(ranks, schedule.messages, strict=True)]
+        return cls(schedule, path, later_s, first_rank, bundle=Bundle(links.upper))
 
 
 class Collective:
@@ -130,7 +137,7 @@ class Collective:
         if self._waits_for[i] > 0:
             return
         wiring, message = self._wiring, self._wiring.schedule.messages[i]
-        later_s, timeout_s = wiring.hop_s[i] if message.has_latency else 0.0, 0.0
+        later_s, timeout_s = wiring.later_s[i], 0.0
         path = wiring.path[i]
         if self._loss is not None and not message.after:  # a later one finds its connection's window open
             first = wiring.first_rank

@@ -62,7 +62,7 @@ def schedule_of(start: Start, members: Sequence[int], per_node: int, *, is_tree:
         last_part = range(first - len(one), first)
         for m in one:
             after = [first + j for j in m.after] or last_part
-            schedule.add((m.sender, m.receiver, m.size_bytes), after, has_latency=m.has_latency)
+            schedule.add((m.sender, m.receiver, m.size_bytes), after, has_latency=m.has_latency, begins=m.begins)
     return schedule, edge_bytes * start.parts
 
 
@@ -184,7 +184,8 @@ class Wires:
             parts, after = known[pair], [j for i in m.after for j in parts_of[i]]
             path += parts
             part = (m.sender, m.receiver, m.size_bytes / len(parts))
-            parts_of.append([cut.add(part, after, has_latency=m.has_latency) for _ in parts])
+            options = {"has_latency": m.has_latency, "begins": m.begins}
+            parts_of.append([cut.add(part, after, **options) for _ in parts])
         return cut, path
 
     def limited(
@@ -286,9 +287,13 @@ def operations(
     made = []
     for o, (group, start, members_, choice, schedule, path, edge_bytes) in enumerate(found):
         weight = _weights(schedule, path, edge_bytes, shared, is_by_flow=fabric.sharing == "flows")
-        hop_s = [wires.hop_s(members_[m.sender], members_[m.receiver], choice) for m in schedule.messages]
+        later_s = [
+            wires.hop_s(members_[m.sender], members_[m.receiver], choice) * m.has_latency
+            + choice.operation_s * m.begins
+            for m in schedule.messages
+        ]
         is_first, is_last = (other not in range(len(found)) or found[other][0] != group for other in (o - 1, o + 1))
-        made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, hop_s, weight=weight)))
+        made.append(Operation(start, members_, is_first, is_last, Wiring(schedule, path, later_s, weight=weight)))
     return made, first_of
 
 

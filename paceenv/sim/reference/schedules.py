@@ -35,6 +35,8 @@ class Message:
     has_latency: bool
     is_tail: bool
     """Waits for the last gradients of both its ends, not for the first."""
+    begins: bool = True
+    """Whether it waits for no other message of its operation, or of its part of a folded one."""
 
 
 @dataclass
@@ -45,7 +47,15 @@ class Schedule:
     messages: list[Message] = field(default_factory=list)
     rounds: int = 0
 
-    def add(self, send: Send, after: Sequence[int], *, has_latency: bool = True, is_tail: bool = False) -> int:
+    def add(
+        self,
+        send: Send,
+        after: Sequence[int],
+        *,
+        has_latency: bool = True,
+        is_tail: bool = False,
+        begins: bool | None = None,
+    ) -> int:
         """Add one message to the current round.
 
         Args:
@@ -53,11 +63,13 @@ class Schedule:
             after: indices of the messages that must be through before.
             has_latency: whether it pays the latency of its hop.
             is_tail: whether it waits for the last gradients of its ends instead of the first.
+            begins: whether a part of a folded operation begins with it; None: where it waits for no other message.
 
         Returns:
             Its index.
         """
-        self.messages.append(Message(*send, tuple(after), self.rounds, has_latency, is_tail))
+        begins = not after if begins is None else begins
+        self.messages.append(Message(*send, tuple(after), self.rounds, has_latency, is_tail, begins))
         return len(self.messages) - 1
 
     def round(self, sends: Sequence[Send], before: Before, *, is_exchange: bool = False, **options: bool) -> Before:

@@ -263,7 +263,8 @@ def use(
         nics = len({nic for ranks in per_node.values() for nic in tiers.nics_of(ranks)})
     fan_in = (flows if op == "all_to_all" else 1) if nics else 0  # in a ring, a tree and a send one sends to one
     feeds = _feeds(paths) if tiers.queues_block else frozenset[tuple[int, int]]()
-    return Use(alone_s, latency_s + sqrt_s, links, seconds[links] / taken_s, flows, fan_in, nics, feeds)
+    fixed_s = latency_s + sqrt_s + choice.operation_s
+    return Use(alone_s, fixed_s, links, seconds[links] / taken_s, flows, fan_in, nics, feeds)
 
 
 def _feeds(paths: Iterable[tuple[tuple[int, ...], ...]]) -> frozenset[tuple[int, int]]:
