@@ -47,14 +47,14 @@ TIE = 0.001
 CANDIDATES = 12
 ROUND_EPISODES = 6
 """Episodes of every cluster in a round of the student's training."""
-MAX_RANKS = 16 * 64
-"""Ranks of all training clusters together, so that a large job has fewer of them."""
+MAX_RANK_PHASES = 16 * 64
+"""Of all training clusters together, so that a large job has fewer of them; a rank without a program counts as one."""
 EVALUATION_SHARE = 0.25
 """Of the time, kept for comparisons; a round that would not fit before is not begun."""
 ITERATIONS = 1200
 CHOICE_SEED, FINAL_SEED = 6_000_000, 6_500_000
 """Episodes on which a policy is chosen, and on which it is measured."""
-MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANKS = 16, 4, 2048
+MAX_SEEDS, MIN_SEEDS, MAX_EVALUATED_RANK_PHASES = 16, 4, 2048
 SURE_GAIN = 1e6
 """What a constant's file says that it gains, % of the step: more than any hysteresis or margin."""
 
@@ -123,7 +123,7 @@ def tailor(
     mechanisms = mechanisms or ("slack", "phase_shift", "stagger", *(["defer"] if clusters[0].can_defer else []))
     begun = time.process_time()
     others = {name: _deployable(name, clusters[0]) for name in against}
-    trained, compared = clusters[::2][: max(MAX_RANKS // clusters[0].ranks, 2)], clusters[1::2]
+    trained, compared = clusters[::2][: max(MAX_RANK_PHASES // clusters[0].rank_phases, 2)], clusters[1::2]
     learner, learned = _train(trained, mechanisms, begun + (1.0 - EVALUATION_SHARE) * seconds, seed, on_progress)
     student = constant = None
     if learned:
@@ -134,7 +134,7 @@ def tailor(
         policies |= {TAILORED: student.policy, CONSTANT: constant_policy(constant, learner.config)}
     if not policies:  # no setting gains anything, and nothing else was asked for
         return Tailored(None, None, None, None, {}, time.process_time() - begun)
-    seeds = int(np.clip(MAX_EVALUATED_RANKS // (clusters[0].ranks * len(compared)), MIN_SEEDS, MAX_SEEDS))
+    seeds = int(np.clip(MAX_EVALUATED_RANK_PHASES // (clusters[0].rank_phases * len(compared)), MIN_SEEDS, MAX_SEEDS))
     chosen_on = _gains(policies, compared, CHOICE_SEED, seeds)
     on_progress(time.process_time() - begun)
     best = _best(chosen_on)

@@ -207,7 +207,14 @@ class Cluster(Config):
     @property
     def can_defer(self) -> bool:
         """Whether the job has transfers that can wait, so that the rule ``defer`` can do something."""
-        return self.program is not None and self.program.can_defer
+        plan = self.program_plan()
+        return plan is not None and plan.can_defer
+
+    @property
+    def rank_phases(self) -> int:
+        """Phases that all ranks go through in a step, one a rank without a program: what simulating it costs, about."""
+        plan = self.program_plan()
+        return self.ranks if plan is None else sum(len(plan.roles[role]) for role in plan.role_R)
 
     @property
     def samples_per_step(self) -> float:

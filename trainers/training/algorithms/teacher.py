@@ -152,7 +152,7 @@ def choose_candidates(
     for pilot in range(2):
         parts = []
         for k, cluster in enumerate(clusters):
-            episodes = max(PILOT_EPISODES * 16 // max(cluster.ranks, 16) * 32 // max(len(clusters), 32), 6)
+            episodes = max(PILOT_EPISODES * 16 // max(cluster.rank_phases, 16) * 32 // max(len(clusters), 32), 6)
             first = PILOT_SEED + (pilot * len(clusters) + k) * PILOT_EPISODES
             seeds = training_seeds(run_seed, first, episodes)
             simulator = start(cluster, seeds, environment.threads, environment.limits)

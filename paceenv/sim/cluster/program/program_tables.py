@@ -75,6 +75,11 @@ class StepPlan:
     replica_R: Sequence[int]
 
     @property
+    def can_defer(self) -> bool:
+        """Whether it has transfers that can wait."""
+        return any(isinstance(one, Start) and one.can_wait for role in self.roles for one in role)
+
+    @property
     def compute_s(self) -> float:
         """Compute time of the busiest role, seconds; the unit of a program's compute."""
         return max(sum(one.seconds for one in role if isinstance(one, Compute)) for role in self.roles)

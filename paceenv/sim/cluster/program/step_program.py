@@ -126,12 +126,6 @@ class StepProgram(Config):
     ranks_per_replica: int = Field(1, ge=1, description="consecutive ranks that work on the same samples")
 
     @property
-    def can_defer(self) -> bool:
-        """Whether a transfer can wait."""
-        found = (phase.transfer() for phase in flat(self.step))
-        return any(one is not None and one[1].can_wait for one in found)
-
-    @property
     def has_own_ranks(self) -> bool:
         """Whether some ranks compute what others do not."""
         return any(phase.compute is not None and phase.compute.ranks is not None for phase in flat(self.step))
