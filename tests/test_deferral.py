@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paceenv.core import pacing, timing
+from paceenv.core.turns import defer_turns
 
 
 def holds(held_s: float, free_s: float, iterations: int, threshold: float = 0.02) -> list[float]:
@@ -40,9 +41,9 @@ def test_a_hold_that_does_not_shorten_steps_is_tried_in_one_of_forty_iterations(
 
 def test_a_hold_that_clearly_hurts_ends_at_once() -> None:
     found = np.array(holds(1.05, 1.0, 500)) > 0.0
-    assert found.sum() == 2 * (timing.HURT_ITERATIONS), "two trials, each as short as can be"
+    assert found.sum() == 2 * (defer_turns.HURT_ITERATIONS), "two trials, each as short as can be"
     neutral = np.array(holds(1.01, 1.0, 500)) > 0.0
-    assert neutral.sum() >= 3 * timing.TRIAL_ITERATIONS
+    assert neutral.sum() >= 3 * defer_turns.TRIAL_ITERATIONS
 
 
 @pytest.mark.parametrize(("gain", "least"), [(0.25, 0.22), (0.08, 0.055)])
@@ -79,7 +80,7 @@ def test_a_trial_waits_for_settings_that_ask_for_it() -> None:
         timing.observe_ranks(rank, tick, comm, wait, True)
         timing.decide(rank, tick, 0, 1, setting, 10.0)
     assert rank[timing.DEFER_S, 0] > 0.0
-    assert timing.defer_gain(tick) == pytest.approx(0.25, abs=0.03)
+    assert defer_turns.gain(tick) == pytest.approx(0.25, abs=0.03)
 
 
 def test_threshold_zero_holds_always_and_window_zero_never() -> None:
@@ -108,7 +109,7 @@ def test_a_wait_that_blocks_ends_a_hold() -> None:
 
 def test_gain_is_unknown_at_first_and_not_counted_while_nothing_is_held() -> None:
     _, tick = timing.new_state()
-    assert timing.defer_gain(tick) == 0.0
-    for _ in range(timing.FREE_ITERATIONS):
+    assert defer_turns.gain(tick) == 0.0
+    for _ in range(defer_turns.FREE_ITERATIONS):
         timing.observe_step(tick, 1.0)
-    assert timing.defer_gain(tick) == np.inf, "the first hold is a trial"
+    assert defer_turns.gain(tick) == np.inf, "the first hold is a trial"

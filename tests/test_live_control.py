@@ -11,9 +11,10 @@ import pytest
 from live_operations import Shaped
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, signals, slack_turns
+from paceenv.core import pacing, signals
 from paceenv.core.errors import InputError
 from paceenv.core.limits import LIMITS
+from paceenv.core.turns import slack_turns
 from paceenv.live.decide.control import Control
 from paceenv.live.decide.live_policy import NamedPolicy, find_policy
 from paceenv.live.observe.iteration import LEARNING_ITERATIONS, Iteration

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from paceenv.core import pacing, slack_turns, timing
+from paceenv.core import pacing, timing
+from paceenv.core.turns import slack_turns
 
 SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
 

@@ -34,7 +34,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.core import slack_turns
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     DEFER,
@@ -50,6 +49,7 @@ from paceenv.core.pacing import (
     slack_delay_s,
     stagger_delay_s,
 )
+from paceenv.core.turns import defer_turns, slack_turns, stagger_turns
 
 BLOCK_ITERATIONS = 32
 """Block whose third smallest value, about the 8 % quantile, is what a baseline follows."""
@@ -65,24 +65,6 @@ TINY = np.float32(1e-30)
 for ever, and every operation would cost a hundred. Beside any number that is not zero it disappears in rounding."""
 CHANGE_MARGIN = 2.0
 """Mean absolute changes from step to step that are taken off a recent low; 2 are 2.3 standard deviations."""
-COLLAPSE_RATIO = 1.25
-"""A step this many times the baseline step has collapsed, as it does when a sender waits for a retransmission."""
-COLLAPSE_SMOOTHING = 0.25
-COLLAPSE_SHARE = 0.4
-"""Share of recent steps, so weighted, from which on it is a state and not an accident: two in a row."""
-MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
-RELAPSE_ITERATIONS = 8
-"""A collapse so soon after a hold is the same one again: the next hold is twice as long."""
-FREE_ITERATIONS, TRIAL_ITERATIONS = 4, 12
-"""Iterations without holding back between two holds, and of a hold that is tried."""
-MAX_DEFER_ITERATIONS, MAX_FREE_ITERATIONS = 256, 512
-"""The longest hold, and the longest pause after holds that gained nothing."""
-HURT_ITERATIONS, HURT_RATIO, HURT_SPREADS, HURT_BACKOFF = 3, 1.02, 3.0, 4.0
-"""A trial ends after so many iterations if their mean step is this many times the one without holding back, and further
-from it by so many of the mean distances between such steps, over the root of their number. Its pause grows by the last
-factor more than that of a trial that only gained nothing."""
-DEFER_SMOOTHING = 0.25
-"""Weight of a newer iteration in the mean step without holding back."""
 _ZERO, _ONE, _NONE_YET = np.float32(0.0), np.float32(1.0), np.float32(math.inf)
 _ROUNDED_DOWN = 1.0 - 2.0**-23
 
@@ -97,12 +79,7 @@ RANK_FIELDS = 17
 # tick[K]
 ITERATIONS, STEP_FIRST_S, STEP_SECOND_S, STEP_THIRD_S, STEP_BASELINE_S = 0, 1, 2, 3, 4
 SUM_STEPS, SUM_STEP_S, SUM_STEP_S2, STEP_MEAN_BEFORE_S = 5, 6, 7, 8
-STAGGER_LEFT, STAGGER_HOLD, STAGGER_BACKOFF, STAGGER_SUM_S, STAGGER_FREE_S = 9, 10, 11, 12, 13
-STAGGER_COLLAPSED, STAGGER_WATCHED = 14, 15
-DEFER_LEFT, DEFER_LENGTH, DEFER_BACKOFF, DEFER_SUM_S, DEFER_FREE_S, DEFER_HELD_S = 16, 17, 18, 19, 20, 21
-DEFER_NOW = 22  # whether a rank holds transfers back in the iteration that runs
-DEFER_SPREAD_S = 23  # mean distance of a step without holding back from the mean of such steps
-# the fields after them are those of slack_turns
+# then come the fields of paceenv.core.turns
 TICK_FIELDS = slack_turns.END
 
 
@@ -128,9 +105,9 @@ def reset_tick(tick: NDArray[np.float64]) -> None:
     for field in range(TICK_FIELDS):
         tick[field] = 0.0
     tick[STEP_FIRST_S] = tick[STEP_SECOND_S] = tick[STEP_THIRD_S] = tick[STEP_BASELINE_S] = math.inf
+    stagger_turns.reset(tick)
+    defer_turns.reset(tick)
     slack_turns.reset(tick)
-    tick[STAGGER_HOLD] = tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
-    tick[DEFER_LENGTH], tick[DEFER_BACKOFF], tick[DEFER_LEFT] = TRIAL_ITERATIONS, FREE_ITERATIONS, -FREE_ITERATIONS
 
 
 def new_state(ranks: int = 1) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
@@ -169,9 +146,9 @@ def observe_step(tick: NDArray[np.float64], step_s: float) -> None:
     tick[SUM_STEPS] += 1.0
     tick[SUM_STEP_S] += step_s
     tick[SUM_STEP_S2] += step_s * step_s
-    watch_for_collapse(tick, step_s)
+    stagger_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
     slack_turns.watch(tick, step_s, tick[STEP_BASELINE_S])
-    watch_deferral(tick, step_s)
+    defer_turns.watch(tick, step_s)
 
 
 def smallest(tick: NDArray[np.float64], first: int) -> int:
@@ -184,133 +161,6 @@ def smallest(tick: NDArray[np.float64], first: int) -> int:
         first: number of the first of three fields.
     """
     return first + min(int(tick[ITERATIONS]), 3) - 1
-
-
-def watch_for_collapse(tick: NDArray[np.float64], step_s: float) -> None:
-    """When the ranks of a job take their places in a stagger, from the common step time alone: hold, probe, back off.
-
-    While ``STAGGER_LEFT`` is positive, ranks whose settings ask for it hold their places. Then they stop and watch. A
-    collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
-    before, the hold did not help. The ranks then back off (``STAGGER_LEFT`` negative), twice as long each time, and
-    only then try a short hold again.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-        step_s: the step time, seconds.
-    """
-    left = tick[STAGGER_LEFT]
-    if left > 0.0:
-        tick[STAGGER_SUM_S] += step_s
-        tick[STAGGER_LEFT] = left - 1.0
-        if left == 1.0:
-            judge_hold(tick)
-    elif left < 0.0:
-        tick[STAGGER_LEFT] = left + 1.0
-    else:
-        weight = 1.0 if tick[STAGGER_FREE_S] == 0.0 else COLLAPSE_SMOOTHING
-        tick[STAGGER_FREE_S] += weight * (step_s - tick[STAGGER_FREE_S])
-        collapsed = 1.0 if step_s > COLLAPSE_RATIO * tick[STEP_BASELINE_S] else 0.0
-        tick[STAGGER_COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[STAGGER_COLLAPSED])
-        tick[STAGGER_WATCHED] += 1.0
-        if tick[STAGGER_COLLAPSED] > COLLAPSE_SHARE:
-            helped = tick[STAGGER_BACKOFF] == MIN_HOLD_ITERATIONS
-            relapsed = helped and tick[STAGGER_WATCHED] <= RELAPSE_ITERATIONS
-            longer = 2.0 * tick[STAGGER_HOLD] if relapsed else MIN_HOLD_ITERATIONS
-            tick[STAGGER_HOLD] = min(longer, MAX_HOLD_ITERATIONS)
-            tick[STAGGER_LEFT] = tick[STAGGER_HOLD]
-            tick[STAGGER_SUM_S] = tick[STAGGER_COLLAPSED] = tick[STAGGER_WATCHED] = 0.0
-
-
-def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Back off after a hold that did not shorten the mean step.
-
-    Args:
-        tick: what all ranks see alike, ``(K,)``; changed in place.
-    """
-    if tick[STAGGER_SUM_S] < tick[STAGGER_FREE_S] * tick[STAGGER_HOLD]:
-        tick[STAGGER_BACKOFF] = MIN_HOLD_ITERATIONS
-    else:
-        tick[STAGGER_LEFT] = -tick[STAGGER_BACKOFF]
-        tick[STAGGER_BACKOFF] = min(2.0 * tick[STAGGER_BACKOFF], MAX_BACKOFF_ITERATIONS)
-
-
-def watch_deferral(tick: NDArray[np.float64], step_s: float) -> None:
-    """When ranks hold transfers back, from the common step time alone: hold, stop, compare, and back off.
-
-    While ``DEFER_LEFT`` is positive, ranks whose settings ask for it hold back. Then they stop for a few iterations, so
-    that the mean step without it stays known. A hold whose mean step was shorter makes the next one twice as long. One
-    that was no shorter makes the next pause twice as long. So pacing cannot fool its own signal, and a job in which
-    nothing is to be gained is tried in one of forty iterations. A trial whose first steps are clearly longer ends at
-    once, and the pause after it is longer still. All ranks see the same steps and act alike. Only steps in which
-    something was really held count as a hold; a trial waits until the settings ask for it.
-
-    Args:
-        tick: what all ranks see alike, ``(TICK_FIELDS,)``; updated.
-        step_s: how long the step took, seconds.
-    """
-    held, left = tick[DEFER_NOW] > 0.0, tick[DEFER_LEFT]
-    tick[DEFER_NOW] = 0.0
-    if not held:
-        is_first = tick[DEFER_FREE_S] == 0.0
-        apart_s = 0.0 if is_first else abs(step_s - tick[DEFER_FREE_S])
-        tick[DEFER_SPREAD_S] += DEFER_SMOOTHING * (apart_s - tick[DEFER_SPREAD_S])
-        tick[DEFER_FREE_S] += (1.0 if is_first else DEFER_SMOOTHING) * (step_s - tick[DEFER_FREE_S])
-    if left <= 0.0:
-        tick[DEFER_LEFT] = left + 1.0
-        if left == -1.0:
-            tick[DEFER_LEFT], tick[DEFER_SUM_S] = tick[DEFER_LENGTH], 0.0
-    elif held:
-        tick[DEFER_SUM_S] += step_s
-        tick[DEFER_LEFT] = left - 1.0
-        if left == 1.0:
-            tick[DEFER_HELD_S] = tick[DEFER_SUM_S] / tick[DEFER_LENGTH]
-            end_hold(tick, tick[DEFER_HELD_S] < tick[DEFER_FREE_S])
-        elif clearly_hurts(tick):
-            tick[DEFER_BACKOFF] = min(HURT_BACKOFF * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
-            end_hold(tick, False)
-    elif tick[DEFER_LENGTH] > TRIAL_ITERATIONS:
-        end_hold(tick, False)
-
-
-def clearly_hurts(tick: NDArray[np.float64]) -> bool:
-    """Whether the first steps of a trial are so much longer than those without holding that its rest need not be seen.
-
-    Args:
-        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
-    """
-    seen = tick[DEFER_LENGTH] - tick[DEFER_LEFT]
-    is_trial = tick[DEFER_LENGTH] == TRIAL_ITERATIONS and seen >= HURT_ITERATIONS
-    noise_s = HURT_SPREADS * tick[DEFER_SPREAD_S] * math.sqrt(max(seen, 0.0))
-    return bool(is_trial and tick[DEFER_SUM_S] > HURT_RATIO * tick[DEFER_FREE_S] * seen + noise_s)
-
-
-def end_hold(tick: NDArray[np.float64], helped: bool) -> None:
-    """Stop holding back; the next hold is longer if this one helped, the pause before it is if it did not.
-
-    Args:
-        tick: what all ranks see alike, ``(TICK_FIELDS,)``; updated.
-        helped: whether the mean step was shorter.
-    """
-    if helped:
-        tick[DEFER_BACKOFF] = FREE_ITERATIONS
-        tick[DEFER_LENGTH] = min(2.0 * tick[DEFER_LENGTH], MAX_DEFER_ITERATIONS)
-    else:
-        tick[DEFER_BACKOFF] = min(4.0 * tick[DEFER_BACKOFF], MAX_FREE_ITERATIONS)
-        tick[DEFER_LENGTH] = TRIAL_ITERATIONS
-    tick[DEFER_LEFT] = -tick[DEFER_BACKOFF]
-
-
-def defer_gain(tick: NDArray[np.float64]) -> float:
-    """Mean step without holding back over the mean step with it, less 1; 0 while unknown, endless in a first hold.
-
-    Args:
-        tick: what all ranks see alike, ``(TICK_FIELDS,)``.
-    """
-    if tick[DEFER_LEFT] <= 0.0:
-        return 0.0
-    if tick[DEFER_LENGTH] == TRIAL_ITERATIONS:
-        return math.inf
-    return float(tick[DEFER_FREE_S] / tick[DEFER_HELD_S] - 1.0)
 
 
 def block_ends(tick: NDArray[np.float64]) -> bool:
@@ -515,8 +365,8 @@ def decide(
             )
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
-    inflation, threshold = tick[STAGGER_FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
-    if stagger_s > 0.0 and (tick[STAGGER_LEFT] > 0.0 or threshold == 0.0):
+    inflation, threshold = tick[stagger_turns.FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
+    if stagger_s > 0.0 and (tick[stagger_turns.LEFT] > 0.0 or threshold == 0.0):
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
             asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
@@ -592,9 +442,9 @@ def hold_transfers(
         cap_s: longest hold, seconds.
     """
     hold_R, most_s = rank[DEFER_S], window_s(settings_M2, DEFER, tick[STEP_BASELINE_S], cap_s)
-    hold_s = defer_hold_s(defer_gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
+    hold_s = defer_hold_s(defer_turns.gain(tick), settings_M2[DEFER, THRESHOLD], most_s) if most_s > 0.0 else 0.0
     if hold_s > 0.0:
-        tick[DEFER_NOW] = 1.0
+        tick[defer_turns.NOW] = 1.0
     if hold_s > 0.0 or (high > low and hold_R[low] > 0.0):
         for r in range(np.uint64(low), np.uint64(high)):
             hold_R[r] = hold_s

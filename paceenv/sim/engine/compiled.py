@@ -17,7 +17,8 @@ from typing import Any
 import numba
 from numba.extending import register_jitable
 
-from paceenv.core import limits, pacing, signals, slack_turns, timing
+from paceenv.core import limits, pacing, signals, timing
+from paceenv.core.turns import defer_turns, slack_turns, stagger_turns
 from paceenv.sim.engine import (
     coupling,
     draws,
@@ -37,6 +38,8 @@ _MODULES: tuple[ModuleType, ...] = (
     pacing,
     limits,
     slack_turns,
+    stagger_turns,
+    defer_turns,
     timing,
     signals,
     draws,
@@ -63,15 +66,13 @@ _REGISTERED = (
         pacing.stagger_delay_s,
         pacing.defer_hold_s,
     ),
-    (timing.reset_rank, timing.reset_tick, timing.observe_step, timing.watch_for_collapse, timing.judge_hold),
+    (timing.reset_rank, timing.reset_tick, timing.observe_step),
     (timing.use_slack, timing.least_delay_s),
+    (stagger_turns.reset, stagger_turns.watch, stagger_turns.judge_hold),
+    (defer_turns.reset, defer_turns.watch, defer_turns.clearly_hurts, defer_turns.end_hold, defer_turns.gain),
     (slack_turns.reset, slack_turns.watch, slack_turns.without_outlier_s, slack_turns.pauses, slack_turns.compare),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),
     (
-        timing.watch_deferral,
-        timing.end_hold,
-        timing.clearly_hurts,
-        timing.defer_gain,
         timing.hold_transfers,
         timing.window_s,
         timing.decide,
