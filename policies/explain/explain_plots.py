@@ -26,7 +26,9 @@ _THRESHOLD_OF = {
     "phase_shift": "inflation of the collective, %",
     "paper": "spread of waits over the step, %",
     "stagger": "inflation of the step, %",
+    "defer": "gain of holding back, %",
 }
+assert set(_THRESHOLD_OF) == set(pacing.MECHANISMS)
 _RATIOS = (1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)
 
 
