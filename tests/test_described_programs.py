@@ -372,6 +372,7 @@ def test_folding_layers_hardly_changes_a_step(layers: int, monkeypatch: pytest.M
         ({"experts": 3, "expert_parallel": 3}, "a divisor of the 4 replicas"),
         ({"experts": 4, "zero_stage": 3, "shard_group": 2}, "no shard_group with experts"),
         ({"shard_group": 2}, "zero_stage 3 with shard_group"),
+        ({"zero_stage": 3, "pipeline_parallel": 2, "shard_group": 2}, "no shard_group with pipeline_parallel"),
         ({"zero_stage": 3, "shard_group": 3}, "a divisor of the 4 replicas"),
         ({"zero_stage": 1, "outer_every": 4}, "zero_stage 0 and experts 1"),
         ({"context_parallel": 3}, "to divide the 1024 tokens"),

@@ -17,10 +17,11 @@ from paceenv.core.intervals import Interval
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
-from paceenv.sim.cluster import load_cluster
+from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.training import tailor as tailoring
 from paceenv.trainers.training.tailor import constant_policy, tailor
 from paceenv.trainers.training.train_config import load_train_config
+from paceenv.ui import config_files
 
 ENTRY = EntryPoint("tailor", "paceenv.trainers.training.tailor_command:tailor", application.GROUP)
 
@@ -47,6 +48,37 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
     assert found.to_json()["pacing_helps"] is False
     alone = tailor([load_cluster("null-jitter")] * 4, [], seconds=5.0)
     assert (alone.best, alone.gains) == (None, {})
+
+
+def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
+    program = {
+        "communicators": {"gradients": {}, "experts": {}},
+        "step": [
+            {
+                "repeat": 3,
+                "step": [
+                    {"compute": {"seconds": 0.02}},
+                    {
+                        "all_reduce": {
+                            "bytes": 1.07e8,
+                            "communicator": "gradients",
+                            "background": True,
+                            "can_wait": True,
+                        }
+                    },
+                    {"all_to_all": {"bytes": 1.43e8, "communicator": "experts"}},
+                ],
+            }
+        ],
+    }
+    fabric = {"nic_gbps": 100, "nodes_per_leaf": 4, "uplink_gbps": 3200}
+    data = {"name": "layers", "job": {"nodes": 4}, "program": program, "fabric": fabric}
+    cluster = config_files.parse(Cluster, data, "test")
+    assert cluster.rank_phases > cluster.ranks
+    found = tailor([cluster] * 4, [], seconds=5.0)
+    assert found.constant is not None
+    assert set(found.constant) == {"defer"}
+    assert found.gains["constant"].low > 0.02
 
 
 def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:

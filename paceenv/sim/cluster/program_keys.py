@@ -34,6 +34,8 @@ def check_program_keys(one: Workload) -> None:
     _check_experts(one)
     if one.zero_stage < 3 and (one.shard_group is not None or one.all_gather_group):
         raise ValueError("zero_stage 3 with shard_group or all_gather_group")
+    if one.shard_group is not None and one.pipeline_parallel > 1:
+        raise ValueError("no shard_group with pipeline_parallel, where all replicas share the shards")
     if one.outer_every > 1 and one.shard_group is None and (one.zero_stage or one.experts > 1):
         raise ValueError("zero_stage 0 and experts 1, or a shard_group, with outer_every")
     if one.outer_every > 1 and not one.accumulate:

@@ -285,7 +285,7 @@ class Workload(Config):
     def sample_flops(self) -> float:
         """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
         model = self.model
-        return model.flops + (1.0 + BACKWARD) * model.layers // self.expert_every * self.expert_flops
+        return model.flops + (1.0 + BACKWARD) * (model.layers // self.expert_every) * self.expert_flops
 
     @property
     def expert_flops(self) -> float:

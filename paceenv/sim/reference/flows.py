@@ -39,13 +39,8 @@ class Wiring:
         weight: list[float] | None = None,
         bundle: Bundle | None = None,
     ) -> None:
-        self.schedule, self.path, self.later_s, self.first_rank, self.bundle = (
-            schedule,
-            path,
-            later_s,
-            first_rank,
-            bundle,
-        )
+        self.schedule, self.path, self.later_s = schedule, path, later_s
+        self.first_rank, self.bundle = first_rank, bundle
         n, messages = schedule.members, schedule.messages
         self.weight = weight or [1.0] * len(messages)
         self.early_of: list[list[int]] = [[] for _ in range(n)]
