@@ -34,7 +34,7 @@ def effects(found: Mapping[str, Any], path: Path) -> None:
     panel.axvline(0.0, color="#999999", lw=0.8)
     panel.set_yticks(range(len(rows)), [label(row["policy"]) for row in rows], fontsize=8)
     panel.set_ylim(len(rows) - 0.4, -0.6)
-    panel.legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=len(_SHADES), fontsize=8, frameon=False)
     figure.savefig(path)
 
 
