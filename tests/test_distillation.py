@@ -11,7 +11,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 from paceenv.cli import application
-from paceenv.core import metrics, pacing
+from paceenv.core import metrics, pacing, signals
 from paceenv.policies.distilled import Distilled
 from paceenv.policies.policy_file import load_policy
 from paceenv.policies.rollout import start
@@ -115,7 +115,7 @@ def test_the_student_finds_a_known_function_and_deploys_it() -> None:
     x = (rng.uniform(-1, 1, (6000, 5)) * [1.0, 0.1, 1.0, 1.0, 0.0] + 0.3).astype(np.float32)
     y = np.stack([3.0 * x[:, 0] + 10.0 * x[:, 1], -2.0 * x[:, 2]], axis=1).astype(np.float32)
     noisy = y + rng.normal(0.0, 0.5, y.shape).astype(np.float32)
-    student = Student(5, 2, Distill(n_epochs=12, batch_size=128, net_arch=[24]))
+    student = Student(5, 2, Distill(n_epochs=12, batch_size=128, net_arch=[24]), None)
     assert not student.network(torch.from_numpy(x)).detach().numpy().any(), "nothing learned yet: nothing gains"
     student.fit(Answers(x, noisy, np.zeros(6000, np.int64)), np.ones(1, np.float32))
     (hidden, bias), (out, out_bias) = student.layers()
@@ -124,6 +124,36 @@ def test_the_student_finds_a_known_function_and_deploys_it() -> None:
     with torch.no_grad():
         trained = student.network(torch.from_numpy((x - student.mean_I) / student.spread_I)).numpy()
     np.testing.assert_allclose(estimate, trained, atol=1e-3)
+
+
+@pytest.mark.parametrize(("weight", "best"), [(0.0, 0), (1.0, 1)])
+@pytest.mark.parametrize("preferences", [None, (0.0, 1.0)])
+def test_rare_large_gains_count_where_choices_do(
+    weight: float, best: int, preferences: tuple[float, float] | None
+) -> None:
+    """One setting always gains 1 %; another 40 % in one of ten futures, 4 % on average, and nothing otherwise."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    gain = np.stack([np.full(8000, 1.0), 40.0 * (rng.random(8000) < 0.1)], axis=1)
+    less = np.zeros_like(gain) if preferences else np.zeros((8000, 0))
+    answers = Answers(
+        rng.normal(size=(8000, signals.SIGNALS)).astype(np.float32),
+        np.concatenate([gain, less], axis=1).astype(np.float32),
+        np.zeros(8000, np.int64),
+    )
+    section = Distill(n_epochs=8, batch_size=128, net_arch=[8], decision_weight=weight)
+    student = Student(signals.SIGNALS, answers.gain_NX.shape[1], section, preferences)
+    student.fit(answers, np.ones(1, np.float32))
+    policy = Distilled(
+        student.layers(),
+        [{"slack": (0.0, 0.1)}, {"slack": (0.0, 0.4)}],
+        margin=0.05,
+        hysteresis=0.0,
+        preference=0.1 if preferences else None,
+        preference_range=preferences,
+    )
+    chosen = policy.choose(policy.outputs(answers.inputs_NI[:64]))
+    assert (chosen == 1 + best).all()
 
 
 def _learner(tmp_path: Path) -> DistillLearner:

@@ -187,8 +187,8 @@ def test_a_stagger_pays_in_a_gather_over_a_shallow_buffer(simulator: Make) -> No
     assert stagger_gain(simulator, incast_fit=SHALLOW) < 0.65
 
 
-def test_a_stagger_stays_off_where_the_buffer_is_deep(simulator: Make) -> None:
-    assert stagger_gain(simulator, incast_fit=DEEP) == 1.0
+def test_a_stagger_is_hardly_tried_where_the_buffer_is_deep(simulator: Make) -> None:
+    assert 1.0 <= stagger_gain(simulator, incast_fit=DEEP) < 1.002, "only its few trials cost"
 
 
 def test_a_stagger_gives_up_in_an_all_to_all(simulator: Make) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
+from paceenv.core.turns import stagger_turns
 
 Floats = NDArray[np.floating]
 
@@ -276,19 +277,19 @@ def stagger(steps: list[float] | Floats) -> tuple[Floats, list[float]]:
     return tick, delays
 
 
-def collapsing(free_s: float, held_s: float, iterations: int) -> tuple[list[float], list[bool]]:
+def collapsing(free_s: float, held_s: float, iterations: int, good_at_first: int = 4) -> tuple[list[float], list[bool]]:
     """Steps of a job that takes ``free_s`` without and ``held_s`` with a stagger, and when it held."""
     (rank, tick), steps, held = timing.new_state(), [], []
     for t in range(iterations):
         held.append(bool(rank[timing.DELAY_S, 0] > 0.0))
-        steps.append(1.0 if t < 4 else held_s if held[-1] else free_s)
+        steps.append(1.0 if t < good_at_first else held_s if held[-1] else free_s)
         feed(rank, tick, 0.1, step_s=steps[-1])
         timing.decide(rank, tick, 0, 1, pacing.one_mechanism("stagger", 0.1, 0.3), 10.0, 3, 4)
     return steps, held
 
 
 def test_a_single_long_step_is_no_collapse() -> None:
-    _, delays = stagger([1.0] * 10 + [9.0] + [1.0] * 30)
+    _, delays = stagger([1.0] * 10 + [9.0] + [1.0] * 12)
     assert max(delays) == 0.0
 
 
@@ -313,6 +314,19 @@ def test_a_stagger_that_helps_is_held_ever_longer() -> None:
     _, held = collapsing(2.5, 1.2, 3000)
     assert np.mean(held[-1000:]) > 0.98
     assert not all(held[-1000:]), "it probes"
+
+
+def test_a_job_that_collapses_in_every_step_tries_places() -> None:
+    """None of its steps stands out, so its baseline is a collapsed step, until a trial."""
+    steps, held = collapsing(2.5, 1.2, 1000, good_at_first=0)
+    assert not any(held[: stagger_turns.FIRST_TRIAL_ITERATIONS])
+    assert np.mean(held[-500:]) > 0.95
+    assert np.mean(steps[-500:]) < 1.3
+
+
+def test_trials_without_a_collapse_are_few() -> None:
+    _, held = collapsing(1.0, 1.3, 2000)
+    assert sum(held) == 3 * stagger_turns.TRIAL_ITERATIONS, "after 24, 192 and 1536 more iterations"
 
 
 def test_a_stagger_that_does_not_help_is_given_up_ever_longer() -> None:

@@ -367,9 +367,10 @@ def decide(
     stagger_s = window_s(settings_M2, STAGGER, step_s, cap_s)
     inflation, threshold = tick[stagger_turns.FREE_S] / step_s - 1.0, settings_M2[STAGGER, THRESHOLD]
     if stagger_s > 0.0 and (tick[stagger_turns.LEFT] > 0.0 or threshold == 0.0):
+        least = 0.0 if tick[stagger_turns.TRIAL] > 0.0 else threshold
         for r in range(first, end):
             place = float((first_member + r) % np.uint64(members)) / max(members - 1, 1)
-            asked_s = stagger_delay_s(inflation, place, threshold, stagger_s)
+            asked_s = stagger_delay_s(inflation, place, least, stagger_s)
             delay_R[r] = max(np.float64(delay_R[r]), asked_s)
     least_s = np.float32(least_delay_s(step_s))
     for r in range(first, end):

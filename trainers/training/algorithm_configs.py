@@ -138,6 +138,18 @@ class Distill(Config):
     batch_size: int = Field(1024, ge=2)
     learning_rate: float = Field(2e-3, gt=0, le=1, description="at the start of a round; falls linearly to zero")
     weight_decay: float = Field(1e-4, ge=0)
+    decision_weight: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="of the gain that the student's choices miss, against the error of estimates; 0: only the error",
+    )
+    decision_temperature: float = Field(
+        0.5,
+        gt=0,
+        allow_inf_nan=False,
+        description="% of the step by which an estimate is higher where a choice is e times as likely, in the fit",
+    )
     always: Mapping[AnyMechanism, tuple[float, float]] = Field(
         {},
         description="threshold and window of mechanisms that hold whatever the student chooses, such as defer, which "

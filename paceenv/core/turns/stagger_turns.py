@@ -17,7 +17,16 @@ MIN_HOLD_ITERATIONS, MAX_HOLD_ITERATIONS, MAX_BACKOFF_ITERATIONS = 16, 512, 2048
 RELAPSE_ITERATIONS = 8
 """A collapse so soon after a hold is the same one again: the next hold is twice as long."""
 
-LEFT, HOLD, BACKOFF, SUM_S, FREE_S, COLLAPSED, WATCHED = 9, 10, 11, 12, 13, 14, 15
+TRIAL_ITERATIONS, FIRST_TRIAL_ITERATIONS, MAX_TRIAL_DISTANCE = 4, 24, 4096
+"""Length of a trial without a collapse, iterations watched before the first one, and at most."""
+TRIAL_GROWTH = 8.0
+"""Factor of the time to the next trial after one that did not help."""
+TRIAL_GAIN = 0.02
+"""Least by which steps of a trial must be shorter, a share: few are compared."""
+
+LEFT, HOLD, BACKOFF, SUM_S, FREE_S, COLLAPSED, WATCHED, TRIAL, TRIAL_AFTER = 9, 10, 11, 12, 13, 14, 15, 16, 17
+"""``TRIAL``: 1 in a trial and in the hold that follows one that helped. ``TRIAL_AFTER``: iterations to watch before the
+next one."""
 
 
 def reset(tick: NDArray[np.float64]) -> None:
@@ -27,6 +36,7 @@ def reset(tick: NDArray[np.float64]) -> None:
         tick: what all ranks see alike, ``(K,)``; changed in place.
     """
     tick[HOLD] = tick[BACKOFF] = MIN_HOLD_ITERATIONS
+    tick[TRIAL_AFTER] = FIRST_TRIAL_ITERATIONS
 
 
 def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
@@ -36,6 +46,9 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
     collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
     before, the hold did not help. The ranks then back off (``LEFT`` negative), twice as long each time, and
     only then try a short hold again.
+
+    Where every step collapses, none stands out. So where none has collapsed for long, places are tried for a few
+    iterations, whatever the threshold of a rank; after a trial that does not help the next one comes much later.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
@@ -61,17 +74,38 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
             relapsed = helped and tick[WATCHED] <= RELAPSE_ITERATIONS
             longer = 2.0 * tick[HOLD] if relapsed else MIN_HOLD_ITERATIONS
             tick[HOLD] = min(longer, MAX_HOLD_ITERATIONS)
-            tick[LEFT] = tick[HOLD]
-            tick[SUM_S] = tick[COLLAPSED] = tick[WATCHED] = 0.0
+            hold(tick)
+        elif tick[WATCHED] >= tick[TRIAL_AFTER] and tick[BACKOFF] == MIN_HOLD_ITERATIONS:
+            tick[HOLD], tick[TRIAL] = TRIAL_ITERATIONS, 1.0
+            hold(tick)
 
 
-def judge_hold(tick: NDArray[np.float64]) -> None:
-    """Back off after a hold that did not shorten the mean step.
+def hold(tick: NDArray[np.float64]) -> None:
+    """Begin to hold places, for ``HOLD`` iterations.
 
     Args:
         tick: what all ranks see alike, ``(K,)``; changed in place.
     """
-    if tick[SUM_S] < tick[FREE_S] * tick[HOLD]:
+    tick[LEFT] = tick[HOLD]
+    tick[SUM_S] = tick[COLLAPSED] = tick[WATCHED] = 0.0
+
+
+def judge_hold(tick: NDArray[np.float64]) -> None:
+    """Go on to a hold after a trial that helped; back off after a hold that did not shorten the mean step.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``; changed in place.
+    """
+    was_trial, tick[TRIAL] = tick[TRIAL] * (tick[HOLD] == TRIAL_ITERATIONS), 0.0
+    if was_trial > 0.0:
+        helped = tick[SUM_S] < (1.0 - TRIAL_GAIN) * tick[FREE_S] * tick[HOLD]
+        tick[HOLD] = MIN_HOLD_ITERATIONS
+        if helped:
+            tick[TRIAL], tick[TRIAL_AFTER] = 1.0, FIRST_TRIAL_ITERATIONS
+            hold(tick)
+        else:
+            tick[TRIAL_AFTER] = min(TRIAL_GROWTH * tick[TRIAL_AFTER], MAX_TRIAL_DISTANCE)
+    elif tick[SUM_S] < tick[FREE_S] * tick[HOLD]:
         tick[BACKOFF] = MIN_HOLD_ITERATIONS
     else:
         tick[LEFT] = -tick[BACKOFF]

@@ -68,7 +68,7 @@ _REGISTERED = (
     ),
     (timing.reset_rank, timing.reset_tick, timing.observe_step),
     (timing.use_slack, timing.least_delay_s),
-    (stagger_turns.reset, stagger_turns.watch, stagger_turns.judge_hold),
+    (stagger_turns.reset, stagger_turns.watch, stagger_turns.judge_hold, stagger_turns.hold),
     (defer_turns.reset, defer_turns.watch, defer_turns.clearly_hurts, defer_turns.end_hold, defer_turns.gain),
     (slack_turns.reset, slack_turns.watch, slack_turns.without_outlier_s, slack_turns.pauses, slack_turns.compare),
     (timing.block_ends, timing.pair_ends, timing.observe_ranks, timing.spread_s, timing.slack_low_s, timing.comm_low_s),

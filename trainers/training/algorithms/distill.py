@@ -136,7 +136,8 @@ class DistillLearner(Learner):
     def _new_student(self, candidates: int) -> Student:
         environment, section = self.config.environment, self.section
         outputs = candidates * (1 if environment.preference_range is None else 2)
-        return Student(signals.SIGNALS + ObservationEMA(*self._memory).entries, outputs, section)
+        inputs = signals.SIGNALS + ObservationEMA(*self._memory).entries
+        return Student(inputs, outputs, section, environment.preference_range)
 
     def _choose_margin(self, rng: np.random.Generator) -> dict[str, float]:
         """Take the smallest margin that the training nulls allow; what was found with it, for the curve."""
@@ -207,6 +208,7 @@ class DistillLearner(Learner):
             change_intervals=change,
             interval_iterations=self.config.environment.interval_iterations,
             always=dict(self.section.always.items()),
+            checks_itself=len(self.candidates) > 1,  # as a policy file is loaded
         )
 
     def options(self, policy: Learned) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from paceenv.trainers.training.algorithms.teacher import Answers
 
 ROBUST = 1.0
 """Error, % of the step, beyond which it counts absolutely, no longer squared: answers have long tails."""
+LOW_PREFERENCES = 3
+"""Power that makes low preferences more frequent than high ones: most jobs care for throughput."""
 MIN_SCALE = 0.02
 """Inputs that vary less than this are not blown up."""
 
@@ -30,10 +32,13 @@ class Student:
         inputs: of the network.
         outputs: what the teacher says of a situation: one number a candidate, or two.
         section: hyperparameters.
+        preference_range: of the preferences that it will serve; None: the outputs are gains in throughput only.
     """
 
-    def __init__(self, inputs: int, outputs: int, section: Distill) -> None:
-        self.section = section
+    def __init__(
+        self, inputs: int, outputs: int, section: Distill, preference_range: tuple[float, float] | None
+    ) -> None:
+        self.section, self.preference_range = section, preference_range
         widths, modules = (inputs, *section.net_arch, outputs), list[torch.nn.Module]()
         for a, b in itertools.pairwise(widths):
             modules += [torch.nn.Linear(a, b), torch.nn.Tanh()]
@@ -74,10 +79,7 @@ class Student:
             order = torch.randperm(N)
             for at in range(0, N, section.batch_size):
                 picked = order[at : at + section.batch_size]
-                error = torch.nn.functional.smooth_l1_loss(
-                    self.network(x_NI[picked]), y_NX[picked], beta=ROBUST, reduction="none"
-                )
-                loss = (error.mean(dim=1) * w_N[picked]).mean()
+                loss = (self.loss(self.network(x_NI[picked]), y_NX[picked]) * w_N[picked]).mean()
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -85,6 +87,34 @@ class Student:
                 loss_sum += float(loss.detach()) * len(picked)
             on_epoch(epoch)
         return loss_sum / N
+
+    def loss(self, said_NX: torch.Tensor, true_NX: torch.Tensor) -> torch.Tensor:
+        """How wrong the estimates are, and what the choices that they lead to miss; ``(N,)``, in % of the step.
+
+        The first part alone does not do: gains have long tails, so the middle of what is likely, which a robust fit
+        finds, is near zero where a rare collapse decides the mean. The second is the mean gain of the choices that the
+        estimates lead to, with chances that grow with each estimate. It needs no model of noise: the teacher has said
+        of every candidate what it would have gained.
+
+        Args:
+            said_NX: outputs of the network.
+            true_NX: what the teacher said.
+        """
+        error_N = torch.nn.functional.smooth_l1_loss(said_NX, true_NX, beta=ROBUST, reduction="none").mean(dim=1)
+        if not self.section.decision_weight:
+            return error_N
+        said_NC, true_NC = said_NX, true_NX
+        if self.preference_range is not None:
+            low, high = self.preference_range
+            preference_N1 = low + (high - low) * torch.rand(len(said_NX), 1) ** LOW_PREFERENCES
+            (said_NC, said_less_NC), (true_NC, true_less_NC) = said_NX.chunk(2, dim=1), true_NX.chunk(2, dim=1)
+            said_NC, true_NC = said_NC + preference_N1 * said_less_NC, true_NC + preference_N1 * true_less_NC
+        off_N1 = torch.zeros(len(said_NX), 1)
+        margin = min(self.section.margins)
+        chance_NC = torch.softmax(
+            torch.cat([off_N1, said_NC - margin], dim=1) / self.section.decision_temperature, dim=1
+        )[:, 1:]
+        return error_N - self.section.decision_weight * (chance_NC * true_NC).sum(dim=1)
 
     def layers(self) -> Layers:
         """What is deployed: the layers with the standardisation folded into the first one."""

@@ -27,12 +27,15 @@ from paceenv.trainers.training.train_config import Environment
 GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "slack": ((0.0, 0.02, 0.05, 0.1), (0.05, 0.1, 0.2, 0.4, 0.6)),
     "phase_shift": ((0.0, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.4)),
-    "stagger": ((0.25, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),  # not 0: places that are held without a judgement
+    "stagger": ((0.1, 0.2, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),  # not 0: places that are held without a judgement
     "paper": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
     "defer": ((0.0, 0.02), (0.02, 0.05, 0.1, 0.2)),
 }
 """Thresholds and windows of a mechanism that a first pilot tries."""
-TOGETHER = (("slack", 0.02, (0.1, 0.2, 0.4)), ("phase_shift", 0.1, (0.05, 0.1, 0.2)))
+TOGETHER = (
+    (("slack", 0.02, (0.1, 0.2, 0.4)), ("phase_shift", 0.1, (0.05, 0.1, 0.2))),
+    (("slack", 0.05, (0.1, 0.2, 0.4)), ("stagger", 0.2, (0.2, 0.4))),
+)
 """Threshold and windows of two mechanisms where both are on."""
 FINER = (0.7, 1.4)
 """Factors of threshold and window by which a second pilot looks around what the first one chose."""
@@ -111,10 +114,10 @@ def coarse_grid(mechanisms: Sequence[str]) -> list[Candidate]:
     found: list[Candidate] = [
         {m: (threshold, window)} for m in mechanisms for threshold, window in itertools.product(*GRID[m])
     ]
-    (a, a_threshold, a_windows), (b, b_threshold, b_windows) = TOGETHER
-    if a in mechanisms and b in mechanisms:
-        both = itertools.product(a_windows, b_windows)
-        found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
+    for (a, a_threshold, a_windows), (b, b_threshold, b_windows) in TOGETHER:
+        if a in mechanisms and b in mechanisms:
+            both = itertools.product(a_windows, b_windows)
+            found += [{a: (a_threshold, one), b: (b_threshold, other)} for one, other in both]
     return found
 
 
