@@ -326,7 +326,7 @@ def test_a_job_that_collapses_in_every_step_tries_places() -> None:
 
 def test_trials_without_a_collapse_are_few() -> None:
     _, held = collapsing(1.0, 1.3, 2000)
-    assert sum(held) == 3 * stagger_turns.TRIAL_ITERATIONS, "after 24, 192 and 1536 more iterations"
+    assert sum(held) == 3 * stagger_turns.SHORTEST_TRIAL_ITERATIONS, "after 24, 192 and 1536 more iterations"
 
 
 def test_a_stagger_that_does_not_help_is_given_up_ever_longer() -> None:

@@ -19,6 +19,8 @@ RELAPSE_ITERATIONS = 8
 
 TRIAL_ITERATIONS, FIRST_TRIAL_ITERATIONS, MAX_TRIAL_DISTANCE = 4, 24, 4096
 """Length of a trial without a collapse, iterations watched before the first one, and at most."""
+SHORTEST_TRIAL_ITERATIONS = 2
+"""A trial whose steps are longer up to here ends: most jobs do not collapse, and a trial is all that the rule costs."""
 TRIAL_GROWTH = 8.0
 """Factor of the time to the next trial after one that did not help."""
 TRIAL_GAIN = 0.02
@@ -59,7 +61,10 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
     if left > 0.0:
         tick[SUM_S] += step_s
         tick[LEFT] = left - 1.0
-        if left == 1.0:
+        if trial_costs(tick):
+            tick[SUM_S] += tick[SUM_S] / SHORTEST_TRIAL_ITERATIONS * tick[LEFT]
+            tick[LEFT] = 0.0
+        if tick[LEFT] == 0.0:
             judge_hold(tick)
     elif left < 0.0:
         tick[LEFT] = left + 1.0
@@ -78,6 +83,17 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
         elif tick[WATCHED] >= tick[TRIAL_AFTER] and tick[BACKOFF] == MIN_HOLD_ITERATIONS:
             tick[HOLD], tick[TRIAL] = TRIAL_ITERATIONS, 1.0
             hold(tick)
+
+
+def trial_costs(tick: NDArray[np.float64]) -> bool:
+    """Whether the first steps of a trial were longer than those without.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``.
+    """
+    is_trial = tick[TRIAL] > 0.0 and tick[HOLD] == TRIAL_ITERATIONS
+    held = tick[HOLD] - tick[LEFT]
+    return bool(is_trial and held == SHORTEST_TRIAL_ITERATIONS and tick[SUM_S] > held * tick[FREE_S])
 
 
 def hold(tick: NDArray[np.float64]) -> None:
