@@ -28,6 +28,11 @@ EARLY_RANKS = (0, 1, 4, 5)
 """Of the recorded job of three pairs, whose middle one has work after its collective."""
 
 
+ENOUGH = 0.2
+"""Window, share of the baseline step, that the slack of these jobs never fills: under a constant of 0.25 the recorded
+delays are 0.15 in the median and 0.19 at most."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What every rank of a job measured in each of T iterations, seconds; ``(T, R)``, steps ``(T,)``."""
@@ -69,6 +74,7 @@ def recorded(name: str) -> Recorded:
 def slack_windows(policy: str, job: Recorded, rank: int) -> NDArray[np.float64]:
     """The slack window that a rank decides on after each interval of a recorded job, share of the baseline step.
 
+    As far as :data:`ENOUGH`: a wider one changes nothing.
     Without the policy's check of itself: it measures what its pacing does, which is nothing in a recording.
     """
     chosen = select_policy(policy, load_cluster("unequal-slack"))
@@ -81,7 +87,7 @@ def slack_windows(policy: str, job: Recorded, rank: int) -> NDArray[np.float64]:
             job.comm_TR[t, rank], job.barrier_TR[t, rank], job.step_T[t], delay_s=float(job.delay_TR[t, rank])
         )
         found.append(pacer._courses[0].settings_M2[pacing.SLACK, pacing.WINDOW])
-    return np.array(found[100::20])
+    return np.minimum(found[100::20], ENOUGH)
 
 
 @pytest.mark.parametrize("policy_of_run", ["learned", "learned-active", "adaptive"])
@@ -119,7 +125,7 @@ def test_a_recorded_job_in_closed_loop_has_the_window_of_the_recording() -> None
     watched, episodes = Windows(policy), 8
     paced = rollout.run(watched, rollout.start(cluster, np.arange(episodes)), 800)
     plain = rollout.run(passive(), rollout.start(cluster, np.arange(episodes)), 800)
-    closed = np.array(watched.windows)[5:].reshape(-1, episodes, cluster.ranks)
+    closed = np.minimum(watched.windows, ENOUGH)[5:].reshape(-1, episodes, cluster.ranks)
     # the pair with work after its collective is another one in each episode: means over all ranks are compared
     beside_static = np.mean([slack_windows("learned", job, rank) for rank in range(job.comm_TR.shape[1])])
     assert closed.mean() == pytest.approx(beside_static, rel=0.2)
