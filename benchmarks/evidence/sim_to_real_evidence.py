@@ -304,7 +304,7 @@ def _said(name: str, report: Mapping[str, Any]) -> list[str]:
     vague = [p["key"] for p in report["calibration"] if p["se"] is None]
     lines = [f"- measured {report['contest']['date']}, commit {report['contest']['commit']}"]
     lines += [f"- {label(row['policy'])}: {row['verdict']}" for row in rows]
-    now = find_policy("learned").sha256
+    now = find_policy("learned").sha256 or ""
     earlier = [row["sha256"][:8] for row in rows if row["policy"] == "learned" and row["sha256"] != now]
     lines += [f"- `learned` was an earlier file then, {digest}; it is {now[:8]} today" for digest in earlier]
     chosen = report["chosen"]
