@@ -26,7 +26,7 @@ _HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 def candidates(
-    mechanisms: Sequence[str] = ("slack", "phase_shift", "stagger"), *, can_defer: bool = False
+    mechanisms: Sequence[str] = ("slack", "phase_shift", "paper", "stagger"), *, can_defer: bool = False
 ) -> NDArray[np.float64]:
     """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift.
 

@@ -329,6 +329,16 @@ def test_trials_without_a_collapse_are_few() -> None:
     assert sum(held) == 3 * stagger_turns.SHORTEST_TRIAL_ITERATIONS, "after 24, 192 and 1536 more iterations"
 
 
+def test_slow_steps_by_chance_do_not_make_a_stagger_look_good() -> None:
+    """A hold follows slow steps, and after slow steps by chance the next ones are faster of themselves."""
+    rng, held = np.random.default_rng(0), []
+    rank, tick = timing.new_state(2)
+    for _ in range(3000):
+        held.append(bool(tick[stagger_turns.LEFT] > 0.0))
+        feed(rank, tick, 0.1, step_s=float(rng.gamma(6.0, 1.0 / 6.0)) + 0.15 * held[-1])
+    assert np.mean(held) < 0.08, np.mean(held)
+
+
 def test_a_stagger_that_does_not_help_is_given_up_ever_longer() -> None:
     _, held = collapsing(2.5, 2.6, 3000)
     assert any(held)

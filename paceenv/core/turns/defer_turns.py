@@ -21,7 +21,7 @@ factor more than that of a trial that only gained nothing."""
 SMOOTHING = 0.25
 """Weight of a newer iteration in the mean step without holding back."""
 
-LEFT, LENGTH, BACKOFF, SUM_S, FREE_S, HELD_S, NOW, SPREAD_S = 18, 19, 20, 21, 22, 23, 24, 25
+LEFT, LENGTH, BACKOFF, SUM_S, FREE_S, HELD_S, NOW, SPREAD_S = 22, 23, 24, 25, 26, 27, 28, 29
 """``NOW``: whether a rank holds transfers back in the iteration that runs. ``SPREAD_S``: mean distance of a step
 without holding back from the mean of such steps."""
 

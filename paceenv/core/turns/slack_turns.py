@@ -45,10 +45,10 @@ NOISE = math.sqrt(1.25 / PAUSE_ITERATIONS + 1.0 / 28.0) * math.sqrt(math.pi) / 2
 """Standard error of a comparison, in mean changes of white noise. The pause and the steps after it are means of
 ``PAUSE_ITERATIONS``; the mean before it is worth 7. Those around it weigh one half each."""
 
-TURN, CLOSED, CLOSED_NEXT, PACED, EDGE = 26, 27, 28, 29, 30
-BEFORE_S, PAUSE_S, AFTER_S, GAINS_S, SQUARES_S2, WEIGHT = 31, 32, 33, 34, 35, 36
-STEP_S, CHANGE_S, CLOCK = 37, 38, 39
-END = 40
+TURN, CLOSED, CLOSED_NEXT, PACED, EDGE = 30, 31, 32, 33, 34
+BEFORE_S, PAUSE_S, AFTER_S, GAINS_S, SQUARES_S2, WEIGHT = 35, 36, 37, 38, 39, 40
+STEP_S, CHANGE_S, CLOCK = 41, 42, 43
+END = 44
 """``CLOSED``: iterations to go without the rule.
 ``PACED``: iterations in which it was allowed. ``EDGE``: the last iteration lay in a pause or followed one.
 ``CLOCK``: iterations so far; it stands still with the rest while pacing is not allowed, as the baselines' clock does

@@ -26,7 +26,13 @@ TRIAL_GROWTH = 8.0
 TRIAL_GAIN = 0.02
 """Least by which steps of a trial must be shorter, a share: few are compared."""
 
+MEAN_ITERATIONS, MEAN_MEMORY_ITERATIONS = 32, 512
+"""Held and free iterations from which on their means are compared, and over how many a mean runs."""
+COST_BACKOFF = 8.0
+"""Growth of the pause after a hold when held steps are longer on the whole."""
+
 LEFT, HOLD, BACKOFF, SUM_S, FREE_S, COLLAPSED, WATCHED, TRIAL, TRIAL_AFTER = 9, 10, 11, 12, 13, 14, 15, 16, 17
+FREE_MEAN_S, FREE_COUNT, HELD_MEAN_S, HELD_COUNT = 18, 19, 20, 21
 """``TRIAL``: 1 in a trial and in the hold that follows one that helped. ``TRIAL_AFTER``: iterations to watch before the
 next one."""
 
@@ -46,8 +52,8 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
 
     While ``LEFT`` is positive, ranks whose settings ask for it hold their places. Then they stop and watch. A
     collapse within a few iterations is a relapse and doubles the hold. If the mean step of a hold was no shorter than
-    before, the hold did not help. The ranks then back off (``LEFT`` negative), twice as long each time, and
-    only then try a short hold again.
+    before, or held steps are longer than free ones on the whole, the hold did not help. The ranks then back off
+    (``LEFT`` negative), longer each time, and only then try a short hold again.
 
     Where every step collapses, none stands out. So where none has collapsed for long, places are tried for a few
     iterations, whatever the threshold of a rank; after a trial that does not help the next one comes much later.
@@ -58,6 +64,9 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
         baseline_s: the baseline step, seconds.
     """
     left = tick[LEFT]
+    mean, count = (HELD_MEAN_S, HELD_COUNT) if left > 0.0 else (FREE_MEAN_S, FREE_COUNT)
+    tick[count] = min(tick[count] + 1.0, MEAN_MEMORY_ITERATIONS)
+    tick[mean] += (step_s - tick[mean]) / tick[count]
     if left > 0.0:
         tick[SUM_S] += step_s
         tick[LEFT] = left - 1.0
@@ -96,6 +105,19 @@ def trial_costs(tick: NDArray[np.float64]) -> bool:
     return bool(is_trial and held == SHORTEST_TRIAL_ITERATIONS and tick[SUM_S] > held * tick[FREE_S])
 
 
+def holds_cost(tick: NDArray[np.float64]) -> bool:
+    """Whether held steps were longer than free ones on the whole.
+
+    A hold is judged against the slow steps that led to it, and slow steps are followed by faster ones of themselves
+    where they are chance. All held against all free steps show that.
+
+    Args:
+        tick: what all ranks see alike, ``(K,)``.
+    """
+    known = min(tick[HELD_COUNT], tick[FREE_COUNT]) >= MEAN_ITERATIONS
+    return bool(known and tick[HELD_MEAN_S] > tick[FREE_MEAN_S])
+
+
 def hold(tick: NDArray[np.float64]) -> None:
     """Begin to hold places, for ``HOLD`` iterations.
 
@@ -121,8 +143,9 @@ def judge_hold(tick: NDArray[np.float64]) -> None:
             hold(tick)
         else:
             tick[TRIAL_AFTER] = min(TRIAL_GROWTH * tick[TRIAL_AFTER], MAX_TRIAL_DISTANCE)
-    elif tick[SUM_S] < tick[FREE_S] * tick[HOLD]:
+    elif tick[SUM_S] < tick[FREE_S] * tick[HOLD] and not holds_cost(tick):
         tick[BACKOFF] = MIN_HOLD_ITERATIONS
     else:
+        growth = COST_BACKOFF if holds_cost(tick) else 2.0
         tick[LEFT] = -tick[BACKOFF]
-        tick[BACKOFF] = min(2.0 * tick[BACKOFF], MAX_BACKOFF_ITERATIONS)
+        tick[BACKOFF] = min(growth * tick[BACKOFF], MAX_BACKOFF_ITERATIONS)

@@ -73,6 +73,7 @@ _REGISTERED = (
         stagger_turns.watch,
         stagger_turns.trial_costs,
         stagger_turns.judge_hold,
+        stagger_turns.holds_cost,
         stagger_turns.hold,
     ),
     (defer_turns.reset, defer_turns.watch, defer_turns.clearly_hurts, defer_turns.end_hold, defer_turns.gain),
