@@ -70,7 +70,8 @@ def build_simulator(
     jobs["ideal_step_s"] = ideal_step_s(jobs)
     records = np.zeros((len(seeds), len(tenants)), layout.TENANT)
     for k, tenant in enumerate(tenants):
-        for name, value in ({"rate_cap": 1.0, "weight": 1.0, "ranks": 1.0, "pause_periods": 1.0} | tenant).items():
+        usual = {"rate_cap": 1.0, "weight": 1.0, "ranks": 1.0, "pause_periods": 1.0, "late_share": 1.0}
+        for name, value in (usual | tenant).items():
             records[name][:, k] = value
     batch = JobBatch(jobs, records, ranks, groups, np.full(len(seeds), skewness))
     return Simulator(batch, episode_keys(list(seeds)), threads, replace(OPEN, cap_s=cap_s))

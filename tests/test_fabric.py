@@ -90,7 +90,31 @@ def test_one_tenant_by_hand(simulator: Make, tenant: dict[str, float], expected_
     assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("starts_s", "left_s", "expected_s"),
+    [
+        (math.inf, 4.0, 4.0),  # it has 3 s of work left when we arrive, so we get a third of the uplink
+        (1.5, 0.0, 2.25),  # it arrives when we have 0.5 s of work left, and we get two thirds
+    ],
+    ids=["we come late", "it comes late"],
+)
+def test_who_comes_late_gets_less(simulator: Make, starts_s: float, left_s: float, expected_s: float) -> None:
+    record = {"compute_s": 100.0, "uplink_work_s": 4.0, "late_share": 0.5}
+    sim = simulator(uplink_work_s=1.0, tenants=[record])
+    sim.state.tenant_ENK[0, [layout.NEXT_S, layout.LEFT_S], 0] = starts_s, left_s
+    assert sim.run(sim.off(), 1)[0, 0] == pytest.approx(expected_s, rel=1e-12)
+
+
 # Closed forms
+
+
+def test_jobs_that_share_unevenly_move_apart(simulator: Make) -> None:
+    """Two like jobs on a full link: their overlap, W at most, gets shorter by (1 - late_share) of itself a step."""
+    record = {"compute_s": 1.0, "uplink_work_s": 0.4, "late_share": 0.9}
+    sim = simulator(uplink_work_s=0.4, tenants=[record])
+    sim.state.tenant_ENK[0, [layout.NEXT_S, layout.LEFT_S], 0] = 0.9, 0.0
+    overlap_T = sim.run(sim.off(), 12)[0] - 1.4
+    np.testing.assert_allclose(overlap_T[2:] / overlap_T[1:-1], 0.9, rtol=1e-9)
 
 
 def test_two_groups_with_jitter_in_closed_form(simulator: Make) -> None:
@@ -321,7 +345,9 @@ def test_water_level_is_the_max_min_share(flows: list[dict[str, float]], own: in
     for k, flow in enumerate(flows):
         for name, value in flow.items():
             records[k][name] = value
-    level = fluid.fair_level(own, own_cap, records, np.ones(len(flows)))
+    tenant = np.ones((layout.TENANT_FIELDS, len(flows)))
+    tenant[layout.WEIGHT] = records["weight"]
+    level = fluid.fair_level(own, own_cap, records, tenant)
     expected = rates([Flow(1.0, own_cap, 1.0)] * own + [Flow(1.0, f["rate_cap"], f["weight"]) for f in flows])
     actual = [min(own_cap, level)] * own + [min(f["rate_cap"], f["weight"] * level) for f in flows]
     np.testing.assert_allclose(actual, expected, rtol=1e-9)

@@ -255,6 +255,7 @@ def _tenants(cluster: Cluster, draw: Draw, jobs: NDArray[np.void], places: int |
         records["rate_cap"][:, k] = rate
         records["weight"][:, k] = np.where(share > 0.0, draw(tenant.weight), 0.0)
         records["ranks"][:, k] = tenant.ranks
+        records["late_share"][:, k] = draw.named("fabric.late_share", cluster.fabric.late_share)
         records["bursty"][:, k] = tenant.bursty
         records["pause_rate"][:, k] = draw.named(f"tenants.{k}.pause_rate", tenant.pause_rate)
         records["pause_periods"][:, k] = draw.named(f"tenants.{k}.pause_periods", tenant.pause_periods)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, TREE_BELOW_BYTES, Op
 from paceenv.sim.cluster.protocols import CHANNEL_GBPS
-from paceenv.sim.cluster.quantity import NonNegative, Positive
+from paceenv.sim.cluster.quantity import Fraction, NonNegative, Positive
 from paceenv.ui.config_files import Config
 
 INTRA_NODE_GBPS = {"nvswitch": 2400.0, "nvlink": 450.0, "pcie": 200.0}
@@ -114,6 +114,11 @@ class Fabric(Config):
     channels: int | None = Field(None, ge=1, description="channels of an operation; empty: they limit nothing")
     channel_gbps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="what one channel passes on, Gb/s; empty: 160, with intra_node pcie 96"
+    )
+    late_share: Fraction = Field(
+        1.0,
+        description="of us and a tenant, what whichever begins while the other transfers gets of its fair share, until "
+        "one is through; about 0.93 between jobs on TCP sockets",
     )
     buffer_kb: Positive | None = Field(
         None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"

@@ -139,6 +139,8 @@ class Cluster(Config):
         drawn = [key for key, value in self.fabric if isinstance(value, Uniform | LogUniform | Normal)]
         if drawn:
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
+        if self.fabric.late_share != 1.0:
+            raise ValueError("fabric.late_share 1 with a program, whose transfers share links evenly")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
 

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
 from paceenv.sim.engine.draws import TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
-from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, Scratch, View
+from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, WEIGHT, Scratch, View
 
 _START = 1 << 62
 """Counter of draws made once, at the start of an episode: out of the way of the cycles' counters."""
 
 
-def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.float64]) -> float:
+def fair_level(own_flows: int, own_cap: float, tenants: Any, tenant: NDArray[np.float64]) -> float:
     """Water level of weighted max-min: a flow of weight w and cap c gets ``min(c, w * level)`` of the uplink.
 
     Args:
         own_flows: number of our groups that transfer, each of weight 1.
         own_cap: highest rate of one of them, a share of the uplink.
         tenants: ``(K,)`` of ``TENANT``.
-        busy: the tenants' work left, ``(K,)``; a tenant takes part while it is positive.
+        tenant: their state, ``(TENANT_FIELDS, K)``; a tenant takes part while it has work left.
 
     Returns:
         The level; infinite if every flow is held by its own cap.
@@ -43,11 +43,11 @@ def fair_level(own_flows: int, own_cap: float, tenants: Any, busy: NDArray[np.fl
             else:
                 weight += own_flows
         for k in range(tenants.shape[0]):
-            if busy[k] > 0.0:
-                if tenants[k]["rate_cap"] <= level * tenants[k]["weight"]:
+            if tenant[LEFT_S, k] > 0.0:
+                if tenants[k]["rate_cap"] <= level * tenant[WEIGHT, k]:
                     left -= tenants[k]["rate_cap"]
                 else:
-                    weight += tenants[k]["weight"]
+                    weight += tenant[WEIGHT, k]
         if weight == 0.0:
             return math.inf
         higher = left / weight
@@ -70,6 +70,7 @@ def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None
         at_s = uniform(clock["key"], TENANT_STREAM, _START + k) * (tenants[k]["compute_s"] + alone_s)
         in_compute = at_s < tenants[k]["compute_s"]
         tenant[CYCLES, k] = 0.0
+        tenant[WEIGHT, k] = tenants[k]["weight"]
         tenant[NEXT_S, k] = tenants[k]["compute_s"] - at_s if in_compute else 0.0
         tenant[LEFT_S, k] = 0.0
         if tenants[k]["weight"] <= 0.0:
@@ -159,7 +160,7 @@ def share_uplink(
     head, tail = 0, 0
     target_G = finish_G  # until a flow is through, its entry holds the service level at which it will be
     while head < groups:
-        level = fair_level(tail - head, own_cap, tenants, tenant[LEFT_S])
+        level = fair_level(tail - head, own_cap, tenants, tenant)
         own_rate = min(own_cap, level)
         # the next thing to happen
         until_s = math.inf
@@ -169,19 +170,24 @@ def share_uplink(
             until_s = min(until_s, max(target_G[order_G[head]] - served, 0.0) / own_rate)
         for k in range(K):
             if tenant[LEFT_S, k] > 0.0:
-                until_s = min(until_s, tenant[LEFT_S, k] / min(tenants[k]["rate_cap"], level * tenants[k]["weight"]))
+                until_s = min(until_s, tenant[LEFT_S, k] / min(tenants[k]["rate_cap"], level * tenant[WEIGHT, k]))
             else:
                 until_s = min(until_s, max(tenant[NEXT_S, k] - now_s, 0.0))
         now_s += until_s
         if head < tail:
             served += own_rate * until_s
         for k in range(K):
-            rate = min(tenants[k]["rate_cap"], level * tenants[k]["weight"])
-            tenant_goes_on(clock, tenants, tenant, normal, k, now_s, rate * until_s)
+            rate = min(tenants[k]["rate_cap"], level * tenant[WEIGHT, k])
+            if tenant_goes_on(clock, tenants, tenant, normal, k, now_s, rate * until_s):
+                comes_late = head < tail
+                tenant[WEIGHT, k] = tenants[k]["weight"] * (tenants[k]["late_share"] if comes_late else 1.0)
         while head < tail and target_G[order_G[head]] <= served * (1.0 + 1e-13):
             finish_G[order_G[head]] = now_s
             head += 1
         while tail < groups and arrival_G[order_G[tail]] <= now_s:
+            for k in range(K):
+                if head == tail and tenant[LEFT_S, k] > 0.0:  # we come late
+                    tenant[WEIGHT, k] = tenants[k]["weight"] / tenants[k]["late_share"]
             target_G[order_G[tail]] = served + work_s
             tail += 1
     clock["link_s"] = now_s
@@ -195,7 +201,7 @@ def tenant_goes_on(
     k: int,
     now_s: float,
     moved_s: float,
-) -> None:
+) -> bool:
     """Tenant ``k`` has come to an event: it has moved some of its work, or its next transfer may start.
 
     Args:
@@ -206,6 +212,9 @@ def tenant_goes_on(
         k: number of the tenant.
         now_s: when the event is, seconds from the end of the last step.
         moved_s: what it moved since the event before if it transfers, seconds of the whole uplink.
+
+    Returns:
+        Whether its next transfer begins.
     """
     if tenant[LEFT_S, k] > 0.0:
         left = tenant[LEFT_S, k] - moved_s
@@ -215,6 +224,8 @@ def tenant_goes_on(
         tenant[LEFT_S, k] = left
     elif tenant[NEXT_S, k] <= now_s:
         tenant[LEFT_S, k] = _transfer_work_s(clock, tenants, tenant, k)
+        return True
+    return False
 
 
 def vary_transfers(view: View, scratch: Scratch) -> None:

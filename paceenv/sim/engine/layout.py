@@ -120,14 +120,17 @@ TENANT = np.dtype(
         ("bursty", "?"),
         ("pause_rate", "f8"),
         ("pause_periods", "f8"),
+        ("late_share", "f8"),
     ],
     align=True,
 )
 """A co-tenant on the uplink: computes, then transfers ``uplink_work_s`` at no more than ``rate_cap`` of the uplink,
 then computes again, as long as the slowest of its ``ranks``. ``weight`` is its share in a tie relative to one of our
-groups; weight 0 means absent. With probability ``pause_rate`` it stands still after a transfer, uniformly for up to
-``pause_periods`` of its own periods, so that its phase is new: a checkpoint, or another job in its place. A ``bursty``
-tenant draws lengths of gaps and transfers exponentially, as background traffic does, and does not pause."""
+groups; weight 0 means absent. Of us and a tenant, whichever begins while the other transfers has ``late_share`` of its
+weight beside the other's until one is through. With probability ``pause_rate`` it stands still after a transfer,
+uniformly for up to ``pause_periods`` of its own periods, so that its phase is new: a checkpoint, or another job in its
+place. A ``bursty`` tenant draws lengths of gaps and transfers exponentially, as background traffic does, and does not
+pause."""
 
 CLOCK = np.dtype(
     [
@@ -173,8 +176,8 @@ GROUP_FIELDS = 3
 HEAT, COMPUTED_S = 0, 1
 HEAT_FIELDS = 2
 # tenant[N, K]
-NEXT_S, LEFT_S, CYCLES = 0, 1, 2
-TENANT_FIELDS = 3
+NEXT_S, LEFT_S, CYCLES, WEIGHT = 0, 1, 2, 3
+TENANT_FIELDS = 4
 
 
 class Tables(NamedTuple):

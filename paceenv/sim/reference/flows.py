@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from paceenv.sim.engine import draws
-from paceenv.sim.reference.network import Bundle, Network, Resource, Transfer
+from paceenv.sim.reference.network import Bundle, Flow, Network, Resource, Transfer
 from paceenv.sim.reference.schedules import Schedule
 from paceenv.sim.reference.setup import Links, TenantSetup
 
@@ -80,6 +80,7 @@ class Collective:
         loss: timeouts of messages, seconds; default: nothing is lost.
         send_buffer_bytes: how much of a message its sender need not wait for.
         scale: how many times as many bytes as scheduled all messages have in this iteration.
+        on_begin: called when its first message leaves.
     """
 
     def __init__(
@@ -90,8 +91,10 @@ class Collective:
         loss: Loss | None = None,
         send_buffer_bytes: float = 0.0,
         scale: float = 1.0,
+        on_begin: Callable[[], None] | None = None,
     ) -> None:
         self._network, self._wiring, self._on_end, self._loss = network, wiring, on_end, loss
+        self._on_begin = on_begin
         self._send_buffer_bytes, self._scale, self._transfer = send_buffer_bytes, scale, Transfer()
         self.sent_s: dict[int, float] = {}
         """When a member had handed over its messages to the kernel, as far as that is before they are through."""
@@ -155,6 +158,8 @@ class Collective:
 
     def _send(self, size_bytes: float, i: int, end: Callable[[], None]) -> None:
         wiring, own = self._wiring, self._transfer
+        if self._on_begin is not None and own.begun_s == math.inf:
+            self._on_begin()
         path, weight = wiring.path[i], wiring.weight[i]
         self._network.send(size_bytes, path, end, weight=weight, bundle=wiring.bundle, transfer=own)
 
@@ -195,13 +200,23 @@ class TenantJob:
         tenants: number of tenants.
         setup: what it does.
         ours_s: ideal step time of the job, seconds; the tenant's period is relative to it.
+        we_transfer: whether a transfer of the job is on its way.
     """
 
     def __init__(
-        self, network: Network, upper: Resource, key: np.uint64, k: int, tenants: int, setup: TenantSetup, ours_s: float
+        self,
+        network: Network,
+        upper: Resource,
+        key: np.uint64,
+        k: int,
+        tenants: int,
+        setup: TenantSetup,
+        ours_s: float,
+        we_transfer: Callable[[], bool] = lambda: False,
     ) -> None:
         self._network, self._upper, self._key, self._k, self._tenants = network, upper, key, k, tenants
-        self._setup, self._cycle = setup, 0
+        self._setup, self._cycle, self._we_transfer = setup, 0, we_transfer
+        self._flow: Flow | None = None
         period_s = setup.period_ratio * ours_s
         self._transfer_s = period_s * setup.comm_share
         self._compute_s = period_s - self._transfer_s
@@ -230,10 +245,18 @@ class TenantJob:
 
     def _send(self, transfer_s: float) -> None:
         cap_Bps = self._setup.rate_share * self._upper.capacity_Bps
-        weight = self._setup.weight
-        self._network.send(transfer_s * cap_Bps, [self._upper], self._compute, weight=weight, cap_Bps=cap_Bps)
+        weight = self._setup.weight * (self._setup.late_share if self._we_transfer() else 1.0)
+        self._flow = self._network.send(
+            transfer_s * cap_Bps, [self._upper], self._compute, weight=weight, cap_Bps=cap_Bps
+        )
+
+    def is_met(self) -> None:
+        """The job begins to transfer while none of its transfers is on its way."""
+        if self._flow is not None:
+            self._network.weigh(self._flow, self._setup.weight / self._setup.late_share)
 
     def _compute(self) -> None:
+        self._flow = None
         self._cycle += 1
         u = self._uniform(self._cycle, self._k)
         if self._setup.is_bursty:

@@ -67,10 +67,15 @@ class Reference(PacedJob):
         self.ideal_step_s = self._ideal_step_s()
         self.batch.jobs["ideal_step_s"] = self.ideal_step_s
         self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
-        for k, tenant in enumerate(self.setup.tenants):
-            if tenant.comm_share > 0.0:
-                places = len(self.setup.tenants)
-                TenantJob(self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s)
+        self._on_their_way = 0
+        places = len(self.setup.tenants)
+        self._tenants = [
+            TenantJob(
+                self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s, self._we_transfer
+            )
+            for k, tenant in enumerate(self.setup.tenants)
+            if tenant.comm_share > 0.0
+        ]
         self._steps: list[_Step] = []
         self._next_R, self._is_busy_R = [0] * self.setup.ranks, [False] * self.setup.ranks
         for r in range(self.setup.ranks):
@@ -100,7 +105,10 @@ class Reference(PacedJob):
             for g, wiring in enumerate(self._wirings):
                 loss = partial(self._timeout_s, t) if self._can_lose else None
                 kept = self.setup.send_buffer_bytes
-                step.collectives.append(Collective(self.network, wiring, partial(self._finish, t, g), loss, kept))
+                end = partial(self._finish, t, g)
+                step.collectives.append(
+                    Collective(self.network, wiring, end, loss, kept, on_begin=self._transfer_begins)
+                )
             self._steps.append(step)
         return self._steps[t]
 
@@ -134,8 +142,18 @@ class Reference(PacedJob):
         self._is_busy_R[r] = False
         self._start(r)
 
+    def _we_transfer(self) -> bool:
+        return self._on_their_way > 0
+
+    def _transfer_begins(self) -> None:
+        if not self._we_transfer():
+            for tenant in self._tenants:
+                tenant.is_met()
+        self._on_their_way += 1
+
     def _finish(self, t: int, g: int) -> None:
         """Group ``g``'s collective is over: work after it begins."""
+        self._on_their_way -= 1
         step = self._steps[t]
         step.finish_G[g] = self.network.now_s
         step.exit_R[g * self.setup.members : (g + 1) * self.setup.members] = self.network.now_s

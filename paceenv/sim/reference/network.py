@@ -103,8 +103,8 @@ class Network:
         cap_Bps: float = math.inf,
         bundle: Bundle | None = None,
         transfer: Transfer | None = None,
-    ) -> None:
-        """Start a flow now; a flow without bytes is through at once.
+    ) -> Flow | None:
+        """Start a flow now; a flow without bytes is through at once, and None.
 
         Args:
             size_bytes: of the flow.
@@ -117,7 +117,7 @@ class Network:
         """
         if size_bytes <= 0.0:
             self.after(0.0, on_end)
-            return
+            return None
         transfer = transfer or Transfer()
         flow = Flow(size_bytes, tuple(resources), on_end, weight, cap_Bps, bundle, transfer, 0.0, SPENT * size_bytes)
         if transfer.begun_s == math.inf:
@@ -129,6 +129,16 @@ class Network:
             resource.flows[flow] = None
         self._count(flow, 1)
         self._stale = True
+        return flow
+
+    def weigh(self, flow: Flow, weight: float) -> None:
+        """Give a flow another weight from now on.
+
+        Args:
+            flow: that is on its way.
+            weight: its share in a tie.
+        """
+        flow.weight, self._stale = weight, True
 
     def _share_anew(self) -> None:
         self._stale = True

@@ -80,6 +80,7 @@ class TenantSetup:
     is_bursty: bool = False
     pause_rate: float = 0.0
     pause_periods: float = 1.0
+    late_share: float = 1.0
 
 
 def tenant_setups(cluster: Cluster) -> tuple[TenantSetup, ...]:
@@ -98,6 +99,7 @@ def tenant_setups(cluster: Cluster) -> tuple[TenantSetup, ...]:
             t.bursty,
             number(t.pause_rate, nodes),
             number(t.pause_periods, nodes),
+            number(cluster.fabric.late_share, nodes),
         )
         for t in cluster.tenants
     )
