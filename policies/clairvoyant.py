@@ -17,7 +17,7 @@ from paceenv.core import metrics, pacing
 from paceenv.core.errors import out_of_range
 from paceenv.sim.engine.simulator import Simulator
 
-_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "paper": (0.01,), "stagger": (0.0,)}
+_THRESHOLDS = {"slack": (0.0, 0.02), "phase_shift": (0.0, 0.1), "mean_slack": (0.01,), "stagger": (0.0,)}
 _WINDOWS = (0.05, 0.1, 0.2, 0.4, 0.6)
 _TOGETHER = (0.1, 0.3, 0.6), (0.05, 0.2)
 """Windows of slack and of phase_shift where both are on."""
@@ -26,7 +26,7 @@ _HOLDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 def candidates(
-    mechanisms: Sequence[str] = ("slack", "phase_shift", "paper", "stagger"), *, can_defer: bool = False
+    mechanisms: Sequence[str] = ("slack", "phase_shift", "mean_slack", "stagger"), *, can_defer: bool = False
 ) -> NDArray[np.float64]:
     """Settings ``(C, M, 2)`` to try: off, every mechanism at a few thresholds and windows, slack with phase_shift.
 

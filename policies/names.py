@@ -20,6 +20,7 @@ STATIC_DEFAULTS: Mapping[str, tuple[float, float]] = {
     "slack": (0.02, 0.4),
     "phase_shift": (0.05, 0.4),
     "stagger": (0.5, 0.4),
+    "mean_slack": (0.02, 0.1),
 }
 """(threshold, window) of ``static`` for a mechanism without given settings; the paper's rule has its own name."""
 DEFER_DEFAULT = (0.0, 0.1)

@@ -30,6 +30,7 @@ SPREAD = {
     "phase_shift": ((0.0, 0.05, 0.1, 0.2), (0.05, 0.2, 0.4)),
     "stagger": ((0.0, 0.5), (0.2, 0.4)),
     "defer": ((0.0, 0.02), (0.02, 0.1)),
+    "mean_slack": ((0.02,), (0.1, 0.2)),
 }
 TOGETHER = ((0.02, (0.1, 0.4)), (0.1, (0.05, 0.2)))
 """Threshold and windows of slack and of phase_shift where both are on."""

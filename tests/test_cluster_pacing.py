@@ -30,7 +30,7 @@ RATIOS = st.floats(0.0, 1.0)
 PACING = st.fixed_dictionaries(
     {},
     optional={
-        "mechanism": st.sampled_from(["slack", "phase_shift", "stagger", "defer"]),
+        "mechanism": st.sampled_from(["slack", "phase_shift", "stagger", "defer", "mean_slack"]),
         "threshold": RATIOS,
         "window": RATIOS,
     },
@@ -106,8 +106,14 @@ def test_a_policy_from_a_file_carries_its_numbers_in_its_name(tmp_path: Path) ->
         (None, "section pacing is missing; add pacing: {mechanism: ..., threshold: ..., window: ...}"),
         ([0.1], "pacing = [0.1]; allowed: a section with the keys mechanism, threshold, window"),
         ({"treshold": 0.1}, "unknown key pacing.treshold; allowed: mechanism, threshold, window"),
-        ({"mechanism": "magic"}, "pacing.mechanism = 'magic'; allowed: one of slack, phase_shift, stagger, defer"),
-        ({"mechanism": ["slack"]}, "pacing.mechanism = ['slack']; allowed: one of slack, phase_shift, stagger, defer"),
+        (
+            {"mechanism": "magic"},
+            "pacing.mechanism = 'magic'; allowed: one of slack, phase_shift, stagger, mean_slack, defer",
+        ),
+        (
+            {"mechanism": ["slack"]},
+            "pacing.mechanism = ['slack']; allowed: one of slack, phase_shift, stagger, mean_slack, defer",
+        ),
         ({"threshold": 1.5}, "pacing.threshold = 1.5; allowed: a number from 0 to 1"),
         ({"threshold": float("nan")}, "pacing.threshold = nan; allowed: a number from 0 to 1"),
         ({"threshold": None}, "pacing.threshold = None; allowed: a number from 0 to 1"),

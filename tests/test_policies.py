@@ -74,7 +74,7 @@ def test_passive_is_off() -> None:
     [
         (
             {"magic": (0.1, 0.1)},
-            "policy static: mechanism = 'magic'; allowed: one of slack, phase_shift, paper, stagger, defer",
+            "policy static: mechanism = 'magic'; allowed: one of slack, phase_shift, paper, stagger, defer, mean_slack",
         ),
         ({"slack": (-0.1, 0.1)}, "policy static: threshold = -0.1; allowed: 0 to 1"),
         ({"slack": (0.1, 1.5)}, "policy static: window = 1.5; allowed: 0 to 1"),

@@ -85,6 +85,7 @@ paces = st.sampled_from(
         ("slack", 0.05, 0.1),
         ("phase_shift", 0.0, 0.3),
         ("paper", 0.0, 0.3),
+        ("mean_slack", 0.0, 0.3),
         ("stagger", 0.1, 0.3),
     ]
 )

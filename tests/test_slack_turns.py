@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 
 from paceenv.core import pacing, timing
 from paceenv.core.turns import slack_turns
+from paceenv.policies.names import rule
+from paceenv.policies.rollout import run, start
+from paceenv.policies.rules import passive
+from paceenv.sim.cluster import load_cluster
 
 SLACK = pacing.one_mechanism("slack", 0.0, 0.2)
 
@@ -80,3 +84,24 @@ def test_delays_too_short_to_be_slept_are_left_out() -> None:
         settings_M2 = pacing.one_mechanism("stagger", 0.0, asked)
         timing.decide(rank, tick, 0, 1, settings_M2, 10.0, 1, 2)
         assert (rank[timing.DELAY_S, 0] > 0.0) == acts
+
+
+def change(policy: str, cluster: str, *changes: str) -> float:
+    """By how much a policy lengthens the mean step, a share."""
+    job, seeds = load_cluster(cluster).changed(changes), np.arange(4)
+    made = rule(policy)
+    assert made is not None
+    paced, free = (run(p, start(job, seeds), 600).useful_step_E for p in (made, passive()))
+    return float((paced / free).mean() - 1.0)
+
+
+def test_mean_slack_is_the_papers_rule_without_its_losses() -> None:
+    paper, ours = (change(f"static:{name}=0/0.3", "null-jitter") for name in ("paper", "mean_slack"))
+    assert paper > 0.05
+    assert ours < 0.15 * paper
+
+
+def test_mean_slack_keeps_what_the_papers_rule_gains() -> None:
+    paper, ours = (change(f"static:{name}=0.01/0.3", "unequal-slack") for name in ("paper", "mean_slack"))
+    assert paper < -0.05
+    assert ours < 0.75 * paper

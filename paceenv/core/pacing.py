@@ -71,10 +71,17 @@ DEFINITIONS = (
         "the window, or until a needed transfer is through: one that can wait is held back, no rank stands still",
         "paceenv; Lina (2023) and ByteScheduler (2019) order transfers by priority",
     ),
+    Mechanism(
+        "mean_slack",
+        "standard deviation of own recent waits / step",
+        0.25,
+        "as paper, but in the pauses of slack and after a loss",
+        "paceenv; the paper's rule where it pays",
+    ),
 )
 """The mechanisms, in the order of the second-to-last axis of a settings array."""
 MECHANISMS = tuple(mechanism.name for mechanism in DEFINITIONS)
-SLACK, PHASE_SHIFT, PAPER, STAGGER, DEFER = range(len(MECHANISMS))
+SLACK, PHASE_SHIFT, PAPER, STAGGER, DEFER, MEAN_SLACK = range(len(MECHANISMS))
 THRESHOLD, WINDOW = 0, 1
 """Index into the last axis of a settings array ``(..., M, 2)``."""
 

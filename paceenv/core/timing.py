@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from paceenv.core.limits import refilled
 from paceenv.core.pacing import (
     DEFER,
+    MEAN_SLACK,
     PAPER,
     PHASE_SHIFT,
     SLACK,
@@ -345,9 +346,11 @@ def decide(
     """
     step_s, delay_R = tick[STEP_BASELINE_S], rank[DELAY_S]
     first, end = np.uint64(low), np.uint64(high)  # unsigned: no test for counting from the end at every access
-    paper_s = window_s(settings_M2, PAPER, step_s, cap_s)
+    paper_s, threshold = window_s(settings_M2, PAPER, step_s, cap_s), settings_M2[PAPER, THRESHOLD]
+    mean_slack_s = 0.0 if slack_turns.pauses(tick) else window_s(settings_M2, MEAN_SLACK, step_s, cap_s)
+    if mean_slack_s > paper_s:
+        paper_s, threshold = mean_slack_s, settings_M2[MEAN_SLACK, THRESHOLD]
     if paper_s > 0.0:
-        threshold = settings_M2[PAPER, THRESHOLD]
         for r in range(first, end):
             mean_s, sd_s = np.float64(rank[WAIT_MEAN_S, r]), math.sqrt(np.float64(rank[WAIT_VARIANCE_S2, r]))
             wait_s = np.float64(rank[SLACK_S, r]) - np.float64(delay_R[r])  # the delay that this iteration started with

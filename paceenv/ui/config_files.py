@@ -27,8 +27,12 @@ from paceenv.core.renames import mechanism_name, new_name
 
 Model = TypeVar("Model", bound=BaseModel)
 
-Mechanism = Annotated[Literal["slack", "phase_shift", "stagger", "defer"], BeforeValidator(mechanism_name)]
-AnyMechanism = Annotated[Literal["slack", "phase_shift", "paper", "stagger", "defer"], BeforeValidator(mechanism_name)]
+Mechanism = Annotated[
+    Literal["slack", "phase_shift", "stagger", "defer", "mean_slack"], BeforeValidator(mechanism_name)
+]
+AnyMechanism = Annotated[
+    Literal["slack", "phase_shift", "paper", "stagger", "defer", "mean_slack"], BeforeValidator(mechanism_name)
+]
 """The paper's rule included."""
 
 

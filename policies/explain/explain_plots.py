@@ -27,6 +27,7 @@ _THRESHOLD_OF = {
     "paper": "spread of waits over the step, %",
     "stagger": "inflation of the step, %",
     "defer": "gain of holding back, %",
+    "mean_slack": "spread of waits over the step, %",
 }
 assert set(_THRESHOLD_OF) == set(pacing.MECHANISMS)
 _RATIOS = (1.1, 1.2, 1.3, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0)

@@ -155,7 +155,7 @@ class Suite(Config):
     relatives: list[RelativeCases] = Field([], description="further cases: relatives of other suites' clusters")
     posterior: list[PosteriorCases] = Field([], description="further cases, drawn from the errors of calibrations")
     mechanisms: list[Mechanism] = Field(
-        ["slack", "phase_shift", "stagger"],
+        ["slack", "phase_shift", "stagger", "mean_slack"],
         min_length=1,
         description="mechanisms that the search for the best static policy tries",
     )

@@ -33,6 +33,7 @@ DEFAULT_GRID: dict[Mechanism, GridOf] = {
     "phase_shift": GridOf(threshold=[0.05, 0.1, 0.15, 0.2, 0.3, 0.5], window=[0.02, 0.05, 0.1, 0.3]),
     "stagger": GridOf(threshold=[0.0, 0.25, 0.5], window=[0.1, 0.2, 0.3, 0.4, 0.5]),
     "defer": GridOf(threshold=[0.0, 0.01], window=[0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3]),
+    "mean_slack": GridOf(threshold=[0.0, 0.02, 0.05], window=[0.05, 0.1, 0.2, 0.3]),
 }
 """Thresholds and windows that are tried, by mechanism."""
 
@@ -73,7 +74,9 @@ class Static(Config):
     suite: str = Field(ALL, description="a suite: a file, a name in configs/suites, or all")
     splits: list[Split] = Field(["train", "validation"], min_length=1, description="splits of the suite to search on")
     mechanisms: list[Mechanism] = Field(
-        ["slack", "phase_shift", "stagger"], min_length=1, description="rules whose settings are searched"
+        ["slack", "phase_shift", "stagger", "mean_slack"],
+        min_length=1,
+        description="rules whose settings are searched",
     )
     scope: Literal["suite", "each"] = Field("suite", description="one setting for all clusters, or for each its own")
     grid: Grid | None = Field(None, description="the search, unless it is optuna")

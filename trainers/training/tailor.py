@@ -106,8 +106,8 @@ def tailor(
         against: other policies, by name or file, that take part.
         seconds: CPU-seconds of one core that may be spent, about; more than 5.
         seed: of the training.
-        mechanisms: that the tailored policy and the constant may use; none: slack, phase_shift and stagger, and defer
-            where transfers can wait.
+        mechanisms: that the tailored policy and the constant may use; none: slack, phase_shift, stagger and
+            mean_slack, and defer where transfers can wait.
         on_progress: called with the CPU-seconds spent so far.
 
     Raises:
@@ -120,7 +120,13 @@ def tailor(
         )
     if not seconds >= 5.0:
         raise out_of_range("seconds", seconds, "at least 5", "tailor")
-    mechanisms = mechanisms or ("slack", "phase_shift", "stagger", *(["defer"] if clusters[0].can_defer else []))
+    mechanisms = mechanisms or (
+        "slack",
+        "phase_shift",
+        "stagger",
+        "mean_slack",
+        *(["defer"] if clusters[0].can_defer else []),
+    )
     begun = time.process_time()
     others = {name: _deployable(name, clusters[0]) for name in against}
     trained, compared = clusters[::2][: max(MAX_RANK_PHASES // clusters[0].rank_phases, 2)], clusters[1::2]

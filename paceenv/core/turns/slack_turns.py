@@ -8,6 +8,7 @@ So ranks pause for a few iterations at the same places of the common clock. They
 those before and after it. A rank keeps what its rule asked for over a pause. The first pause comes within
 ``TURN_ITERATIONS``, later ones are rarer. Whether a rank has slack or uses it does not matter for that, so that all
 ranks act alike: none knows who else does. After a loss that is no chance the rule is off for a while, longer each time.
+Rule mean_slack keeps the same pauses.
 
 The fields belong to the array ``tick[K]`` of ``paceenv.core.timing``. The simulator compiles these functions.
 """

@@ -30,6 +30,7 @@ GRID: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "stagger": ((0.1, 0.2, 0.5, 1.0), (0.1, 0.2, 0.4, 0.6)),  # not 0: places that are held without a judgement
     "paper": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
     "defer": ((0.0, 0.02), (0.02, 0.05, 0.1, 0.2)),
+    "mean_slack": ((0.0, 0.02, 0.05), (0.05, 0.1, 0.2)),
 }
 """Thresholds and windows of a mechanism that a first pilot tries."""
 TOGETHER = (
