@@ -130,7 +130,8 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
         ("fabric.placement=random", "fabric.placement = 'random'; allowed: input should be 'packed' or 'spread'"),
         (
             "pacing.mechanism=paper",
-            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'phase_shift', 'stagger' or 'defer'",
+            "pacing.mechanism = 'paper'; allowed: input should be 'slack', 'phase_shift', 'stagger', 'defer' or "
+            "'mean_slack'",
         ),
         ("job=5", "job = 5; allowed: input should be a valid dictionary"),
         ("job.nodes_per_group=3", "nodes to be a multiple of nodes_per_group (4 and 3)"),

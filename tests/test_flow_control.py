@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.programs.pauses import CASES, fluid, packets
 from benchmarks.programs.random_programs import random_program
+from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
@@ -17,7 +18,7 @@ from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.sim.reference.program_job import ProgramReference
 from paceenv.ui import config_files
 
-OFF = np.zeros((1, 1, 5, 2))
+OFF = pacing.off(1, 1)
 
 
 def cluster(step: list[dict[str, Any]], nodes: int = 8, **fabric: Any) -> Cluster:

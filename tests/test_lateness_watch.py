@@ -234,6 +234,15 @@ def test_no_step_breaks_the_watch(ranks: int, table: list[list[float]]) -> None:
         assert all(0 <= row.rank < ranks for row in (*found.late, *found.past))
 
 
+def test_a_first_late_step_after_none_at_all_divides_by_no_zero() -> None:
+    watch = LatenessWatch(3)
+    for _ in range(11):
+        watch.add([0.0, 0.0, 0.0], step_s=0.0)
+    assert not watch.findings().late
+    watch.add([0.0, 0.0, 4.0], step_s=0.0)
+    assert [row.rank for row in watch.findings().late] in ([], [2])
+
+
 def test_a_rank_that_is_missing_for_a_while_is_judged_on_what_is_known() -> None:
     own_TR = steps(300, 8, 0.03)
     own_TR[100:, 3] *= 1.3

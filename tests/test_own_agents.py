@@ -366,7 +366,7 @@ class Mine(Policy):
 
 class Plain:
     def act(self, signals_BO):
-        return np.zeros((len(signals_BO), 5, 2))
+        return pacing.off(len(signals_BO))
 
 class Wide(Plain):
     def act(self, signals_BO):
@@ -438,7 +438,7 @@ def test_a_class_that_is_no_policy_is_one_line(name: str, expected: str, own: Pa
     [
         ("Wide", "act returned a threshold of 3; allowed: 0 to 2"),
         ("Nan", "act returned a threshold of nan"),
-        ("Flat", "act returned float64 of shape (3,); allowed: numbers of shape (3, 5, 2)"),
+        ("Flat", "act returned float64 of shape (3,); allowed: numbers of shape (3, 6, 2)"),
     ],
 )
 def test_settings_that_are_none_do_not_reach_the_engine(name: str, expected: str, own: Path) -> None:

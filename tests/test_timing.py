@@ -189,7 +189,7 @@ def test_columns_are_independent() -> None:
     rng = np.random.default_rng(1)
     together, tick = timing.new_state(5)
     alone = [timing.new_state() for _ in range(5)]
-    settings_M2 = np.array([[0.01, 0.5], [0.05, 0.3], [0.02, 0.2], [0.1, 0.4], [0.1, 0.2]])
+    settings_M2 = np.array([[0.01, 0.5], [0.05, 0.3], [0.02, 0.2], [0.1, 0.4], [0.1, 0.2], [0.03, 0.4]])
     for _ in range(200):
         comm_R, wait_R, step_s = rng.uniform(0.1, 0.2, 5), rng.uniform(0, 0.1, 5), rng.choice([1.0, 1.5])
         feed(together, tick, comm_R, wait_R, step_s)
@@ -238,7 +238,7 @@ def test_decide_writes_its_own_columns_only() -> None:
 
 
 @given(
-    setting=st.lists(st.floats(0, 1), min_size=10, max_size=10),
+    setting=st.lists(st.floats(0, 1), min_size=2 * len(pacing.MECHANISMS), max_size=2 * len(pacing.MECHANISMS)),
     cap_s=st.floats(0, 1),
     history=st.lists(st.tuples(st.floats(1e-6, 5), st.floats(0, 5), st.floats(1e-3, 9)), min_size=1, max_size=40),
 )

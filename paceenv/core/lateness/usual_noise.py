@@ -20,6 +20,8 @@ STRETCHES: Final = (4, 16, 64, 256)
 """Steps until a score of each weight decides. Noise that lasts is measured over as many."""
 CLIP: Final = 4.0
 """Standard deviations to which noise is limited: a single step, however late, cannot decide anything."""
+LEAST_SCALE_S: Final = 1e-12
+"""Noise counts as at least this, seconds, so that nothing is divided by zero; no clock sees it."""
 MEMORY: Final = 1024
 """Steps that an average remembers."""
 PRIOR_STEPS: Final = 8
@@ -113,7 +115,7 @@ class UsualNoise:
         ranks = int(np.count_nonzero(usual_R))
         if not ranks:
             return
-        scale_s_R = np.maximum(self.scale_s_R, np.finfo(np.float64).tiny)
+        scale_s_R = np.maximum(self.scale_s_R, LEAST_SCALE_S)
         noise_R = np.clip(away_s_R / scale_s_R, -CLIP, CLIP)
         self._steps_R += usual_R
         self._steps += 1

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.lateness import patterns
 from paceenv.core.lateness.peers import Times, lateness_of
-from paceenv.core.lateness.usual_noise import CLIP, MEMORY, STRETCHES, WEIGHTS, UsualNoise
+from paceenv.core.lateness.usual_noise import CLIP, LEAST_SCALE_S, MEMORY, STRETCHES, WEIGHTS, UsualNoise
 
 LEAST_SHARE: Final = 0.02
 """A rank that is late by less than this share of the step is not named; ``diagnose`` names no smaller cause either."""
@@ -311,7 +311,7 @@ class LatenessWatch:
         known_R = ~np.isnan(late_s_R)
         late_s_R = np.where(known_R, late_s_R, 0.0)
         least_s = self._least_share * max(self._step_s, 0.0)
-        scale_s_R = np.maximum(noise.scale_s_R, 1e-3 * least_s + np.finfo(np.float64).tiny)
+        scale_s_R = np.maximum(noise.scale_s_R, 1e-3 * least_s + LEAST_SCALE_S)
         price_J = noise.price_J
         bar_s_R = self._usual_s_R + least_s + np.where(self._late_R, 1.5 * self._level_s_R, 0.0)
         up_R = np.clip((late_s_R - bar_s_R) / scale_s_R, -CLIP, CLIP)
