@@ -51,10 +51,6 @@ EXPLAINED: dict[str, str] = {
         "gives it all. It holds back in turns, and it also delayed ranks, 539 times by up to 26 ms, which the constant "
         "does not; how much either costs was not measured."
     ),
-    "incast-shallow": (
-        "The constant is predicted 4 points too large, the policy 6 points too small, with intervals that overlap. In "
-        "the loop before, with an earlier file, both lay inside. It was not traced further."
-    ),
     "two-jobs": (
         "In all blocks of the contest, with and without pacing, steps were 9 to 10 % shorter than in the job as "
         "observed. 12 pairs see an effect of 3 % or more. The reason is that the jobs move apart by themselves. In a "
