@@ -25,12 +25,12 @@ MODEL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 1024, "sequence": 10
 
 def cluster(nodes: int = 4, ranks_per_node: int = 1, **more: Any) -> Cluster:
     """A small transformer as a program; ``more`` are keys of the workload, or sections."""
-    sections = {key: more.pop(key) for key in ("fabric", "noise") if key in more}
+    sections = {key: more.pop(key) for key in ("fabric", "noise", "gpu") if key in more}
     data: dict[str, Any] = {
         "name": "described",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "ring"},
         "workload": {"model": MODEL, "batch": 4, "step": "program", **more},
-        "gpu": {"peak_tflops": 100, "achievable_tflops": 100, "memory_gb": 80},
+        "gpu": {"peak_tflops": 100, "achievable_tflops": 100, "memory_gb": 80, **sections.get("gpu", {})},
         "fabric": {
             "nic_gbps": 100,
             "intra_node_gbps": 2000,
@@ -106,6 +106,15 @@ def test_the_step_is_that_of_the_closed_form(keys: dict[str, Any], nic_gbps: flo
         assert found == pytest.approx(folded.step_s, rel=0.03)
     else:  # both directions of a border, or replicas and tensor-parallel groups, share a NIC
         assert folded.step_s * 0.999 <= found <= folded.step_s * 1.25
+
+
+@pytest.mark.parametrize("keys", SAME_STEP)
+def test_bytes_in_memory_take_as_long_as_in_the_closed_form(keys: dict[str, Any]) -> None:
+    fast, slow = (cluster(fabric={"nic_gbps": 400}, gpu=gpu, **keys) for gpu in ({}, {"memory_bytes_per_s": 5e11}))
+    folded = slow.step()
+    assert folded is not None
+    assert step_s(slow) == pytest.approx(folded.step_s, rel=0.03)
+    assert step_s(slow) > 1.2 * step_s(fast)
 
 
 @pytest.mark.parametrize("keys", SAME_STEP)

@@ -26,10 +26,13 @@ def test_fully_sharded_steps_follow_from_one_node_or_one_gather() -> None:
     assert all(abs(row.error) < 0.05 for row in [*sharded, *cases.hybrid()])
 
 
-def test_wide_layers_of_a_large_model_run_at_the_shipped_rate() -> None:
-    """The narrow ones do not: the page names them as missed."""
-    rows = cases.megatron(cases.MEGATRON[4:5])
-    assert 0.1 < rows[0].error < 0.2
+def test_rates_of_narrow_layers_follow_from_those_of_wide_ones_and_the_bytes_in_memory() -> None:
+    """A rate of products taken from a wide row; the page takes it from the widest, which is slow to build."""
+    rate = cases.megatron_rate(cases.MEGATRON[4])
+    narrow = cases.megatron(rate, [cases.MEGATRON[k] for k in (0, 2)])
+    assert all(abs(row.error) < cases.TOLERANCE for row in narrow)
+    again = cases.megatron(rate, cases.MEGATRON[4:5])[0]
+    assert again.error == pytest.approx(0.0, abs=0.005)  # what it was taken from
 
 
 def test_exchanges_of_experts_are_slowed_by_gradients_and_gain_from_going_first() -> None:

@@ -79,6 +79,54 @@ def test_recomputed_flops_are_narayanan_2021_equation_3() -> None:
     assert opt.efficiency == pytest.approx(1.0)
 
 
+# Operations other than matrix products
+
+
+def test_bytes_of_a_layer_in_memory_are_those_of_its_operations() -> None:
+    """By hand, each operand once an operation, 16 bit: what Megatron-LM fuses is one operation."""
+    h, heads, tokens = 64, 4, 32
+    wide, score, inner = 2 * h, 2 * heads * tokens, 2 * 4 * h
+    mask, score_mask = h, heads * tokens
+    norm, dropout = 2 * wide, 3 * wide + mask
+    forward = workload().moved(backward=False)
+    assert forward.outer == 2 * norm + 2 * dropout
+    assert forward.scores == 2 * score + (2 * score + score_mask)
+    assert forward.inner == 2 * inner
+    backward = workload().moved(backward=True)
+    assert backward.outer == 2 * (3 * wide) + 2 * (2 * wide + mask) + 2 * (3 * wide)
+    assert backward.scores == 3 * score + (2 * score + score_mask)
+    assert backward.inner == 3 * inner
+
+
+def test_only_sequence_parallelism_cuts_norms_and_only_a_fused_kernel_spares_scores() -> None:
+    whole, cut = (workload(tensor_parallel=t).moved(backward=True) for t in (1, 4))
+    assert cut == (whole.outer, whole.scores / 4, whole.inner / 4)
+    sequence = workload(tensor_parallel=4, sequence_parallel=True, step="program").moved(backward=True)
+    assert sequence == (whole.outer / 4, whole.scores / 4, whole.inner / 4)
+    assert workload(recompute="selective").moved(backward=True) == (whole.outer, 0.0, whole.inner)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_memory_adds_its_time_to_that_of_products(recompute: str) -> None:
+    some, rate = workload(recompute=recompute), 1e9
+    slow = BIG.model_copy(update={"memory_bytes_per_s": rate})
+    fast, own = plan(some, BIG, 1, 1, FREE, FREE), plan(some, slow, 1, 1, FREE, FREE)
+    forward, backward = (sum(some.moved(backward=b)) for b in (False, True))
+    layer = forward + backward + (forward if recompute == "full" else 0.0)
+    tokens, adam = 8 * 32, some.stage_parameters(0) * (2 + 2 * 8 + 2 * 4 + 2)
+    moved_s = (tokens * (4 * layer + 20 * 1000) + adam) / rate
+    assert own.step_s - fast.step_s == pytest.approx(moved_s)
+    assert own.kernel_s - fast.kernel_s == pytest.approx(moved_s)
+    assert own.kernel_flops == fast.kernel_flops
+
+
+def test_sharded_optimizers_move_their_share() -> None:
+    whole = workload().optimizer_bytes(0, 8)
+    assert workload(zero_stage=1).optimizer_bytes(0, 8) == pytest.approx(whole / 8)
+    fp32 = workload(parameter_dtype="fp32", gradient_dtype="fp32")
+    assert fp32.optimizer_bytes(0, 8) == pytest.approx(fp32.stage_parameters(0) * (4 + 2 * 8 + 2 * 4))
+
+
 # Memory
 
 

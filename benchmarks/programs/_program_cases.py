@@ -40,7 +40,7 @@ def described(
     nodes: int,
     ranks_per_node: int,
     workload: dict[str, Any],
-    gpu: tuple[float, float],
+    gpu: dict[str, float],
     fabric: dict[str, Any],
 ) -> Cluster:
     """A job as a program. Whether it fits into memory is not asked here.
@@ -49,14 +49,14 @@ def described(
         nodes: of the job.
         ranks_per_node: GPUs of a node.
         workload: keys of the section.
-        gpu: peak and achievable rate, TFLOP/s.
+        gpu: keys of the section.
         fabric: keys of the section.
     """
     data = {
         "name": "published",
         "job": {"nodes": nodes, "ranks_per_node": ranks_per_node, "algorithm": "auto"},
         "workload": {"step": "program", **workload},
-        "gpu": {"peak_tflops": gpu[0], "achievable_tflops": gpu[1], "memory_gb": 1e4},
+        "gpu": {"memory_gb": 1e4, **gpu},
         "fabric": {
             "nodes_per_leaf": 1024,
             "oversubscription": 1,
@@ -73,6 +73,9 @@ def step_s(one: Cluster) -> float:
     return float(derive(one, episode_keys([0])).jobs["ideal_step_s"][0])
 
 
+A100_GPU: dict[str, float] = {"peak_tflops": 312, "achievable_tflops": 200}
+A100_BYTES_PER_S = 2.039e12
+"""Memory of the A100 80 GB, as its data sheet has it."""
 A100 = {"nic_gbps": 200, "nics_per_node": 8, "intra_node_gbps": 2240}
 MEGATRON = (
     # layers, hidden, heads, model-parallel size, GPUs, batch, TFLOP/s per GPU
@@ -87,34 +90,60 @@ MEGATRON = (
 )
 
 
-def megatron(configurations: Sequence[tuple[int, int, int, int, int, int, float]] = MEGATRON) -> list[Row]:
-    """Megatron-LM's table of April 2021: GPT models on A100, each GPU's rate with recomputation counted."""
-    rows = []
-    for layers, hidden, heads, width, gpus, batch, published in configurations:
-        t, p = min(width, 8), max(width // 8, 1)
-        replicas = gpus // width
-        micro_batches = batch // replicas if p > 1 else min(batch // replicas, 8)
-        workload = {
-            "model": {"layers": layers, "hidden": hidden, "heads": heads, "vocab": 51200, "sequence": 2048},
-            "batch": batch // replicas,
-            "micro_batches": micro_batches,
-            "tensor_parallel": t,
-            "pipeline_parallel": p,
-            "recompute": "full",
-            "overlap": False,
-        }
-        one = described(gpus // 8, 8, workload, (312, 200), A100)
-        assert one.workload is not None
-        flops = batch * one.workload.model.flops * 4.0 / 3.0
-        rows.append(
-            Row(
-                f"{one.workload.model.parameters / 1e9:.3g} B, {gpus} GPUs, tensor {t}, pipeline {p}",
-                published,
-                flops / step_s(one) / gpus / 1e12,
-                "TFLOP/s per GPU",
-            )
+MegatronRow = tuple[int, int, int, int, int, int, float]
+
+
+def _megatron_tflops(row: MegatronRow, gpu: dict[str, float]) -> float:
+    """The rate of each GPU that a row comes out with, what is recomputed counted, TFLOP/s."""
+    layers, hidden, heads, width, gpus, batch, _published = row
+    replicas = gpus // width
+    workload = {
+        "model": {"layers": layers, "hidden": hidden, "heads": heads, "vocab": 51200, "sequence": 2048},
+        "batch": batch // replicas,
+        "micro_batches": batch // replicas if width > 8 else min(batch // replicas, 8),
+        "tensor_parallel": min(width, 8),
+        "pipeline_parallel": max(width // 8, 1),
+        "recompute": "full",
+        "overlap": False,
+    }
+    one = described(gpus // 8, 8, workload, gpu, A100)
+    assert one.workload is not None
+    return batch * one.workload.model.flops * 4.0 / 3.0 / step_s(one) / gpus / 1e12
+
+
+def _with_memory(rate: float) -> dict[str, float]:
+    """An A100 by its rate of matrix products, TFLOP/s, and that of its memory."""
+    return {**A100_GPU, "achievable_tflops": rate, "memory_bytes_per_s": A100_BYTES_PER_S}
+
+
+def megatron_rate(row: MegatronRow = MEGATRON[-1]) -> float:
+    """The rate of matrix products at which a row comes out as published, TFLOP/s.
+
+    A step grows linearly with the time of a product, so two steps tell it.
+    """
+    products = (1.0 / 150.0, 1.0 / 300.0)
+    steps = [1.0 / _megatron_tflops(row, _with_memory(1.0 / one)) for one in products]
+    slope = (steps[0] - steps[1]) / (products[0] - products[1])
+    return 1.0 / (products[1] + (1.0 / row[-1] - steps[1]) / slope)
+
+
+def megatron(rate: float, rows: Sequence[MegatronRow] = MEGATRON[:-1]) -> list[Row]:
+    """Megatron-LM's table of April 2021: GPT models on A100, each GPU's rate with recomputation counted.
+
+    Args:
+        rate: of matrix products, TFLOP/s.
+        rows: which of the table.
+    """
+    return [
+        Row(
+            f"width {row[1]:,}, {row[4]} GPUs, tensor {min(row[3], 8)}, pipeline {max(row[3] // 8, 1)}",
+            row[-1],
+            _megatron_tflops(row, _with_memory(rate)),
+            "TFLOP/s per GPU",
+            f"{_megatron_tflops(row, A100_GPU):.0f} with one rate for all kernels",
         )
-    return rows
+        for row in rows
+    ]
 
 
 LLAMA_8B = {
@@ -143,7 +172,7 @@ def _titan(nodes: int, tflops: float, **more: Any) -> Cluster:
         "recompute": "selective",
         **more,
     }
-    return described(nodes, 8, workload, (5000, tflops), H100)
+    return described(nodes, 8, workload, {"peak_tflops": 5000, "achievable_tflops": tflops}, H100)
 
 
 def _rate(published: float, tokens: int, **more: Any) -> float:
@@ -202,7 +231,7 @@ def _sharded(**more: Any) -> Cluster:
         **more,
     }
     fabric = {"nic_gbps": node_gbps / 4, "nics_per_node": 4, "intra_node_gbps": 2240}
-    return described(4, 8, workload, (312, 200), fabric)
+    return described(4, 8, workload, A100_GPU, fabric)
 
 
 def hybrid() -> list[Row]:
@@ -277,7 +306,7 @@ def _pipeline_ms(log: Log) -> float:
     fabric = {"nic_gbps": 84.7, "intra_node_gbps": 991}
 
     def made(rate: float) -> Cluster:
-        return described(log.stages, 4, workload, (125, rate), fabric)
+        return described(log.stages, 4, workload, {"peak_tflops": 125, "achievable_tflops": rate}, fabric)
 
     def first_ms(rate: float) -> float:
         plan = made(rate).program_plan()
@@ -316,7 +345,7 @@ def priority(count: int, sequences: int) -> Priority:
         "expert_parallel": count,
         "top_k": 2,
     }
-    one = described(4, 4, workload, (312, 200), {"nic_gbps": 100, "intra_node_gbps": 2240})
+    one = described(4, 4, workload, A100_GPU, {"nic_gbps": 100, "intra_node_gbps": 2240})
     keys = episode_keys([0])
     batch = derive(one, keys)
     job = Simulator(batch, keys)

@@ -97,9 +97,8 @@ def _value(row: Row, cluster: Cluster, settings: Set) -> float:
             return step.samples_per_s
         case "samples_per_s_and_gpu":
             return step.samples_per_s / step.gpus
-        case "tflops_per_gpu":
-            return efficiency(changed) * gpu.achievable_tflops
-        case "share_of_peak":
-            return efficiency(changed) * gpu.achievable_tflops / gpu.peak_tflops
+        case "tflops_per_gpu" | "share_of_peak":
+            tflops = efficiency(changed) * step.kernel_flops / step.kernel_s / 1e12
+            return tflops / (gpu.peak_tflops if row.quantity == "share_of_peak" else 1.0)
         case "volume_GB":
             return 2e-9 * step.traffic.total * row.run_samples / step.samples

@@ -36,7 +36,7 @@ class Step:
     """One optimizer step of one GPU."""
 
     compute_s: float
-    """Busy until its gradients are complete: kernels, host overhead, bubble, tensor-parallel collectives, transfers."""
+    """Busy beside data-parallel collectives: kernels, host overhead, bubble, tensor-parallel collectives, transfers."""
     overlap_s: float
     """How long before that the first gradients are ready to be reduced."""
     payload_bytes: float
@@ -57,6 +57,8 @@ class Step:
     """Closed form of the whole step: compute, and the collectives as far as compute does not hide them."""
     kernel_s: float
     """Kernels alone, spread evenly over all GPUs."""
+    kernel_flops: float
+    """Of one of those kernels' GPUs, also what backward computes anew."""
     tensor_s: float
     """Of ``compute_s``: tensor-parallel collectives of the busiest stage."""
     flops: float
@@ -123,12 +125,15 @@ def plan(
     m = workload.micro_batches
     samples = workload.batch * replicas / workload.context_parallel
     flops = samples * workload.sample_flops
-    kernel_flops = sum(s.kernel_flops for s in stages) * m * workload.tensor_parallel * replicas
+    kernel_flops = sum(s.kernel_flops for s in stages) * m / workload.pipeline_parallel
+    optimizer_s = [gpu.memory_s(workload.optimizer_bytes(s, replicas)) for s in range(len(stages))]
+    moved_s = sum(one.moved_s * m + last for one, last in zip(stages, optimizer_s, strict=True)) / len(stages)
+    after_s = embedding.time_s + max(optimizer_s)
     traffic = Traffic(
         reduction.nic_bytes, max(s.tensor.nic_bytes for s in stages) * m, pipeline.nic_bytes, embedding.nic_bytes
     )
     return Step(
-        compute_s=reduction.compute_s + embedding.time_s,
+        compute_s=reduction.compute_s + after_s,
         overlap_s=reduction.overlap_s,
         payload_bytes=reduction.payload_bytes,
         tail_bytes=reduction.tail_bytes,
@@ -137,8 +142,9 @@ def plan(
         samples=samples,
         reduce_s=reduction.reduce_s,
         tail_s=reduction.tail_s,
-        step_s=reduction.step_s + embedding.time_s,
-        kernel_s=kernel_flops / gpus / (gpu.achievable_tflops * 1e12),
+        step_s=reduction.step_s + after_s,
+        kernel_s=kernel_flops / (gpu.achievable_tflops * 1e12) + moved_s,
+        kernel_flops=kernel_flops,
         tensor_s=max(s.tensor.time_s for s in stages) * m,
         flops=flops,
         traffic=traffic,
@@ -181,6 +187,8 @@ class _Stage(NamedTuple):
     forward_s: float
     backward_s: float
     kernel_flops: float
+    moved_s: float
+    """Operations other than matrix products, where they have a time of their own."""
     tensor: Cost
     gradient_bytes: float
     weight_bytes: float
@@ -195,6 +203,7 @@ def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
     stages = []
     for s in range(p):
         n = workload.stage_parameters(s)
+        moved_s = _moved_s(workload, gpu, last=s == p - 1)
         gradient, weight = BYTES[workload.gradient_dtype], BYTES[workload.parameter_dtype]
         if isinstance(model, Generic):
             forward = mb * model.flops / (1.0 + BACKWARD)
@@ -209,15 +218,34 @@ def _stages(workload: Workload, gpu: Gpu, links: Links) -> list[_Stage]:
             backward_calls = 2.0 * layers * (2 if workload.recompute == "full" else 1) + (s == p - 1)
         stages.append(
             _Stage(
-                forward_s=forward / rate + host_s + forward_calls * all_reduce.time_s,
-                backward_s=(BACKWARD * forward + again) / rate + BACKWARD * host_s + backward_calls * all_reduce.time_s,
+                forward_s=forward / rate + moved_s[0] + host_s + forward_calls * all_reduce.time_s,
+                backward_s=(BACKWARD * forward + again) / rate
+                + moved_s[1]
+                + BACKWARD * host_s
+                + backward_calls * all_reduce.time_s,
                 kernel_flops=(1.0 + BACKWARD) * forward + again,
+                moved_s=sum(moved_s),
                 tensor=all_reduce.times(forward_calls + backward_calls),
                 gradient_bytes=n * gradient,
                 weight_bytes=n * weight,
             )
         )
     return stages
+
+
+def _moved_s(workload: Workload, gpu: Gpu, *, last: bool) -> tuple[float, float]:
+    """Operations other than matrix products, of a micro-batch on one GPU of a stage: forward and backward, seconds."""
+    model = workload.model
+    if isinstance(model, Generic):
+        return 0.0, 0.0
+    layers = model.layers // workload.pipeline_parallel
+    forward, backward = (
+        layers * sum(workload.moved(backward=b)) + last * workload.moved_logits(backward=b) for b in (False, True)
+    )
+    if workload.recompute == "full":
+        backward += layers * sum(workload.moved(backward=False))
+    tokens = workload.micro_batch / workload.context_parallel * model.sequence
+    return gpu.memory_s(tokens * forward), gpu.memory_s(tokens * backward)
 
 
 def _recomputed(workload: Workload, model: Transformer) -> float:

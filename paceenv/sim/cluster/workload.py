@@ -5,7 +5,8 @@ Frozen and validated. Parameters, FLOPs, payloads and memory are derived from th
 
 Sources: parameters and FLOPs of a transformer, Narayanan et al. 2021 (Efficient Large-Scale Language Model Training,
 appendix) and Kaplan et al. 2020; activation memory, Korthikanti et al. 2022 (Reducing Activation Recomputation), with
-their tensor and sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020.
+their tensor and sequence parallelism; optimizer memory and ZeRO stages, Rajbhandari et al. 2020. That operations other
+than matrix products take the time of their bytes in memory: Ivanov et al. 2021 (Data Movement Is All You Need).
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ class Gpu(Config):
     achievable_tflops: float = Field(
         gt=0, allow_inf_nan=False, description="rate of this workload's kernels without any communication, TFLOP/s"
     )
+    memory_bytes_per_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="of its memory: the optimizer and a transformer's norms, softmax, dropout and activation functions "
+        "then take time of their own, and achievable_tflops is of matrix products alone; empty: it is of all kernels",
+    )
     memory_gb: float = Field(gt=0, allow_inf_nan=False, description="memory, GB (1e9 bytes)")
     reserved_gb: float = Field(1.0, ge=0, description="of that for context, communication buffers and workspace, GB")
 
@@ -47,6 +55,25 @@ class Gpu(Config):
         if self.achievable_tflops > self.peak_tflops:
             raise ValueError(f"achievable_tflops at most peak_tflops ({self.peak_tflops:g})")
         return self
+
+    def memory_s(self, moved_bytes: float) -> float:
+        """Seconds in which its memory reads or writes so many bytes; 0 where they are part of all kernels' rate."""
+        return 0.0 if self.memory_bytes_per_s is None else moved_bytes / self.memory_bytes_per_s
+
+
+class Moved(NamedTuple):
+    """Bytes that operations other than matrix products read and write, of one layer, pass and token on one GPU.
+
+    Counted are 16-bit operands that pass through memory once an operation, and dropout's masks of a byte, with the
+    fusions of Megatron-LM: scale, mask and softmax; bias and activation function; bias, dropout and residual.
+    """
+
+    outer: float
+    """Of norms, dropout and residual sums, as wide as the layer."""
+    scores: float
+    """Of softmax and dropout of attention; 0 where one kernel keeps scores on the chip."""
+    inner: float
+    """Of the activation function of the MLP."""
 
 
 class Tensor(NamedTuple):
@@ -281,6 +308,30 @@ class Workload(Config):
         tokens = self.micro_batch * model.sequence / self.context_parallel
         return tokens * model.hidden * BYTES[self.activation_dtype]
 
+    def moved(self, *, backward: bool) -> Moved:
+        """Bytes of one layer and token in memory, without what backward computes anew, and with one expert.
+
+        With b bytes a number over 2: forward has per width two norms of 4 and two dropouts of 7, per score 4 and 5,
+        per inner width 4; backward 6, 5 and a residual sum of 6, twice; 6 and 5; and 6.
+        """
+        model, t = self.model, self.tensor_parallel
+        if isinstance(model, Generic):
+            return Moved(0.0, 0.0, 0.0)
+        outer, score, inner = (34.0, 11.0, 6.0) if backward else (22.0, 9.0, 4.0)
+        scale = BYTES[self.activation_dtype] / 2
+        return Moved(
+            scale * outer * model.hidden / (t if self.sequence_parallel else 1),
+            0.0 if self.recompute == "selective" else scale * score * model.heads * model.sequence / t,
+            scale * inner * model.mlp / t,
+        )
+
+    def moved_logits(self, *, backward: bool) -> float:
+        """Bytes of one token's logits on one GPU: their fp32 copy and its softmax, and the gradient in 16 bit."""
+        model = self.model
+        if isinstance(model, Generic):
+            return 0.0
+        return (6.0 if backward else 14.0) * model.vocab / self.tensor_parallel
+
     @property
     def sample_flops(self) -> float:
         """Forward and backward of one sample, FLOPs, with as many experts as a token goes to."""
@@ -365,11 +416,26 @@ class Workload(Config):
         """Bytes on the fullest GPU with that many data-parallel replicas."""
         return max((self._stage_memory(s, replicas) for s in range(self.pipeline_parallel)), key=lambda m: m.total)
 
-    def _stage_memory(self, stage: int, replicas: int) -> Memory:
+    def optimizer_bytes(self, stage: int, replicas: int) -> float:
+        """What Adam reads and writes on one GPU of a pipeline stage in a step, where states lie in GPU memory, bytes.
+
+        It reads gradients, moments and weights (their fp32 copy, if there is one), and writes all but gradients.
+        """
+        weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]
+        copies = 2 * weight if weight >= MASTER_BYTES else 2 * MASTER_BYTES + weight
+        share = self._sharing(stage, replicas) if self.zero_stage else 1.0
+        return self.stage_parameters(stage) * (gradient + 2 * ADAM_BYTES + copies) / share
+
+    def _sharing(self, stage: int, replicas: int) -> float:
+        """How many GPUs share a stage's states where they are sharded."""
         n, sharing = self.stage_parameters(stage), float(self.shard_group or replicas)
-        if self.experts > 1 and self.zero_stage:  # fewer GPUs share an expert's states than a dense layer's
+        if self.experts > 1:  # fewer GPUs share an expert's states than a dense layer's
             sparse = self.stage_sparse_parameters
             sharing = n / ((n - sparse) / sharing + sparse * self.expert_parallel / replicas)
+        return sharing
+
+    def _stage_memory(self, stage: int, replicas: int) -> Memory:
+        n, sharing = self.stage_parameters(stage), self._sharing(stage, replicas)
         stays = self.zero_stage == 3 and self.pipeline_parallel > 1  # gathered once a step, beside the own shard
         shard = [1.0 / sharing if self.zero_stage >= z and not (stays and z > 1) else 1.0 for z in range(4)]
         weight, gradient = BYTES[self.parameter_dtype], BYTES[self.gradient_dtype]

@@ -333,9 +333,10 @@ class _Role:
         self._held.append(self.script.start(start))
 
     def _finish(self) -> None:
-        """After the last backward: what is under way, the weights that ZeRO-1 and 2 gather, what is summed last."""
+        """After the last backward: what is under way, the optimizer, weights that ZeRO gathers, what is summed last."""
         one, script = self.workload, self.script
         script.rows += self._held
+        script.compute(self.passes.gpu.memory_s(one.optimizer_bytes(self.stage, self.replicas)), -1)
         parameters = one.stage_parameters(self.stage)
         if one.zero_stage in (1, 2) and self.replicas > 1:
             sparse = one.stage_sparse_parameters

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from paceenv.sim.cluster.collectives import Op
 from paceenv.sim.cluster.placement import Links
-from paceenv.sim.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Workload
+from paceenv.sim.cluster.workload import BACKWARD, BYTES, Generic, Gpu, Moved, Workload
 
 MAX_SEGMENTS = 32
 """Parts of a pass of a stage at most, each of equal layers."""
@@ -111,6 +111,18 @@ class Passes:
         return self.workload.micro_batch / self.workload.context_parallel
 
     @property
+    def _tokens(self) -> float:
+        """Of a micro-batch on one GPU."""
+        model = self.workload.model
+        return 0.0 if isinstance(model, Generic) else self._samples * model.sequence
+
+    def _moved_s(self, layers: int, sparse: bool, *, backward: bool) -> Moved:
+        """Seconds in which memory is read and written beside matrix products."""
+        one, tokens = self.workload, layers * self._tokens
+        outer, scores, inner = (tokens * self.gpu.memory_s(b) for b in one.moved(backward=backward))
+        return Moved(outer, scores, inner * (one.top_k * one.capacity_imbalance if sparse else 1.0))
+
+    @property
     def _host_s(self) -> float:
         """Of one layer and forward pass."""
         return self.workload.host_overhead_s / (1.0 + BACKWARD)
@@ -147,7 +159,10 @@ class Passes:
         if isinstance(model, Generic):
             return []
         seconds = self._samples * model.head_flops / self.workload.tensor_parallel / self._rate
-        return _joined([Work(BACKWARD * seconds), *self._tensor(1)] if backward else [Work(seconds)])
+        moved_s = self._tokens * self.gpu.memory_s(self.workload.moved_logits(backward=backward))
+        if backward:
+            return _joined([Work(BACKWARD * seconds + moved_s), *self._tensor(1)])
+        return _joined([Work(seconds + moved_s)])
 
     def embedding(self) -> list[Piece]:
         """The token embedding, at the start of the first stage: cut by rows, so that its outputs are summed."""
@@ -170,8 +185,10 @@ class Passes:
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
             return [Work(layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
-        matrices_s = scale * 8.0 * model.sequence * model.hidden**2
-        core_s, mlp_s = scale * model.attention_flops, self._mlp_s(layers, sparse)
+        moved_s = self._moved_s(layers, sparse, backward=False)
+        matrices_s = scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
+        core_s = scale * model.attention_flops + moved_s.scores
+        mlp_s = self._mlp_s(layers, sparse) + 0.5 * moved_s.outer + moved_s.inner
         return [
             Work(matrices_s + 0.5 * host_s),
             *self._attention(core_s, layers, 1.0),
@@ -188,11 +205,13 @@ class Passes:
             flops = self._samples * model.flops / (1.0 + BACKWARD) / model.layers
             return [Work(BACKWARD * layers * flops / self._rate + host_s)]
         scale = layers * self._samples / one.tensor_parallel / self._rate
-        matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2
-        core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops
+        moved_s = self._moved_s(layers, sparse, backward=True)
+        matrices_s = BACKWARD * scale * 8.0 * model.sequence * model.hidden**2 + 0.5 * moved_s.outer
+        core_s = (BACKWARD + (one.recompute == "selective")) * scale * model.attention_flops + moved_s.scores
+        mlp_s = BACKWARD * self._mlp_s(layers, sparse) + 0.5 * moved_s.outer + moved_s.inner
         return [
             *self._exchange(layers, sparse),
-            Work(BACKWARD * self._mlp_s(layers, sparse) + 0.5 * host_s),
+            Work(mlp_s + 0.5 * host_s),
             *self._exchange(layers, sparse),
             *self._tensor(layers),
             *self._attention(core_s, layers, 2.0),
