@@ -27,14 +27,14 @@ from paceenv.ui import config_files, output
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "reality.md"
 HEAD = """# Reality: how much is there to win?
 
-After reading this page you know how much the step times of real systems vary, and how much pacing could win at most.
+After reading this page you know how much step times of real systems vary, and what making them even wins at most.
 `make reality` rebuilds it from the recordings of others; for your own job it is `paceenv diagnose log.txt`.
 
 The **ceiling** is the mean step over its first percentile, less one: the throughput that is won if every step takes as
 long as the fastest hundredth.
-It bounds everything that only removes variation: pacing, and also better data loaders, schedulers and networks.
-Pacing gets a part of it, less what its delays cost.
-A ceiling below {worth:.0%} is not worth a second look.
+It bounds everything that only makes steps more even: pacing against jitter, better data loaders and schedulers.
+It does not bound what is won where every step is equally slow, by contention or one late rank: that needs a trace.
+Variation with a ceiling below {worth:.0%} is not worth a second look.
 
 """
 COLUMNS = (

@@ -1,7 +1,8 @@
 """The ceiling: at most this much throughput could be won by removing all variation of step times.
 
 It is the mean over the first percentile, less one: if every step took as long as the fastest hundredth. Nothing that
-only moves steps in time gives more. Axes: V values in order.
+only makes steps more even gives more. Contention or a late rank in every step is no part of it: the fastest steps have
+it, too. Axes: V values in order.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from paceenv.diagnosis.step_times.regimes import Drift, Regime, drift, regimes
 from paceenv.importers.step_log import StepLog
 
 WORTH: Final = 0.02
-"""A ceiling below it is not worth a second look: what a policy gets is a part of the ceiling, less what delays cost."""
+"""A ceiling below it is not worth a second look: any cure of variation gets a part of it. What slows all steps alike
+is not in it."""
 _ROUNDED: Final = 0.3
 """Share of the variance that rounding may make before it is said."""
 RECORD: Final = "paceenv live run --nproc-per-node 8 --out runs/live train.py"
@@ -196,14 +197,15 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
     if averaged > 1.0 and gain.high < WORTH <= top.hidden:
         return (
             f"{shown} as far as the log shows, but each value averages {averaged:.0f} steps: if single steps vary "
-            f"independently, up to {_percent(top.hidden)} is hidden, so whether pacing is worth a second look cannot "
-            "be determined",
+            f"independently, up to {_percent(top.hidden)} is hidden, so whether variation is worth a second look "
+            "cannot be determined",
             f"log every step for some hundred steps ({LOG_EVERY_STEP}), then: paceenv diagnose on that log",
         )
     if gain.high < WORTH:
         return (
-            f"{shown}: pacing is not worth a second look here",
-            "nothing for pacing; if the job moves to a shared or busier network, diagnose its log again",
+            f"{shown}: variation is not worth a second look here; what slows every step alike, a rank that is always "
+            "late or transfers that always collide, does not show in step times",
+            f"nothing against variation; to see who waits for whom in every step: {RECORD}",
         )
     if gain.value - rare < WORTH and rare > 0.5 * gain.value:
         period: Period | None = found["outlier_period"]
@@ -215,7 +217,7 @@ def _verdict(found: dict[str, Any]) -> tuple[str, str]:
         )
     if gain.low < WORTH:
         return (
-            f"{shown}: whether that is above the {WORTH:.0%} from which pacing is worth a second look cannot be "
+            f"{shown}: whether that is above the {WORTH:.0%} from which variation is worth a second look cannot be "
             f"determined from {len(found['ordinary'].steady_V.nonzero()[0])} values",
             f"log more steps ({LOG_EVERY_STEP}), then: paceenv diagnose on that log",
         )
