@@ -16,11 +16,11 @@ from paceenv.core.wording import count
 from paceenv.live import control_file
 from paceenv.live.inspect.conditions import CONDITIONS, FAIL_IF_HELP, chosen_conditions, holding
 from paceenv.live.inspect.prediction import lines_of, policies_of, predict, read_prediction, write_prediction
-from paceenv.live.inspect.ranks import missing
+from paceenv.live.inspect.ranks import is_silent, missing, patience_s
 from paceenv.live.inspect.status_table import print_status, print_worst
 from paceenv.live.record.findings import find, with_verdicts
 from paceenv.live.record.run_folder import RunFolder
-from paceenv.live.record.snapshot import Snapshot, text
+from paceenv.live.record.snapshot import Snapshot, number, text
 from paceenv.live.record.summary import summarise
 from paceenv.live.start import run_command
 from paceenv.ui import output
@@ -199,10 +199,14 @@ def set_(
 
 def _wait(run: RunFolder, attempt: str, wish: control_file.Wish) -> int:
     """The number of ranks, once all have changed over. Raises InputError where one does not."""
-    done = 0
+    done, begun_s = 0, time.monotonic()
     while not done:
         time.sleep(WATCH_S)
-        done, why = _followed(run.statuses(attempt), wish)
+        statuses = run.statuses(attempt)
+        done, why = _followed(statuses, wish)
+        waited_s, lost = time.monotonic() - begun_s, missing(statuses)
+        if lost and waited_s > patience_s(int(number(statuses[0], "world_size") or 1)):
+            why = f"{lost} ranks have no status"
         if why:
             raise InputError(f"{run.path}: {why}")
     return done
@@ -218,6 +222,8 @@ def _followed(statuses: list[Snapshot], wish: control_file.Wish) -> tuple[int, s
             return 0, f"rank {snapshot['rank']} does not follow: {taken['refused']}"
         if snapshot.get("final"):
             return 0, f"rank {snapshot['rank']} has ended"
+        if is_silent(snapshot, time.time()):
+            return 0, f"rank {snapshot['rank']} is silent"
         changed = heard and not taken.get("waiting")
         if changed and state != ("off" if wish.kill else wish.mode):
             return 0, f"rank {snapshot['rank']} is in mode {state}: {text(snapshot, 'reason') or 'no reason given'}"

@@ -42,6 +42,8 @@ HOPELESS_ITERATIONS = 200
 CHUNK_ITERATIONS = 256
 """Steps that are accounted for at a time."""
 MAX_MARKS = 200
+OTHER_MARKS = "other marks"
+"""Name of all marks that come after so many different ones."""
 MAX_PENDING = 8
 """Iterations whose GPU events have not passed yet; older ones are given up."""
 
@@ -357,8 +359,9 @@ class Loop:
 
     def _batch(self, done: list[Iteration]) -> Batch:
         marks = self._names_of_marks
-        for mark in {step.mark for step in done} - set(marks):
-            marks.append(mark if len(marks) < MAX_MARKS else "")
+        for mark in sorted({step.mark for step in done} - set(marks)):
+            if len(marks) < MAX_MARKS:
+                marks.append(mark if len(marks) < MAX_MARKS - 1 else OTHER_MARKS)
         start_s_T, end_s_T, pace_start_s_T, pace_end_s_T = np.array([step[1:5] for step in done], np.float64).T
         operations = [operation for step in done for operation in step.operations]
         columns = np.array(operations, np.float64).reshape(-1, 3)
@@ -369,7 +372,7 @@ class Loop:
             pace_start_s_T,
             pace_end_s_T,
             np.array([step.regular for step in done], bool),
-            np.array([marks.index(step.mark) if step.mark in marks else 1 for step in done], np.uint8),
+            np.array([marks.index(step.mark) if step.mark in marks else len(marks) - 1 for step in done], np.uint8),
             np.repeat(np.arange(len(done)), [len(step.operations) for step in done]),
             columns[:, 0].astype(np.uint16),
             columns[:, 1],

@@ -11,6 +11,7 @@ import pytest
 
 from paceenv.core.errors import InputError
 from paceenv.core.files import atomic_write, open_atomic, open_regular
+from paceenv.core.trace import TraceMetadata, TraceWriter
 
 MOST = 1000
 
@@ -62,3 +63,14 @@ def test_only_regular_files_of_a_bounded_size_are_opened(tmp_path: Path) -> None
             with pytest.raises(InputError, match=why):
                 open_regular(tmp_path / name, MOST)
             assert len(os.listdir("/proc/self/fd")) == number
+
+
+@pytest.mark.parametrize("name", [".", "/", "folder"])
+def test_a_folder_is_refused_as_a_file_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="is a folder; allowed: the name of a file"):
+        atomic_write(name, b"content")
+    with pytest.raises(InputError, match="is a folder"):
+        TraceWriter(name, TraceMetadata({}, (), "test"))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 import site_pages
 from site_pages import command_pages, config_pages, python_pages
 
+from paceenv.core import pacing
+
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 RUN = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 """Pages of which every block runs, or says why it does not."""
@@ -60,8 +62,14 @@ def test_output_on_a_page_is_compared_by_words_and_roughly_by_numbers() -> None:
     assert differing_lines("│ paper │ +16.06% │", printed) == ["│ paper │ +16.06% │"]
 
 
+def test_the_glossary_says_what_each_rule_compares() -> None:
+    glossary = (ROOT / "docs" / "reference" / "glossary.md").read_text()
+    for one in pacing.DEFINITIONS:
+        assert f"| `{one.name}` | {one.compares} |" in glossary
+
+
 def test_blocks_that_do_not_run_say_so() -> None:
-    page = f"# A\n{NOT_RUN}a reason.\n\n```sh\none\n```\n\n```sh\ntwo\n```\n\n## B\n\n```python\nthree\n```\n"
+    page = f"# A\n{NOT_RUN}a reason -->\n\n```sh\none\n```\n\n```sh\ntwo\n```\n\n## B\n\n```python\nthree\n```\n"
     assert [(block.text, block.is_run) for block in blocks(page)] == [
         ("one\n", False),
         ("two\n", False),

@@ -47,6 +47,17 @@ def test_results_do_not_depend_on_it(mode: AutoresetMode, reward: Any) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def test_rows_of_one_seed_and_others_beside_them_have_their_own_jobs() -> None:
+    plain, keeping = make(), make()
+    keeping.keep_episodes()
+    for seeds in ([5, 5, 7, 7, 5, 9], [9, 1, 1, 5, 2, 2]):
+        np.testing.assert_array_equal(plain.reset(seed=seeds)[0], keeping.reset(seed=seeds)[0])
+        for _ in range(3):
+            action = np.full((ROWS, 2), 0.5, np.float32)
+            for one, other in zip(plain.step(action)[:2], keeping.step(action)[:2], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
 def test_the_twin_of_an_episode_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     env, runs, plain = make(), list[bool](), Simulator.run
     env.keep_episodes()

@@ -17,6 +17,7 @@ import pytest
 from paceenv.core.errors import InputError
 from paceenv.live.control_file import ControlReader, make_wish, read_wish, write_wish
 from paceenv.live.decide.live_policy import find_policy
+from paceenv.live.live_command import _followed
 from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 
@@ -134,6 +135,13 @@ def test_another_policy_under_the_same_name_is_not_followed(tmp_path: Path) -> N
     (reader := ControlReader(tmp_path, watched)).look(False)
     assert not watched.changing
     assert "another one here" in (reader.state() or {})["refused"]
+
+
+def test_a_rank_that_is_silent_or_never_came_is_not_waited_for() -> None:
+    wish = make_wish([status()], "shadow", "paper", kill=False)
+    killed = status(rank=1, unix_time_s=time.time() - 3600.0)
+    assert _followed([status(), killed], wish) == (0, "rank 1 is silent")
+    assert _followed([status(), status(rank=1)], wish) == (0, "")
 
 
 def running(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -281,6 +281,17 @@ def test_a_word_is_prolonged_in_time_and_nothing_else_is_said() -> None:
     assert all(job.plan.turn(i).pair is not None for i in range(LEAD, 3900, 7) if i > 3400)
 
 
+def test_candidates_are_all_tasted_although_that_takes_longer_than_a_word_holds() -> None:
+    arms = 8
+    job = Job([0.0] * arms, lease=3 * LEAD + 8)
+    assert job.plan.round_iterations(tuple(range(arms)), taste=True) > 2 * job.lease
+    job.run(10_000, lambda tuner: tuner.phase == "search")
+    assert {w.phase for w in job.words[:-1]} == {"taste"}
+    tasted = job.words[0].begin + job.plan.round_iterations(tuple(range(arms)), taste=True)
+    assert all(w.begin == job.words[0].begin for w in job.words[:-1])
+    assert job.words[-2].until_iteration >= tasted
+
+
 @pytest.mark.slow
 def test_searches_err_no_more_often_than_stated() -> None:
     """Wrong: a winner that does not help, or one that is worse than another by more than the tolerance."""

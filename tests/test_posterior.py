@@ -10,6 +10,7 @@ import pytest
 
 from paceenv.calibration.parameters import Parameter
 from paceenv.calibration.posterior import drawn_clusters, parameters_of, write_posterior
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.trainers.evaluation.suites import load_suite
 from paceenv.trainers.training.batches import make_groups
@@ -73,6 +74,12 @@ def test_records_of_other_fits_can_be_drawn_from(name: str) -> None:
     drawn = drawn_clusters(cluster, draws=4)
     assert len({repr(c) for c in drawn}) == 4
     assert all("." in p.key for p in parameters_of(cluster))
+
+
+def test_a_record_that_is_not_whole_is_named() -> None:
+    cluster = load_cluster("two-jobs").model_copy(update={"calibration": {"fitted": {"job.compute_s": {"value": 1.0}}}})
+    with pytest.raises(InputError, match=r"calibration of job.compute_s has no se, lo, hi"):
+        parameters_of(cluster)
 
 
 def test_training_takes_what_is_written_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

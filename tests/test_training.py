@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.score_table import markdown, verdicts
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
+from paceenv.trainers.training import training_run
 from paceenv.trainers.training.train_config import TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import Run
 from paceenv.trainers.training.vec_env import NativeVecEnv
@@ -267,3 +269,11 @@ def test_a_training_seeds_its_episodes_from_its_own_domain_however_long_it_is() 
     run.advance()
     seeds = np.concatenate([env._batch.seeds_E for env in run.learner.envs.envs])
     assert (seeds >= np.uint64(TRAINING_SEEDS)).all()
+
+
+def test_a_commit_is_only_that_of_our_own_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    installed = tmp_path / "venv" / "site-packages" / "paceenv" / "trainers" / "training" / "training_run.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(training_run, "__file__", str(installed))
+    assert training_run.git_commit() == "unknown"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceenv.calibration.fits.scaling_table import ScalingTarget
+from paceenv.calibration.fits.scaling_table import ScalingTarget, fit_scaling
 from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster import load_cluster
@@ -167,3 +167,10 @@ def test_structures_of_table_1_that_leave_nothing_to_pace() -> None:
     assert gain["one group of 64 (plain data parallelism)"] == 0.0
     assert abs(gain["leaves 1 : 1"]) < 0.6
     assert abs(gain["gradients overlap the last 0.9 of the compute"]) < 0.6
+
+
+@pytest.mark.parametrize("free", [{}, {f"noise.k{i}": (0.0, 1.0) for i in range(99)}])
+def test_a_table_that_does_not_determine_a_fit_is_refused(free: dict[str, tuple[float, float]]) -> None:
+    target = _table((1.0, 0.1, 1.0, 0.1)).model_copy(update={"free": free})
+    with pytest.raises(InputError, match=r"free = \d+ keys; allowed: 1 to"):
+        fit_scaling(target, load_cluster(target.cluster))

@@ -137,7 +137,7 @@ class Control:
             return None
         k = self.comparisons.leader
         schedule, comparison = self._contest.schedules[k], self.comparisons.of[k]
-        return forecast(schedule, comparison, self._quiet_steps_s, self._contest, iteration=self._iteration)
+        return forecast(schedule, comparison, tuple(self._quiet_steps_s), self._contest, iteration=self._iteration)
 
     def begin(self, stamps: Stamps, device: str, rank: int = 0, ranks: int = 1) -> None:
         """Make the actuator, now that the rank and its timeline are known.

@@ -99,11 +99,6 @@ class RankPacer:
         return float(self._tick[timing.STEP_BASELINE_S])
 
     @property
-    def comm_baseline_s(self) -> float:
-        """Baseline of the payload collective, seconds; infinite before the first."""
-        return float(self._rank[timing.COMM_BASELINE_S, 0])
-
-    @property
     def slack_low_s(self) -> float:
         """Slack this rank can count on, seconds."""
         return float(timing.slack_low_s(self._rank, 0))

@@ -283,13 +283,12 @@ class Tuner:
         if last is None:
             return self._say(now + lead, lease, "taste", self._in())
         if last.phase == "taste":
-            if now < last.begin + self.plan.round_iterations(last.arms, taste=True) + TAKEN_IN:
-                return None
-            self._take_in()
-            self._mind_the_loss()
-            left = self._in()
-            return self._say(now + lead, lease, "search", left) if left else self._none(now + lead, lease, NOTHING_LEFT)
-        if last.phase == "search":
+            if now >= last.begin + self.plan.round_iterations(last.arms, taste=True) + TAKEN_IN:
+                self._take_in()
+                self._mind_the_loss()
+                left, begin = self._in(), now + lead
+                return self._say(begin, lease, "search", left) if left else self._none(begin, lease, NOTHING_LEFT)
+        elif last.phase == "search":
             self._take_in()
             if (word := self._search(last, now + lead, lease)) is not None:
                 return word

@@ -40,7 +40,7 @@ class History:
         self._rows = np.zeros((KEPT_ITERATIONS, 5))
         self.count = 0
         """Steps that were measured."""
-        self._ticks, self._iterations_per_step = 0, 1.0
+        self._ticks = 0
         self._overhead_s: deque[float] = deque(maxlen=KEPT_ITERATIONS)
         self.add_overhead = self._overhead_s.append
         """Takes in the cost of an iteration to the training thread, seconds."""

@@ -44,10 +44,16 @@ def parameters_of(cluster: Cluster) -> list[Parameter]:
 
     Args:
         cluster: a config, with or without a calibration on record.
+
+    Raises:
+        InputError: a record is not whole.
     """
     records = [*cluster.calibration.get("fitted", {}).items(), *cluster.calibration.get("cannot_tell", {}).items()]
     found = []
     for key, record in records:
+        missing = [name for name in ("value", "se", "lo", "hi") if name not in record]
+        if missing:
+            raise InputError(f"{cluster.name}: calibration of {key} has no {', '.join(missing)}; allowed: all four")
         value, se, low, high = (record[name] for name in ("value", "se", "lo", "hi"))
         found.append(Parameter(_KEYS.get(key, key), value, se, low, high, record.get("evidence", "")))
     return found

@@ -60,6 +60,9 @@ def main() -> None:
     except InputError as error:
         print(f"paceenv: error: {error}", file=sys.stderr)
         code = USER_ERROR
+    except PermissionError as error:  # asking whether a file is there raises it where a folder may not be searched
+        print(f"paceenv: error: {error.filename or error}: {error.strerror}", file=sys.stderr)
+        code = USER_ERROR
     except KeyboardInterrupt:
         print("paceenv: interrupted", file=sys.stderr)
         code = 130

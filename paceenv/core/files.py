@@ -34,10 +34,21 @@ def atomic_write(path: str | os.PathLike[str], content: bytes) -> None:
         file.write(content)
 
 
+def check_file_name(path: str | os.PathLike[str]) -> None:
+    """Raises InputError if a folder has this name, so that no file can be written there: ask before long work.
+
+    Args:
+        path: of a file to be written.
+    """
+    if os.path.isdir(path):  # "." and "/" are
+        raise InputError(f"{path}: is a folder; allowed: the name of a file")
+
+
 @contextmanager
 def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """As :func:`atomic_write`, for content that comes in pieces: a file that replaces ``path`` on a clean exit."""
     target = Path(path)
+    check_file_name(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary, descriptor = _create_beside(target)

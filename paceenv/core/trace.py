@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import ArrayLike, NDArray
 
 from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.files import check_file_name
 
 SCHEMA_VERSION: Final = 3
 """2 added ``chunk``, 3 ``peer``; files of earlier versions are read as if they had both."""
@@ -186,7 +187,7 @@ class TraceWriter:
     """Stream a trace to ``path``: a context manager that leaves a whole file or no file.
 
     Rows go to a temporary file beside ``path`` that is renamed on a clean exit and removed on an exception. Raises
-    InputError if the directory is missing or rows do not fit the schema.
+    InputError if the directory is missing, the disk is full, or rows do not fit the schema.
 
     Args:
         path: of the file.
@@ -195,6 +196,7 @@ class TraceWriter:
 
     def __init__(self, path: str | Path, metadata: TraceMetadata) -> None:
         self._path = Path(path)
+        check_file_name(self._path)
         self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
         self._schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
         self._pending: list[pa.RecordBatch] = []
@@ -212,8 +214,8 @@ class TraceWriter:
     def append(self, columns: Mapping[str, ArrayLike | pa.Array] | pa.RecordBatch) -> None:
         """Add rows: ``start_s`` with one value per row, every other column with as many values or one for all.
 
-        ``group``, ``micro_batch``, ``chunk`` (-1) and ``bytes`` (0) may be left out. Raises InputError for missing,
-        unknown or ill-typed columns, unequal lengths, and for ``end_s < start_s``.
+        ``group``, ``micro_batch``, ``chunk``, ``peer`` (-1) and ``bytes`` (0) may be left out. Raises InputError for
+        missing, unknown or ill-typed columns, unequal lengths, for ``end_s < start_s``, and where the disk is full.
 
         Args:
             columns: by name.
@@ -230,7 +232,10 @@ class TraceWriter:
     def _flush(self) -> None:
         if self._pending:
             table = pa.Table.from_batches(self._pending).unify_dictionaries()
-            self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            try:
+                self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+            except OSError as error:
+                raise InputError(f"{self._path}: cannot be written: {error.strerror or error}") from None
         self._pending, self._pending_rows = [], 0
 
     def __exit__(
@@ -242,6 +247,8 @@ class TraceWriter:
                     self._flush()
             if kind is None:
                 os.replace(self._temporary, self._path)
+        except OSError as found:
+            raise InputError(f"{self._path}: cannot be written: {found.strerror or found}") from None
         finally:
             self._temporary.unlink(missing_ok=True)
 
@@ -256,24 +263,6 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     with TraceWriter(path, trace.metadata) as writer:
         for batch in trace.table.to_batches():
             writer.append(batch)
-
-
-def trace_bytes(columns: Mapping[str, ArrayLike | pa.Array], metadata: TraceMetadata, where: str = "trace") -> bytes:
-    """A whole small trace as the content of its file, for callers that write it themselves.
-
-    Args:
-        columns: as for :meth:`TraceWriter.append`.
-        metadata: of the job.
-        where: what errors name as the source.
-
-    Raises:
-        InputError: for columns that the schema does not allow.
-    """
-    sink = pa.BufferOutputStream()
-    schema = SCHEMA.with_metadata({METADATA_KEY: metadata.to_json().encode()})
-    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
-        writer.write_batch(_to_batch(columns, 0, where), row_group_size=ROW_GROUP_ROWS)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def read_metadata(path: str | Path) -> TraceMetadata:

@@ -245,7 +245,9 @@ class EpisodeBatch:
         self.names_C = np.array([cluster.name for cluster in self.clusters], object)
 
     def number_of(self, cluster: ClusterLike) -> int:
-        """Index of a cluster in :attr:`clusters`; one that episodes do not draw is taken in.
+        """Index of a cluster in :attr:`clusters`; one that episodes do not draw is taken in, and stays.
+
+        Each takes memory for all environments: give many clusters when the environment is made.
 
         Args:
             cluster: the name of one that is there, or any that ``PacingEnv`` takes.

@@ -90,11 +90,12 @@ class KeptJobs:
 
     def missing(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers of the episodes whose job is not known, each once."""
-        pairs = list(zip(keys.tolist(), cluster.tolist(), strict=True))
-        return np.array([n for n, pair in enumerate(pairs) if pair not in self._place], np.int64)
+        pairs = zip(keys.tolist(), cluster.tolist(), strict=True)
+        first = {pair: n for n, pair in reversed(list(enumerate(pairs))) if pair not in self._place}
+        return np.array(sorted(first.values()), np.int64)
 
     def add(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64], jobs: JobBatch) -> None:
-        """Keep the jobs of episodes."""
+        """Keep the jobs of episodes that are all missing, each once."""
         for pair in zip(keys.tolist(), cluster.tolist(), strict=True):
             self._place[pair] = len(self._place)
         if self._jobs is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-NOT_RUN = "> Not run by the tests: "
+NOT_RUN = "<!-- not run by the tests: "
 """Begins the line above blocks that the tests leave out; it holds up to the next heading."""
 TOOLS = {
     "torchrun": '"{python}" -m torch.distributed.run "$@"',
@@ -30,12 +30,13 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     found, is_run = [], True
-    for match in re.finditer(r"^(#+ [^\n]*)$|^(> [^\n]*)$|^```([^\n`]*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        heading, quote, language, text = match.groups()
+    parts = r"^(#+ [^\n]*)$|^(<!-- [^\n]* -->)$|^```([^\n`]*)\n(.*?)^```$"
+    for match in re.finditer(parts, page, re.MULTILINE | re.DOTALL):
+        heading, comment, language, text = match.groups()
         if heading:
             is_run = True
-        elif quote:
-            is_run = is_run and not quote.startswith(NOT_RUN)
+        elif comment:
+            is_run = is_run and not comment.startswith(NOT_RUN)
         elif not language.startswith("{"):  # a directive of the site
             found.append(Block(language, text, is_run))
     return found

@@ -209,6 +209,9 @@ def git_commit() -> str:
     root = Path(__file__).resolve().parents[2]
     try:
         run = {"cwd": root, "capture_output": True, "text": True, "timeout": 10, "check": True}
+        top = subprocess.run(["git", "rev-parse", "--show-toplevel"], **run).stdout.strip()  # type: ignore[call-overload]
+        if Path(top).resolve() != root:  # installed inside somebody else's checkout
+            return "unknown"
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **run).stdout.strip()  # type: ignore[call-overload]
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], **run).stdout.strip()  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):

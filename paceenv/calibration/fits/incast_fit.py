@@ -49,8 +49,8 @@ class IncastFit:
     fit_interval: tuple[float, float]
 
 
-def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit:
-    """Fit message, timeout and buffer of a gather or an all-to-all.
+def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | None = None) -> IncastFit | None:
+    """Fit message, timeout and buffer of a gather or an all-to-all; None where payloads take no longer than latency.
 
     Args:
         stamps: the job's stamps.
@@ -67,7 +67,10 @@ def fit_incast(stamps: JobStamps, latency_s: float, *, known_message_s: float | 
             collapsed_T |= late_T
     message_s, message_se = known_message_s or 0.0, math.inf
     if not collapsed_T.all():
-        message_s, message_se = _message(stamps, finish_TG, ~collapsed_T)
+        found = _message(stamps, finish_TG, ~collapsed_T)
+        if found is None:
+            return None
+        message_s, message_se = found
     excess_T = (finish_TG - _replayed(stamps, message_s)).max(axis=1)
     n, k = len(lasts_T), int(collapsed_T.sum())
     share = _binomial_interval(k, n)
@@ -100,14 +103,16 @@ def _upper_mode(lasts_T: Array) -> NDArray[np.bool_]:
     return upper_T if apart and upper_T.sum() >= MIN_COLLAPSED else np.zeros(len(lasts_T), np.bool_)
 
 
-def _message(stamps: JobStamps, finish_TG: Array, use_T: NDArray[np.bool_]) -> tuple[float, float]:
-    """The message time at which half of the payloads that did not collapse end earlier than replayed."""
+def _message(stamps: JobStamps, finish_TG: Array, use_T: NDArray[np.bool_]) -> tuple[float, float] | None:
+    """The message time at which payloads that did not collapse take as long as replayed; None if any is too long."""
     highest_s = float((finish_TG - stamps.arrival_TG)[use_T].max()) or 1e-9
 
     def excess_N(message_s: float) -> Array:
         excess: Array = (finish_TG - _replayed(stamps, message_s))[use_T].ravel()
         return excess
 
+    if excess_N(0.0).mean() <= 0.0:
+        return None
     found = optimize.brentq(lambda m: float(excess_N(m).mean()), 0.0, highest_s, xtol=1e-6 * highest_s)
     step = 0.01 * found
     slope = float((excess_N(found - step) - excess_N(found + step)).mean()) / (2.0 * step)

@@ -204,12 +204,14 @@ def _add_tenant(builder: ClusterBuilder, found: TenantFit, unit_whole_s: float) 
 def _incast(builder: ClusterBuilder) -> None:
     stamps, fabric = builder.stamps, builder.data["fabric"]
     latency_s = builder.seconds("latency_s")
-    if stamps.duration_TG.max() <= latency_s:
-        _ample(builder)
-        return
     unit_s = builder.seconds("incast_flow_s", nic_gbps=1.0, uplink_gbps=1e9)
     known = builder.known("fabric", "nic_gbps")
-    found = fit_incast(stamps, latency_s, known_message_s=None if known is None else unit_s / known)
+    found = None
+    if stamps.duration_TG.max() > latency_s:
+        found = fit_incast(stamps, latency_s, known_message_s=None if known is None else unit_s / known)
+    if found is None:
+        _ample(builder)
+        return
     nic = unit_s / found.message_s
     fabric["nic_gbps"], fabric["uplink_gbps"] = (
         nic,

@@ -18,6 +18,7 @@ from scipy.optimize import differential_evolution
 
 from paceenv.calibration.fits.noise_fit import Estimate
 from paceenv.core import metrics, pacing
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.engine.simulator import Simulator, episode_keys
@@ -175,8 +176,16 @@ def fit_scaling(
         generations: length of the search.
         seed: seed of the search.
         on_generation: called with the number of generations done and the best cost.
+
+    Raises:
+        InputError: the table names no key to fit, or marks fewer numbers than keys.
     """
     keys, bounds = list(target.free), list(target.free.values())
+    marked = sum(2 * column.fit for row in target.rows for column in (row.baseline, row.coordination))
+    if not 1 <= len(keys) <= marked:
+        raise InputError(
+            f"{target.name}: free = {len(keys)} keys; allowed: 1 to {marked}, as many numbers as are marked fit: true"
+        )
 
     def moved(x: NDArray[np.float64]) -> Cluster:
         return start.changed([f"{key}={float(f'{value:.4g}')!r}" for key, value in zip(keys, x, strict=True)])

@@ -108,11 +108,12 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     trace = Trace.from_columns(
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
+    kept_steps = set(kept)
     activity = tuple(
         _named_like(one.moved(t.rank, number, clocks.shift_s[t.rank] - origin_s), steps_of[t.rank][number])
         for t in ordered
         for one in t.activity
-        if (number := one.iteration + clocks.renumber[t.rank]) in set(kept)
+        if (number := one.iteration + clocks.renumber[t.rank]) in kept_steps
     )
     return Merged(trace, clocks, tuple(notes), activity)
 
@@ -266,9 +267,10 @@ def _columns(steps_of: dict[int, dict[int, Step]], kept: list[int]) -> dict[str,
         step = steps_of[rank][i]
         wanted = longest[signature(step)] > _EMPTY
         rows: list[tuple[str, int, float, float, int, int]] = []
+        ordered = _in_order(step)
         for k, (piece, is_wanted) in enumerate(zip(pieces.tolist(), wanted.tolist(), strict=True)):
             if k % 2:
-                c = _in_order(step)[k // 2]
+                c = ordered[k // 2]
                 group = groups.setdefault(c.group, len(groups)) if c.group else -1
                 rows.append((c.op, group, c.start_s, max(c.end_s, c.start_s), c.bytes, c.peer))
             if is_wanted:

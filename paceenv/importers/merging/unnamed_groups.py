@@ -47,17 +47,14 @@ def name_groups(steps_of: Steps, common: list[int]) -> Steps:
         return steps_of
     step_s = float(np.median([steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in common]))
     together_s = _TOGETHER * step_s + _LETTING_GO_S
-    named: dict[tuple[int, tuple[str, str]], str] = {}
+    named: dict[int, dict[tuple[str, str], str]] = {rank: {} for rank in steps_of}
     for key, of_rank in ends.items():
         clusters = _clusters(of_rank, together_s)
         meet = key[1] != SEND_RECV or len(clusters) == 1 or min(map(len, clusters)) >= _MORE_THAN_A_PAIR
         for number, members in enumerate(clusters):
             for rank in members:
-                named[rank, key] = f"{key[0]}/{number}" if meet and len(members) > 1 else ""
-    return {
-        rank: {i: _renamed(step, {k: name for (r, k), name in named.items() if r == rank}) for i, step in steps.items()}
-        for rank, steps in steps_of.items()
-    }
+                named[rank][key] = f"{key[0]}/{number}" if meet and len(members) > 1 else ""
+    return {rank: {i: _renamed(step, named[rank]) for i, step in steps.items()} for rank, steps in steps_of.items()}
 
 
 def _placed(step: Step) -> list[tuple[tuple[str, str], int, Collective]]:

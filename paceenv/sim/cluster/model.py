@@ -63,7 +63,7 @@ class Cluster(Config):
     power: Power = Power()
     reliability: Reliability = Reliability()
     pacing: Pacing = Pacing()
-    calibration: dict[str, Any] = Field({}, description="where the numbers come from, with their errors; not read")
+    calibration: dict[str, Any] = Field({}, description="where the numbers come from, with their errors; not simulated")
 
     @property
     def stand_ins(self) -> dict[str, float]:
