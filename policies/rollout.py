@@ -120,7 +120,7 @@ def run(
     simulator: Runner,
     iterations: int,
     *,
-    interval_iterations: int = INTERVAL_ITERATIONS,
+    interval_iterations: int | None = None,
     on_interval: Callable[[int], None] = lambda done: None,
     on_recording: Callable[[Recording], None] | None = None,
     on_settings: Callable[[NDArray[np.float64]], None] = lambda settings_ESM2: None,
@@ -134,7 +134,7 @@ def run(
         policy: it is reset before the run.
         simulator: the engine with its episodes.
         iterations: length of the run.
-        interval_iterations: iterations of a control interval.
+        interval_iterations: iterations of a control interval; None: the policy's own, 20 for ``clairvoyant``.
         on_interval: called with the iterations done, for progress bars.
         on_recording: called with every interval's time stamps; None records nothing, which is faster.
         on_settings: called with each decision ``(E, 1 or R, M, 2)`` before it acts, while the engine still shows the
@@ -145,6 +145,8 @@ def run(
     """
     if isinstance(policy, Clairvoyant) and not isinstance(simulator, Simulator):
         raise InputError("policy = clairvoyant; allowed in the reference engine, which cannot look ahead: any other")
+    if interval_iterations is None:
+        interval_iterations = policy.interval_iterations if isinstance(policy, Policy) else INTERVAL_ITERATIONS
     E, R = len(simulator.batch), simulator.batch.ranks
     step_ET, delay_E = np.empty((E, iterations)), np.zeros(E)
     fixed = None

@@ -28,7 +28,7 @@ from paceenv.live.testbed.testbed_run import agent_options
 from paceenv.policies.rollout import start
 from paceenv.policies.rules import Adaptive, Static, passive
 from paceenv.sim.cluster import load_cluster
-from paceenv.trainers.closed_loop import sim_to_real_report
+from paceenv.trainers.closed_loop import loop_plots, sim_to_real_report
 from paceenv.trainers.closed_loop.closed_loop import (
     STAGES,
     ClosedLoop,
@@ -537,3 +537,24 @@ def test_a_loop_that_is_killed_anywhere_goes_on_behind_its_last_finished_stage(t
     assert [len(p["finished"]) for p in processes] == [0, *range(len(STAGES)), len(STAGES)]
     whole = _loop(tmp_path / "whole", SimulatedTestbed()).go()
     assert json.loads((folder / "report.json").read_text()) == whole
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"),
+    [
+        ("static:mechanism=slack,threshold=0.1,window=0.2", "slack 0.1 / 0.2"),
+        ("static:mechanism=slack,window=0.1", "slack default / 0.1"),
+        ("static:slack=0.1/0.2,stagger=0/0.4", "slack 0.1 / 0.2, stagger 0 / 0.4"),
+        ("static:two-jobs", "static:two-jobs"),
+        ("learned", "learned"),
+    ],
+)
+def test_every_policy_that_may_compete_has_a_label(policy: str, shown: str) -> None:
+    assert loop_plots.label(policy) == shown
+
+
+def test_a_loop_that_would_have_no_candidate_does_not_begin(tmp_path: Path) -> None:
+    testbed = SimulatedTestbed()
+    with pytest.raises(InputError, match="tailored as the only candidate"):
+        _loop(tmp_path / "loop", testbed, options=LoopOptions(seeds=1, tailor_s=0, candidates=("tailored",))).go()
+    assert not testbed.runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from typing import Any
 
@@ -273,3 +274,11 @@ def test_tenants_of_a_job_without_shared_uplink_are_refused(name: str) -> None:
     data = load_cluster(name).model_dump() | {"tenants": [{"period_ratio": 1.0, "comm_share": 0.3}]}
     with pytest.raises(InputError, match="allowed: no tenants"):
         config_files.parse(Cluster, data, name)
+
+
+def test_a_power_law_may_not_leave_the_range_of_its_quantity_at_any_size() -> None:
+    law = {"power_law": {"value": 0.5, "at_nodes": 8, "exponent": 0.5}}
+    cluster = load_cluster("when-scaling-fails").changed([f"job.overlap={json.dumps(law)}"])
+    derive(cluster.with_nodes(8), episode_keys([0]))
+    with pytest.raises(InputError, match=r"0\.5 at 8 nodes and exponent 0\.5: 1\.41.* at 64 nodes; allowed: 0 to"):
+        derive(cluster.with_nodes(64), episode_keys([0]))

@@ -200,3 +200,10 @@ def test_another_algorithm_by_an_option(tmp_path: Path) -> None:
     assert isinstance(policy, Distilled)
     assert 1 <= len(policy.candidates) <= 2
     assert (out / "learning-curve.png").stat().st_size > 1000
+
+
+def test_a_round_of_few_decisions_asks_on_one_cluster(tmp_path: Path) -> None:
+    learner = _learner(tmp_path)
+    learner.rollout_timesteps = 1
+    for seed in range(20):
+        assert sum(count > 0 for count in learner._episodes(np.random.default_rng(seed))) >= 1

@@ -341,3 +341,9 @@ def test_flows_of_groups_side_by_side_share_hashed_paths() -> None:
         slower.append(step_s[1] / step_s[0])
     assert slower[0] == pytest.approx(2.0)
     assert 2.0 < slower[1] < 4.0
+
+
+def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:
+    step = [all_reduce(0.1, communicator="a", background=True, name="gradients"), {"wait": "gradiants"}, compute(1.0)]
+    with pytest.raises(InputError, match="wait gradiants: the name of a transfer in the background: gradients"):
+        cluster(step).program_plan()

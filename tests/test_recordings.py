@@ -70,3 +70,11 @@ def test_ranks_that_run_ahead_compute_before_the_collective_is_through(simulator
     before = np.array([reduce["end_s"][reduce["iteration"] == t - 1].max() for t in range(1, 40)])
     started = np.array([compute["start_s"][compute["iteration"] == t].min() for t in range(1, 40)])
     assert (started < before - 0.1).any()
+
+
+def test_a_checkpoint_that_takes_longer_than_a_restart_is_one(simulator: Make, tmp_path: Path) -> None:
+    sim = simulator(ranks=2, checkpoint_iterations=10, checkpoint_s=8.0, failure_per_s=0.005, restart_s=5.0)
+    rows = traced(sim, tmp_path / "trace.parquet", 200)
+    checkpoints = of(rows, "checkpoint")
+    assert np.all((checkpoints["iteration"] + 1) % 10 == 0)
+    assert len(checkpoints["iteration"]) == 40

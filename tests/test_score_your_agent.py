@@ -16,6 +16,7 @@ from paceenv.cli import application
 from paceenv.core.errors import InputError
 from paceenv.policies.policy_file import load_policy
 from paceenv.trainers import score_command
+from paceenv.trainers.evaluation import score_row
 from paceenv.trainers.evaluation.protocol import Protocol, ScoredSplit
 from paceenv.trainers.evaluation.suites import Suite
 from paceenv.ui import config_files
@@ -91,3 +92,22 @@ def test_the_page_s_refusals_are_what_happens(tmp_path: Path, monkeypatch: pytes
     Path("agent.zip").write_bytes(b"")
     with pytest.raises(InputError, match=r"mechanisms = ''; allowed: agent.zip:mechanisms="):
         application.run(["evaluate", "agent.zip"])
+
+
+@pytest.mark.parametrize(
+    ("policy", "title"),
+    [
+        ("runs/ppo", "runs/ppo"),
+        ("runs/mine/a.safetensors", "a"),
+        ("hf:me/pacing@v1", "hf:me/pacing-v1"),
+        ("x" * 99, "x" * 80),
+    ],
+)
+def test_a_row_that_nobody_named_has_a_name_that_a_row_may_have(policy: str, title: str) -> None:
+    assert score_row.title_of(policy) == title
+    assert re.fullmatch(score_row.NAMES, title)
+
+
+def test_a_name_that_no_row_may_have_is_refused_before_anything_is_scored() -> None:
+    with pytest.raises(InputError, match=r"--name PPO \(v2\): allowed: 1 to 80 letters"):
+        application.run(["score", "-p", "passive", "--name", "PPO (v2)"])

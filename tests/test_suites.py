@@ -186,3 +186,17 @@ def test_a_fit_to_real_sockets_has_the_measured_mean_step(name: str) -> None:
     simulator = start(cluster, np.arange(16))
     step_s = simulator.run(simulator.off(), 400).mean()
     assert step_s == pytest.approx(cluster.calibration["measured"]["step_mean_s"], rel=0.08)
+
+
+def test_relatives_of_nulls_alone_are_nulls(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("name: own\nrelatives: [{seed: 1, clusters: 3, suites: [nulls]}]\n")
+    assert [case.null_case for case in load_suite(path).cases] == [True, True, True]
+
+
+def test_the_static_search_is_made_under_the_limits_of_its_suite() -> None:
+    suite = Suite(name="s", cases=[Case(cluster="unequal-slack")], mechanisms=["slack"], iterations=400, seeds=4)
+    narrow = suite.model_copy(update={"limits": suite.limits.changed(["cap_share=0.001"])})
+    wide, bound = (float(search_static(one).gain_SCE.max()) for one in (suite, narrow))
+    assert wide > 0.1
+    assert bound < 0.02

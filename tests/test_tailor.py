@@ -101,7 +101,7 @@ def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monk
         return {name: Interval(value, value - 0.01, value + 0.01) for name in policies}
 
     monkeypatch.setattr(tailoring, "_gains", gains)
-    found = tailor([load_cluster("null-jitter")] * 2, ["learned"], seconds=5.0)
+    found = tailor([load_cluster("null-jitter")] * 4, ["learned"], seconds=5.0)
     assert asked == [tailoring.CHOICE_SEED, tailoring.FINAL_SEED]
     assert found.best == "learned"
     assert found.gains["learned"].value == -0.01
@@ -135,10 +135,10 @@ def test_bad_requests_are_one_line(arguments: list[str], message: str) -> None:
 
 def test_clusters_must_be_of_one_size() -> None:
     clusters = [load_cluster("null-jitter"), load_cluster("null-jitter-64")]
-    with pytest.raises(InputError, match=r"clusters = .*; allowed: at least 2, of one number of ranks"):
+    with pytest.raises(InputError, match=r"clusters = .*; allowed: at least 4, of one number of ranks"):
         tailor(clusters, [])
     with pytest.raises(InputError, match=r"seconds = 1.0; allowed: at least 5"):
-        tailor(clusters[:1] * 2, [], seconds=1.0)
+        tailor(clusters[:1] * 4, [], seconds=1.0)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,9 @@ def score(
     """
     own = enter if enter is not None and (enter / f"{NAME}.yaml").is_file() else None
     protocol, texts = load_protocol(own), score_row.members(policy)
-    title = name or (policy[0] if Path(policy[0]).suffix == "" else Path(policy[0]).stem)
+    title = name or score_row.title_of(policy[0])
+    if not re.fullmatch(score_row.NAMES, title):
+        raise InputError(f"--name {title}: allowed: 1 to 80 letters, digits, spaces and any of . : / = , + - _")
     bound = boards.bound_of(_folder(own), protocol, split)
     with output.progress(f"score {title} on {split}", 100) as done:
         row = score_row.score(
@@ -130,6 +133,7 @@ def leaderboard(
         protocol = boards.draw(rows, protocol)
         with output.progress("score rows on new clusters", len(list(rows.glob("*.json")))) as done:
             boards.score_again(rows, protocol, done)
+        boards.write_protocol(rows, protocol)
     with output.progress("check rows", len(list(rows.glob("*.json")))) as done:
         board = boards.read_board(rows, protocol, clusters=check, seed=check_seed, on_done=done)
     if write is not None:

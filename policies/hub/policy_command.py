@@ -60,8 +60,11 @@ def push(
     card = model_card(path, content, name, _row(score, path), licence)
     with tempfile.TemporaryDirectory() as temporary:
         folder = out if out is not None else Path(temporary)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"--out {out}: is a file; allowed: a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / FILE)
+        if path.resolve() != (folder / FILE).resolve():
+            shutil.copyfile(path, folder / FILE)
         atomic_write(folder / CARD, card.encode())
         found: dict[str, Any] = {
             "repository": name,

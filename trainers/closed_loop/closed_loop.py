@@ -130,6 +130,8 @@ class ClosedLoop:
         known_cluster(self.scenario)
         if 0.0 < self.options.tailor_s < MIN_TAILOR_S:
             raise out_of_range("tailor", self.options.tailor_s, f"0, or at least {MIN_TAILOR_S:g} seconds", "loop")
+        if self.options.tailor_s == 0.0 and set(self.options.candidates) == {"tailored"}:
+            raise InputError("tailor = 0 with tailored as the only candidate; allowed: seconds, or another candidate")
         for role in self.options.candidates:
             if role not in CANDIDATES and (fault := find_policy(role).fault):
                 raise InputError(f"candidate {role}: {fault}; allowed: {', '.join(CANDIDATES)}, or a policy")
@@ -196,6 +198,8 @@ class ClosedLoop:
 
     def _predict(self, place: Path) -> Found:
         clusters, names = self._drawn(), list(self._candidates())
+        if not names:
+            raise InputError(f"{self.out}: no candidate is left to measure: nothing is better than no pacing here")
         contests = {name: self.scenario.loop.contest([name], self.options.seed) for name in names}
         plan, options = self.scenario.loop, self.options
         iterations = max(contest.after(plan.pairs) for contest in contests.values())
@@ -306,6 +310,7 @@ class ClosedLoop:
             iterations=max(plan.pairs * (plan.block_iterations or BLOCK_ITERATIONS), 40),
             seeds=2 * self.options.seeds,
             first_seed=SEARCH_SEED + self.options.seed,
+            limits=plan.limits,
         )
         with output.progress("best static setting", 1) as done:
             return search_static(suite, drawn, on_done=done).best()
@@ -330,7 +335,8 @@ def known_cluster(scenario: Scenario) -> Cluster | None:
         return _parsed(program_base(scenario), scenario)
     if not plan.known:
         return None
-    uplink_gbps = 2e-3 * (network.uplink_mbps or network.hosts * network.host_mbps)  # both directions
+    # what leaves all racks together
+    uplink_gbps = 1e-3 * network.racks * (network.uplink_mbps or network.hosts * network.host_mbps)
     base: dict[str, Any] = {
         "name": f"{scenario.name}-known",
         "job": {"nodes": scenario.job(plan.job).ranks, "compute_s": 1.0, "gradient_bytes": 1e6},

@@ -56,10 +56,14 @@ def label(policy: str) -> str:
     name, _, settings = policy.partition(":")
     if name != "static" or not settings:
         return score_table.label(policy)
-    given = dict(setting.split("=") for setting in settings.split(","))
+    pairs = [setting.split("=") for setting in settings.split(",")]
+    given = dict(pair for pair in pairs if len(pair) == 2)
+    if len(given) < len(pairs):  # a cluster, whose setting it is
+        return score_table.label(policy)
     if "mechanism" not in given:
         return ", ".join(f"{mechanism} {setting.replace('/', ' / ')}" for mechanism, setting in given.items())
-    return f"{given['mechanism']} {float(given['threshold']):g} / {float(given['window']):g}"
+    shown = (f"{float(given[key]):g}" if key in given else "default" for key in ("threshold", "window"))
+    return f"{given['mechanism']} {' / '.join(shown)}"
 
 
 def calibration(found: Mapping[str, Any], path: Path) -> None:

@@ -48,7 +48,7 @@ def program_base(scenario: Scenario) -> dict[str, Any]:
     nodes = len(job.hosts)
     nic_gbps = 1e-3 * min([network.host_mbps, *(network.host_mbps_of.get(host, 1e9) for host in job.hosts)])
     racks = {host % network.racks for host in job.hosts}
-    uplink_gbps = 2e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
+    uplink_gbps = 1e-3 * network.uplink_mbps * len(racks) if network.uplink_mbps else 1e3 * nodes * nic_gbps
     return {
         "name": f"{scenario.name}-known",
         "job": {"nodes": nodes, "ranks_per_node": job.ranks_per_host},

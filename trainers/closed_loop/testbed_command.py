@@ -28,7 +28,7 @@ def loop(
         int | None, typer.Option(min=2, help="Pairs of blocks of each candidate, instead of the scenario's.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the order of the blocks and of the simulated noise.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Simulated episodes for each of 16 drawn clusters.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Simulated episodes for each of 16 drawn clusters.")] = 8,
     candidates: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +40,9 @@ def loop(
     tailor: Annotated[
         float,
         typer.Option(
-            min=0, help="Seconds to train the tailored policy on the calibrated cluster, at least 5; 0: none."
+            min=0,
+            max=86_400,
+            help="Seconds to train the tailored policy on the calibrated cluster, at least 5; 0: none.",
         ),
     ] = 60.0,
     active: Annotated[

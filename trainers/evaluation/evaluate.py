@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from paceenv.core import metrics
 from paceenv.core.intervals import Interval
-from paceenv.policies.base import INTERVAL_ITERATIONS, Policy
 from paceenv.policies.ranges import Outside
 from paceenv.policies.rollout import run, start
 from paceenv.policies.select import select_policy
@@ -216,8 +215,7 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
     made = select_policy(policy, cluster)
-    interval = made.interval_iterations if isinstance(made, Policy) else INTERVAL_ITERATIONS
-    found = run(made, simulator, suite.iterations, interval_iterations=interval)
+    found = run(made, simulator, suite.iterations)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)
     rate_EK = found.outcome.tenant_cycles_EK / found.outcome.time_s[:, None]

@@ -167,8 +167,17 @@ def draw(folder: Path, protocol: Protocol) -> Protocol:
     if not digests:
         raise InputError(f"{folder}: no policy with a digest; allowed: a folder with rows of policy files")
     new = protocol.model_copy(update={"version": protocol.version + 1, "drawn_from": digests})
-    config_files.write_yaml(folder / f"{NAME}.yaml", new.model_dump(mode="json"))
     return config_files.parse(Protocol, new.model_dump(mode="json"), str(folder))
+
+
+def write_protocol(folder: Path, protocol: Protocol) -> None:
+    """Replace a folder's protocol, after its rows: what was cut short in between is made again by the next draw.
+
+    Args:
+        folder: of the rows.
+        protocol: by which they were scored.
+    """
+    config_files.write_yaml(folder / f"{NAME}.yaml", protocol.model_dump(mode="json"))
 
 
 def score_again(folder: Path, protocol: Protocol, on_done: Callable[[float], None]) -> None:

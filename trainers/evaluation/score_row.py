@@ -46,6 +46,20 @@ Gains = Mapping[str, NDArray[np.float64]]
 """By cluster, ``(E,)``: relative gains of throughput over passive, one a seed."""
 
 
+NAMES = r"^[\w .:/=,+-]{1,80}$"
+"""What a row may be called."""
+
+
+def title_of(policy: str) -> str:
+    """The name of a row that nobody named: the policy's, in letters that a row may have.
+
+    Args:
+        policy: as a command line spells it.
+    """
+    path = Path(policy)
+    return re.sub(r"[^\w .:/=,+-]", "-", policy if path.suffix == "" else path.stem)[-80:]
+
+
 class Scored(Config):
     """One policy of a row; several are trainings of one algorithm with different seeds."""
 
@@ -70,7 +84,7 @@ class Row(Config):
     """A file of the leaderboard."""
 
     format: Literal["paceenv.score/1"] = "paceenv.score/1"
-    name: str = Field(pattern=r"^[\w .:/=,+-]{1,80}$")
+    name: str = Field(pattern=NAMES)
     split: ScoredSplit
     protocol: int = Field(description="version")
     fingerprint: str = Field(description="of the clusters, seeds and lengths of the split")
@@ -251,7 +265,8 @@ def enter(row: Row, folder: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.resolve() != copy.resolve():
             shutil.copyfile(path, copy)
-        text = one.policy.replace(str(path), f"{POLICIES}/{copy.name}", 1)
+        options = one.policy.rpartition(path.suffix)[2] if path.suffix in one.policy[1:] else ""
+        text = f"{POLICIES}/{copy.name}{options if path.suffix else ''}"
         kept.append(one.model_copy(update={"policy": text}))
     target = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', row.name)}.{row.split}.json"
     write_row(row.model_copy(update={"policies": kept}), target)

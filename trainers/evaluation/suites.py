@@ -100,9 +100,11 @@ class RelativeCases(Config):
         suites = [load_suite(name) for name in self.suites]
         by_suite = [found for suite in suites if (found := suite.of_kind(False))]
         nulls = [case for suite in suites for case in suite.of_kind(True)]
+        if not by_suite and not nulls:
+            raise InputError(f"relatives of {', '.join(self.suites)}: no cluster; allowed: suites with clusters")
         generator, drawn = np.random.default_rng([self.seed, self.clusters]), list[Case]()
         for n in range(self.clusters):
-            is_null = nulls and generator.random() < self.null_share
+            is_null = nulls and (generator.random() < self.null_share or not by_suite)
             cases = nulls if is_null else by_suite[generator.integers(len(by_suite))]
             case = cases[generator.integers(len(cases))]
             name = f"{case.name}-r{n}"

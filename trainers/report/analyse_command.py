@@ -134,7 +134,10 @@ def analyse(
         done.notes += done.inputs.notes
     for kind, path in done.found.configs:
         if kind == "cluster":
-            done.paced[path] = _paced(path)
+            try:
+                done.paced[path] = _paced(path)
+            except InputError as error:
+                done.notes.append(f"{path}: {error}")
     for note in done.notes:
         output.say(note)
     if json_ is not None:

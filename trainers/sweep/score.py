@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.rollout import start, useful_step_s
 from paceenv.sim.cluster import Cluster
@@ -65,10 +66,17 @@ class Problem:
     iterations: int
     passive: tuple[Array, ...]
     """For each cluster mean step in seconds, CV and energy in joules an iteration, ``(3, 1, E)``."""
+    limits: Limits = LIMITS
 
     @classmethod
     def of(
-        cls, clusters: Sequence[Cluster], seeds_E: NDArray[np.int64], iterations: int, *, threads: int = 1
+        cls,
+        clusters: Sequence[Cluster],
+        seeds_E: NDArray[np.int64],
+        iterations: int,
+        *,
+        threads: int = 1,
+        limits: Limits = LIMITS,
     ) -> Problem:
         """Simulate every cluster without pacing.
 
@@ -77,9 +85,10 @@ class Problem:
             seeds_E: seeds of each.
             iterations: length of a run.
             threads: threads of the engine; results do not depend on it.
+            limits: of every delay, as those under which a winner is judged.
         """
-        passive = tuple(_run([()], cluster, seeds_E, iterations, threads) for cluster in clusters)
-        return cls(tuple(clusters), seeds_E, iterations, passive)
+        passive = tuple(_run([()], cluster, seeds_E, iterations, threads, limits) for cluster in clusters)
+        return cls(tuple(clusters), seeds_E, iterations, passive, limits)
 
     def score(
         self,
@@ -104,7 +113,7 @@ class Problem:
             for first in range(0, len(settings), SETTINGS_AT_ONCE):
                 some = slice(first, first + SETTINGS_AT_ONCE)
                 step_SE, cv_SE, energy_SE = _run(
-                    settings[some], self.clusters[c], self.seeds_E, self.iterations, threads
+                    settings[some], self.clusters[c], self.seeds_E, self.iterations, threads, self.limits
                 )
                 found[:, some, place] = step_1E / step_SE - 1.0, cv_SE, energy_SE / energy_1E
             on_share((place + 1) / len(chosen))
@@ -112,10 +121,15 @@ class Problem:
 
 
 def _run(
-    settings: Sequence[Setting], cluster: Cluster, seeds_E: NDArray[np.int64], iterations: int, threads: int
+    settings: Sequence[Setting],
+    cluster: Cluster,
+    seeds_E: NDArray[np.int64],
+    iterations: int,
+    threads: int,
+    limits: Limits,
 ) -> Array:
     """Mean steps in seconds, CVs, joules an iteration ``(3, S, E)``; the first interval unpaced, as in a rollout."""
-    simulator = start(cluster, np.tile(seeds_E, len(settings)), threads)
+    simulator = start(cluster, np.tile(seeds_E, len(settings)), threads, limits)
     given = np.stack([sum((pacing.one_mechanism(*part) for part in setting), pacing.off()) for setting in settings])
     simulator.quiet_start()
     before = simulator.outcome()

@@ -54,7 +54,7 @@ def search_static(
     loaded = [(clusters or {}).get(case.name) or case.load() for case in suite.cases]
     seeds = np.arange(max(suite.seeds // SEEDS_SHARE, 2)) + suite.first_seed + 10 * suite.seeds
     threads, grid = os.cpu_count() or 1, Grid()
-    problem = Problem.of(loaded, seeds, suite.iterations, threads=threads)
+    problem = Problem.of(loaded, seeds, suite.iterations, threads=threads, limits=suite.limits)
     weights = np.array([case.weight for case in suite.cases])
     settings = singles(suite.mechanisms, grid.of)
     alone = problem.score(settings, threads=threads, on_share=lambda share: on_done(0.5 * share))

@@ -85,9 +85,13 @@ class StaticTask:
         suite = load_suite(static.suite).only(static.splits)
         clusters = [case.load() for case in suite.cases]
         seeds = static.first_seed + np.arange(static.seeds)
-        problem = Problem.of(clusters, seeds, static.iterations, threads=threads)
-        if "energy" in static.objectives and all(np.isnan(passive[2]).any() for passive in problem.passive):
-            raise InputError(f"objectives: energy on suite {suite.name}: no cluster has power figures; allowed: others")
+        problem = Problem.of(clusters, seeds, static.iterations, threads=threads, limits=suite.limits)
+        unknown = [np.isnan(passive[2]).any() for passive in problem.passive]
+        if "energy" in static.objectives and (any(unknown) if static.scope == "each" else all(unknown)):
+            which = "not every" if static.scope == "each" else "no"
+            raise InputError(
+                f"objectives: energy on suite {suite.name}: {which} cluster has power figures; allowed: others"
+            )
         return cls(tuple(suite.cases), problem, static.average)
 
     @property
@@ -214,6 +218,7 @@ class PpoTask:
                 run.restore(self.place(work["from"], seed) / training_run.CHECKPOINT, changed=True)
             while run.timesteps < work["until"] and run.goes_on():
                 run.advance()
+            run.close()
             scores.append(float(run.best_score))
             decisions.append(run.timesteps)
         return {"score": float(np.median(scores)), "scores": scores, "decisions": decisions}

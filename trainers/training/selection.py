@@ -47,13 +47,15 @@ class Validation:
     def evaluate(self, policy: Policy) -> dict[str, float]:
         """``gap_closed`` where there is a gap, ``null_loss`` (of the worst other) and the ``score`` they make.
 
+        Where no cluster has a gap, none is closed.
         The score is the share of the gap that is closed, less :data:`NULL_PRICE` times what nulls lose on average
         beyond half of what they may.
         """
         gain = {
             name: float((self._passive[name] / self._step_s_E(policy, name) - 1.0).mean()) for name in self._clusters
         }
-        closed = float(np.mean([gain[name] / bound for name, bound in self._bound.items() if bound > NULL_LIMIT]))
+        shares = [gain[name] / bound for name, bound in self._bound.items() if bound > NULL_LIMIT]
+        closed = float(np.mean(shares)) if shares else 0.0
         nothing_to_win = [name for name in self._clusters if self._bound.get(name, 0.0) <= NULL_LIMIT]
         losses = [max(-gain[name], 0.0) for name in nothing_to_win]
         beyond = [max(loss - 0.5 * NULL_LIMIT, 0.0) for loss in losses]

@@ -102,7 +102,7 @@ def tailor(
     """Find the best policy for a job that may have any of ``clusters``.
 
     Args:
-        clusters: that may be the job's, such as draws from a calibration; at least 2, of one number of ranks.
+        clusters: that may be the job's, such as draws from a calibration; at least 4, of one number of ranks.
         against: other policies, by name or file, that take part.
         seconds: CPU-seconds of one core that may be spent, about; more than 5.
         seed: of the training.
@@ -113,10 +113,10 @@ def tailor(
     Raises:
         InputError: for clusters, seconds or policies that do not fit.
     """
-    if len(clusters) < 2 or len({cluster.ranks for cluster in clusters}) > 1:
+    if len(clusters) < 4 or len({cluster.ranks for cluster in clusters}) > 1:
         sizes = sorted({cluster.ranks for cluster in clusters})
         raise out_of_range(
-            "clusters", f"{len(clusters)} of {sizes} ranks", "at least 2, of one number of ranks", "tailor"
+            "clusters", f"{len(clusters)} of {sizes} ranks", "at least 4, of one number of ranks", "tailor"
         )
     if not seconds >= 5.0:
         raise out_of_range("seconds", seconds, "at least 5", "tailor")

@@ -65,11 +65,14 @@ def train(
         InputError: for a checkpoint of another config.
     """
     run = Run(config, clusters, on_progress, folder)
-    if resume and folder is not None and (folder / CHECKPOINT).exists():
-        run.restore(folder / CHECKPOINT)
-    while run.goes_on():
-        run.advance()
-    return run.result()
+    try:
+        if resume and folder is not None and (folder / CHECKPOINT).exists():
+            run.restore(folder / CHECKPOINT)
+        while run.goes_on():
+            run.advance()
+        return run.result()
+    finally:
+        run.close()
 
 
 class Run:
@@ -97,12 +100,16 @@ class Run:
         self.config, self.folder = config, folder
         # a logger of our own even without a folder: the default one leaves a folder in /tmp for every run
         logger = Logger(None, []) if folder is None else configure(str(folder / "tensorboard"), ["tensorboard"])
-        self.curve = Curve(logger, on_progress)
+        self.curve, self._logger = Curve(logger, on_progress), logger
         self.learner = families.make_learner(config, clusters, self.curve)
         self._validation = validation
         self.best: Learned | None = None
         self.best_score, self.evaluations_since = -np.inf, 0
         self.segment, self.cpu_s = 0, 0.0
+
+    def close(self) -> None:
+        """Close what it logs to."""
+        self._logger.close()
 
     @property
     def timesteps(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Quantity, Scaled, Uniform
 from paceenv.sim.engine.simulator import episode_keys
 
@@ -79,7 +80,11 @@ class Draw:
                 return np.asarray(np.clip(mean + sd * ndtri(self._uniform(place)), *quantity.within))
             case Scaled():
                 law = quantity.power_law
-                return float(law.value * (self._nodes / law.at_nodes) ** law.exponent)
+                scaled, (low, high) = law.value * (self._nodes / law.at_nodes) ** law.exponent, quantity.within
+                if not low <= scaled <= high:
+                    where = f"power_law of {law.value:g} at {law.at_nodes:g} nodes and exponent {law.exponent:g}"
+                    raise InputError(f"{where}: {scaled:g} at {self._nodes} nodes; allowed: {low:g} to {high:g}")
+                return float(scaled)
             case _:
                 return float(quantity)
 

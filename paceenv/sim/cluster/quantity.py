@@ -46,9 +46,13 @@ class PowerLaw(Config):
 
 
 class Scaled(Config):
-    """Wrapper that names the power law in the file."""
+    """Wrapper that names the power law in the file; what it gives at a size is held against the bounds, too.
+
+    ``within`` are the bounds of the quantity it stands for, set when it is checked.
+    """
 
     power_law: PowerLaw
+    within: tuple[float, float] = Field((-math.inf, math.inf), exclude=True)
 
 
 Quantity = float | Uniform | LogUniform | Normal | Scaled
@@ -79,7 +83,7 @@ class Within:
             too_low = value < self.low or (self.open_low and value == self.low)
             if not math.isfinite(value) or too_low or value > self.high:
                 raise ValueError(self.allowed)
-        if isinstance(quantity, Normal):
+        if isinstance(quantity, Normal | Scaled):
             low = self.low + (_TINY if self.open_low else 0.0)
             return quantity.model_copy(update={"within": (low, self.high)})
         return quantity

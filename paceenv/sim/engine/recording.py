@@ -60,8 +60,11 @@ def operations(recording: Recording, batch: JobBatch) -> list[Operation]:
     done_T = recording.ready_ETG[0].max(axis=1) + float(job["barrier_s"])  # all but a checkpoint or a restart
     done_T = np.where(step_T - done_T > _NEGLIGIBLE * step_T, done_T, step_T)
     done_TR, end_TR = (np.broadcast_to(x[:, None], entry_TR.shape) for x in (done_T, step_T))
-    # a restart takes longer than any checkpoint of the same job, or there are no checkpoints
-    is_restart_T1 = (step_T - done_T >= float(job["restart_s"]))[:, None] & bool(job["failure_per_s"] > 0)
+    extra_T = step_T - done_T
+    is_checkpoint_T = (job["checkpoint_iterations"] > 0) & (
+        np.abs(extra_T - float(job["checkpoint_s"])) <= _NEGLIGIBLE * step_T
+    )
+    is_restart_T1 = ((job["failure_per_s"] > 0) & (extra_T >= float(job["restart_s"])) & ~is_checkpoint_T)[:, None]
     barrier = [Operation("barrier", 4, ready_TR, done_TR)] if job["has_barrier"] else []
     return [
         Operation("pace", 0, start_TR, released_TR),

@@ -128,6 +128,8 @@ class DistillLearner(Learner):
         part_K = self.weight_K * self.pressure_K / size_K
         wanted_K = self.rollout_timesteps / self.section.episode_intervals * part_K / part_K.sum()
         takes_turn_K = rng.random(len(wanted_K)) < wanted_K / MIN_EPISODES
+        if not takes_turn_K.any():  # a round of few decisions has one cluster
+            takes_turn_K[rng.choice(len(wanted_K), p=wanted_K / wanted_K.sum())] = True
         return [
             round(float(wanted)) if wanted >= MIN_EPISODES else MIN_EPISODES * int(turn)
             for wanted, turn in zip(wanted_K, takes_turn_K, strict=True)

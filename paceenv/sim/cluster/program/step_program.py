@@ -154,9 +154,19 @@ class StepProgram(Config):
         unknown = sorted(used - every.keys())
         if unknown:
             raise ValueError(f"communicator {unknown[0]}: one of {', '.join(sorted(every))}")
+        self._check_waits()
         communicators = {name: one.groups(ranks) for name, one in every.items() if name in used}
         replicas = [rank // self.ranks_per_replica for rank in range(ranks)]
         return StepPlan(role_R, list(roles), communicators, replicas)
+
+    def _check_waits(self) -> None:
+        """A misspelled name would wait for nothing, and the step would come out too short."""
+        phases = list(flat(self.step))
+        known = {found[1].name for phase in phases if (found := phase.transfer()) is not None and found[1].background}
+        for phase in phases:
+            if phase.wait is not None and phase.wait not in known:
+                names = ", ".join(sorted(filter(None, known))) or "there is none"
+                raise ValueError(f"wait {phase.wait}: the name of a transfer in the background: {names}")
 
     def _instructions(self, rank: int) -> Iterator[Instruction]:
         begun: dict[str, int] = {}
