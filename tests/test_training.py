@@ -18,13 +18,15 @@ from paceenv.core import signals
 from paceenv.core.errors import InputError
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.policy_file import load_policy
+from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
 from paceenv.trainers.evaluation.evaluate import evaluate
 from paceenv.trainers.evaluation.score_table import markdown, verdicts
 from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
-from paceenv.trainers.training.train_config import TrainConfig, load_train_config
+from paceenv.trainers.training.batches import make_groups
+from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import Run
 from paceenv.trainers.training.vec_env import NativeVecEnv
 from paceenv.ui import config_files
@@ -277,3 +279,15 @@ def test_a_commit_is_only_that_of_our_own_checkout(tmp_path: Path, monkeypatch: 
     installed.parent.mkdir(parents=True)
     monkeypatch.setattr(training_run, "__file__", str(installed))
     assert training_run.git_commit() == "unknown"
+
+
+def test_a_training_takes_several_programs_and_jobs_without_one() -> None:
+    slower = {"cluster": "expert-layers", "set": {"fabric.nic_gbps": 50}}
+    names = [{"cluster": "expert-layers"}, slower, {"cluster": "null-jitter"}]
+    data = {"clusters": names, "mechanisms": ["defer"], "environments": 6}
+    groups = make_groups(config_files.parse(Environment, data, "test"))
+    assert [group.env.num_envs for group in groups] == [2, 2, 2]
+    two = ["expert-layers", load_cluster("expert-layers").changed(["fabric.nic_gbps=50"])]
+    env = PacingVectorEnv(4, two, mechanisms=("defer",), warn_null=False)
+    env.reset(seed=1)
+    assert np.isfinite(env.step(np.zeros(env.action_space.shape, np.float32))[1]).all()

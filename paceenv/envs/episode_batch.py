@@ -20,7 +20,7 @@ from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.renames import mechanism_name
 from paceenv.envs.kept_episodes import KeptEpisodes, KeptJobs
 from paceenv.sim.cluster import Cluster, load_cluster
-from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges
+from paceenv.sim.cluster.derive import ClusterMix, draw_index, edges, shape_of
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.quantity import Uniform
 from paceenv.sim.engine.layout import Recording
@@ -231,11 +231,12 @@ class EpisodeBatch:
         """Take clusters in, after those that are there."""
         if not clusters:
             ClusterMix([])  # which refuses it
-        by_shape: dict[tuple[int, int], list[Cluster]] = {}
+        by_shape: dict[tuple[int, int, str], list[Cluster]] = {}
         places = []
         for cluster in clusters:
-            members = by_shape.setdefault((cluster.ranks, cluster.groups), [])
-            places.append((len(self._shapes) + list(by_shape).index((cluster.ranks, cluster.groups)), len(members)))
+            shape = shape_of(cluster)
+            members = by_shape.setdefault(shape, [])
+            places.append((len(self._shapes) + list(by_shape).index(shape), len(members)))
             members.append(cluster)
         self._shapes += [
             _Shape(members, self.rules, self.threads, keeps_stamps=self._keeps_stamps) for members in by_shape.values()

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.sim.cluster import Cluster
-from paceenv.sim.cluster.derive import typical
+from paceenv.sim.cluster.derive import shape_of, typical
 from paceenv.trainers.evaluation.suites import ClusterShare
 from paceenv.trainers.training.train_config import Environment, TrainConfig
 from paceenv.trainers.training.vec_env import NativeVecEnv, NullConstraint
@@ -27,7 +27,7 @@ class EnvGroup:
 def make_groups(
     config: Environment, clusters: Mapping[str, Cluster] | None = None, *, has_twins: bool = False
 ) -> list[EnvGroup]:
-    """One batch for each shape of cluster (ranks and process groups).
+    """One batch for each shape of cluster (ranks, process groups, program).
 
     Rows are in proportion to the weights of a batch's clusters, with at least one row for each cluster. One environment
     over all shapes would draw them by chance instead, which is noisier where few rows share many clusters.
@@ -38,11 +38,11 @@ def make_groups(
         has_twins: whether unpaced twins run although rewards are not paired.
     """
     given = clusters or {}
-    shapes: dict[tuple[int, int], list[tuple[ClusterShare, Cluster]]] = {}
+    shapes: dict[tuple[int, int, str], list[tuple[ClusterShare, Cluster]]] = {}
     for share in config.shares():
         cluster = given.get(_name(share)) or share.load()
         cluster = cluster if config.randomize else typical(cluster)
-        shapes.setdefault((cluster.ranks, cluster.groups), []).append((share, cluster))
+        shapes.setdefault(shape_of(cluster), []).append((share, cluster))
     weights = [sum(share.weight for share, _ in members) for members in shapes.values()]
     rows = _apportioned(config.environments, weights, [len(members) for members in shapes.values()])
     groups = []

@@ -290,11 +290,14 @@ def draw_index(keys_E: NDArray[np.uint64], edges_C: NDArray[np.float64]) -> NDAr
     return np.minimum(np.searchsorted(edges_C, u, side="right"), len(edges_C) - 1)
 
 
-def _program_key(cluster: Cluster) -> tuple[object, ...]:
-    """What decides a cluster's program; the same for all without one."""
-    if not cluster.has_program:
-        return ()
-    return cluster.program, cluster.workload, cluster.gpu, cluster.job.algorithm, cluster.fabric
+def shape_of(cluster: Cluster) -> tuple[int, int, str]:
+    """What clusters of one batch share: ranks, process groups, and what decides the program, empty without one.
+
+    Args:
+        cluster: the cluster.
+    """
+    parts = (cluster.program, cluster.workload, cluster.gpu, cluster.job.algorithm, cluster.fabric)
+    return cluster.ranks, cluster.groups, repr(parts) if cluster.has_program else ""
 
 
 class ClusterMix:
@@ -315,7 +318,7 @@ class ClusterMix:
                     f"{other.name} has {other.ranks} ranks in {other.groups} groups, {first.name} has "
                     f"{first.ranks} in {first.groups}; allowed: the same for all clusters of a batch"
                 )
-            if _program_key(other) != _program_key(first):
+            if shape_of(other) != shape_of(first):
                 raise InputError(
                     f"{other.name} and {first.name} differ in program or fabric; allowed: the same for all clusters "
                     "of a batch with a program"
