@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
+from paceenv.policies.rollout import Engine, start_engine
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine.layout import Recording
@@ -347,3 +348,14 @@ def test_a_wait_for_a_name_that_no_transfer_has_is_refused() -> None:
     step = [all_reduce(0.1, communicator="a", background=True, name="gradients"), {"wait": "gradiants"}, compute(1.0)]
     with pytest.raises(InputError, match="wait gradiants: the name of a transfer in the background: gradients"):
         cluster(step).program_plan()
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_ranks_are_charged_what_they_compute_and_not_what_the_busiest_does(engine: Engine) -> None:
+    step = [{"compute": {"seconds": 1.0, "ranks": [0]}}, compute(0.1), all_reduce(0.1)]
+    config = cluster(step, power={"compute_w": 300.0, "wait_w": 100.0})
+    runner = start_engine(engine, config, np.array([0]))
+    step_s = runner.run(runner.off(), 1)[0, 0]
+    computed_s = 1.1 + 3 * 0.1
+    energy_j = 300.0 * computed_s + 100.0 * (4 * step_s - computed_s)
+    assert runner.outcome().energy_j[0] == pytest.approx(energy_j, rel=1e-4)

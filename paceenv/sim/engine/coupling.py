@@ -62,10 +62,24 @@ def slow_down(view: View, scratch: Scratch) -> None:
             compute_R[r] *= job["warmup_factor"]
     per_node = job["ranks_per_node"]
     for n in range(warm_nodes(job, heat, compute_R.shape[0])):
-        stretch, sum_s = 1.0 + job["heat_slowdown"] * np.float64(heat[HEAT, n]), 0.0
+        stretch = 1.0 + job["heat_slowdown"] * np.float64(heat[HEAT, n])
         for r in range(n * per_node, (n + 1) * per_node):
             compute_R[r] *= stretch
-            sum_s += compute_R[r]
+    note_computed(view, compute_R)
+
+
+def note_computed(view: View, computed_R: NDArray[np.float64]) -> None:
+    """Note what each node computes in a step; :func:`spend` turns it into heat.
+
+    Args:
+        view: the job; its heat is updated.
+        computed_R: compute time of each rank, seconds.
+    """
+    heat, per_node = view.heat, view.job["ranks_per_node"]
+    for n in range(warm_nodes(view.job, heat, computed_R.shape[0])):
+        sum_s = 0.0
+        for r in range(n * per_node, (n + 1) * per_node):
+            sum_s += computed_R[r]
         heat[COMPUTED_S, n] = sum_s
 
 

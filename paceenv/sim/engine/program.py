@@ -40,7 +40,7 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     Args:
         view: the job; its tenants go on, its delays and holds are read.
         program: of the job.
-        s: written to; ``end_I``, ``start_O``, ``finish_O``, ``at_R`` and ``waited_R`` are the result.
+        s: written to; ``end_I``, ``start_O``, ``finish_O``, ``at_R``, ``waited_R`` and ``computed_R`` are results.
         compute_R: compute time of each rank in this step, seconds; a share of it belongs to each ``COMPUTE``.
         stall_R: what a rank stands still at the start of its step, seconds: a data loader, a garbage collection.
 
@@ -55,6 +55,7 @@ def run_program(view: View, program: Program, s: ProgramScratch, compute_R: Any,
     for r in range(ranks):
         s.at_R[r] = np.float64(delay_R[r]) + stall_R[r]
         s.next_R[r], s.blocked_R[r], s.waited_R[r], s.stack_R[r] = program.first_R[r], _NONE, 0.0, r
+        s.computed_R[r] = 0.0
     for n in range(s.head_L.shape[0]):
         s.head_L[n] = _NONE
     now_s, runnable, running, pending = clock["link_s"], ranks, 0, 0
@@ -177,6 +178,7 @@ def go_on(
             if program.micro_I[i] >= 0 and job["length_cv"] > 0.0:
                 lasts_s *= length_factor(view, program.replica_R[r], program.micro_I[i])
             at_s += lasts_s
+            s.computed_R[r] += lasts_s
         else:
             o = program.operation_I[i]
             if kind == START:

@@ -98,6 +98,8 @@ class ProgramScratch(NamedTuple):
     """The operation that it waits for; -1: none."""
     waited_R: NDArray[np.float64]
     """How long it was blocked in all, seconds."""
+    computed_R: NDArray[np.float64]
+    """How long it computed in all, seconds."""
     stack_R: NDArray[np.int64]
     """Ranks that can go on."""
     count_O: NDArray[np.int64]
@@ -167,6 +169,7 @@ def new_program_scratch(program: Program, tenants: int) -> ProgramScratch:
         next_R=np.empty(ranks, np.int64),
         blocked_R=np.empty(ranks, np.int64),
         waited_R=np.empty(ranks),
+        computed_R=np.empty(ranks),
         stack_R=np.empty(ranks, np.int64),
         count_O=np.empty(operations, np.int64),
         ready_O=np.empty(operations),

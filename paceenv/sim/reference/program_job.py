@@ -73,7 +73,7 @@ class Step:
         self.begin_s = network.now_s
         self.end_I = np.full(program.first_R[-1], math.nan)
         self.start_O, self.through_O = (np.full(len(program.operations), math.inf) for _ in range(2))
-        self.waited_R, self.exit_R = np.zeros(ranks), np.full(ranks, math.nan)
+        self.waited_R, self.computed_R, self.exit_R = np.zeros(ranks), np.zeros(ranks), np.full(ranks, math.nan)
         self._next_R, self._ranks_to_come = [0] * ranks, ranks
         self._handed_O: list[list[int]] = [[] for _ in program.operations]
         self._waiting_O: list[list[tuple[int, float]]] = [[] for _ in program.operations]
@@ -100,6 +100,7 @@ class Step:
                 lasts_s = one.seconds * self._compute_R[r]
                 if one.micro_batch >= 0:
                     lasts_s *= self._length(program.plan.replica_R[r], one.micro_batch)
+                self.computed_R[r] += lasts_s
                 self._network.after(lasts_s, partial(self._computed, r))
                 return
             if isinstance(one, Start):
@@ -344,7 +345,7 @@ class ProgramReference(PacedJob):
         """The step is over for all: every rank takes in its timing, decides, and goes on."""
         one, begin_s = self._steps[t], self._end_T[-1] if self._end_T else 0.0
         self._end_T.append(end_s)
-        self._spend(float(one.compute_R.sum()), float(one.delay_R.sum()), end_s - begin_s)
+        self._spend(float(one.step.computed_R.sum()), float(one.delay_R.sum()), end_s - begin_s)
         wait_R = end_s - self._barrier_s - one.step.exit_R
         self._decide(t, end_s - begin_s, one.step.waited_R.astype(np.float32), wait_R.astype(np.float32))
         self._begin()

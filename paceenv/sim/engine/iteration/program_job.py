@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import signals, timing
-from paceenv.sim.engine.coupling import interrupt, slow_down, spend
+from paceenv.sim.engine.coupling import interrupt, note_computed, slow_down, spend
 from paceenv.sim.engine.fluid import rewind
 from paceenv.sim.engine.imperfections import delay_imperfectly, keep_missing
 from paceenv.sim.engine.iteration.deciding import take_in, total
@@ -56,14 +56,14 @@ def advance_program(
         draw_compute(view, scratch)
         if heat.shape[1] > 0 or can_stop:
             slow_down(view, scratch)
-        compute_s = total(compute_R, ranks) if has_power else 0.0
         if is_imperfect:
             delay_imperfectly(job, clock["key"], clock["iteration"], delay_R)
             keep_missing(job, clock["key"], clock["iteration"], view.rank, scratch.aside_FR)
         clock["delay_s"] += total(delay_R, ranks) / (ranks * iterations)
         step_s = run_program(view, program, room, compute_R, scratch.spare_R) + job["barrier_s"]
         if has_power:
-            spend(view, compute_s, step_s)
+            note_computed(view, room.computed_R)
+            spend(view, total(room.computed_R, ranks), step_s)
         extra_s = interrupt(view, step_s) if can_stop else 0.0
         step_T[t] = step_s + extra_s
         clock["time_s"] += step_s + extra_s
