@@ -75,6 +75,7 @@ def config(algorithm: str, **changed: Any) -> TrainConfig:
     return config_files.parse(TrainConfig, data, "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", SECTIONS)
 def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     whole = training_run.train(config(algorithm), folder=tmp_path / "whole")

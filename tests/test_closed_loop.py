@@ -329,6 +329,7 @@ def _loop(folder: Path, testbed: SimulatedTestbed, *, options: LoopOptions | Non
     )
 
 
+@pytest.mark.slow
 def test_a_loop_reports_what_its_runs_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     testbed = SimulatedTestbed()
     report = _loop(tmp_path / "loop", testbed, options=LoopOptions(seeds=1, tailor_s=0, active=2)).go()
@@ -527,6 +528,7 @@ def test_the_command_runs_the_loop_with_what_it_is_given(
     assert [run["--mode"] for run in testbed.runs] == ["observe", "probe"]
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_killed_anywhere_goes_on_behind_its_last_finished_stage(tmp_path: Path) -> None:
     """One loop, dead once in the middle of its first run, and once in every stage right before that is done."""
     folder, program = tmp_path / "loop", loop_doubles.__file__

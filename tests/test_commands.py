@@ -213,6 +213,7 @@ def test_a_trace_of_a_paced_run_adds_up(tmp_path: Path, capsys: pytest.CaptureFi
     assert 0.0 < delays.mean() < 0.4 * float(str(summary["ideal_step_time_s"])) + 1e-9
 
 
+@pytest.mark.slow
 def test_validate_says_what_of_table_1_was_fitted_looked_at_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(_run(capsys, "validate", "when-scaling-fails", "--json", "-"))
     kinds = {(row["row"], row["kind"]) for row in rows}

@@ -90,6 +90,7 @@ _METADATA = ("Collective name", "In msg nelems", "dtype", "Process Group Name", 
 _CALLS = ("nccl:", "c10d::", "record_param_comms")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "skewed", "no_metadata", "no_calls", "one_stream"),
     [((3, 5), True, True, False, False), ((), True, True, True, True)],

@@ -74,6 +74,7 @@ def test_profiles_of_a_gpu_job_on_clocks_that_differ(tmp_path: Path) -> None:
     assert "worker 2" in diagnosis.causes[0].advice
 
 
+@pytest.mark.slow
 def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Gloo in three processes, rank 1 slow by 60 ms a step: the diagnosis names it.
 

@@ -110,6 +110,7 @@ def losses(folder: Path, rank: str = "") -> tuple[list[float], bool]:
 LAUNCHER = ("-m", "paceenv.live", "--out", "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packages", [False, True], ids=["folders", "packages"])
 def test_a_repository_with_folders_like_ours_trains_as_ever(
     packages: bool, installed: Environment, production: Environment, tmp_path: Path
@@ -125,6 +126,7 @@ def test_a_repository_with_folders_like_ours_trains_as_ever(
     assert json.loads(status.read_text())["iterations"] == 19
 
 
+@pytest.mark.slow
 def test_the_agent_and_the_environment_work_beside_them(installed: Environment, tmp_path: Path) -> None:
     """``live.attach`` and ``gymnasium.make`` in one script of a repository with packages named like ours."""
     repository = training_repository(tmp_path / "mine", packages=True)

@@ -90,6 +90,7 @@ def small_config() -> TrainConfig:
     return config.model_copy(update={"environment": environment, "selection": None, "ppo": ppo})
 
 
+@pytest.mark.slow
 def test_a_training_whose_episodes_come_again_does_not_depend_on_what_it_kept(tmp_path: Path) -> None:
     """A run that keeps nothing but sees the same episodes, and one that is resumed, learn the same weights."""
     config, first = small_config(), Run(small_config(), folder=tmp_path)

@@ -120,6 +120,7 @@ def test_every_rank_that_a_script_starts_has_an_agent(kind: str, how: str, tmp_p
         assert status["regular"] > 30
 
 
+@pytest.mark.slow
 def test_a_child_that_is_no_rank_is_not_watched(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -178,6 +179,7 @@ def test_a_python_child_is_as_before(flags: list[str], tmp_path: Path) -> None:
     assert ("yes" in seen[0][1]) == (flags in ([], ["-S"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", ["", "{", '{"mode": "nonsense"}', '{"policy": null, "unknown": 1}'])
 def test_a_child_with_broken_settings_or_without_the_package_trains_all_the_same(settings: str, tmp_path: Path) -> None:
     path = script(
@@ -197,6 +199,7 @@ def test_a_child_with_broken_settings_or_without_the_package_trains_all_the_same
         assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_kill_switch_and_the_folders_of_a_script_that_moves(tmp_path: Path) -> None:
     moves = """
         import os, sys, time, torch

@@ -166,6 +166,7 @@ def contested(*, iterations: int, **options: Any) -> dict[str, Any]:
     return found | {"summary": agent.summary(), "reason": agent.reason}
 
 
+@pytest.mark.slow
 def test_ranks_of_a_job_take_the_same_turns_without_a_word(tmp_path: Path) -> None:
     options = {key: value for key, value in TUNE.items() if key != "min_gain"} | {"mode": "canary"}
     ranks = results(run_ranks(contested, 2, tmp_path, iterations=20 + 2 * 80 + 5 * 80, **options))

@@ -119,6 +119,7 @@ def _size(arguments: Any) -> int:
     return int(arguments.numel()) if isinstance(arguments, torch.Tensor) else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (2, 2), (3, 3), (4, 4)])
 def test_order_and_results_are_those_of_a_job_without_holding(ranks: int, seed: int, tmp_path: Path) -> None:
     plain = results(run_ranks(random_calls, ranks, tmp_path, seed=seed, hold=False))
@@ -206,6 +207,7 @@ def made_room() -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_a_wait_that_blocked_starts_what_made_room_for_it(tmp_path: Path) -> None:
     waited, late = results(run_ranks(made_room, 2, tmp_path))
     assert waited == [True, False]

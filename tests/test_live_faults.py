@@ -39,6 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[float], s
     return healthy(run_ranks(trouble, RANKS, tmp_path_factory.mktemp("alone")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", BAD)
 def test_a_policy_that_goes_wrong_is_not_asked_again(
     policy: str, tmp_path: Path, alone: list[tuple[list[float], str]]

@@ -13,6 +13,7 @@ from gpu_page import gpu_page
 from live_jobs import results, run_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", gpu_bodies.MORE_WAYS)
 def test_the_jobs_train_alike_with_and_without_the_agent(way: str, tmp_path: Path) -> None:
     job = {"way": way, "modes": ("", "observe", "shadow"), "iterations": 16, "out": str(tmp_path / "run")}

@@ -58,6 +58,7 @@ def start(folder: Path, before: str, after: str, then: str) -> subprocess.Popen[
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_ends_as_ever_and_leaves_its_last_status(case: str, tmp_path: Path) -> None:
     before, after, then, code, printed = CASES[case]
@@ -76,6 +77,7 @@ def test_a_process_ends_as_ever_and_leaves_its_last_status(case: str, tmp_path: 
         assert any("SIGTERM" in event["text"] for event in status["events"])
 
 
+@pytest.mark.slow
 def test_children_of_the_job_do_not_end_it(tmp_path: Path) -> None:
     children = """
     import subprocess

@@ -199,17 +199,20 @@ def probe(folder: Path, *options: str, setup: str = "", environ: dict[str, str] 
     return json.loads(ended.stdout), ended.stderr
 
 
+@pytest.mark.slow
 def test_the_agent_comes_with_the_first_optimizer_and_pytorch_is_the_script_s_to_import(tmp_path: Path) -> None:
     seen, _ = probe(tmp_path, "--mode", "shadow", "--policy", "paper")
     expected = {"numpy": False, "torch": False, "threads": 1, "agent before": False, "agent after": True, "init": True}
     assert seen == expected | {"state": "shadow", "job": "train", "policy": "paper"}
 
 
+@pytest.mark.slow
 def test_the_kill_switch_leaves_nothing_of_the_agent(tmp_path: Path) -> None:
     seen, said = probe(tmp_path, "--mode", "active", "--policy", "paper", environ={"PACEENV_LIVE": "off"})
     assert (seen["agent after"], seen["state"], said) == (False, None, "")
 
 
+@pytest.mark.slow
 def test_the_command_line_goes_before_a_script_s_own_attach(tmp_path: Path) -> None:
     attach = "own = live.attach(policy='adaptive', mode='canary', job='own'); assert own.state == 'shadow'"
     own = f"from paceenv import live; {attach}"
@@ -217,6 +220,7 @@ def test_the_command_line_goes_before_a_script_s_own_attach(tmp_path: Path) -> N
     assert (seen["state"], seen["job"], seen["policy"]) == ("shadow", "given", "paper")
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_watched_only_as_a_rank(tmp_path: Path) -> None:
     fork = "child = os.fork(); child and os.waitpid(child, 0)"
     script = write(tmp_path / "train.py", PROBE.replace("SETUP", fork))
@@ -226,6 +230,7 @@ def test_a_forked_child_is_watched_only_as_a_rank(tmp_path: Path) -> None:
     assert ended.stderr.count("Where the step went") <= 1  # and has no page
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_be_attached_does_not_stop_the_script(tmp_path: Path) -> None:
     seen, said = probe(tmp_path, setup="sys.modules['paceenv.live.loop'] = None")
     assert (seen["state"], seen["init"]) == (None, True)
@@ -270,6 +275,7 @@ def test_zero_lines_under_torchrun(agent: bool, plain: list[list[float]], tmp_pa
     assert ("Where the step went" in ended.output) == agent
 
 
+@pytest.mark.slow
 def test_both_attempts_of_an_elastic_restart_are_kept(plain: list[list[float]], tmp_path: Path) -> None:
     arguments = [
         "-m",

@@ -147,6 +147,7 @@ def test_settings_that_change_a_decision_must_agree_and_others_may_differ(tmp_pa
     assert digest() != settings_digest(make_options({"job": "j"}), ("paper", "00"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("without", [(), (2,), (0,)])
 def test_a_real_job_is_paced_only_with_an_agent_on_every_rank(without: tuple[int, ...], tmp_path: Path) -> None:
     ranks = results(run_ranks(attach_and_train, 3, tmp_path, without=list(without)))

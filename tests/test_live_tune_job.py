@@ -66,6 +66,7 @@ def watched(*, iterations: int, silent_after: int = 0, **options: Any) -> dict[s
     return found | {"reason": agent.reason}
 
 
+@pytest.mark.slow
 def test_all_ranks_are_of_one_mind_in_every_iteration_and_without_words_nobody_paces(tmp_path: Path) -> None:
     ranks = results(run_ranks(watched, 2, tmp_path, iterations=2200, silent_after=600, **TUNE))
     assert {rank["state"] for rank in ranks} == {"tune"}

@@ -54,6 +54,7 @@ def test_one_log_tells_nothing_of_others(tmp_path: Path) -> None:
     assert found.rows
 
 
+@pytest.mark.slow
 def test_stamps_of_all_collectives_give_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_logs(tmp_path, late={1: 0.004}, verbose=True, version="v4.2")
     trace = read_inputs([folder]).require_trace()

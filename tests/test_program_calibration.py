@@ -216,6 +216,7 @@ def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     assert late.seconds == pytest.approx(0.05, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_program_is_chosen_where_communicators_overlap(tmp_path: Path) -> None:
     trace = traced(EXPERTS, tmp_path / "experts.parquet")
     found = fit_trace(trace, name="chosen")
@@ -252,6 +253,7 @@ def test_what_cannot_be_told_says_what_would_settle_it(tmp_path: Path) -> None:
         calibrate_program(sends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Path) -> None:
     """The live recorder has a transfer in the background from its wait on, the simulator from its hand-over on."""
@@ -270,6 +272,7 @@ def test_a_known_program_takes_its_times_from_a_trace(behind: bool, tmp_path: Pa
     assert abs(fit.mean_error) < 0.01
 
 
+@pytest.mark.slow
 def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[1] / "docs" / "how-to" / "program.md"
     (block,) = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
@@ -282,6 +285,7 @@ def test_the_page_s_program_simulates_and_is_fitted_again(tmp_path: Path, capsys
     assert not application.run(["simulate", names[2], "-i", "60", "--seeds", "2", "--policy", "static:defer=0/0.05"])
 
 
+@pytest.mark.slow
 def test_a_diagnosis_tries_to_hold_transfers_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the fitted program; its gain is that of the typed one."""
     part = [
@@ -317,6 +321,7 @@ def test_a_real_profile_replays_within_five_percent() -> None:
     assert {one.every for phase in program_of(fit).step if (one := (phase.transfer() or (None, None))[1])} == {1, 2}
 
 
+@pytest.mark.slow
 def test_the_loop_predicts_defer_for_a_scenario_with_transfers_in_the_background(tmp_path: Path) -> None:
     """The double runs the scenario's job with slower NICs and other noise than its operator knows."""
     plan = {"mechanism": "defer", "observe_iterations": 80, "block_iterations": 60, "pairs": 4, "cap_share": 0.3}

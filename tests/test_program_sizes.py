@@ -111,12 +111,14 @@ def test_a_fitted_program_knows_which_groups_grow(tmp_path: Path) -> None:
     assert found == {(2, 1, False), (4, 2, True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [TENSOR, EXPERTS], ids=["tensor", "experts"])
 def test_a_trace_predicts_the_program_at_another_size(cluster: Cluster, tmp_path: Path) -> None:
     case = predicted(cluster, tmp_path / "trace.parquet", 16)
     assert case.step_s.value == pytest.approx(mean_step_s(cluster.with_nodes(16)), rel=0.02)
 
 
+@pytest.mark.slow
 def test_rounds_that_nobody_saw_are_in_the_interval(tmp_path: Path) -> None:
     """Each all-reduce has a round more for every rank, which one size cannot tell from bytes."""
     slow = EXPERTS.changed(["fabric.latency_us=600"])
@@ -126,6 +128,7 @@ def test_rounds_that_nobody_saw_are_in_the_interval(tmp_path: Path) -> None:
     assert case.step_s.low <= truth_s <= case.step_s.high
 
 
+@pytest.mark.slow
 def test_the_report_predicts_sizes_with_the_program(tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     fitted = fit(traced(EXPERTS, path, 40), path.name, None)

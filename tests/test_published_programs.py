@@ -26,6 +26,7 @@ def test_fully_sharded_steps_follow_from_one_node_or_one_gather() -> None:
     assert all(abs(row.error) < 0.05 for row in [*sharded, *cases.hybrid()])
 
 
+@pytest.mark.slow
 def test_rates_of_narrow_layers_follow_from_those_of_wide_ones_and_the_bytes_in_memory() -> None:
     """A rate of products taken from a wide row; the page takes it from the widest, which is slow to build."""
     rate = cases.megatron_rate(cases.MEGATRON[4])

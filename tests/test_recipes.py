@@ -109,6 +109,7 @@ def test_every_option_on_the_page_is_one_of_the_agent() -> None:
     assert {"--out", "--kill-file"} <= asked <= known
 
 
+@pytest.mark.slow
 def test_the_first_recipe_names_the_slow_rank(tmp_path: Path) -> None:
     environ = lay_out(tmp_path)
     (command,) = blocks("torchrun", "sh")

@@ -54,6 +54,7 @@ OF_TRACE = ["Where the time goes", "Slowdown by rank, stage and operation", "Tim
 OF_TRACE += ["Step time, step by step", "Step times: spread and memory"]
 
 
+@pytest.mark.slow
 def test_a_page_in_a_browser(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Unequal slack: the page says that pacing helps, as ``paceenv evaluate`` does, and all of it is drawn."""
     trace = simulate("unequal-slack", tmp_path / "run.parquet", 150)

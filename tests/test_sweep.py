@@ -289,6 +289,7 @@ def test_a_finished_sweep_leaves_what_people_look_at(suite: str, tmp_path: Path)
         assert gains["policy", cluster] == pytest.approx(gains[best.label, cluster], abs=2e-4)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_sweep_in_a_browser(browser: Browser, suite: str, tmp_path: Path) -> None:
     """All pictures are drawn, the network is not asked for anything, and names are text."""
     sweep = _begun(_config(suite, scope="each", optuna=OPTUNA), tmp_path / "out")

@@ -113,6 +113,7 @@ def test_killed_and_out_of_space_and_resumed_it_finishes_the_same(
     assert not (out / ".tune").exists(), "Ray's own files are not kept"
 
 
+@pytest.mark.slow
 def test_three_nodes_of_which_one_is_killed_come_to_the_same(
     static: tuple[Path, dict[int, Any]], tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
     assert (alone.best, alone.gains) == (None, {})
 
 
+@pytest.mark.slow
 def test_where_transfers_can_wait_holding_them_back_is_tried() -> None:
     program = {
         "communicators": {"gradients": {}, "experts": {}},

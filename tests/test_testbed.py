@@ -74,6 +74,7 @@ def test_every_scenario_runs_under_the_agent(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "run").rglob("torchelastic_*"))
 
 
+@pytest.mark.slow
 def test_a_background_transfer_runs_beside_the_compute_behind_it(tmp_path: Path) -> None:
     root_and("ip", "tc", "unshare", "setpriv")
     step_s = {}
