@@ -126,6 +126,7 @@ def test_the_student_finds_a_known_function_and_deploys_it() -> None:
     np.testing.assert_allclose(estimate, trained, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weight", "best"), [(0.0, 0), (1.0, 1)])
 @pytest.mark.parametrize("preferences", [None, (0.0, 1.0)])
 def test_rare_large_gains_count_where_choices_do(

@@ -136,7 +136,8 @@ def test_the_agent_and_the_environment_work_beside_them(installed: Environment, 
     assert agent
 
 
-@pytest.mark.parametrize("packages", [pytest.param(False, marks=pytest.mark.slow), True], ids=["folders", "packages"])
+@pytest.mark.slow
+@pytest.mark.parametrize("packages", [False, True], ids=["folders", "packages"])
 def test_torchrun_trains_them_with_the_agent(packages: bool, production: Environment, tmp_path: Path) -> None:
     repository = training_repository(tmp_path / "mine", packages=packages)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=0.1")

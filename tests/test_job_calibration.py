@@ -295,7 +295,8 @@ def test_every_step_collapsing_needs_a_known_link(simulated: Any) -> None:
         assert_good(fit)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_tenant_of_another_period(seed: int, simulated: Any) -> None:
     settings = ["tenants.0.period_ratio=1.1", "tenants.0.comm_share=0.3"]
     cluster = load_cluster("sockets-two-jobs").changed(settings)
@@ -304,9 +305,8 @@ def test_a_tenant_of_another_period(seed: int, simulated: Any) -> None:
     assert_good(fit)
 
 
-@pytest.mark.parametrize(
-    ("rate", "low", "high"), [pytest.param(0.0, 0.0, 0.04, marks=pytest.mark.slow), (0.1, 0.05, 0.2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.04), (0.1, 0.05, 0.2)])
 def test_a_tenant_that_pauses_now_and_then(rate: float, low: float, high: float, simulated: Any) -> None:
     """What decides how long a shift of phase lasts: within a factor of two, and never quite none.
 

@@ -225,6 +225,7 @@ def test_wrong_arguments_are_one_line(
     assert expected in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_committed_rows_are_of_the_protocol_and_the_page_is_theirs() -> None:
     protocol = load_protocol(ROWS)
     board = leaderboard.read_board(ROWS, protocol, clusters=0)

@@ -23,6 +23,7 @@ def marked(run: RunFolder, rank: int, mark: str) -> set[int]:
     return {int(t["iteration"]) for t in segment.iterations_T if segment.marks[t["mark"]] == mark}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "parameters"),
     [

@@ -94,17 +94,18 @@ def script(folder: Path, text: str, name: str = "train.py") -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
         ("mp", "spawn"),
-        pytest.param("mp", "fork", marks=pytest.mark.slow),
-        pytest.param("mp", "forkserver", marks=pytest.mark.slow),
+        ("mp", "fork"),
+        ("mp", "forkserver"),
         ("lightning", "ddp"),
-        pytest.param("lightning", "ddp_spawn", marks=pytest.mark.slow),
-        pytest.param("lightning", "ddp_fork", marks=pytest.mark.slow),
+        ("lightning", "ddp_spawn"),
+        ("lightning", "ddp_fork"),
         ("accelerate", "debug_launcher"),
-        pytest.param("accelerate", "torchrun", marks=pytest.mark.slow),
+        ("accelerate", "torchrun"),
     ],
 )
 def test_every_rank_that_a_script_starts_has_an_agent(kind: str, how: str, tmp_path: Path) -> None:

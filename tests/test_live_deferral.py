@@ -420,6 +420,7 @@ def in_canary(mode: str) -> dict[str, Any]:
     return {"held": held, "paced": paced, "pacing": pacing, "step_s": step_s}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["canary", "shadow", "observe"])
 def test_the_mode_decides_when_transfers_are_held(mode: str, tmp_path: Path) -> None:
     for rank in results(run_ranks(in_canary, 2, tmp_path, mode=mode)):

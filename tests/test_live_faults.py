@@ -129,6 +129,7 @@ def test_a_metrics_port_that_is_taken_costs_the_metrics_only(
     assert "in use" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["killed", "raised"])
 def test_a_job_whose_rank_dies_fails_as_without_the_agent(what: str, tmp_path: Path) -> None:
     out = tmp_path / "out"

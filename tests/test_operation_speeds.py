@@ -66,6 +66,7 @@ CASES = [
 SHOWN = [("overlap", False), ("overlap", True), ("apart", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("efficiency", "fabric", "order", "is_live"),
     # behind a slow exchange with room beside it, nobody waits for an all-reduce

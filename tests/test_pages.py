@@ -45,13 +45,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 LOOKS = [(kind, width, dark) for kind in KINDS for width, dark in ((WIDTH, False), (NARROW, True))]
-QUICK = (("report", WIDTH), ("log", NARROW), ("analysis", NARROW))
 
 
-@pytest.mark.parametrize(
-    ("kind", "width", "dark"),
-    [pytest.param(*look, marks=[] if look[:2] in QUICK else [pytest.mark.slow]) for look in LOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "width", "dark"), LOOKS)
 def test_axe_finds_nothing(browser: Browser, pages: dict[str, Path], kind: str, width: int, dark: bool) -> None:
     assert browser.violations(pages[kind], width, dark=dark) == []
 

@@ -26,6 +26,7 @@ from paceenv.ui import config_files
 ENTRY = EntryPoint("tailor", "paceenv.trainers.training.tailor_command:tailor", application.GROUP)
 
 
+@pytest.mark.slow
 def test_incast_gets_a_policy_that_gains_what_it_says(tmp_path: Path) -> None:
     cluster = load_cluster("incast-shallow")
     found = tailor([cluster] * 4, [], seconds=8.0, mechanisms=["stagger"])

@@ -184,12 +184,13 @@ def _everybody() -> list[str]:
     return [entry.name for entry in Path("/proc").glob("[0-9]*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [
         signal.SIGKILL,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        signal.SIGTERM,
+        signal.SIGINT,
     ],
 )
 def test_a_killed_run_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
