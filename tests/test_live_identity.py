@@ -16,23 +16,25 @@ WORLDS = {"ddp": 4, "accumulation": 3, "plain": 4}
 
 @pytest.mark.parametrize("way", WAYS)
 def test_results_do_not_depend_on_an_agent_that_delays(way: str, tmp_path: Path) -> None:
-    _check(way, EVERY_MODE if way == "ddp" else (WITHOUT, "active"), tmp_path)
+    assert changed_by(EVERY_MODE if way == "ddp" else (WITHOUT, "active"), way, tmp_path) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "ddp"])
 def test_results_do_not_depend_on_the_agent(way: str, tmp_path: Path) -> None:
-    _check(way, EVERY_MODE, tmp_path)
+    assert changed_by(EVERY_MODE, way, tmp_path) == set()
 
 
-def _check(way: str, modes: tuple[str, ...], folder: Path) -> None:
+def changed_by(modes: tuple[str, ...], way: str, folder: Path) -> set[str]:
+    """The modes in which a rank's losses or parameters differ from those without an agent; each did what it says."""
     ranks = results(run_ranks(train, WORLDS.get(way, 2), folder, way=way, modes=modes))
     assert [run["mode"] for run in ranks[0]] == list(modes)
+    changed = set()
     for alone, *runs in ranks:
         assert alone["mode"] == WITHOUT
         for run in runs:
-            assert run["losses"] == alone["losses"], run["mode"]
-            assert run["digest"] == alone["digest"], run["mode"]
+            if (run["losses"], run["digest"]) != (alone["losses"], alone["digest"]):
+                changed.add(run["mode"])
             summary = run["summary"]
             assert (summary["state"], summary["reason"]) == (run["mode"], "")
             assert (summary["regular"] > ITERATIONS / 2) == (run["mode"] != "off")
@@ -46,4 +48,5 @@ def _check(way: str, modes: tuple[str, ...], folder: Path) -> None:
         assert (sum(p["taken"] for p in paced) > 0) == (mode in ("canary", "active")), mode
         assert paced[0]["taken"] == 0  # the first of its group
     if way == "ddp":
-        assert len({run["digest"] for rank in ranks for run in rank}) == 1  # the ranks of a job train one model
+        assert len({rank[0]["digest"] for rank in ranks}) == 1  # the ranks of a job train one model
+    return changed

@@ -169,22 +169,27 @@ def test_pairs_of_an_all_to_all_begin_before_the_last_member_is_there() -> None:
 # Random programs
 
 
-def within(seeds: range) -> None:
-    """Nearly all random programs agree within 2 %; the rest is known, and small (``docs``)."""
+def errors(seeds: range) -> tuple[float, float, float]:
+    """Of random programs, between the engines: the share beyond 2 %, the largest error, the median."""
     found = np.abs([compared(seed).together for seed in seeds])
-    assert np.sum(found >= WITHIN) <= max(1, 0.03 * len(seeds))
-    assert found.max() < 2.5 * WITHIN
-    assert np.median(found) < 0.001
+    return float(np.mean(found >= WITHIN)), float(found.max()), float(np.median(found))
 
 
 def test_random_programs_agree() -> None:
-    within(range(20))
+    """Nearly all of them; the rest is known, and small (``docs``)."""
+    beyond, largest, median = errors(range(20))
+    assert beyond <= 0.05
+    assert largest < 2.5 * WITHIN
+    assert median < 0.001
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_programs_agree(part: int) -> None:
-    within(range(1000 + 100 * part, 1100 + 100 * part))
+    beyond, largest, median = errors(range(1000 + 100 * part, 1100 + 100 * part))
+    assert beyond <= 0.03
+    assert largest < 2.5 * WITHIN
+    assert median < 0.001
 
 
 # How it is run

@@ -265,8 +265,8 @@ def enter(row: Row, folder: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         if path.resolve() != copy.resolve():
             shutil.copyfile(path, copy)
-        options = one.policy.rpartition(path.suffix)[2] if path.suffix in one.policy[1:] else ""
-        text = f"{POLICIES}/{copy.name}{options if path.suffix else ''}"
+        options = one.policy.rpartition(path.suffix)[2] if path.suffix else ""
+        text = f"{POLICIES}/{copy.name}{options}"
         kept.append(one.model_copy(update={"policy": text}))
     target = folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', row.name)}.{row.split}.json"
     write_row(row.model_copy(update={"policies": kept}), target)
