@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from paceenv.core.errors import out_of_range
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies import situations
 from paceenv.policies.base import Policy
 from paceenv.policies.networks.observation_average import ObservationEMA
@@ -45,6 +46,7 @@ class Projection(Policy):
         cluster: the calibrated cluster it will run on.
         episodes: simulated episodes to remember; None: as many as a few seconds allow at this number of ranks.
         threads: threads that simulate; the policy does not depend on it.
+        limits: of every delay; the defaults are those of a live job.
 
     Raises:
         InputError: for less than one episode.
@@ -52,11 +54,13 @@ class Projection(Policy):
 
     name = "projection"
 
-    def __init__(self, cluster: Cluster, *, episodes: int | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, cluster: Cluster, *, episodes: int | None = None, threads: int = 1, limits: Limits = LIMITS
+    ) -> None:
         if episodes is not None and episodes < 1:
             raise out_of_range("episodes", episodes, "at least 1", "policy projection")
         count = situations.affordable_episodes(cluster.ranks) if episodes is None else episodes
-        self._bank = situations.build(cluster, count, threads)
+        self._bank = situations.build(cluster, count, threads, limits)
         if len(self._bank.settings_CM2) > 1:
             self._neighbours = min(NEIGHBOURS, len(self._bank.features_NF))
             self._tree = cKDTree(self._bank.features_NF)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies import names, saved
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import Clairvoyant
@@ -21,7 +22,7 @@ POLICY_HELP = (
 )
 
 
-def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
+def select_policy(text: str, cluster: Cluster, limits: Limits = LIMITS) -> Policy | Clairvoyant:
     """The policy that ``text`` names; ``static`` takes settings that are not given from the cluster config.
 
     Raises InputError for an unknown name or option, and for an invalid file.
@@ -29,6 +30,7 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     Args:
         text: as a command line spells it.
         cluster: the config of the job.
+        limits: of every delay, for a policy that simulates the job to find its settings.
     """
     pacing = cluster.pacing
     named = names.rule(text, (pacing.mechanism, pacing.threshold, pacing.window))
@@ -40,5 +42,5 @@ def select_policy(text: str, cluster: Cluster) -> Policy | Clairvoyant:
     if text == "projection":
         from paceenv.policies.projection import Projection  # only here: it needs SciPy, other policies do not
 
-        return Projection(cluster, threads=os.cpu_count() or 1)
+        return Projection(cluster, threads=os.cpu_count() or 1, limits=limits)
     return foreign.foreign_policy(text) or saved.find(text, NAMES)[1].policy

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.core.signals import SIGNALS
 from paceenv.policies.base import INTERVAL_ITERATIONS
 from paceenv.policies.networks.observation_average import ObservationEMA
@@ -202,7 +203,7 @@ def drive(
     return np.concatenate(seen), np.concatenate(gains)
 
 
-def build(cluster: Cluster, episodes: int, threads: int = 1) -> RolloutBank:
+def build(cluster: Cluster, episodes: int, threads: int = 1, limits: Limits = LIMITS) -> RolloutBank:
     """The bank of a cluster; the same arguments always give the same bank.
 
     It holds only "off" where no other setting helps.
@@ -211,13 +212,14 @@ def build(cluster: Cluster, episodes: int, threads: int = 1) -> RolloutBank:
         cluster: the calibrated cluster.
         episodes: simulated episodes.
         threads: threads of the engine; the bank does not depend on it.
+        limits: of every delay; the defaults are those of a live job.
     """
     every = spread_of_settings(cluster)
-    pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads)
+    pilot = start(cluster, np.arange(PILOT_SEED, PILOT_SEED + PILOT_EPISODES), threads, limits)
     pilot.run(pilot.off(), PILOT_INTERVALS * INTERVAL_ITERATIONS)
     chosen = select_candidates(project(pilot, np.arange(PILOT_EPISODES), every))
     if len(chosen) == 1:
         return RolloutBank(np.zeros((1, 2 * SIGNALS)), np.zeros((1, 1)), every[:1], 1)
-    simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads)
+    simulator = start(cluster, np.arange(BANK_SEED, BANK_SEED + episodes), threads, limits)
     features_NF, gain_NC = drive(simulator, every[chosen], np.random.default_rng(BANK_SEED))
     return RolloutBank(features_NF, gain_NC, every[chosen], min(simulator.batch.ranks, WATCHED_RANKS))

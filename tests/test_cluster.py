@@ -215,9 +215,16 @@ def test_a_mix_of_one_is_that_cluster() -> None:
     np.testing.assert_array_equal(ClusterMix([some]).derive(keys).jobs, derive(some, keys).jobs)
 
 
-def test_a_mixed_batch_equals_its_clusters_one_by_one() -> None:
+@pytest.mark.parametrize("other", ["one-job", "three jobs"])
+def test_a_mixed_batch_equals_its_clusters_one_by_one(other: str) -> None:
     keys = episode_keys(list(range(30)))
-    parts = [load_cluster("one-job"), load_cluster("two-jobs")]
+    pausing = {"period_ratio": 0.7, "comm_share": 0.3, "pause_rate": 0.2, "pause_periods": 3.0}
+    bursty = {"period_ratio": 0.5, "comm_share": 0.3, "bursty": True}
+    two_jobs = load_cluster("two-jobs")
+    three_jobs = config_files.parse(
+        Cluster, two_jobs.model_dump(mode="json", exclude_unset=True) | {"tenants": [pausing, bursty]}, "test"
+    )
+    parts = [three_jobs if other == "three jobs" else load_cluster(other), two_jobs]
     mix = ClusterMix(parts)
     mixed, which = mix.derive(keys), mix.which(keys)
     assert set(which) == {0, 1}

@@ -14,6 +14,7 @@ from paceenv.cli import application
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.core.limits import Limits
 from paceenv.policies.policy_file import PolicyFile, load_policy, save_policy
 from paceenv.policies.rollout import run, start
 from paceenv.policies.rules import passive
@@ -49,6 +50,13 @@ def test_a_job_that_pacing_cannot_help_gets_none() -> None:
     assert found.to_json()["pacing_helps"] is False
     alone = tailor([load_cluster("null-jitter")] * 4, [], seconds=5.0)
     assert (alone.best, alone.gains) == (None, {})
+
+
+def test_candidates_are_searched_and_compared_under_the_limits_given() -> None:
+    incast = load_cluster("incast-shallow")
+    found = tailor([incast] * 4, ["static"], seconds=5.0, mechanisms=["stagger"], limits=Limits(cap_share=0.0))
+    assert (found.best, found.constant) == (None, None), "no delay is allowed, so no setting gains anything"
+    assert found.gains["static"].value == 0.0
 
 
 @pytest.mark.slow
@@ -97,7 +105,7 @@ def test_a_constant_s_file_is_that_setting_always(tmp_path: Path) -> None:
 def test_the_best_on_the_first_episodes_is_kept_and_the_second_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def gains(policies: dict[str, Any], clusters: Any, first: int, seeds: int) -> dict[str, Interval]:
+    def gains(policies: dict[str, Any], clusters: Any, first: int, seeds: int, limits: Limits) -> dict[str, Interval]:
         asked.append(first)
         value = 0.05 if first == tailoring.CHOICE_SEED else -0.01
         return {name: Interval(value, value - 0.01, value + 0.01) for name in policies}

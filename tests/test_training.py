@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from paceenv.cli import application
 from paceenv.core import signals
 from paceenv.core.errors import InputError
+from paceenv.core.limits import Limits
 from paceenv.envs.pacing_env import PacingVectorEnv
+from paceenv.policies import names
 from paceenv.policies.policy_file import load_policy
 from paceenv.sim.cluster import load_cluster
 from paceenv.sim.engine.simulator import MAX_RUN_SEED, SEEDS_OF_A_RUN, TRAINING_SEEDS, episode_keys, training_seed
@@ -26,7 +28,8 @@ from paceenv.trainers.evaluation.suites import MAX_FIRST_SEED, Suite, load_suite
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.training import training_run
 from paceenv.trainers.training.batches import make_groups
-from paceenv.trainers.training.train_config import Environment, TrainConfig, load_train_config
+from paceenv.trainers.training.selection import Validation
+from paceenv.trainers.training.train_config import Environment, Selection, TrainConfig, load_train_config
 from paceenv.trainers.training.training_run import Run
 from paceenv.trainers.training.vec_env import NativeVecEnv
 from paceenv.ui import config_files
@@ -234,6 +237,14 @@ def test_a_checkpoint_belongs_to_its_config(tmp_path: Path) -> None:
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--resume"])
     with pytest.raises(InputError, match="no selection"):
         application.run(["train", "demo", "-o", str(tmp_path), *tiny, "--seeds", "2"])
+
+
+def test_selection_has_the_limits_of_the_training() -> None:
+    some = Selection(suites=["stagger"], every=1, patience=1, seeds=2, iterations=60)
+    rule = names.rule("static:mechanism=stagger,threshold=0,window=0.4", ("stagger", 0.0, 0.4))
+    assert rule is not None
+    assert Validation(some).evaluate(rule)["gap_closed"] > 0.1
+    assert Validation(some, Limits(cap_share=0.0)).evaluate(rule) == {"gap_closed": 0.0, "null_loss": 0.0, "score": 0.0}
 
 
 # Seeds

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceenv.core.errors import InputError
+from paceenv.core.limits import LIMIT_HELP
 from paceenv.policies.select import POLICY_HELP
 from paceenv.trainers.evaluation import score_table
 from paceenv.trainers.evaluation.comparison import Comparison, is_comparison, load_comparison
@@ -37,10 +38,7 @@ def evaluate(
     ] = None,
     limit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=NUMBER",
-            help="A limit of delays, such as cap_share=0.1; repeatable. Default: a live job's.",
-        ),
+        typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
     ] = None,
     write: Annotated[str | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,

@@ -98,6 +98,8 @@ class Limits:
 
 LIMITS = Limits()
 """The defaults."""
+LIMIT_HELP = "A limit of delays, such as cap_share=0.1; repeatable. Default: a live job's."
+"""Help of an option whose texts :meth:`Limits.changed` takes."""
 OPEN = Limits(MAX_CAP_S, 1.0, MAX_BUDGET_S, 0)
 """As good as none; for tests of what the rules themselves ask for."""
 

@@ -319,9 +319,16 @@ class ClosedLoop:
         """A policy trained on the drawn clusters for ``tailor_s``; None where no setting gains anything on them."""
         from paceenv.trainers.training.tailor import tailor  # PyTorch, which nothing else of a prediction needs
 
-        seconds, mechanism = self.options.tailor_s, self.scenario.loop.mechanism
+        seconds, plan = self.options.tailor_s, self.scenario.loop
         with output.progress("tailor", seconds) as done:
-            found = tailor(clusters, seconds=seconds, seed=self.options.seed, mechanisms=[mechanism], on_progress=done)
+            found = tailor(
+                clusters,
+                seconds=seconds,
+                seed=self.options.seed,
+                mechanisms=[plan.mechanism],
+                limits=plan.limits,
+                on_progress=done,
+            )
         return found.student
 
 

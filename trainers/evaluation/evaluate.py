@@ -214,7 +214,7 @@ def outcome(policy: str, cluster: Cluster, suite: Suite) -> Outcome:
     """
     seeds = np.arange(suite.first_seed, suite.first_seed + suite.seeds)
     simulator = start(cluster, seeds, os.cpu_count() or 1, suite.limits)
-    made = select_policy(policy, cluster)
+    made = select_policy(policy, cluster, suite.limits)
     found = run(made, simulator, suite.iterations)
     mean_E, sd_E = found.useful_step_E, found.step_ET.std(axis=1)
     ratio = (found.step_ET / found.ideal_step_E[:, None])[:, ::32].astype(np.float32)

@@ -227,9 +227,9 @@ class PpoTask:
 @functools.cache
 def _validation(train_json: str) -> Validation:
     """Of a training config's selection; once in a process, as bounds take seconds to find."""
-    selection = TrainConfig.model_validate_json(train_json).selection
-    assert selection is not None  # as the task has checked
-    return Validation(selection)
+    config = TrainConfig.model_validate_json(train_json)
+    assert config.selection is not None  # as the task has checked
+    return Validation(config.selection, config.environment.limits)
 
 
 def _plain(found_SC: NDArray[np.float64]) -> list[list[float | None]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.clairvoyant import Clairvoyant
 from paceenv.policies.rollout import run, start
@@ -27,11 +28,16 @@ VALIDATION_METRICS = ("gap_closed", "null_loss", "score")
 
 
 class Validation:
-    """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once."""
+    """The validation clusters with their episodes without pacing and with the clairvoyant bound, computed once.
 
-    def __init__(self, config: Selection) -> None:
+    Args:
+        config: suites, seeds and length.
+        limits: of every delay, as in the training.
+    """
+
+    def __init__(self, config: Selection, limits: Limits = LIMITS) -> None:
         suite = load_suites(config.suites, "validation").only(["validation"])
-        self._config, self._seeds = config, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
+        self._config, self._limits, self._seeds = config, limits, np.arange(FIRST_SEED, FIRST_SEED + config.seeds)
         self._clusters: Mapping[str, Cluster] = {case.name: case.load() for case in suite.cases}
         self._passive = {name: self._step_s_E(passive(), name) for name in self._clusters}
         self._bound = {
@@ -41,7 +47,7 @@ class Validation:
         }
 
     def _step_s_E(self, policy: Policy | Clairvoyant, name: str) -> NDArray[np.float64]:
-        simulator = start(self._clusters[name], self._seeds, threads=os.cpu_count() or 1)
+        simulator = start(self._clusters[name], self._seeds, os.cpu_count() or 1, self._limits)
         return run(policy, simulator, self._config.iterations).useful_step_E
 
     def evaluate(self, policy: Policy) -> dict[str, float]:

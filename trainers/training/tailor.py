@@ -22,6 +22,7 @@ import paceenv
 from paceenv.core import metrics, signals
 from paceenv.core.errors import InputError, out_of_range
 from paceenv.core.intervals import Interval
+from paceenv.core.limits import LIMITS, Limits
 from paceenv.policies.base import Policy
 from paceenv.policies.distilled import Candidate, Distilled
 from paceenv.policies.learned import Learned
@@ -97,6 +98,7 @@ def tailor(
     seconds: float = 60.0,
     seed: int = 0,
     mechanisms: Sequence[str] = (),
+    limits: Limits = LIMITS,
     on_progress: Callable[[float], None] = lambda cpu_s: None,
 ) -> Tailored:
     """Find the best policy for a job that may have any of ``clusters``.
@@ -108,6 +110,7 @@ def tailor(
         seed: of the training.
         mechanisms: that the tailored policy and the constant may use; none: slack, phase_shift, stagger and
             mean_slack, and defer where transfers can wait.
+        limits: of every delay; the defaults are those of a live job.
         on_progress: called with the CPU-seconds spent so far.
 
     Raises:
@@ -128,24 +131,25 @@ def tailor(
         *(["defer"] if clusters[0].can_defer else []),
     )
     begun = time.process_time()
-    others = {name: _deployable(name, clusters[0]) for name in against}
+    others = {name: _deployable(name, clusters[0], limits) for name in against}
     trained, compared = clusters[::2][: max(MAX_RANK_PHASES // clusters[0].rank_phases, 2)], clusters[1::2]
-    learner, learned = _train(trained, mechanisms, begun + (1.0 - EVALUATION_SHARE) * seconds, seed, on_progress)
+    until = begun + (1.0 - EVALUATION_SHARE) * seconds
+    learner, learned = _train(trained, mechanisms, limits, until, seed, on_progress)
     student = constant = None
     if learned:
         student = PolicyFile(policy := learner.policy(), learner.calibrated_range(policy))
-        constant = _best_constant(learner.candidates, trained)
+        constant = _best_constant(learner.candidates, trained, limits)
     policies: dict[str, Policy] = dict(others)
     if student is not None and constant is not None:
         policies |= {TAILORED: student.policy, CONSTANT: constant_policy(constant, learner.config)}
     if not policies:  # no setting gains anything, and nothing else was asked for
         return Tailored(None, None, None, None, {}, time.process_time() - begun)
     seeds = int(np.clip(MAX_EVALUATED_RANK_PHASES // (clusters[0].rank_phases * len(compared)), MIN_SEEDS, MAX_SEEDS))
-    chosen_on = _gains(policies, compared, CHOICE_SEED, seeds)
+    chosen_on = _gains(policies, compared, CHOICE_SEED, seeds, limits)
     on_progress(time.process_time() - begun)
     best = _best(chosen_on)
     helps = chosen_on[best].value >= MIN_GAIN and chosen_on[best].low > 0.0
-    gains = _gains(policies, compared, FINAL_SEED, seeds)
+    gains = _gains(policies, compared, FINAL_SEED, seeds, limits)
     found = Tailored(best if helps else None, None, student, constant, gains, time.process_time() - begun)
     on_progress(found.cpu_s)
     record = {
@@ -180,8 +184,8 @@ def constant_policy(candidate: Candidate, config: TrainConfig) -> Distilled:
     return Distilled(layers, [candidate], margin=0.0, hysteresis=0.0, name=CONSTANT, interval_iterations=interval)
 
 
-def _deployable(name: str, cluster: Cluster) -> Policy:
-    policy = select_policy(name, cluster)
+def _deployable(name: str, cluster: Cluster, limits: Limits) -> Policy:
+    policy = select_policy(name, cluster, limits)
     if not isinstance(policy, Policy):
         raise InputError(f"policy {name}: looks ahead; allowed: one that can be deployed")
     return policy
@@ -198,6 +202,7 @@ def _content(policy: Policy) -> PolicyFile | None:
 def _train(
     clusters: Sequence[Cluster],
     mechanisms: Sequence[str],
+    limits: Limits,
     until: float,
     seed: int,
     on_progress: Callable[[float], None],
@@ -207,6 +212,7 @@ def _train(
     Args:
         clusters: to train on.
         mechanisms: that settings may use.
+        limits: of every delay.
         until: reading of the process's CPU clock at which training ends.
         seed: of the training.
         on_progress: called with the CPU-seconds of training so far.
@@ -214,7 +220,7 @@ def _train(
     base, begun = load_train_config(BASE), time.process_time()
     assert base.distill is not None
     shares = [ClusterShare(cluster=cluster) for cluster in clusters]
-    changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "threads": 1}
+    changed = {"clusters": shares, "suites": [], "mechanisms": list(mechanisms), "limits": limits, "threads": 1}
     rounds, decisions = 10_000, ROUND_EPISODES * len(clusters) * base.distill.episode_intervals
     size = {"total_timesteps": rounds * decisions, "rounds": rounds, "candidates": CANDIDATES}
     always = {m: pair for m, pair in base.distill.always.items() if m not in mechanisms}
@@ -240,11 +246,11 @@ def _train(
     return learner, True
 
 
-def _best_constant(candidates: Sequence[Candidate], clusters: Sequence[Cluster]) -> Candidate:
+def _best_constant(candidates: Sequence[Candidate], clusters: Sequence[Cluster], limits: Limits) -> Candidate:
     """The setting with the highest mean gain while it stays on, on clusters and noise of the training."""
     settings, step_s = settings_of(candidates), []
     for k, cluster in enumerate(clusters):
-        simulator = start(cluster, np.repeat(np.arange(2) + CHOICE_SEED - 2 * (k + 1), len(settings)))
+        simulator = start(cluster, np.repeat(np.arange(2) + CHOICE_SEED - 2 * (k + 1), len(settings)), limits=limits)
         found = simulator.run(np.tile(settings, (2, 1, 1))[:, None], ITERATIONS).mean(axis=1).reshape(2, -1)
         step_s.append((found / found[:, :1]).mean(axis=0))
     return candidates[max(int(np.mean(step_s, axis=0)[1:].argmin()), 0)]
@@ -258,13 +264,16 @@ def _best(gains: dict[str, Interval]) -> str:
     return most
 
 
-def _gains(policies: dict[str, Policy], clusters: Sequence[Cluster], first: int, seeds: int) -> dict[str, Interval]:
+def _gains(
+    policies: dict[str, Policy], clusters: Sequence[Cluster], first: int, seeds: int, limits: Limits
+) -> dict[str, Interval]:
     """Mean gain of each policy over no pacing with its interval, over clusters and seeds; paired on the same noise."""
     gain: dict[str, list[NDArray[np.float64]]] = {name: [] for name in policies}
     for d, cluster in enumerate(clusters):
         own = np.arange(first + d * seeds, first + (d + 1) * seeds)
-        plain_s_E = run(passive(), start(cluster, own), ITERATIONS).useful_step_E
+        plain_s_E = run(passive(), start(cluster, own, limits=limits), ITERATIONS).useful_step_E
         for name, policy in policies.items():
-            gain[name].append(plain_s_E / run(policy, start(cluster, own), ITERATIONS).useful_step_E - 1.0)
+            paced_s_E = run(policy, start(cluster, own, limits=limits), ITERATIONS).useful_step_E
+            gain[name].append(plain_s_E / paced_s_E - 1.0)
     # a cluster is a unit of the bootstrap: its episodes have its parameters in common
     return {name: metrics.bootstrap_interval(np.array([x.mean() for x in found])) for name, found in gain.items()}

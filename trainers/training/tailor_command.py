@@ -12,6 +12,7 @@ from paceenv.calibration.fit_trace import calibrate_trace
 from paceenv.calibration.posterior import DRAWS, drawn_clusters
 from paceenv.core.errors import InputError
 from paceenv.core.intervals import Interval
+from paceenv.core.limits import LIMIT_HELP, LIMITS
 from paceenv.importers.inputs import read_inputs
 from paceenv.policies.whatif.baseline import is_config
 from paceenv.sim.cluster import Cluster, load_cluster
@@ -31,6 +32,10 @@ def tailor(
     against: Annotated[
         list[str] | None, typer.Option(help="Policies that take part, by name or file. Default: learned.")
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER", help=LIMIT_HELP),
+    ] = None,
     json_: Annotated[str | None, typer.Option("--json", help=output.JSON_HELP)] = None,
 ) -> None:
     """Find the best policy for one job, and say whether pacing helps it at all.
@@ -44,14 +49,21 @@ def tailor(
     """
     if out.suffix != ".safetensors" or out.is_dir():
         raise InputError(f"--out {out}: allowed: the name of a file that ends in .safetensors")
-    begun = time.process_time()
+    begun, limits = time.process_time(), LIMITS.changed(limit or [])
     clusters = drawn_clusters(_cluster(source), seed=seed, draws=DRAWS)
     from paceenv.policies.policy_file import save_policy
     from paceenv.trainers.training.tailor import tailor as find  # torch, which a refused argument need not wait for
 
     left_s = max(seconds - (time.process_time() - begun), 5.0)
     with output.progress(f"tailor {clusters[0].name}", left_s) as done:
-        found = find(clusters, ["learned"] if against is None else against, seconds=left_s, seed=seed, on_progress=done)
+        found = find(
+            clusters,
+            ["learned"] if against is None else against,
+            seconds=left_s,
+            seed=seed,
+            limits=limits,
+            on_progress=done,
+        )
     summary = {"policy": None, "sha256": None, **found.to_json()}
     if found.file is not None:
         summary |= {"policy": str(out), "sha256": save_policy(out, found.file)}

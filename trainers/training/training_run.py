@@ -132,7 +132,7 @@ class Run:
         self.segment += 1
         if self.config.selection is not None:
             if self._validation is None:  # only now: a resumed run may have nothing left to evaluate
-                self._validation = Validation(self.config.selection)
+                self._validation = Validation(self.config.selection, self.config.environment.limits)
             self._evaluate(self._validation)
         self.cpu_s += time.process_time() - started
         if self.config.selection is not None:
