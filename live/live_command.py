@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.core.files import atomic_write
 from paceenv.core.wording import count
 from paceenv.live import control_file
@@ -127,7 +127,7 @@ def trace(
     try:  # pyarrow takes a while, and neither a job nor the other commands need it
         from paceenv.live.record.merge_segments import describe_spread, write_merged
     except ModuleNotFoundError as error:
-        raise InputError(f"paceenv live trace: needs {error.name}; install it: pip install 'paceenv[sim]'") from None
+        raise needs("paceenv live trace", error.name, "sim") from None
 
     with output.progress("merge the ranks' segments"):
         merged = write_merged(run, out, attempt)
@@ -151,7 +151,7 @@ def predict_(
 ) -> None:
     """Predict what the run's policy would gain: simulated on the cluster that its trace calibrates to.
 
-    Needs pip install 'paceenv[sim]', and not on a node of the job: copy the folder. The prediction is kept with the
+    Needs paceenv with its extra sim, and not on a node of the job: copy the folder. The prediction is kept with the
     run, and status and summary show it. Where the trace does not allow one, it says what is missing.
     """
     run = RunFolder(folder)

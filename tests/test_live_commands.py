@@ -153,7 +153,7 @@ def test_trace_without_pyarrow_says_what_to_install(run: Path, tmp_path: Path) -
         "sys.argv = ['paceenv', 'live', 'trace', *sys.argv[1:]]; sys.exit(main())"
     )
     done = run_python(code, str(run), "-o", str(tmp_path / "merged.parquet"))
-    expected = "paceenv: error: paceenv live trace: needs pyarrow; install it: pip install 'paceenv[sim]'\n"
+    expected = "paceenv: error: paceenv live trace needs pyarrow; install it: pip install '/path/to/checkout[sim]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 

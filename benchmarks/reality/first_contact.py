@@ -26,7 +26,8 @@ from paceenv.ui import config_files, output
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "first-contact.md"
 HEAD: Final = """# First contact: what others recorded
 
-After reading this page you know how `paceenv diagnose` does on traces, dumps and logs that it had no part in.
+After reading this page you know how `paceenv diagnose` does on traces, dumps and logs that it was not made from.
+Those of `socket-runs` are of our own testbed; the others were recorded by others.
 `python -m benchmarks.reality.first_contact --write` makes it.
 The ceilings of MLPerf's systems are in [reality](reality.md), the detection of ranks that turn slow in
 [detection](detection.md).

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.core.files import atomic_write, open_regular
 from paceenv.live.decide.live_policy import SEPARATOR
 from paceenv.live.record.run_folder import RunFolder
@@ -59,7 +59,7 @@ def predict(
         from paceenv.policies.whatif.baseline import of_trace
         from paceenv.policies.whatif.change import Change
     except ModuleNotFoundError as error:
-        raise InputError(f"paceenv live predict: needs {error.name}; install it: pip install 'paceenv[sim]'") from None
+        raise needs("paceenv live predict", error.name, "sim") from None
 
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "merged.parquet"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.live.options import ENVIRONMENT_MODE, MODES, Options
 
 if TYPE_CHECKING:  # it brings NumPy, which the script may want to import itself
@@ -45,7 +45,7 @@ def obstacle(
     try:
         from paceenv.live.decide.live_policy import at_interval, needed_policy
     except ImportError as error:
-        return f"{error.name or error} cannot be imported; install it: pip install 'paceenv[live]'"
+        return str(needs("a policy", error.name or str(error), "live"))
 
     try:
         found = needed_policy(options.mode, policy, options.candidates)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.live.options import OPTIONS, make_options
 from paceenv.live.start.launch import Module, PolicyName, Script, refuse, with_agent_options
 from paceenv.live.start.obstacles import obstacle
@@ -163,7 +163,7 @@ def _torchrun_parser() -> argparse.ArgumentParser:
     try:
         from torch.distributed.run import get_args_parser
     except ModuleNotFoundError as error:
-        raise InputError(f"paceenv live run: needs {error.name}; install it: pip install 'paceenv[live]'") from None
+        raise needs("paceenv live run", error.name, "live") from None
     parser: argparse.ArgumentParser = get_args_parser()
     parser.__class__, parser.allow_abbrev = _Parser, False  # its mistakes are one line
     return parser

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceenv import __version__
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.core.renames import RenamedWarning
 
 GROUP = "paceenv.commands"
@@ -124,7 +124,7 @@ def _run_command(entry: EntryPoint, arguments: list[str]) -> int:
         extra = EXTRAS.get(entry.name) or EXTRAS.get(entry.value.split(".")[1], "sim")
         if error.name and error.name.split(".")[0] == "paceenv":
             raise
-        raise InputError(f"paceenv {entry.name} needs {error.name}; pip install 'paceenv[{extra}]'") from None
+        raise needs(f"paceenv {entry.name}", error.name, extra) from None
     if isinstance(command, typer.Typer):
         application = command
     else:

@@ -37,6 +37,17 @@ def out_of_range(name: str, value: Any, allowed: str, where: str) -> InputError:
     return InputError(f"{where}: {name} = {short_repr(value)}; allowed: {allowed}")
 
 
+def needs(what: str, module: str | None, extra: str) -> InputError:
+    """An :class:`InputError` that says which extra of paceenv has a module that is not there.
+
+    Args:
+        what: the command or feature.
+        module: name of the module.
+        extra: the extra in ``pyproject.toml``.
+    """
+    return InputError(f"{what} needs {module}; install it: pip install '/path/to/checkout[{extra}]'")
+
+
 def short_repr(value: Any) -> str:
     """``repr(value)``, shortened where it is long; quick and small for any value, however nested.
 

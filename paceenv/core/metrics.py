@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core.intervals import Interval
+from paceenv.core.student_t import student_t_quantile
 
 
 def step_statistics(step_s: NDArray[np.float64]) -> dict[str, float]:
@@ -40,11 +41,15 @@ def reward(step_mean_s: float, step_sd_s: float, reference_s: float, cv_weight: 
 def bootstrap_interval(
     samples_N: NDArray[np.float64], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """The mean of a sample with its percentile bootstrap interval.
+    """The mean of a sample with its expanded percentile bootstrap interval.
+
+    Plain percentiles are too narrow for few units: with 8 they hold the truth in 9 of 10 samples only. Their levels are
+    therefore those of Student's t, with the spread that ``N - 1`` degrees of freedom stand for.
+    Source: Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69 (2015), 371-386.
 
     Args:
         samples_N: one value of each independent unit (seed).
-        level: share of the resamples within the interval, 0 to 1.
+        level: how often such intervals hold the truth, 0 to 1.
         resamples: number of resamples.
         seed: of the resampling.
 
@@ -55,7 +60,9 @@ def bootstrap_interval(
     if units < 2:
         return Interval(mean)
     picks = np.random.default_rng(seed).integers(0, units, (resamples, units))
-    low, high = np.percentile(samples_N[picks].mean(axis=-1), [50 * (1 - level), 50 * (1 + level)])
+    errors = student_t_quantile(0.5 * (1.0 - level), units - 1) * math.sqrt(units / (units - 1))
+    tail = 50.0 * math.erfc(errors / math.sqrt(2.0))
+    low, high = np.percentile(samples_N[picks].mean(axis=-1), [tail, 100.0 - tail])
     return Interval(mean, float(low), float(high))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.core import pacing, signals
-from paceenv.core.errors import InputError, out_of_range
+from paceenv.core.errors import InputError, needs, out_of_range
 from paceenv.trainers.offline.episodes import Episode
 
 FOLDER_VARIABLE = "MINARI_DATASETS_PATH"
@@ -56,7 +56,7 @@ def _minari(folder: Path | None) -> Iterator[Any]:
         try:
             import minari
         except ImportError:
-            raise InputError("Minari is missing; allowed: pip install 'paceenv[offline]'") from None
+            raise needs("a data set", "minari", "offline") from None
         before = os.environ.get(FOLDER_VARIABLE)
         if folder is not None:
             os.environ[FOLDER_VARIABLE] = str(folder.resolve())

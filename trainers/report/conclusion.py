@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceenv.core.errors import needs
 from paceenv.core.trace import Trace
 from paceenv.diagnosis.absolute import AbsoluteCheck, check_flops, check_links
 from paceenv.diagnosis.answer import Answer
@@ -112,4 +113,4 @@ def _compared(fitted: Fitted, policies: Sequence[str], on_done: Callable[[int], 
     try:
         return compare(fitted, policies, on_done)
     except ModuleNotFoundError as error:  # the released policy's file needs a library that the simulator does not
-        return f"{error.name} is missing; pip install 'paceenv[train]'"
+        return str(needs("the comparison", error.name, "train"))

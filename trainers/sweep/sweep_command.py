@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceenv.core.errors import InputError
+from paceenv.core.errors import InputError, needs
 from paceenv.trainers.sweep.ledger import Ledger
 from paceenv.trainers.sweep.outcome.sweep_results import Results, cells
 from paceenv.trainers.sweep.searches.search import Trial
@@ -76,7 +76,7 @@ def run(
         from paceenv.trainers.sweep.outcome.finish import finish
         from paceenv.trainers.sweep.progress_screen import Screen
     except ModuleNotFoundError as error:
-        raise InputError(f"paceenv sweep needs {error.name}; pip install 'paceenv[sweep]'") from None
+        raise needs("paceenv sweep", error.name, "sweep") from None
     task = make_task(resolved, out)
     with locked(out, "sweep"):
         sweep = open_sweep(resolved, task, out, resume=resume)
