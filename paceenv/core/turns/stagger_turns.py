@@ -26,8 +26,9 @@ TRIAL_GROWTH = 8.0
 TRIAL_GAIN = 0.02
 """Least by which steps of a trial must be shorter, a share: few are compared."""
 
-MEAN_ITERATIONS, MEAN_MEMORY_ITERATIONS = 32, 512
-"""Held and free iterations from which on their means are compared, and over how many a mean runs."""
+MEAN_ITERATIONS, MEAN_MEMORY_ITERATIONS = 16, 512
+"""Held and free iterations from which on their means are compared, and over how many a mean runs. No hold begins before
+so many free ones: the slow steps that lead to a hold are slower than steps without it are on the whole."""
 COST_BACKOFF = 8.0
 """Growth of the pause after a hold when held steps are longer on the whole."""
 
@@ -83,7 +84,7 @@ def watch(tick: NDArray[np.float64], step_s: float, baseline_s: float) -> None:
         collapsed = 1.0 if step_s > COLLAPSE_RATIO * baseline_s else 0.0
         tick[COLLAPSED] += COLLAPSE_SMOOTHING * (collapsed - tick[COLLAPSED])
         tick[WATCHED] += 1.0
-        if tick[COLLAPSED] > COLLAPSE_SHARE:
+        if tick[COLLAPSED] > COLLAPSE_SHARE and tick[FREE_COUNT] >= MEAN_ITERATIONS:
             helped = tick[BACKOFF] == MIN_HOLD_ITERATIONS
             relapsed = helped and tick[WATCHED] <= RELAPSE_ITERATIONS
             longer = 2.0 * tick[HOLD] if relapsed else MIN_HOLD_ITERATIONS

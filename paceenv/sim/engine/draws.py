@@ -24,6 +24,8 @@ JITTER, IMBALANCE, DRIFT, COMMON, PERSISTENT, SLOW_RANK = 1, 2, 3, 4, 5, 6
 FAIL_SLOW, STALL, POST_WORK, TENANT, OBSERVER, CLUSTER = 7, 8, 9, 10, 11, 12
 RECOVERY, INCAST, FAILURE, TRANSFER = 13, 14, 15, 16
 LATE_WAKE, STAMPS, MISSING, LENGTH = 17, 18, 19, 20
+PER_TENANT = 3
+"""Counters of one tenant's draws at one time: its noise does not depend on how many tenants there are."""
 
 _SUB_BITS = 5
 _OCTAVES = 32

@@ -15,13 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
-from paceenv.sim.engine.draws import TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
+from paceenv.sim.engine.draws import PER_TENANT, TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
 from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, WEIGHT, Scratch, View
 
 _START = 1 << 62
 """Counter of draws made once, at the start of an episode: out of the way of the cycles' counters."""
-_PER_TENANT = 3
-"""Counters of one tenant's draws at one time: its noise does not depend on how many tenants its batch has room for."""
 
 
 def fair_level(own_flows: int, own_cap: float, tenants: Any, tenant: NDArray[np.float64]) -> float:
@@ -69,7 +67,7 @@ def reset_tenants(clock: Any, tenants: Any, tenant: NDArray[np.float64]) -> None
     """
     for k in range(tenants.shape[0]):
         alone_s = tenants[k]["uplink_work_s"] / max(tenants[k]["rate_cap"], 1e-12)
-        at_s = uniform(clock["key"], TENANT_STREAM, _START + _PER_TENANT * k) * (tenants[k]["compute_s"] + alone_s)
+        at_s = uniform(clock["key"], TENANT_STREAM, _START + PER_TENANT * k) * (tenants[k]["compute_s"] + alone_s)
         in_compute = at_s < tenants[k]["compute_s"]
         tenant[CYCLES, k] = 0.0
         tenant[WEIGHT, k] = tenants[k]["weight"]
@@ -92,7 +90,7 @@ def _starts_away_s(clock: Any, tenants: Any, k: int) -> float:
     is under way is denser near zero.
     """
     paused = 0.5 * tenants[k]["pause_rate"] * tenants[k]["pause_periods"]
-    u = uniform(clock["key"], TENANT_STREAM, _START + _PER_TENANT * k + 1) * (1.0 + paused)
+    u = uniform(clock["key"], TENANT_STREAM, _START + PER_TENANT * k + 1) * (1.0 + paused)
     if u >= paused:
         return 0.0
     period_s = tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"]
@@ -104,14 +102,14 @@ def _next_compute_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: in
     """How long tenant ``k`` computes before its next transfer, seconds."""
     tenant[CYCLES, k] += 1.0
     key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
-    u = uniform(key, TENANT_STREAM, _PER_TENANT * k)
+    u = uniform(key, TENANT_STREAM, PER_TENANT * k)
     if tenants[k]["bursty"]:
         return float(-tenants[k]["compute_s"] * math.log(u))
     # the largest of n uniforms is u ** (1/n): the slowest of the tenant's own ranks, in one draw
     slowest = quantile(normal, uniform_bits(u ** (1.0 / tenants[k]["ranks"])))
     compute_s = tenants[k]["compute_s"] * max(1.0 + tenants[k]["jitter_cv"] * slowest, 0.0)
     if tenants[k]["pause_rate"] > 0.0:
-        v = uniform(key, TENANT_STREAM, _PER_TENANT * k + 2) / tenants[k]["pause_rate"]
+        v = uniform(key, TENANT_STREAM, PER_TENANT * k + 2) / tenants[k]["pause_rate"]
         if v < 1.0:  # then v is uniform itself
             period_s = tenants[k]["compute_s"] + tenants[k]["uplink_work_s"] / tenants[k]["rate_cap"]
             compute_s += v * tenants[k]["pause_periods"] * period_s
@@ -123,7 +121,7 @@ def _transfer_work_s(clock: Any, tenants: Any, tenant: NDArray[np.float64], k: i
     work_s = tenants[k]["uplink_work_s"]
     if tenants[k]["bursty"]:
         key = key_of(clock["key"], TENANT_STREAM, int(tenant[CYCLES, k]))
-        work_s *= -math.log(uniform(key, TENANT_STREAM, _PER_TENANT * k + 1))
+        work_s *= -math.log(uniform(key, TENANT_STREAM, PER_TENANT * k + 1))
     return float(work_s)
 
 

@@ -197,7 +197,6 @@ class TenantJob:
         upper: the tier that it shares with the job.
         key: episode key, decides what is drawn.
         k: number of the tenant.
-        tenants: number of tenants.
         setup: what it does.
         ours_s: ideal step time of the job, seconds; the tenant's period is relative to it.
         we_transfer: whether a transfer of the job is on its way.
@@ -209,20 +208,20 @@ class TenantJob:
         upper: Resource,
         key: np.uint64,
         k: int,
-        tenants: int,
         setup: TenantSetup,
         ours_s: float,
         we_transfer: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._network, self._upper, self._key, self._k, self._tenants = network, upper, key, k, tenants
+        self._network, self._upper, self._key = network, upper, key
+        self._place = draws.PER_TENANT * k
         self._setup, self._cycle, self._we_transfer = setup, 0, we_transfer
         self._flow: Flow | None = None
         period_s = setup.period_ratio * ours_s
         self._transfer_s = period_s * setup.comm_share
         self._compute_s = period_s - self._transfer_s
-        at_s = self._uniform(_START + k, None) * period_s
+        at_s = self._uniform(_START + self._place, None) * period_s
         away = 0.5 * setup.pause_rate * setup.pause_periods if setup.pause_periods > 1.0 else 0.0
-        paused = self._uniform(_START + tenants + k, None) * (1.0 + away)
+        paused = self._uniform(_START + self._place + 1, None) * (1.0 + away)
         if paused < away:  # in a pause already, of which the rest is denser near zero
             rest = setup.pause_periods * (1.0 - math.sqrt(1.0 - paused / away))
             network.at(rest * period_s + self._compute_s, self._begin)
@@ -240,7 +239,7 @@ class TenantJob:
     def _begin(self) -> None:
         transfer_s = self._transfer_s
         if self._setup.is_bursty:
-            transfer_s *= -math.log(self._uniform(self._cycle, self._tenants + self._k))
+            transfer_s *= -math.log(self._uniform(self._cycle, self._place + 1))
         self._send(transfer_s)
 
     def _send(self, transfer_s: float) -> None:
@@ -258,7 +257,7 @@ class TenantJob:
     def _compute(self) -> None:
         self._flow = None
         self._cycle += 1
-        u = self._uniform(self._cycle, self._k)
+        u = self._uniform(self._cycle, self._place)
         if self._setup.is_bursty:
             stretch = -math.log(u)
         else:
@@ -267,7 +266,7 @@ class TenantJob:
             stretch = max(1.0 + self._setup.jitter_cv * slowest, 0.0)
         pause_s = 0.0
         if self._setup.pause_rate > 0.0:
-            share = self._uniform(self._cycle, 2 * self._tenants + self._k) / self._setup.pause_rate
+            share = self._uniform(self._cycle, self._place + 2) / self._setup.pause_rate
             period_s = self._compute_s + self._transfer_s
             pause_s = share * self._setup.pause_periods * period_s if share < 1.0 else 0.0
         self._network.after(self._compute_s * stretch + pause_s, self._begin)

@@ -68,11 +68,8 @@ class Reference(PacedJob):
         self.batch.jobs["ideal_step_s"] = self.ideal_step_s
         self._can_lose = self.setup.collective != "all_reduce" and self.setup.incast_fit < math.inf
         self._on_their_way = 0
-        places = len(self.setup.tenants)
         self._tenants = [
-            TenantJob(
-                self.network, self.links.upper, keys_E[0], k, places, tenant, self.ideal_step_s, self._we_transfer
-            )
+            TenantJob(self.network, self.links.upper, keys_E[0], k, tenant, self.ideal_step_s, self._we_transfer)
             for k, tenant in enumerate(self.setup.tenants)
             if tenant.comm_share > 0.0
         ]

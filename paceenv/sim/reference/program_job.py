@@ -272,7 +272,7 @@ class ProgramReference(PacedJob):
         setups = tenant_setups(fixed) if upper.capacity_Bps < math.inf else ()
         for k, one in enumerate(setups):
             if one.comm_share > 0.0:
-                TenantJob(self.network, upper, keys_E[0], k, len(setups), _in_bytes(one, upper.capacity_Bps), ours_s)
+                TenantJob(self.network, upper, keys_E[0], k, _in_bytes(one, upper.capacity_Bps), ours_s)
         self._begin()
 
     def _begin(self) -> None:
