@@ -66,6 +66,42 @@ def test_a_progress_bar_has_whole_seconds_so_values_are_means_over_many_steps(tm
         assert found == pytest.approx(TRUE_S[end - steps : end].mean(), abs=1.01 / steps)
 
 
+@pytest.mark.parametrize("batch_s", [0.5, 0.15])
+def test_the_bar_of_the_training_wins_over_longer_ones_of_evaluations(batch_s: float, tmp_path: Path) -> None:
+    evaluation = log_samples.bars(400, batch_s)
+    log = read(tmp_path, log_samples.huggingface(evaluation, 400 * batch_s))
+    assert (set(log.run_V), int(log.step_V[-1])) == ({0}, 1000)
+    assert np.median(log.step_s_V) == pytest.approx(2.0)
+    assert log.step_s_V.mean() == pytest.approx(2.0 + 4 * 400 * batch_s / 1000)  # no value of a single slow step
+    assert "of progress bars of 1000, 400 steps that of 1000 is used" in log.notes
+
+
+@pytest.mark.parametrize(
+    ("about", "unit"),
+    [
+        ("Map (num_proc=8): ", " examples/s"),
+        ("Tokenizing train dataset: ", " examples/s"),
+        ("Running tokenizer: ", "ba/s"),
+        ("", " examples/s"),
+    ],
+)
+@pytest.mark.parametrize("batch_s", [0.01, 1.0])
+def test_bars_of_data_sets_are_no_training(about: str, unit: str, batch_s: float, tmp_path: Path) -> None:
+    alone = read(tmp_path, log_samples.bars(300, 5.0))
+    log = read(tmp_path, log_samples.bars(6000, batch_s, about, unit) + log_samples.bars(300, 5.0))
+    np.testing.assert_array_equal(log.step_s_V, alone.step_s_V)
+    assert log.step_s_V == pytest.approx(5.0)
+
+
+def test_a_bar_of_epochs_around_that_of_steps_is_none_of_steps(tmp_path: Path) -> None:
+    inner, text = log_samples.bars(800, 0.5) + log_samples.bars(300, 0.5), ""
+    for epoch in range(6):
+        text += log_samples.bar(epoch, 6, epoch * 550.0, "Epochs: ") + inner
+    log = read(tmp_path, text + log_samples.bar(6, 6, 3300.0, "Epochs: "))
+    assert log.step_s_V == pytest.approx(0.5)
+    assert (int(log.step_V.max()), int(log.run_V[-1])) == (800, 5)
+
+
 @pytest.mark.parametrize(
     ("decorate", "rank"), [(log_samples.srun, 2), (log_samples.mpirun, 3), (log_samples.torchrun, 7)]
 )

@@ -21,9 +21,10 @@ from paceenv.core.errors import InputError
 from paceenv.importers.log_text import mllog
 from paceenv.importers.log_text.collected import Column, number
 from paceenv.importers.log_text.conversion import MIN_VALUES, convert
-from paceenv.importers.log_text.line_formats import ANY_STEP, FORMATS, SAMPLES_PER_STEP
+from paceenv.importers.log_text.line_formats import ANY_STEP, BAR, FORMATS, SAMPLES_PER_STEP
 from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in
 from paceenv.importers.log_text.mllog import Mllog
+from paceenv.importers.log_text.progress_bars import bars_of_steps
 from paceenv.importers.log_text.tables import Table, csv_rows, is_csv, json_row
 from paceenv.importers.log_text.user_pattern import UserPattern
 from paceenv.importers.packed import content_of, head_of
@@ -208,7 +209,7 @@ def _whole_table(path: Path, head: bytes) -> StepLog | None:
             "as step_time, or the program's console log with its progress bar or time stamps"
         )
     name, column = best
-    return _to_log(path, f"{source}, {name}", {None: column}, [])
+    return _to_log(path, f"{source}, {name}", {None: {"": column}}, [])
 
 
 class _Lines:
@@ -277,10 +278,12 @@ class _Lines:
         for name in [*order, "time stamps"]:
             columns = self._of(name)
             least = MIN_STAMPS if name == "time stamps" else MIN_VALUES
-            by_rank: dict[int | None, Column] = {}
-            for (rank, _), column in columns.items():
-                if len(column.value) >= max(least, len(by_rank[rank].value) + 1 if rank in by_rank else 0):
-                    by_rank[rank] = column
+            by_rank: dict[int | None, dict[str, Column]] = {}
+            for (rank, total), column in columns.items():
+                if len(column.value) >= least:
+                    by_rank.setdefault(rank, {})[total] = column
+            if name == BAR:
+                by_rank = {rank: steps for rank, bars in by_rank.items() if (steps := bars_of_steps(bars))}
             if not by_rank:
                 continue
             try:
@@ -318,21 +321,28 @@ def _whole(text: str | None) -> float | None:
 
 
 def _to_log(
-    path: Path, source: str, by_rank: dict[int | None, Column], notes: list[str], batch: float = 0.0
+    path: Path, source: str, by_rank: dict[int | None, dict[str, Column]], notes: list[str], batch: float = 0.0
 ) -> StepLog:
-    """Step times of every writer; that with the most values is shown, the others stand beside it."""
+    """Step times of every writer; that with the most values is shown, the others stand beside it.
+
+    Of a writer's columns, the lengths of its progress bars, the first one counts that has step times.
+    """
     logs, problem = [], ""
-    for rank, column in by_rank.items():
-        try:
-            steps = convert(column, f"{path}: lines of {source}", batch)
-            logs.append(StepLog(path.name, source, *steps[:-1], rank=rank, notes=steps.notes))
-        except InputError as error:
-            problem = problem or str(error)
+    for rank, columns in by_rank.items():
+        for total, column in columns.items():
+            try:
+                steps = convert(column, f"{path}: lines of {source}", batch)
+            except InputError as error:
+                problem = problem or str(error)
+                continue
+            said = (f"of progress bars of {', '.join(columns)} steps that of {total} is used",) * (len(columns) > 1)
+            logs.append(StepLog(path.name, source, *steps[:-1], rank=rank, notes=(*said, *steps.notes)))
+            break
     if not logs:
         raise InputError(problem)
     logs.sort(key=lambda log: (-len(log.step_V), -1 if log.rank is None else log.rank))
     first = logs[0]
-    said = list(dict.fromkeys([*notes, *first.notes]))
+    said = tuple(dict.fromkeys([*notes, *first.notes]))
     if len(logs) > 1:
-        said.append(f"lines of {len(logs)} ranks; those of rank {first.rank} are used")
-    return replace(first, others=tuple(logs[1:]), notes=tuple(said))
+        said = (*said, f"lines of {len(logs)} ranks; those of rank {first.rank} are used")
+    return replace(first, others=tuple(logs[1:]), notes=said)

@@ -186,6 +186,29 @@ def tqdm(step_s_T: Array) -> str:
     return text + "\n"
 
 
+def bar(done: int, of: int, elapsed_s: float, about: str = "", unit: str = "it/s") -> str:
+    """One redraw of tqdm's bar."""
+    hours, minutes, seconds = int(elapsed_s // 3600), int(elapsed_s // 60) % 60, int(elapsed_s) % 60
+    clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
+    return f"\r{about}{100 * done // of:3d}%|###   | {done}/{of} [{clock}<00:10, 2.00{unit}]"
+
+
+def bars(of: int, step_s: float, about: str = "", unit: str = "it/s") -> str:
+    """A bar from its beginning to its end."""
+    return "".join(bar(i, of, i * step_s, about, unit) for i in range(of + 1)) + "\n"
+
+
+def huggingface(evaluation: str, pause_s: float, steps: int = 1000, step_s: float = 2.0) -> str:
+    """Hugging Face's bar, which waits at every 200th step while a bar of an evaluation runs, ``pause_s`` seconds."""
+    text, waited_s = "", 0.0
+    for i in range(steps + 1):
+        text += bar(i, steps, i * step_s + waited_s)
+        if i and i % 200 == 0:
+            text += f"{evaluation}{{'eval_loss': 2.1, 'eval_runtime': {pause_s}}}\n"
+            waited_s += pause_s
+    return text + "\n"
+
+
 def json_lines(step_s_T: Array) -> str:
     return "".join(
         json.dumps({"loss": 2.5, "global_step": i, "timing": {"step_time": float(x)}}) + "\n"

@@ -124,28 +124,37 @@ def _differences(
     """Mean step times between values of a running clock; neighbours are merged where the clock is coarse."""
     restart_V = np.concatenate([[False], np.diff(elapsed_V) < -np.maximum(rounding_V[1:], 1e-9)])
     run_V = run_V + np.cumsum(restart_V)  # a clock that goes back begins anew
+    at, before = _pairs(step_V, elapsed_V, run_V, rounding_V, 1e-9)
+    if len(at) < 0.7 * max(int((np.diff(run_V) == 0).sum()), 1):
+        usual = float(np.median(step_V[at] - step_V[before])) if len(at) else 0.0
+        # A slow step by itself would weigh as much as the means over many steps beside it.
+        at, before = _pairs(step_V, elapsed_V, run_V, rounding_V, usual)
+        notes.append(
+            f"the clock of this log is coarse ({float(np.median(rounding_V)):.3g} s): each value is the mean over "
+            f"about {usual:.0f} steps"
+        )
+    gap_V = step_V[at] - step_V[before]
+    value_V = (elapsed_V[at] - elapsed_V[before]) / np.maximum(gap_V, 1.0)
+    rounding = float(np.median(rounding_V[at] / np.maximum(gap_V, 1.0))) if len(at) else 0.0
+    return step_V[at], value_V, gap_V, clock_s_V[at], run_V[at], rounding
+
+
+def _pairs(
+    step_V: Array, elapsed_V: Array, run_V: Integers, rounding_V: Array, least: float
+) -> tuple[Integers, Integers]:
+    """End and beginning of every value: neighbours of one run, at least ``least`` steps and units of rounding apart."""
     kept: list[int] = []
     last = -1
     for v in range(len(step_V)):
         if last >= 0 and run_V[v] == run_V[last]:
             span_s = elapsed_V[v] - elapsed_V[last]
-            if span_s < COARSE * max(rounding_V[v], rounding_V[last]) or step_V[v] <= step_V[last]:
+            if span_s < COARSE * max(rounding_V[v], rounding_V[last]) or step_V[v] - step_V[last] < least:
                 continue
         kept.append(v)
         last = v
     at = np.array(kept, np.int64)
     same = np.diff(run_V[at]) == 0
-    at, before = at[1:][same], at[:-1][same]
-    gap_V = step_V[at] - step_V[before]
-    all_pairs = max(int((np.diff(run_V) == 0).sum()), 1)
-    if len(at) < 0.7 * all_pairs:
-        notes.append(
-            f"the clock of this log is coarse ({float(np.median(rounding_V)):.3g} s): each value is the mean over "
-            f"about {float(np.median(gap_V)) if len(gap_V) else 0:.0f} steps"
-        )
-    value_V = (elapsed_V[at] - elapsed_V[before]) / np.maximum(gap_V, 1.0)
-    rounding = float(np.median(rounding_V[at] / np.maximum(gap_V, 1.0))) if len(at) else 0.0
-    return step_V[at], value_V, gap_V, clock_s_V[at], run_V[at], rounding
+    return at[1:][same], at[:-1][same]
 
 
 def _seconds(

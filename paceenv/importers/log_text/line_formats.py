@@ -51,7 +51,13 @@ def _fields(**patterns: str) -> dict[str, re.Pattern[str]]:
     return {name: re.compile(pattern) for name, pattern in patterns.items()}
 
 
-_NO_TRAINING: Final = ("Validat", "validat", "Evaluat", "Sanity", "Testing", "Predict", "Download", "Loading", "Map:")
+_NO_TRAINING: Final = (
+    "Validat", "validat", "Evaluat", "Sanity", "Testing", "Predict", "Download", "Loading", "Fetching", "Resolving",
+    "Map:", "Map (", "Filter", "Generating", "Tokeniz", "tokeniz", "dataset", "examples/s", "ba/s",
+    "Processed prompts",
+)  # fmt: skip
+"""In progress bars of anything else: evaluation, files, Hugging Face's datasets (which count examples), vLLM."""
+BAR: Final = "progress bar (tqdm)"
 
 FORMATS: Final = (
     LineFormat(
@@ -126,7 +132,7 @@ FORMATS: Final = (
         ),
     ),
     LineFormat(
-        "progress bar (tqdm)",
+        BAR,
         ("/", "[", "<"),
         _fields(
             step=rf"(?<![0-9.]){_INT}/[0-9]{{1,12}} \[",
