@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import time
 from pathlib import Path
 
@@ -110,8 +111,7 @@ def test_tags_of_launchers(name: str, decorate: object, rank: int, tmp_path: Pat
     plain = read(tmp_path, log_samples.LOGS[name](TRUE_S))
     tagged = read(tmp_path, decorate(log_samples.LOGS[name](TRUE_S)))  # type: ignore[operator]
     np.testing.assert_array_equal(tagged.step_s_V, plain.step_s_V)
-    if name != "JSON lines":
-        assert tagged.rank == rank
+    assert tagged.rank == rank
 
 
 def test_every_rank_that_logs_is_kept(tmp_path: Path) -> None:
@@ -121,6 +121,25 @@ def test_every_rank_that_logs_is_kept(tmp_path: Path) -> None:
     assert (log.rank, {other.rank for other in log.others}) == (0, {1, 2})
     assert any("3 ranks" in note for note in log.notes)
     assert len(log.others[-1].step_V) < len(log.step_V) == len(TRUE_S)
+
+
+@pytest.mark.parametrize("order", ["by rank", "by step"])
+@pytest.mark.parametrize("kind", ["CSV", "JSON lines", "tagged JSON lines"])
+def test_ranks_of_a_table_are_kept_apart(kind: str, order: str, tmp_path: Path) -> None:
+    by_step = [(r, i, TRUE_S[i] * (1.4 if r == 3 else 1.0)) for i in range(100) for r in range(8)]
+    rows = by_step if order == "by step" else sorted(by_step)
+    if kind == "CSV":
+        text = "rank,step,step_time\n" + "".join(f"{r},{i},{s}\n" for r, i, s in rows)
+    elif kind == "JSON lines":
+        text = "".join(json.dumps({"rank": r, "step": i, "step_time": s}) + "\n" for r, i, s in rows)
+    else:
+        text = "".join(f"{r}: {json.dumps({'step': i, 'step_time': s})}\n" for r, i, s in rows)
+    log = read(tmp_path, text)
+    assert (log.rank, [other.rank for other in log.others]) == (0, [1, 2, 3, 4, 5, 6, 7])
+    assert log.notes == ("lines of 8 ranks; those of rank 0 are used",)
+    for one in (log, *log.others):
+        assert set(one.run_V) == {0}
+        np.testing.assert_allclose(one.step_s_V, TRUE_S[:100] * (1.4 if one.rank == 3 else 1.0))
 
 
 def test_ranks_without_tags_that_write_in_turn(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text import mllog
-from paceenv.importers.log_text.collected import Column, number
+from paceenv.importers.log_text.collected import MAX_WRITERS, Column, number
 from paceenv.importers.log_text.conversion import MIN_VALUES, convert
 from paceenv.importers.log_text.line_formats import ANY_STEP, BAR, FORMATS, SAMPLES_PER_STEP
 from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in
@@ -31,8 +31,6 @@ from paceenv.importers.packed import content_of, head_of
 
 MIN_STAMPS: Final = 8
 """Lines with a time stamp and a step number that are taken for a log of steps."""
-MAX_WRITERS: Final = 4096
-"""Ranks, and progress bars, that are kept apart."""
 MAX_JSON: Final = 256 << 20
 ALLOWED: Final = (
     "Parquet, JSON of the PyTorch profiler, dumps of its Flight Recorder, output of nccl-tests, a log of Megatron-LM, "
@@ -202,14 +200,13 @@ def _whole_table(path: Path, head: bytes) -> StepLog | None:
             table.add(row)
     if not source:
         return None
-    best = table.best(MIN_VALUES)
-    if best is None:
+    name, by_rank = table.best(MIN_VALUES)
+    if not by_rank:
         raise InputError(
             f"{path}: {source} without times of steps; allowed: {'a column' if source == 'CSV' else 'entries'} such "
             "as step_time, or the program's console log with its progress bar or time stamps"
         )
-    name, column = best
-    return _to_log(path, f"{source}, {name}", {None: {"": column}}, [])
+    return _to_log(path, f"{source}, {name}", {rank: {"": column} for rank, column in by_rank.items()}, [])
 
 
 class _Lines:
@@ -238,7 +235,7 @@ class _Lines:
                 self._mllog[line.rank].add(text)
             return
         if text[:1] == "{" and '"' in text and (row := json_row(text)) is not None:
-            self._table.add(row)
+            self._table.add(row, line.rank)
             return
         for one in FORMATS:
             if (fields := one.match(text)) is not None and ("step" in fields or one.without_step):
@@ -301,8 +298,7 @@ class _Lines:
 
     def _of(self, name: str) -> dict[tuple[int | None, str], Column]:
         if name == "JSON lines":
-            best = self._table.best(MIN_VALUES)
-            return {} if best is None else {(None, ""): best[1]}
+            return {(rank, ""): column for rank, column in self._table.best(MIN_VALUES)[1].items()}
         if name != mllog.NAME:
             return self._columns.get(name, {})
         found = {}

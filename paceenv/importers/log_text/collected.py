@@ -16,6 +16,8 @@ from paceenv.importers.log_text.log_lines import Stamp
 Kind = Literal["step time", "speed", "elapsed", "mean speed", "mean time", "stamp"]
 MAX_VALUES: Final = 5_000_000
 """Values of one log; what follows is left out."""
+MAX_WRITERS: Final = 4096
+"""Ranks, and progress bars, that are kept apart."""
 _UNITS: Final[Mapping[str, tuple[Kind, float]]] = {
     "s": ("step time", 1.0),
     "ms": ("step time", 1e-3),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from paceenv.importers.log_text.collected import Column, Kind
+from paceenv.importers.log_text.collected import MAX_WRITERS, Column, Kind
 from paceenv.importers.log_text.log_lines import Stamp
 
 _STEPS: Final = ("global_step", "step", "_step", "iteration", "iter", "iter_num", "steps", "batches")
+_RANKS: Final = ("rank", "global_rank")
+_STAMPS: Final = ("_timestamp", "timestamp")
 _TIMES: Final[Mapping[str, tuple[Kind, float]]] = {
     "step_time": ("step time", 1.0),
     "step_time_s": ("step time", 1.0),
@@ -48,34 +50,44 @@ def _plain_name(name: str) -> str:
 
 
 class Table:
-    """Collects rows with named columns; the best known time column is found at the end."""
+    """Collects rows with named columns, by rank; the best known time column is found at the end."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[int | None, dict[str, Column]] = {}
 
-    def add(self, row: Mapping[Any, Any]) -> None:
-        """One row; anything but numbers is left out."""
+    def add(self, row: Mapping[Any, Any], rank: int | None = None) -> None:
+        """One row; anything but numbers is left out.
+
+        Args:
+            row: values by name.
+            rank: of the line's tag; a rank in the row itself counts more.
+        """
         if len(row) > MAX_COLUMNS:
             return
         known = {_plain_name(k): v for k, v in row.items() if isinstance(k, str) and len(k) < 200}
-        step = next((x for x in (_number(known.get(name)) for name in _STEPS) if x is not None), None)
+        step, own = (_first(known, names) for names in (_STEPS, _RANKS))
+        rank = rank if own is None or own < 0.0 or not own.is_integer() else int(own)
+        if rank not in self._columns and len(self._columns) >= MAX_WRITERS:
+            return
+        columns = self._columns.setdefault(rank, {})
         if step is None and isinstance(known.get("max_steps"), str):  # ms-swift: 'global_step/max_steps': '5/94'
             step = _number(known["max_steps"].partition("/")[0])
-        stamp_s = next((x for x in (_number(known.get(n)) for n in ("_timestamp", "timestamp")) if x is not None), None)
+        stamp_s = _first(known, _STAMPS)
         stamp = None if stamp_s is None else Stamp(stamp_s, 1e-3)
         for name, (kind, unit) in _TIMES.items():
             value = _number(known.get(name))
             if value is None or value < 0.0 or (kind != "step time" and step is None):
                 continue
-            column = self._columns.setdefault(name, Column(kind, "unknown" if kind == "step time" else "interval"))
+            column = columns.setdefault(name, Column(kind, "unknown" if kind == "step time" else "interval"))
             column.add(math.nan if step is None else step, unit * value, stamp, unit * _digit(known[name]))
 
-    def best(self, least: int) -> tuple[str, Column] | None:
-        """Name and numbers of the best time column with at least so many values."""
+    def best(self, least: int) -> tuple[str, dict[int | None, Column]]:
+        """Name of the best time column, and its numbers of every rank with at least so many; "" and none without."""
         for name in _TIMES:
-            if (column := self._columns.get(name)) is not None and len(column.value) >= least:
-                return name, column
-        return None
+            known = {rank: columns[name] for rank, columns in self._columns.items() if name in columns}
+            if found := {rank: column for rank, column in known.items() if len(column.value) >= least}:
+                return name, found
+        return "", {}
 
 
 def csv_rows(lines: Iterable[str]) -> Iterable[Mapping[Any, Any]]:
@@ -111,6 +123,11 @@ def json_row(text: str) -> Mapping[Any, Any] | None:
         if isinstance(inner, dict) and len(inner) <= MAX_COLUMNS:
             flat |= inner
     return flat
+
+
+def _first(known: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The number of the first of these columns that has one."""
+    return next((x for name in names if (x := _number(known.get(name))) is not None), None)
 
 
 def _number(value: Any) -> float | None:
