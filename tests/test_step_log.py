@@ -142,6 +142,21 @@ def test_ranks_of_a_table_are_kept_apart(kind: str, order: str, tmp_path: Path) 
         np.testing.assert_allclose(one.step_s_V, TRUE_S[:100] * (1.4 if one.rank == 3 else 1.0))
 
 
+@pytest.mark.parametrize("step_s_T", [TRUE_S, TRUE_S.round(1), np.full(20, 0.5)])
+def test_a_column_time_that_does_not_grow_holds_step_times(step_s_T: np.ndarray, tmp_path: Path) -> None:
+    log = read(tmp_path, "step,loss,time\n" + "".join(f"{i},2.5,{x}\n" for i, x in enumerate(step_s_T)))
+    np.testing.assert_array_equal(log.step_s_V, step_s_T)
+    assert set(log.run_V) == {0}
+    assert "the column does not grow as a clock does: its values are read as step times" in log.notes
+
+
+def test_a_column_time_that_grows_is_a_clock_and_may_begin_anew(tmp_path: Path) -> None:
+    rows = [(i, t) for _ in range(3) for i, t in enumerate(np.cumsum(TRUE_S))]
+    log = read(tmp_path, "step,time\n" + "".join(f"{i},{t}\n" for i, t in rows))
+    np.testing.assert_allclose(log.step_s_V, np.tile(TRUE_S[1:], 3))
+    assert (set(log.run_V), log.notes) == ({0, 1, 2}, ())
+
+
 def test_ranks_without_tags_that_write_in_turn(tmp_path: Path) -> None:
     lines = log_samples.nanogpt(TRUE_S, every=1).splitlines()[1:]
     random = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceenv.importers.log_text.log_lines import Stamp
 
-Kind = Literal["step time", "speed", "elapsed", "mean speed", "mean time", "stamp"]
+Kind = Literal["step time", "speed", "elapsed", "elapsed or step time", "mean speed", "mean time", "stamp"]
 MAX_VALUES: Final = 5_000_000
 """Values of one log; what follows is left out."""
 MAX_WRITERS: Final = 4096

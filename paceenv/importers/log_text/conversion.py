@@ -61,22 +61,27 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     if mixed:
         notes.append("lines of several writers are mixed; of each step the first one counts")
     step_V, value_V, clock_s_V = step_V[order_V], value_V[order_V], clock_s_V[order_V]
-    rounding = column.digit
-    if column.kind in {"elapsed", "mean speed", "mean time", "stamp"}:
-        elapsed_V, rounding_V = _elapsed(column.kind, step_V, value_V, rounding)
+    rounding, kind, averages = column.digit, column.kind, column.averages
+    if kind == "elapsed or step time":
+        kind = "elapsed" if _is_clock(value_V) else "step time"
+        if kind == "step time":
+            averages = "unknown"
+            notes.append("the column does not grow as a clock does: its values are read as step times")
+    if kind in {"elapsed", "mean speed", "mean time", "stamp"}:
+        elapsed_V, rounding_V = _elapsed(kind, step_V, value_V, rounding)
         step_V, value_V, gap_V, clock_s_V, run_V, rounding = _differences(
             step_V, elapsed_V, clock_s_V, run_V, rounding_V, notes
         )
     else:
         gap_V = _gaps(step_V, run_V, numbered)
-        if column.kind == "speed":
+        if kind == "speed":
             value_V, rounding = _seconds(where, value_V, batch, (step_V, clock_s_V, run_V, column), notes)
     good = (value_V > 0.0) & np.isfinite(value_V)
     if int((~good).sum()):
         notes.append(f"{int((~good).sum())} values that are no time are left out")
     if int(good.sum()) < MIN_VALUES:
         raise InputError(f"{where}: {int(good.sum())} step times; allowed: at least {MIN_VALUES}")
-    steps_V = _averaged(column.averages, step_V, value_V, clock_s_V, run_V, gap_V, numbered)
+    steps_V = _averaged(averages, step_V, value_V, clock_s_V, run_V, gap_V, numbered)
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V
     return Steps(*found, float(rounding), tuple(notes))
@@ -96,6 +101,12 @@ def _runs(step_V: Array) -> tuple[Integers, Integers, bool]:
         return first.astype(np.int64), np.zeros(len(first), np.int64), True
     run_V = np.concatenate([[0], np.cumsum(back_V)]).astype(np.int64) if len(order_V) else order_V
     return order_V, run_V, False
+
+
+def _is_clock(value_V: Array) -> bool:
+    """Whether values are readings of a clock, which nearly always grow; step times fall as often as they rise."""
+    change_V = np.diff(value_V)
+    return bool((change_V < 0.0).sum() < 0.1 * (change_V != 0.0).sum())
 
 
 def _gaps(step_V: Array, run_V: Integers, numbered: bool) -> Array:

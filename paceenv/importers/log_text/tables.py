@@ -39,7 +39,7 @@ _TIMES: Final[Mapping[str, tuple[Kind, float]]] = {
     "_timestamp": ("elapsed", 1.0),
     "timestamp": ("elapsed", 1.0),
     "created_at": ("elapsed", 1.0),
-    "time": ("elapsed", 1.0),  # of Lightning's throughput monitor; since the start
+    "time": ("elapsed or step time", 1.0),  # of Lightning's throughput monitor: since the start
 }
 """Names without what precedes the last ``/`` or ``|``, in lower case; earlier ones are preferred."""
 MAX_COLUMNS: Final = 2000
