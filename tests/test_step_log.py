@@ -157,6 +157,20 @@ def test_a_column_time_that_grows_is_a_clock_and_may_begin_anew(tmp_path: Path) 
     assert (set(log.run_V), log.notes) == ({0, 1, 2}, ())
 
 
+@pytest.mark.parametrize("name", ["timestamp", "_timestamp", "created_at", "time"])
+@pytest.mark.parametrize(("per_s", "digit_s"), [(1, 1.0), (10**3, 1e-3), (10**6, 1e-6), (10**9, 1e-9)])
+def test_clocks_of_a_table_may_count_milliseconds_or_less(
+    name: str, per_s: int, digit_s: float, tmp_path: Path
+) -> None:
+    ends_s = log_samples.START_S + np.cumsum(300.0 * TRUE_S[:50])
+    rows = [{"step": i, "loss": 2.5, name: int(t * per_s)} for i, t in enumerate(ends_s)]
+    log = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows))
+    np.testing.assert_allclose(log.step_s_V, 300.0 * TRUE_S[1:50], atol=max(1.01 * digit_s, 1e-6))
+    assert log.rounding_s == pytest.approx(digit_s)
+    if "timestamp" in name:
+        np.testing.assert_allclose(log.clock_s_V, ends_s[1:], atol=max(1.01 * digit_s, 1e-6))
+
+
 def test_ranks_without_tags_that_write_in_turn(tmp_path: Path) -> None:
     lines = log_samples.nanogpt(TRUE_S, every=1).splitlines()[1:]
     random = np.random.default_rng(0)

@@ -43,6 +43,9 @@ _TIMES: Final[Mapping[str, tuple[Kind, float]]] = {
 }
 """Names without what precedes the last ``/`` or ``|``, in lower case; earlier ones are preferred."""
 MAX_COLUMNS: Final = 2000
+_MOST: Final = 1e15
+_MOST_CLOCK: Final = 1e19
+"""Above the nanoseconds since 1970."""
 
 
 def _plain_name(name: str) -> str:
@@ -72,14 +75,15 @@ class Table:
         columns = self._columns.setdefault(rank, {})
         if step is None and isinstance(known.get("max_steps"), str):  # ms-swift: 'global_step/max_steps': '5/94'
             step = _number(known["max_steps"].partition("/")[0])
-        stamp_s = _first(known, _STAMPS)
-        stamp = None if stamp_s is None else Stamp(stamp_s, 1e-3)
+        clock = _first(known, _STAMPS, _MOST_CLOCK)
+        stamp = None if clock is None else Stamp(clock * _clock_unit_s(clock), 1e-3)
         for name, (kind, unit) in _TIMES.items():
-            value = _number(known.get(name))
+            value = _number(known.get(name), _MOST_CLOCK)
             if value is None or value < 0.0 or (kind != "step time" and step is None):
                 continue
+            unit_s = unit * _clock_unit_s(value)
             column = columns.setdefault(name, Column(kind, "unknown" if kind == "step time" else "interval"))
-            column.add(math.nan if step is None else step, unit * value, stamp, unit * _digit(known[name]))
+            column.add(math.nan if step is None else step, unit_s * value, stamp, unit_s * _digit(known[name]))
 
     def best(self, least: int) -> tuple[str, dict[int | None, Column]]:
         """Name of the best time column, and its numbers of every rank with at least so many; "" and none without."""
@@ -125,12 +129,12 @@ def json_row(text: str) -> Mapping[Any, Any] | None:
     return flat
 
 
-def _first(known: Mapping[str, Any], names: Sequence[str]) -> float | None:
+def _first(known: Mapping[str, Any], names: Sequence[str], most: float = _MOST) -> float | None:
     """The number of the first of these columns that has one."""
-    return next((x for name in names if (x := _number(known.get(name))) is not None), None)
+    return next((x for name in names if (x := _number(known.get(name), most)) is not None), None)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any, most: float = _MOST) -> float | None:
     if isinstance(value, str) and len(value) <= 40:
         try:
             value = float(value)
@@ -138,7 +142,12 @@ def _number(value: Any) -> float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if abs(value) < 1e15 and math.isfinite(value) else None
+    return float(value) if abs(value) < most and math.isfinite(value) else None
+
+
+def _clock_unit_s(value: float) -> float:
+    """Seconds of a clock's unit, by its size: since 1970 there are 1.7e9 s, 1.7e12 ms, 1.7e15 us or 1.7e18 ns."""
+    return next((unit_s for above, unit_s in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)) if value > above), 1.0)
 
 
 def _digit(value: Any) -> float:
