@@ -308,6 +308,10 @@ def test_damaged_bytes_and_lines_are_survived(tmp_path: Path) -> None:
         ("2025-06-04T10:51:48+02:00 x", 1749027108.0, 1.0),
         ("1749027108.25 step", 1749027108.25, 1e-2),
         ("1749027108250 step", 1749027108.25, 1e-3),
+        ("[1749027108.25] step", 1749027108.25, 1e-2),
+        ("INFO:1749027108.25:root:step", 1749027108.25, 1e-2),
+        ("step 3 wall_time=1749027108.25", 1749027108.25, 1e-2),
+        ("step 3 'timestamp': 1749027108.25", 1749027108.25, 1e-2),
     ],
 )
 def test_time_stamps(text: str, seconds: float, digit: float) -> None:
@@ -316,6 +320,21 @@ def test_time_stamps(text: str, seconds: float, digit: float) -> None:
     assert stamp.clock_s == pytest.approx(seconds, abs=1e-6)
     assert stamp.resolution_s == pytest.approx(digit)
     assert stamp_in("2025-13-44 99:00:00 x") is None
+
+
+def test_counts_of_tokens_are_no_time_stamps(tmp_path: Path) -> None:
+    lines = [f"step {i} | loss 3.0 | tokens {i * 1048576} | lr 1e-4" for i in range(955, 1200)]
+    assert [stamp_in(line) for line in (*lines, "runtime 1749027108", "train_time:1749027108ms")] == [None] * 247
+    with pytest.raises(InputError, match="unknown format"):
+        read(tmp_path, "\n".join(lines))
+    with pytest.raises(InputError, match="0 step times of at most a day"):
+        read(tmp_path, "\n".join(line.replace("tokens", "clock") for line in lines))
+
+
+def test_a_pause_of_days_is_no_step(tmp_path: Path) -> None:
+    log = read(tmp_path, log_samples.stamps(np.array([*TRUE_S[:50], 3e5, *TRUE_S[:50]])))
+    assert (len(log.step_V), bool(log.step_s_V.max() < 2.0)) == (99, True)
+    assert log.notes == ("1 values that are no time, or more than a day a step, are left out",)
 
 
 @given(st.binary(max_size=400), st.sampled_from(sorted(log_samples.LOGS)), st.integers(0, 3000), st.integers(0, 400))

@@ -15,6 +15,8 @@ from paceenv.importers.log_text.collected import MAX_VALUES, Column
 
 MIN_VALUES: Final = 4
 """Step times that a log must hold at least."""
+LONGEST_S: Final = 86400.0
+"""No step takes a day: what takes longer is a pause of the job, or was no time."""
 COARSE: Final = 100.0
 """Where times are rounded, a value spans at least so many units of rounding."""
 
@@ -76,11 +78,11 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
         gap_V = _gaps(step_V, run_V, numbered)
         if kind == "speed":
             value_V, rounding = _seconds(where, value_V, batch, (step_V, clock_s_V, run_V, column), notes)
-    good = (value_V > 0.0) & np.isfinite(value_V)
+    good = (value_V > 0.0) & (value_V <= LONGEST_S)
     if int((~good).sum()):
-        notes.append(f"{int((~good).sum())} values that are no time are left out")
+        notes.append(f"{int((~good).sum())} values that are no time, or more than a day a step, are left out")
     if int(good.sum()) < MIN_VALUES:
-        raise InputError(f"{where}: {int(good.sum())} step times; allowed: at least {MIN_VALUES}")
+        raise InputError(f"{where}: {int(good.sum())} step times of at most a day; allowed: at least {MIN_VALUES}")
     steps_V = _averaged(averages, step_V, value_V, clock_s_V, run_V, gap_V, numbered)
     run_V = np.unique(run_V[good], return_inverse=True)[1].astype(np.int64)
     found = step_V[good].astype(np.int64), value_V[good], steps_V[good].astype(np.int64), clock_s_V[good], run_V

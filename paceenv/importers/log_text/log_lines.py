@@ -26,7 +26,13 @@ _TAG: Final = re.compile(
     r")"
 )
 _DATE: Final = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
-_EPOCH: Final = re.compile(r"(?<![\d.])(1[0-9]{9})(\.\d{1,9}|\d{3})?(?![\d.])")
+_EPOCH: Final = re.compile(
+    r"(?:^\W{0,8}(?:(?:debug|info|warning|error)\W{1,8})?"
+    r"|\b(?:(?:wall|unix|epoch)_?)?(?:time(?:_?stamp)?|ts|clock|date|now|at)\W{1,8})"
+    r"(1[0-9]{9})(\.\d{1,9}|\d{3})?(?![\d.])",
+    re.IGNORECASE,
+)
+"""Seconds since 1970: first in the line, or behind a word for time; elsewhere such a number counts tokens."""
 _MAX_HEAD: Final = 256
 """Characters from the beginning of a line in which a time stamp is looked for."""
 
