@@ -280,6 +280,7 @@ def test_a_long_line_of_almost_everything_costs_little(tmp_path: Path) -> None:
         ("iter 1: loss 2, time 5.0ms\n", r"too few step times in it \(1 found, needed 4\)"),
         (b"PAR1....", "no text"),
         (b"\0\1\2\3" * 100, "no text"),
+        ("step,step_time\r\n1,0.5\r\n".encode("utf-16"), "text in UTF-16; allowed: UTF-8"),
         ('{"log_history": [{"loss": 2.0, "step": 1}], "global_step": 1}', "trainer_state.json without times"),
         ("step,loss,step_time\n1,2,x\n", "CSV without times"),
     ],
@@ -288,6 +289,16 @@ def test_what_is_no_log_is_refused_in_one_line(text: str | bytes, message: str, 
     with pytest.raises(InputError, match=message) as caught:
         read(tmp_path, text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("columns", ["step,step_time", "step_time,step"])
+def test_a_byte_order_mark_hides_no_column(columns: str, tmp_path: Path) -> None:
+    rows = [{"step": str(10 * i), "step_time": str(x)} for i, x in enumerate(TRUE_S)]
+    lines = [columns, *(",".join(row[name] for name in columns.split(",")) for row in rows)]
+    log = read(tmp_path, "\r\n".join(lines).encode("utf-8-sig"))
+    np.testing.assert_array_equal(log.step_s_V, TRUE_S)
+    np.testing.assert_array_equal(log.step_V, 10 * np.arange(len(TRUE_S)))
+    assert len(read(tmp_path, log_samples.trainer_state(TRUE_S).encode("utf-8-sig")).step_V) == len(TRUE_S)
 
 
 def test_damaged_bytes_and_lines_are_survived(tmp_path: Path) -> None:

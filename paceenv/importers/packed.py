@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from pathlib import Path
@@ -40,18 +41,20 @@ class Unpacked:
 
 
 def head_of(path: Path) -> bytes:
-    """A file's first bytes, unpacked. Raises InputError if it cannot be read."""
+    """A file's first bytes, unpacked. Raises InputError if it cannot be read, or is text in UTF-16."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from None
-    if head[:2] != GZIP:
-        return head
-    try:
-        return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
-    except zlib.error as error:
-        raise InputError(f"{path}: damaged gzip file: {error}") from None
+    if head[:2] == GZIP:
+        try:
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, _HEAD_BYTES)
+        except zlib.error as error:
+            raise InputError(f"{path}: damaged gzip file: {error}") from None
+    if head[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+        raise InputError(f"{path}: text in UTF-16; allowed: UTF-8, as of iconv -f UTF-16 -t UTF-8")
+    return head
 
 
 def content_of(path: Path, most_bytes: int) -> tuple[bytes, str]:

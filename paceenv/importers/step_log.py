@@ -190,7 +190,7 @@ def _whole_table(path: Path, head: bytes) -> StepLog | None:
     if text.startswith("{") and '"log_history"' in text:
         source = "trainer_state.json"
         content, damage = content_of(path, MAX_JSON)
-        state = None if damage else json_row(content.decode("utf-8", "replace"))
+        state = None if damage else json_row(content.decode("utf-8-sig", "replace"))
         for row in (state or {}).get("log_history") or () if isinstance((state or {}).get("log_history"), list) else ():
             if isinstance(row, dict):
                 table.add(row)

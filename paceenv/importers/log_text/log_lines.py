@@ -84,7 +84,7 @@ def read_lines(path: Path, on_bytes: Callable[[float], None] = lambda done: None
 
 
 def _plain(raw: bytes) -> Line:
-    text = raw[: 4 * MAX_LINE].decode("utf-8", "replace")[:MAX_LINE]
+    text = raw[: 4 * MAX_LINE].decode("utf-8", "replace")[:MAX_LINE].lstrip("\ufeff")  # Excel begins a file with it
     if "\x1b" in text:
         text = _ESCAPE.sub("", text)
     rank: int | None = None
