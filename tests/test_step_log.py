@@ -239,6 +239,38 @@ def test_the_users_own_pattern(line: str, pattern: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (["0,512", "0,5", "0,51", "0,498"], [0.512, 0.5, 0.51, 0.498]),
+        (["0,998", "1,002", "1,012", "0,987"], [0.998, 1.002, 1.012, 0.987]),  # one comma that is no thousand's tells
+        (["1512,3", "1498,1", "1507,9", "1511,25"], [1512.3, 1498.1, 1507.9, 1511.25]),
+        (["1,512.5", "1,498", "987,", "2,001"], [1512.5, 1498, 987, 2001]),
+        (["1,512,345", "1,234,567", "1.5", "1,234,567.5"], [1512345, 1234567, 1.5, 1234567.5]),
+    ],
+)
+def test_commas_are_decimal_or_of_thousands(texts: list[str], values: list[float], tmp_path: Path) -> None:
+    text = "".join(f"Schritt {i} Dauer {x} us\n" for i, x in enumerate(texts))
+    log = read(tmp_path, text, pattern=r"Schritt (?P<step>\d+) Dauer (?P<us>[\d,.]+)")
+    np.testing.assert_allclose(log.step_s_V, 1e-6 * np.array(values))
+    speeds = read(tmp_path, text, pattern=r"Schritt (?P<step>\d+) Dauer (?P<steps_per_s>[\d,.]+)")
+    np.testing.assert_allclose(speeds.step_s_V, 1.0 / np.array(values))
+
+
+def test_commas_that_may_be_either_are_thousands_with_a_note(tmp_path: Path) -> None:
+    text = "".join(f"step {i} took 1,{234 + i}\n" for i in range(9))
+    log = read(tmp_path, text, pattern=r"step (?P<step>\d+) took (?P<s>[\d,.]+)")
+    np.testing.assert_allclose(log.step_s_V, 1234.0 + np.arange(9))
+    assert any("1,234 are read as thousands" in note for note in log.notes)
+    with pytest.raises(InputError, match="too few lines"):
+        read(tmp_path, text.replace("took 1,", "took 1.2.3,"), pattern=r"step (?P<step>\d+) took (?P<s>[\d,.]+)")
+
+
+def test_a_known_program_may_write_decimal_commas(tmp_path: Path) -> None:
+    text = log_samples.megatron(TRUE_S).replace(".", ",")
+    np.testing.assert_array_equal(read(tmp_path, text).step_s_V, read(tmp_path, log_samples.megatron(TRUE_S)).step_s_V)
+
+
+@pytest.mark.parametrize(
     ("pattern", "message"),
     [
         ("(", "no regular expression"),

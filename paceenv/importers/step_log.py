@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.importers.log_text import mllog
-from paceenv.importers.log_text.collected import MAX_WRITERS, Column, number
+from paceenv.importers.log_text.collected import MAX_WRITERS, Column, Number, number
 from paceenv.importers.log_text.conversion import MIN_VALUES, convert
 from paceenv.importers.log_text.line_formats import ANY_STEP, BAR, FORMATS, SAMPLES_PER_STEP
 from paceenv.importers.log_text.log_lines import Line, Stamp, read_lines, stamp_in
@@ -254,19 +254,18 @@ class _Lines:
         key = (line.rank if rank is None else int(rank), fields.get("total", ""))
         about = {"step", "time", "rank", "total"}
         value = next((number(field, text) for field, text in fields.items() if field not in about), None)
-        if value is not None:
-            kind, seconds, digit = value
-        elif set(fields) <= about and stamp is not None and step is not None:
-            kind, seconds, digit = "stamp", stamp.clock_s, stamp.resolution_s
-        else:
+        if value is None and set(fields) <= about and stamp is not None and step is not None:
+            value = Number("stamp", stamp.clock_s, stamp.resolution_s)
+        if value is None:
             return
         columns = self._columns.setdefault(name, {})
         if key not in columns:
             if len(columns) >= MAX_WRITERS:
                 return
-            columns[key] = Column(kind, averages)
-        if columns[key].kind == kind:
-            columns[key].add(_UNKNOWN if step is None else step, seconds, stamp, digit)
+            columns[key] = Column(value.kind, averages)
+        if columns[key].kind == value.kind:
+            columns[key].add(_UNKNOWN if step is None else step, value.value, stamp, value.digit, value.other)
+            columns[key].decimal |= value.decimal
 
     def log(self, path: Path) -> StepLog:
         """The log from the first format, in the order of trust, that has enough values."""
@@ -313,7 +312,7 @@ class _Lines:
 def _whole(text: str | None) -> float | None:
     """A field's number, as of a step or a rank; None where there is none."""
     found = None if text is None else number("s", text)
-    return None if found is None else found[1]
+    return None if found is None else found.value
 
 
 def _to_log(

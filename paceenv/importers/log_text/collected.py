@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,23 @@ _UNITS: Final[Mapping[str, tuple[Kind, float]]] = {
     "mean_s": ("mean time", 1.0),
     "mean_ms": ("mean time", 1e-3),
 }
+_THOUSANDS: Final = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 
 Array = NDArray[np.float64]
+
+
+class Number(NamedTuple):
+    """A field's kind, its value in seconds (or per second), and the unit of its last digit.
+
+    A comma parts thousands or decimals. ``decimal``: it can only be the latter. ``other``: the value if it were the
+    latter, where it may be either, as in 1,234; else None.
+    """
+
+    kind: Kind
+    value: float
+    digit: float
+    decimal: bool = False
+    other: float | None = None
 
 
 @dataclass
@@ -39,6 +55,7 @@ class Column:
     """Numbers of one format and one writer: ``step`` and ``clock_s`` are not-a-number where a line has none.
 
     ``digit`` is the unit of the last digit of ``value``, and ``clock_digit_s`` that of the time stamps, seconds.
+    ``other`` are the values at ``other_at`` if the comma in them is a decimal one; ``decimal`` says that it is.
     """
 
     kind: Kind
@@ -48,8 +65,11 @@ class Column:
     clock_s: array[float] = field(default_factory=lambda: array("d"))
     digit: float = math.inf
     clock_digit_s: float = 0.0
+    other: array[float] = field(default_factory=lambda: array("d"))
+    other_at: array[int] = field(default_factory=lambda: array("q"))
+    decimal: bool = False
 
-    def add(self, step: float, value: float, stamp: Stamp | None, digit: float) -> None:
+    def add(self, step: float, value: float, stamp: Stamp | None, digit: float, other: float | None = None) -> None:
         """Keep one line's numbers.
 
         Args:
@@ -57,9 +77,13 @@ class Column:
             value: what the line says, seconds or per second.
             stamp: the line's time; None without one.
             digit: unit of the value's last digit.
+            other: what the line says if its comma is a decimal one; None if it says the same.
         """
         if len(self.value) >= MAX_VALUES:
             return
+        if other is not None:
+            self.other.append(other)
+            self.other_at.append(len(self.value))
         self.step.append(step)
         self.value.append(value)
         self.clock_s.append(math.nan if stamp is None else stamp.clock_s)
@@ -70,15 +94,17 @@ class Column:
     def arrays(self) -> tuple[Array, Array, Array]:
         """Steps, values and clock times, ``(V,)`` each."""
         step, value, clock_s = (np.array(column, np.float64) for column in (self.step, self.value, self.clock_s))
+        if self.decimal:
+            value[np.array(self.other_at)] = self.other
         return step, value, clock_s
 
 
-def number(field_name: str, text: str) -> tuple[Kind, float, float] | None:
-    """The kind of a field, its value in seconds (or per second), and the unit of its last digit; None if invalid.
+def number(field_name: str, text: str) -> Number | None:
+    """The number in a field; None if it is none.
 
     Args:
         field_name: as the log writes it.
-        text: the value as the log writes it, perhaps with a unit.
+        text: the value as the log writes it, perhaps with commas.
     """
     if field_name == "elapsed":
         seconds = 0
@@ -86,18 +112,27 @@ def number(field_name: str, text: str) -> tuple[Kind, float, float] | None:
             if not part.isdecimal() or len(part) > 9:
                 return None
             seconds = 60 * seconds + int(part)
-        return "elapsed", float(seconds), 1.0
+        return Number("elapsed", float(seconds), 1.0)
+    text = text.strip(" ,")
+    may_be_decimal = text.count(",") == 1 and "." not in text
+    decimal = _in_unit(field_name, text.replace(",", ".")) if may_be_decimal else None
+    if "," in text and not _THOUSANDS.fullmatch(text):
+        return None if decimal is None else decimal._replace(decimal=True)
+    whole = _in_unit(field_name, text.replace(",", ""))
+    return whole if whole is None or decimal is None else whole._replace(other=decimal.value)
+
+
+def _in_unit(field_name: str, text: str) -> Number | None:
     try:
-        plain = text.replace(",", "")
-        value = float(plain)
+        value = float(text)
     except ValueError:
         return None
     if not (math.isfinite(value) and 0.0 <= value < 1e12):
         return None
     if field_name == "steps_per_s":
-        return ("step time", 1.0 / value, _digit(plain) / value**2) if value > 1e-9 else None
+        return Number("step time", 1.0 / value, _digit(text) / value**2) if value > 1e-9 else None
     kind, unit = _UNITS[field_name]
-    return kind, unit * value, unit * _digit(plain)
+    return Number(kind, unit * value, unit * _digit(text))
 
 
 def _digit(text: str) -> float:

@@ -51,6 +51,11 @@ def convert(column: Column, where: str, batch: float = 0.0) -> Steps:
     notes: list[str] = []
     if len(value_V) >= MAX_VALUES:
         notes.append(f"only the first {MAX_VALUES} values are used")
+    if column.other and not column.decimal and column.kind != "speed":
+        notes.append(
+            "numbers such as 1,234 are read as thousands; if their comma is a decimal one, use --pattern with a group "
+            "of a unit 1000 times smaller, such as ms for s"
+        )
     numbered = bool(np.isfinite(step_V).all())
     if not numbered:
         known = np.isfinite(step_V)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-_N: Final = r"([0-9]{1,15}(?:\.[0-9]{0,9})?(?:[eE][+-]?[0-9]{1,2})?)"
+_N: Final = r"([0-9]{1,15}(?:,[0-9]{1,9}){0,3}(?:\.[0-9]{0,9})?(?:[eE][+-]?[0-9]{1,2})?)"
 _INT: Final = r"([0-9]{1,12})"
 _COMMAS: Final = r"([0-9][0-9,]{0,20}(?:\.[0-9]{1,6})?)"
 
