@@ -6,6 +6,8 @@ whose seeds come again may keep both, and then runs the twin once for each episo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -101,7 +103,7 @@ class KeptJobs:
         if self._jobs is not None:
             both = [(getattr(self._jobs, name), getattr(jobs, name)) for name in ("jobs", "tenants_EK", "skewness_E")]
             all_jobs, tenants_EK, skewness_E = (np.concatenate(pair) for pair in both)
-            jobs = JobBatch(all_jobs, tenants_EK, jobs.ranks, jobs.groups, skewness_E)
+            jobs = replace(jobs, jobs=all_jobs, tenants_EK=tenants_EK, skewness_E=skewness_E)
         self._jobs = jobs
 
     def take(self, keys: NDArray[np.uint64], cluster: NDArray[np.int64]) -> JobBatch:
