@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from paceenv.core import pacing
 from paceenv.core.errors import InputError
 from paceenv.core.trace import read_trace
+from paceenv.envs.pacing_env import PacingVectorEnv
 from paceenv.policies.rollout import Engine, start_engine
-from paceenv.sim.cluster.derive import derive
+from paceenv.sim.cluster.derive import ClusterMix, derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.engine.layout import Recording
 from paceenv.sim.engine.recording import RecordingWriter
@@ -255,6 +256,45 @@ def test_results_do_not_depend_on_how_a_batch_is_cut() -> None:
     many, apart = simulator(one, 4), simulator(one, 1)
     together = many.run(many.off(), 30)
     np.testing.assert_array_equal(together[:1], apart.run(apart.off(), 30))
+
+
+def first_seen(clusters: list[Cluster], name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What an environment over some clusters sees first in episodes of one of them."""
+    env = PacingVectorEnv(3, clusters, warn_null=False)
+    return env.reset(seed=[1, 2, 3], options={"cluster": name})[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tenants": [{"period_ratio": 1.0, "comm_share": 0.5}]},
+        {"job": {"nodes": 2, "ranks_per_node": 2}},
+        {"fabric": {"nodes_per_leaf": 2}},
+    ],
+)
+def test_a_batch_runs_each_program_as_it_runs_alone(changed: dict[str, Any]) -> None:
+    """Tenants and the nodes of the ranks decide the tables as much as the program does."""
+    step, fabric = [compute(0.1), all_reduce(0.1), all_to_all(0.1)], {"nodes_per_leaf": 1, "uplink_gbps": 200}
+    one = cluster(step, fabric=fabric, name="one")
+    other = cluster(step, name="other", **changed | {"fabric": fabric | changed.get("fabric", {})})
+    with pytest.raises(InputError, match="other and one differ in program, nodes, fabric or whether there are tenants"):
+        ClusterMix([one, other])
+    alone = first_seen([other], "other")
+    assert (alone != first_seen([one], "one")).any()
+    for clusters in ([one, other], [other, one]):
+        np.testing.assert_array_equal(first_seen(clusters, "other"), alone)
+
+
+def test_a_batch_goes_on_when_its_programs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceenv.sim.cluster.program.program_run.MAX_TABLES", 1)
+    monkeypatch.setattr("paceenv.sim.cluster.program.program_run._TABLES", {})
+    noise = {"jitter_cv": {"uniform": [0.01, 0.02]}}  # drawn, so that every episode has a job of its own
+    clusters = [cluster([compute(seconds), all_reduce(0.1)], name=f"{seconds}", noise=noise) for seconds in (0.1, 0.2)]
+    env = PacingVectorEnv(2, clusters, warn_null=False)
+    for name in ("0.1", "0.2", "0.1"):
+        observation, info = env.reset(seed=0, options={"cluster": name})
+        assert np.isfinite(observation).all()
+        assert env.cluster_names[info["cluster"][0]] == name
 
 
 def test_a_trace_has_every_instruction_and_operation(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from paceenv.sim.cluster.collectives import volume
 from paceenv.sim.cluster.draw import Draw
 from paceenv.sim.cluster.fabric import Fabric
 from paceenv.sim.cluster.model import Cluster
-from paceenv.sim.cluster.program.program_run import program_alone_s, program_of
+from paceenv.sim.cluster.program.program_run import program_alone_s, program_key, program_of
 from paceenv.sim.cluster.quantity import LogUniform, Normal, Uniform
 from paceenv.sim.engine import layout
+from paceenv.sim.engine.program_layout import Program
 from paceenv.sim.engine.simulator import JobBatch, episode_keys
 
 
@@ -31,7 +33,7 @@ def derive(cluster: Cluster, keys_E: NDArray[np.uint64], *, tenants: int | None 
         tenants: tenant places of each record, at least as many as the cluster has; unused ones are absent. Default: as
             many as the cluster has.
     """
-    return _derive(cluster, Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
+    return _derive(cluster, program_of(cluster), Draw(keys_E, cluster.job.nodes), len(keys_E), tenants)
 
 
 def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
@@ -45,7 +47,7 @@ def drawn(cluster: Cluster, key: np.uint64) -> Cluster:
     """
     apart = Cluster.model_validate(cluster.model_dump())  # so that no two places share one quantity
     draw = Draw(np.array([key], np.uint64), apart.job.nodes)
-    _derive(apart, draw, 1, None)
+    _derive(apart, program_of(apart), draw, 1, None)
 
     return Cluster.model_validate(
         _replaced(apart, lambda value: float(draw.drawn[id(value)][0]) if id(value) in draw.drawn else None)
@@ -79,7 +81,7 @@ def _replaced(value: Any, replace: Callable[[Any], float | None]) -> Any:
     return [_replaced(part, replace) for part in value] if isinstance(value, list) else value
 
 
-def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBatch:
+def _derive(cluster: Cluster, program: Program, draw: Draw, E: int, tenants: int | None) -> JobBatch:
     # the order of the draws below is part of every config's results
     jobs = layout.default_job(E)
     jobs["compute_s"] = draw(cluster.job.compute_s)
@@ -107,7 +109,6 @@ def _derive(cluster: Cluster, draw: Draw, E: int, tenants: int | None) -> JobBat
     jobs["ranks_per_node"] = cluster.job.ranks_per_node
     jobs["staleness"] = cluster.synchronization.staleness
     skewness = _synchronize(jobs, skewness, cluster.synchronization.sync_period)
-    program = program_of(cluster)
     if not cluster.has_program:
         jobs["ideal_step_s"] = ideal_step_s(jobs)
     else:
@@ -296,8 +297,7 @@ def shape_of(cluster: Cluster) -> tuple[int, int, str]:
     Args:
         cluster: the cluster.
     """
-    parts = (cluster.program, cluster.workload, cluster.gpu, cluster.job.algorithm, cluster.fabric)
-    return cluster.ranks, cluster.groups, repr(parts) if cluster.has_program else ""
+    return cluster.ranks, cluster.groups, program_key(cluster)
 
 
 class ClusterMix:
@@ -320,13 +320,18 @@ class ClusterMix:
                 )
             if shape_of(other) != shape_of(first):
                 raise InputError(
-                    f"{other.name} and {first.name} differ in program or fabric; allowed: the same for all clusters "
-                    "of a batch with a program"
+                    f"{other.name} and {first.name} differ in program, nodes, fabric or whether there are tenants; "
+                    "allowed: the same for all clusters of a batch with a program"
                 )
         self.clusters, self.ranks, self.groups = tuple(clusters), first.ranks, first.groups
         self._edges = edges(len(clusters), weights)
         self._tenants = max(len(c.tenants) for c in clusters)
         self._fixed: dict[int, JobBatch] = {}
+
+    @cached_property
+    def _program(self) -> Program:
+        """Of all clusters; held here, because a simulator goes on with the very tables that it began with."""
+        return program_of(self.clusters[0])
 
     def _derive(self, c: int, keys_E: NDArray[np.uint64]) -> JobBatch:
         """As :func:`derive`, once and for all where a cluster has nothing to draw."""
@@ -334,7 +339,7 @@ class ClusterMix:
         if fixed is not None:
             return fixed.take(np.zeros(len(keys_E), np.int64))
         draw = Draw(keys_E, self.clusters[c].job.nodes)
-        batch = _derive(self.clusters[c], draw, len(keys_E), self._tenants)
+        batch = _derive(self.clusters[c], self._program, draw, len(keys_E), self._tenants)
         if not draw.random and len(keys_E):
             self._fixed[c] = batch.take(np.zeros(1, np.int64))
         return batch
@@ -360,4 +365,4 @@ class ClusterMix:
             at = np.flatnonzero(which == c)
             part = self._derive(c, keys_E[at])
             jobs[at], tenants_EK[at], skewness_E[at] = part.jobs, part.tenants_EK, part.skewness_E
-        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E, program_of(self.clusters[0]))
+        return JobBatch(jobs, tenants_EK, self.ranks, self.groups, skewness_E, self._program)

@@ -22,7 +22,7 @@ from paceenv.sim.engine.simulator import JobBatch, Simulator, episode_keys
 
 MAX_TABLES = 64
 """Of so many programs the tables are kept."""
-_TABLES: dict[tuple[tuple[str, ...], bool], Program] = {}
+_TABLES: dict[str, Program] = {}
 
 
 def tiers_of(fabric: Fabric, job: Job) -> Tiers:
@@ -112,21 +112,34 @@ def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
     return found
 
 
+def program_key(cluster: Cluster) -> str:
+    """What decides the tables of a cluster, as text; empty without a program.
+
+    Args:
+        cluster: the cluster.
+    """
+    job = cluster.job
+    size = job.nodes, job.ranks_per_node, job.algorithm
+    parts = cluster.program, cluster.workload, cluster.gpu, size, cluster.fabric, bool(cluster.tenants)
+    return repr(parts) if cluster.has_program else ""
+
+
 def program_of(cluster: Cluster) -> Program:
-    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``. The same object for equal ones."""
+    """The engine's tables of a cluster; of one without a program, ``NO_PROGRAM``.
+
+    Equal clusters get the same object, until so many other programs were asked for that it is forgotten.
+    """
     if not cluster.has_program:
         return NO_PROGRAM
-    parts = cluster.program, cluster.workload, cluster.gpu, cluster.job, cluster.fabric
-    key = tuple("" if part is None else part.model_dump_json() for part in parts)
-    if (key, bool(cluster.tenants)) not in _TABLES:
+    key = program_key(cluster)
+    if key not in _TABLES:
         if len(_TABLES) >= MAX_TABLES:
             del _TABLES[next(iter(_TABLES))]
         plan = cluster.program_plan()
         assert plan is not None
         found = tables(plan, use_of(cluster.fabric, cluster.job), has_tenants=bool(cluster.tenants))
-        found = found._replace(blocks_s=blocks_s(cluster.fabric))
-        _TABLES[key, bool(cluster.tenants)] = found
-    return _TABLES[key, bool(cluster.tenants)]
+        _TABLES[key] = found._replace(blocks_s=blocks_s(cluster.fabric))
+    return _TABLES[key]
 
 
 def program_alone_s(program: Program, compute_s: float) -> float:
