@@ -118,9 +118,11 @@ def test_a_transfer_in_parts_pays_latency_for_each() -> None:
     assert sum(m.size_bytes for m in in_parts.messages) == pytest.approx(sum(m.size_bytes for m in whole.messages))
 
 
-def test_a_tenant_has_its_share_of_the_top_tier() -> None:
+@pytest.mark.parametrize("uplinks", [{"uplink_gbps": 200.0}, {"uplink_gbps": None, "oversubscription": 2.0}])
+def test_a_tenant_has_its_share_of_the_top_tier(uplinks: dict[str, float | None]) -> None:
+    """Leaves with uplinks of their own have a tier of all of them together."""
     other = {"period_ratio": 0.5, "comm_share": 0.5, "rate_share": 1.0, "ranks": 1, "jitter_cv": 0.0}
-    fabric = {"nodes_per_leaf": 1, "uplink_gbps": 200.0}
+    fabric = {"nodes_per_leaf": 1, **uplinks}
     step = [compute(0.1), transfer("all_reduce", 0.3), transfer("all_to_all", 0.2, communicator="b")]
     slow, fast = both(cluster(step, fabric=fabric, tenants=[other]), 20)
     assert fast.step_ET.mean() > 1.1 * both(cluster(step, fabric=fabric))[1].step_ET.mean()

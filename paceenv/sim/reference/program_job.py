@@ -188,7 +188,7 @@ class Laid:
         plan = cluster.program_plan()
         assert plan is not None
         self.plan: StepPlan = plan
-        tiers = tiers_of(cluster.fabric, cluster.job)
+        tiers = tiers_of(cluster.fabric, cluster.job, has_tenants=bool(cluster.tenants))
         self.wires = Wires(tiers)
         choose = choice_of(cluster.fabric, cluster.job, tiers)
         self.operations: list[Operation]
@@ -269,7 +269,7 @@ class ProgramReference(PacedJob):
         self.ideal_step_s = self.laid.alone_s() + self._barrier_s
         self._steps: list[_Stamps] = []
         upper, ours_s = self.laid.wires.upper, float(self.batch.jobs[0]["ideal_step_s"])
-        setups = tenant_setups(fixed) if upper.capacity_Bps < math.inf else ()
+        setups = tenant_setups(fixed)
         for k, one in enumerate(setups):
             if one.comm_share > 0.0:
                 TenantJob(self.network, upper, keys_E[0], k, _in_bytes(one, upper.capacity_Bps), ours_s)

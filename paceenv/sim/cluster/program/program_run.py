@@ -25,12 +25,16 @@ MAX_TABLES = 64
 _TABLES: dict[str, Program] = {}
 
 
-def tiers_of(fabric: Fabric, job: Job) -> Tiers:
+def tiers_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Tiers:
     """The links of a fabric without random quantities, for the nodes of a job.
+
+    Where leaves have uplinks of their own, the top tier carries what all of them do. That alone limits no job, so it is
+    left out unless tenants share it.
 
     Args:
         fabric: of the cluster.
         job: its ranks and nodes.
+        has_tenants: whether other jobs are on the top tier.
     """
     place = Layout(job.nodes, job.ranks_per_node, 1, job.nodes, job.ranks_per_node)
     links = draw_links(fabric, place, Draw(np.zeros(1, np.uint64), job.nodes))
@@ -44,7 +48,7 @@ def tiers_of(fabric: Fabric, job: Job) -> Tiers:
         float(np.ravel(links.inside_Bps)[0]),
         nic_Bps,
         float(np.ravel(links.leaf_Bps)[0]) / (fabric.nics_per_node if fabric.rails else 1),
-        float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None else np.inf,
+        float(np.ravel(links.uplink_Bps)[0]) if fabric.uplink_gbps is not None or has_tenants else np.inf,
         float(np.ravel(links.inside_hop_s)[0]),
         float(np.ravel(links.hop_s)[0]),
         float(np.ravel(links.sqrt_s)[0]),
@@ -91,14 +95,15 @@ def choice_of(fabric: Fabric, job: Job, tiers: Tiers) -> Callable[[Start, Sequen
     return found
 
 
-def use_of(fabric: Fabric, job: Job) -> Callable[[Start, list[int]], Use]:
+def use_of(fabric: Fabric, job: Job, *, has_tenants: bool = False) -> Callable[[Start, list[int]], Use]:
     """What a transfer of some ranks of a job takes of the links of a fabric.
 
     Args:
         fabric: of the cluster.
         job: its ranks and nodes.
+        has_tenants: whether other jobs are on the top tier.
     """
-    tiers = tiers_of(fabric, job)
+    tiers = tiers_of(fabric, job, has_tenants=has_tenants)
     choose = choice_of(fabric, job, tiers)
 
     def found(start: Start, members: list[int]) -> Use:
@@ -137,7 +142,8 @@ def program_of(cluster: Cluster) -> Program:
             del _TABLES[next(iter(_TABLES))]
         plan = cluster.program_plan()
         assert plan is not None
-        found = tables(plan, use_of(cluster.fabric, cluster.job), has_tenants=bool(cluster.tenants))
+        shared = {"has_tenants": bool(cluster.tenants)}
+        found = tables(plan, use_of(cluster.fabric, cluster.job, **shared), **shared)
         _TABLES[key] = found._replace(blocks_s=blocks_s(cluster.fabric))
     return _TABLES[key]
 
