@@ -5,10 +5,12 @@ All by hand, in both engines. Four ranks on links of 100 Gb/s; an operation of 0
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from paceenv.core.errors import InputError
 from paceenv.sim.cluster.derive import derive
 from paceenv.sim.cluster.model import Cluster
 from paceenv.sim.cluster.program.footprint import Tiers, use
@@ -93,11 +95,23 @@ def test_flows(op: Any, members: list[int], expected: int) -> None:
     assert use(tiers, op, members, 1e6).flows == expected
 
 
-def test_keys_of_programs_are_refused_without_one() -> None:
-    data = {
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("efficiency", {"all_reduce": 0.5}),
+        ("unused_rate", "lost"),
+        ("sharing", "flows"),
+        ("rails", True),
+        ("flow_control", "pauses"),
+        ("ecn_reaction_us", 1.0),
+    ],
+)
+def test_keys_of_programs_are_refused_without_one(key: str, value: Any) -> None:
+    data: dict[str, Any] = {
         "name": "one",
         "job": {"nodes": 4, "compute_s": 0.1, "gradient_bytes": 1e9},
-        "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": 1e3, "sharing": "flows"},
+        "fabric": {"nic_gbps": 100.0, "nodes_per_leaf": 4, "uplink_gbps": 1e3},
     }
-    with pytest.raises(Exception, match="without a program"):
-        config_files.parse(Cluster, data, "test")
+    one = config_files.parse(Cluster, data, "test")
+    with pytest.raises(InputError, match=f"allowed: fabric.{key} by default without a program"):
+        one.changed([f"fabric.{key}={json.dumps(value)}"])

@@ -16,6 +16,8 @@ INTRA_NODE_GBPS = {"nvswitch": 2400.0, "nvlink": 450.0, "pcie": 200.0}
 """One GPU's link in each direction where no rate is given: A100 on NVSwitch, a bridge of four NVLinks between two A40,
 and what is left of PCIe Gen4 x16 after its protocol."""
 
+_OF_PROGRAMS = ("efficiency", "unused_rate", "sharing", "rails", "flow_control", "ecn_reaction_us")
+
 
 class Torus(Config):
     """Chips with a link in both directions of every dimension, instead of NICs and switches."""
@@ -56,7 +58,9 @@ class Fabric(Config):
         "ones, and so on; each has its share of the uplinks",
     )
     placement: Literal["packed", "spread"] = Field(
-        "packed", description="packed: a group's nodes share leaves where they can; spread: nodes in random order"
+        "packed",
+        description="packed: a group's nodes share leaves where they can; spread, only without a program: nodes in "
+        "random order",
     )
     uplink_gbps: Positive | None = Field(
         None, description="capacity of the tier above the leaves that all traffic shares, Gb/s"
@@ -121,7 +125,9 @@ class Fabric(Config):
         "one is through; about 0.93 between jobs on TCP sockets",
     )
     buffer_kb: Positive | None = Field(
-        None, description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control"
+        None,
+        description="buffer of a switch port, kB; empty: lossless, as with credit-based flow control. It counts in a "
+        "gather, an all-to-all and a program, not in one all-reduce a step",
     )
     burst_kb: Positive = Field(
         14.48, description="bytes a sender sends before the first reply, kB: ten segments of 1448 B"
@@ -182,9 +188,10 @@ class Fabric(Config):
         return self.channels * (self.channel_gbps or CHANNEL_GBPS[self.intra_node]) * BYTES_PER_GBIT
 
     @property
-    def is_of_programs(self) -> bool:
-        """Whether a key is set that counts with a program only."""
-        return bool(self.efficiency) or self.unused_rate != "free" or self.sharing != "operations"
+    def set_for_programs(self) -> list[str]:
+        """Keys that count with a program only and do not have their default."""
+        fields = type(self).model_fields
+        return [key for key in _OF_PROGRAMS if getattr(self, key) != fields[key].get_default(call_default_factory=True)]
 
     @property
     def nic_sockets(self) -> list[int]:

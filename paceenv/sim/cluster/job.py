@@ -30,7 +30,10 @@ class Job(Config):
     collective: Literal["all_reduce", "gather", "all_to_all"] = Field(
         "all_reduce", description="the last communication of a step; gather: every member sends to its group's first"
     )
-    algorithm: Algorithm = Field("hierarchical", description="of the all-reduce; auto: tree or ring by size, as NCCL")
+    algorithm: Algorithm = Field(
+        "hierarchical",
+        description="of the all-reduce; auto: tree or ring by size, as NCCL. In a program hierarchical is a ring",
+    )
     overlap: Part = Field(0.0, description="share of compute that follows the first gradients that are ready to go")
     tail_bytes: NonNegative = Field(0.0, description="the last gradients, which can only go after the compute, bytes")
 

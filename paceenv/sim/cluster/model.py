@@ -100,8 +100,8 @@ class Cluster(Config):
             return
         if (self.workload is None) != (self.gpu is None):
             raise ValueError("workload and gpu together, or neither")
-        if self.fabric.is_of_programs and not self.has_program:
-            raise ValueError("fabric.efficiency, unused_rate and sharing by default without a program")
+        if self.fabric.set_for_programs and not self.has_program:
+            raise ValueError(f"fabric.{self.fabric.set_for_programs[0]} by default without a program")
         if self.workload is None:
             for key in measured:
                 if getattr(job, key) is None:
@@ -141,6 +141,12 @@ class Cluster(Config):
             raise ValueError(f"fabric.{drawn[0]} fixed, not drawn, with a program")
         if self.fabric.late_share != 1.0:
             raise ValueError("fabric.late_share 1 with a program, whose transfers share links evenly")
+        if self.fabric.placement != "packed":
+            raise ValueError("fabric.placement packed with a program, whose nodes fill leaves in their order")
+        if self.job.algorithm == "halving_doubling":
+            raise ValueError("job.algorithm ring, tree, auto or hierarchical, which is a ring there, with a program")
+        if self.post_collective_work.groups or self.post_collective_work.share != 0.0:
+            raise ValueError("post_collective_work by default with a program, which has compute phases of its own")
         if self.synchronization.sync_period > 1 or self.synchronization.staleness:
             raise ValueError("synchronization by default with a program, which says every of each transfer")
 
