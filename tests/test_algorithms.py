@@ -100,6 +100,25 @@ def test_an_interrupted_run_resumes_to_the_same_bits(algorithm: str, tmp_path: P
 
 
 @pytest.mark.parametrize("algorithm", OFF_POLICY)
+def test_actions_before_learning_starts_are_the_same_after_an_interruption(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_run, "SEGMENT_ROLLOUTS", 1)
+    section = {**TINY[algorithm], "total_timesteps": 1536, "learning_starts": 9999, "buffer_size": 1600}
+    tiny = config(algorithm, selection=None, constraint=None, **{algorithm: section})
+    whole = training_run.Run(tiny)
+    for _ in range(3):
+        whole.advance()
+        cut = training_run.Run(tiny, folder=tmp_path)
+        if whole.segment > 1:
+            cut.restore(tmp_path / training_run.CHECKPOINT)
+        cut.advance()
+    kept, actions = (one.learner.state().arrays["buffer.actions"] for one in (whole, cut))
+    np.testing.assert_array_equal(kept, actions)
+    assert len(np.unique(kept.reshape(len(kept), -1), axis=0)) == len(kept), "no segment repeats another one's"
+
+
+@pytest.mark.parametrize("algorithm", OFF_POLICY)
 def test_the_deployed_action_is_the_actor_s_mean(algorithm: str) -> None:
     run = training_run.Run(config(algorithm, selection=None))
     run.advance()

@@ -45,6 +45,11 @@ class SacLearner(Sb3Learner):
     def _steps(self) -> int:
         return ROW_STEPS
 
+    def advance(self, segment: int, rollouts: int) -> None:
+        # actions before learning starts come from the space's own generator, which a checkpoint does not have
+        self.model.action_space.seed(torch.initial_seed())  # that of the run and the segment
+        super().advance(segment, rollouts)
+
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         model: Any = self.model
         found = {"actor_adam": model.actor.optimizer, "critic_adam": model.critic.optimizer}
