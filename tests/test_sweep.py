@@ -31,7 +31,7 @@ from paceenv.trainers.sweep.searches.search import Search, Trial, Work, changed
 from paceenv.trainers.sweep.static_search import search_static
 from paceenv.trainers.sweep.sweep_config import Asha, Pbt, Range, SweepConfig
 from paceenv.trainers.sweep.sweep_run import Sweep, make_search, make_task, open_sweep, run_here
-from paceenv.trainers.sweep.trial import StaticTask
+from paceenv.trainers.sweep.trial import StaticTask, run_trial
 from paceenv.ui import config_files
 from paceenv.ui.config_files import names
 
@@ -143,6 +143,54 @@ def test_halving_and_populations_do_not_depend_on_who_was_faster_and_end_with_th
     assert np.mean([r["score"] for r in final]) > np.mean([r["score"] for r in first]) + 0.5
     assert {work["from"] for n, work in pbt[0].items() if n >= 6} <= set(range(24))
     assert all(_learned(pbt[0][w["from"]]) for w in pbt[0].values() if w["from"] is not None), "nobody copies a failure"
+
+
+def test_a_member_that_collapsed_is_replaced_although_its_parent_was_the_best() -> None:
+    search = PbtSearch(Pbt(population=2, rounds=2, quantile=0.5), RANGES, 900, 0)
+    for trial, latest in zip(search.ready(), (-3.0, 0.4), strict=True):
+        search.tell(trial, {"score": 0.9 if latest < 0 else 0.4, "latest": latest})
+    assert [trial.work["from"] for trial in search.ready()] == [1, 1]
+
+
+PIECES = """
+name: pieces
+environment:
+  clusters: [{cluster: two-jobs}]
+  mechanisms: [phase_shift]
+  environments: 4
+  threads: 1
+  interval_iterations: 4
+  episode_intervals: 4
+selection: {every: 1, patience: 1, seeds: 2, iterations: 40}
+ppo: {total_timesteps: 96, n_steps: 4, batch_size: 16, n_epochs: 1, net_arch: [4]}
+"""
+
+
+def test_a_training_that_goes_on_has_its_patience_again_and_a_checkpoint_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five looks of which only the first gets better: with a patience of one, every piece ends after one look."""
+    (tmp_path / "pieces.yaml").write_text(PIECES)
+    keys = {"ppo.learning_rate": {"loguniform": [1e-4, 1.0]}}
+    ppo = {"train": str(tmp_path / "pieces.yaml"), "hyperparameters": keys, "pbt": {}, "seeds": 1}
+    task = make_task(SweepConfig.model_validate({"name": "pieces", "ppo": ppo}), tmp_path)
+    found = iter([0.5, 0.4, 0.3, 0.2, 0.1])
+
+    class Looks:
+        def evaluate(self, policy: object) -> dict[str, float]:
+            return {"gap_closed": 0.0, "null_loss": 0.0, "score": next(found)}
+
+    monkeypatch.setattr("paceenv.trainers.sweep.trial._validation", lambda train_json: Looks())
+    rows = []
+    for number, (parent, until) in enumerate([(None, 64), (0, 64), (1, 80), (2, 96)]):
+        values = {"ppo.learning_rate": 0.001 * (number + 1)}
+        work = {"kind": "ppo", "config": 0, "rung": 0, "hyperparameters": values, "from": parent, "until": until}
+        rows.append(run_trial(task, Trial(number, work)))
+    assert [row["status"] for row in rows] == ["done"] * 4
+    assert [row["result"]["score"] for row in rows] == [0.5] * 4, "of the best policy, which is kept"
+    assert [row["result"]["latest"] for row in rows] == [0.4, 0.3, 0.2, 0.1]
+    assert [row["result"]["decisions"] for row in rows] == [[32], [48], [64], [80]]
+    assert all(list((tmp_path / "trials" / f"{number:04d}").rglob("checkpoint.safetensors")) for number in range(4))
 
 
 def test_changed_hyperparameters_stay_in_their_ranges() -> None:

@@ -135,6 +135,9 @@ class StaticTask:
 class PpoTask:
     """Pieces of training runs, each with several seeds; the result is the median of their validation scores.
 
+    ``score`` is of the best policies since the run's first piece, which a policy file gets; ``latest`` is of the last
+    evaluations.
+
     Checkpoints lie in ``folder``, which every node must see: trial 7 keeps those of its seeds in ``trials/0007``. A
     trial that is run again for comparison keeps its own in ``again``.
     """
@@ -207,7 +210,7 @@ class PpoTask:
         from paceenv.trainers.training import training_run  # PyTorch, which static settings do not need
 
         validation = _validation(self.train.model_dump_json())
-        scores, decisions = [], []
+        scores, latest, decisions = [], [], []
         for seed in self.seeds():
             folder = self.again / f"seed-{seed}" if self.again else self.place(number, seed)
             folder.mkdir(parents=True, exist_ok=True)
@@ -220,8 +223,10 @@ class PpoTask:
                 run.advance()
             run.close()
             scores.append(float(run.best_score))
+            latest.append(float(run.latest_score))
             decisions.append(run.timesteps)
-        return {"score": float(np.median(scores)), "scores": scores, "decisions": decisions}
+        medians = {"score": float(np.median(scores)), "latest": float(np.median(latest))}
+        return {**medians, "scores": scores, "decisions": decisions}
 
 
 @functools.cache

@@ -116,6 +116,11 @@ class Run:
         """Decisions taken so far."""
         return self.learner.timesteps
 
+    @property
+    def latest_score(self) -> float:
+        """Of the last evaluation, which a worse policy than the best may have."""
+        return next((row["score"] for row in reversed(self.curve.rows) if "score" in row), -np.inf)
+
     def goes_on(self) -> bool:
         """Whether there is more to train: decisions left, and patience."""
         selection = self.config.selection
@@ -191,7 +196,8 @@ class Run:
     def restore(self, path: Path, *, changed: bool = False) -> None:
         """Go on from a checkpoint; InputError if it is of another config, unless it may be ``changed``.
 
-        What may change is what a run reads anew in each segment: hyperparameters but for the network's shape.
+        What may change is what a run reads anew in each segment: hyperparameters but for the network's shape. Such a
+        run has its whole patience again, and a checkpoint of its own from the start.
 
         Args:
             path: of the checkpoint.
@@ -209,6 +215,10 @@ class Run:
                 self.best = self.learner.with_layers(families.pairs(arrays, "best"), progress["best"]["options"])
         except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise unfit(path, error) from None
+        if changed:
+            self.evaluations_since = 0
+            if self.folder is not None:
+                self._save(self.folder / CHECKPOINT)
 
 
 def git_commit() -> str:

@@ -1,7 +1,8 @@
 """Population-based training (Jaderberg et al. 2017) in step: a round is over when every member has finished it.
 
 The worst members then go on from the checkpoints of the best, with their hyperparameters changed a little. In step,
-because otherwise the fastest member would decide which one is copied.
+because otherwise the fastest member would decide which one is copied. Members are ranked by their latest evaluation, as
+in the paper: the best score since the first round is also that of the parent, however badly a child does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class PbtSearch:
             is_over = self._round + 1 == self._pbt.rounds or not any(results)
             if is_over or len(self._found) < (self._round + 1) * P:
                 return []
-            parents = self._succeed([-np.inf if result is None else result["score"] for result in results])
+            # older ledgers have no latest score: they were decided by the best one
+            parents = self._succeed([-np.inf if r is None else r.get("latest", r["score"]) for r in results])
         self._round += 1
         until = -(-self._decisions * (self._round + 1) // self._pbt.rounds)
         return [
