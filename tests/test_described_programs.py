@@ -338,6 +338,19 @@ def test_a_checkpoint_leaves_through_the_nic_beside_the_step() -> None:
     assert step_T[1] == pytest.approx(step_T[3])
 
 
+def test_a_checkpoint_holds_all_experts_however_they_are_spread() -> None:
+    """64 GPUs: the parts that all ranks write are the weights, moments and fp32 copies of the whole model."""
+    h, bytes_each = MODEL["hidden"], 2 + ADAM_BYTES + MASTER_BYTES
+    experts = MODEL["layers"] * (63 * (8 * h * h + 5 * h) + 64 * h)  # beside the one that every layer has
+    written = []
+    for width in (1, 8, 64):
+        one = cluster(8, 8, experts=64, expert_parallel=width, checkpoint_every=10, gpu={"memory_gb": 800})
+        written += [64 * s.payload_bytes for s in plan_of(one).roles[0] if isinstance(s, Start) and s.op == "send"]
+    model = cluster().workload.model  # type: ignore[union-attr]
+    whole = (model.parameters + experts) * bytes_each
+    assert written == [pytest.approx(whole), *[pytest.approx(whole, rel=0.01)] * 2]
+
+
 def test_lengths_vary_between_replicas_but_not_inside_one() -> None:
     one = cluster(4, tensor_parallel=2, length_cv=0.2)
     job = Simulator(derive(one, episode_keys([0])), episode_keys([0]))

@@ -140,12 +140,13 @@ class _Role:
         return self.script.rows
 
     def _checkpoint(self) -> list[Wait]:
-        """Each replica writes its part of weights and optimizer, beside the step."""
+        """Each replica writes its part of weights and optimizer, beside the step; fewer share an expert's."""
         one = self.workload
         if one.checkpoint_every == 0:
             return []
         master = MASTER_BYTES if BYTES[one.parameter_dtype] < MASTER_BYTES else 0
-        size = one.stage_parameters(self.stage) * (BYTES[one.parameter_dtype] + ADAM_BYTES + master) / self.replicas
+        parameters = one.stage_parameters(self.stage) + (one.expert_parallel - 1) * one.stage_sparse_parameters
+        size = parameters * (BYTES[one.parameter_dtype] + ADAM_BYTES + master) / self.replicas
         return [self.script.start(Start(STORAGE, "send", size, every=one.checkpoint_every, name="checkpoint"))]
 
     def _post_receives(self, *, backward: bool) -> dict[tuple[int, int], Wait]:
