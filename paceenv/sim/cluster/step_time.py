@@ -162,9 +162,10 @@ def _replicas(workload: Workload, gpus: int, gpus_per_node: int) -> int:
             f"workload.tensor_parallel = {t}; allowed: a divisor or a multiple of the {node} GPUs of a node"
         )
     if gpus % (t * p) or (d is not None and d * t * p != gpus):
-        ways = f"{d} x " if d is not None else ""
+        ways, c = f"{d} x " if d is not None else "", workload.context_parallel
+        shared = f", where data_parallel counts the {c} GPUs of context_parallel one by one" if c > 1 else ""
         raise InputError(
-            f"workload.data_parallel x tensor_parallel x pipeline_parallel = {ways}{t} x {p} on {gpus} GPUs; "
+            f"workload.data_parallel x tensor_parallel x pipeline_parallel = {ways}{t} x {p} on {gpus} GPUs{shared}; "
             + ("allowed: a product of exactly that many" if d is not None else "allowed: a product that divides them")
         )
     return gpus // (t * p)
