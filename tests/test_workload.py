@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceenv.core.errors import InputError
 from paceenv.sim.cluster.collectives import Algorithm, Law
-from paceenv.sim.cluster.pipeline import pipeline_s, schedule
+from paceenv.sim.cluster.pipeline import in_flight, interleaved, pipeline_s, schedule
 from paceenv.sim.cluster.placement import Group, Links
 from paceenv.sim.cluster.step_time import Step, buckets, last_finish_s, plan
 from paceenv.sim.cluster.workload import Generic, Gpu, Tensor, Transformer, Workload
@@ -156,6 +157,52 @@ def test_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
     assert few.activations == pytest.approx(2 * deep.activations)
 
 
+def kept_bytes(**changes: Any) -> float:
+    """Activations of all layers, almost without an output layer."""
+    return workload(**{"model": SMALL | {"vocab": 1}, "step": "program"} | changes).memory(1).activations
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("p", "v", "m"), [(2, 2, 2), (2, 2, 8), (4, 2, 4), (4, 4, 16), (8, 2, 32), (8, 4, 32), (8, 1, 32)]
+)
+def test_interleaved_stages_keep_what_is_live_in_their_schedule(p: int, v: int, m: int, recompute: str) -> None:
+    """With few micro-batches all of them; in the first stage L (1 + (p - 1) / (p v)) layers (Korthikanti 2022)."""
+    peaks = []
+    for stage in range(p):
+        live = np.cumsum([-1 if backward else 1 for backward, _, _ in interleaved(stage, p, m, v)])
+        peaks.append(live.max() / v)
+        assert in_flight(stage, p, m, v) == peaks[-1]
+    if m > p and v > 1:
+        assert peaks[0] / p == pytest.approx(1 + (p - 1) / (p * v))
+    deep: dict[str, Any] = {"model": SMALL | {"vocab": 1, "layers": 32}, "recompute": recompute}
+    found = kept_bytes(**deep, batch=m, micro_batches=m, pipeline_parallel=p, virtual_stages=v)
+    once, layer = (kept_bytes(**{**deep, "batch": 1, "model": deep["model"] | {"layers": n}}) for n in (32, 31))
+    layer = once - layer
+    one_whole = once - 32 * layer - 10 * 32  # of a layer that is computed anew; the last stage's logits
+    assert found == pytest.approx(peaks[0] * 32 / p * layer + one_whole, rel=1e-3)
+
+
+@pytest.mark.parametrize("t", [1, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_kept_activations_follow_the_width_of_the_mlp_and_the_experts_of_a_token(
+    t: int, sequence_parallel: bool
+) -> None:
+    """By hand, 16 bit: of 34 bytes a width, two operands as wide as the MLP are 4 bytes each inner width."""
+    h, tokens, attention, split = 64, 8 * 32, 5 * 4 * 32 / 64, t if sequence_parallel else 1
+    for mlp, experts, every, top_k in ((64, 1, 1, 1), (256, 1, 1, 1), (512, 1, 1, 1), (256, 8, 1, 2), (256, 8, 2, 3)):
+        inner = 4 * mlp / h * (1 + (top_k - 1) / every)
+        layer = tokens * h * (10 / split + (8 + inner + attention) / t)
+        keys = {"experts": experts, "expert_every": every, "top_k": top_k, "model": SMALL | {"mlp_hidden": mlp}}
+        some = workload(**keys, step="program", tensor_parallel=t, sequence_parallel=sequence_parallel)
+        assert some.memory(1).activations == pytest.approx(4 * layer + tokens * 1000 / t * 10)
+    full = workload(**keys, step="program", tensor_parallel=t, sequence_parallel=sequence_parallel, recompute="full")
+    widest = tokens * h * (10 / split + (8 + 16 * 3 + attention) / t)
+    assert full.memory(1).activations == pytest.approx(4 * 2 * tokens * h / split + widest + tokens * 1000 / t * 10), (
+        "one layer with experts is whole at a time"
+    )
+
+
 def test_memory_holds_what_was_measured_to_fit() -> None:
     """Two-node cluster of 48 GB GPUs: 16 sequences fit and 32 do not; the largest model does not fit on one GPU."""
 
@@ -212,6 +259,12 @@ def test_generic_tensors_must_add_up() -> None:
     [
         (6, 4, {}, "6 GPUs on nodes of 4; allowed: whole nodes"),
         (8, 8, {"data_parallel": 3}, "3 x 1 x 1 on 8 GPUs; allowed: a product of exactly that many"),
+        (
+            8,
+            8,
+            {"data_parallel": 4, "context_parallel": 2, "step": "program"},
+            "4 x 1 x 1 on 8 GPUs, where data_parallel counts the 2 GPUs of context_parallel one by one; allowed: a",
+        ),
         (8, 4, {"tensor_parallel": 4, "pipeline_parallel": 4}, "4 x 4 on 8 GPUs; allowed: a product that divides"),
         (6, 6, {"tensor_parallel": 4}, "tensor_parallel = 4; allowed: a divisor or a multiple of the 6 GPUs"),
     ],

@@ -9,6 +9,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def warm_up(stage: int, stages: int, micro_batches: int, parts: int = 1) -> int:
+    """Forward passes of a stage, each of one part, before forward and backward take turns.
+
+    Args:
+        stage: number of the stage, from 0.
+        stages: of the pipeline.
+        micro_batches: in a step.
+        parts: of each stage, as in :func:`interleaved`.
+    """
+    if parts == 1:
+        return min(stages - 1 - stage, micro_batches)
+    total = micro_batches * parts
+    return total if micro_batches == stages else min((stages - stage - 1) * 2 + (parts - 1) * stages, total)
+
+
+def in_flight(stage: int, stages: int, micro_batches: int, parts: int = 1) -> float:
+    """Micro-batches that a stage holds at most between their forward and backward passes; of one part, 1 / parts.
+
+    Interleaved, a first stage holds ``1 + (p - 1) / (p v)`` of all p stages' layers (Korthikanti et al. 2022, section
+    4.2.3). Arguments as in :func:`warm_up`.
+    """
+    return min(warm_up(stage, stages, micro_batches, parts) + 1, micro_batches * parts) / parts
+
+
 def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, int]]:
     """Operations of a stage in order, as (is backward, micro-batch): fill, alternate, drain.
 
@@ -17,11 +41,11 @@ def schedule(stage: int, stages: int, micro_batches: int) -> list[tuple[bool, in
         stages: of the pipeline.
         micro_batches: in a step.
     """
-    warm_up = min(stages - 1 - stage, micro_batches)
-    operations = [(False, i) for i in range(warm_up)]
-    for i in range(micro_batches - warm_up):
-        operations += [(False, warm_up + i), (True, i)]
-    return operations + [(True, i) for i in range(micro_batches - warm_up, micro_batches)]
+    ahead = warm_up(stage, stages, micro_batches)
+    operations = [(False, i) for i in range(ahead)]
+    for i in range(micro_batches - ahead):
+        operations += [(False, ahead + i), (True, i)]
+    return operations + [(True, i) for i in range(micro_batches - ahead, micro_batches)]
 
 
 def interleaved(stage: int, stages: int, micro_batches: int, parts: int) -> list[tuple[bool, int, int]]:
@@ -44,12 +68,11 @@ def interleaved(stage: int, stages: int, micro_batches: int, parts: int) -> list
         micro_batch = k // (stages * parts) * stages + k % stages
         return backward, micro_batch, parts - 1 - part if backward else part
 
-    total = micro_batches * parts
-    warm_up = total if micro_batches == stages else min((stages - stage - 1) * 2 + (parts - 1) * stages, total)
-    operations = [place(k, False) for k in range(warm_up)]
-    for k in range(total - warm_up):
-        operations += [place(warm_up + k, False), place(k, True)]
-    return operations + [place(k, True) for k in range(total - warm_up, total)]
+    total, ahead = micro_batches * parts, warm_up(stage, stages, micro_batches, parts)
+    operations = [place(k, False) for k in range(ahead)]
+    for k in range(total - ahead):
+        operations += [place(ahead + k, False), place(k, True)]
+    return operations + [place(k, True) for k in range(total - ahead, total)]
 
 
 def pipeline_s(

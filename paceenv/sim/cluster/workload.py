@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from paceenv.sim.cluster.pipeline import in_flight
 from paceenv.sim.cluster.program_keys import check_program_keys
 from paceenv.ui import config_files
 from paceenv.ui.config_files import Config
@@ -448,25 +449,30 @@ class Workload(Config):
             weights, gradients = weights + 2 * layer * weight, gradients + layer * gradient
         return Memory(weights, gradients, n * optimizer * shard[1], self._kept_bytes(stage))
 
+    def _layer_bytes(self, model: Transformer, experts: int) -> float:
+        """Activations of a layer and micro-batch on one GPU, all of those that backward needs.
+
+        Korthikanti et al. 2022, section 4: per token and width h, ``10 + (24 + 5 a s / h) / t`` bytes in 16 bit, with
+        sequence parallelism ``(34 + 5 a s / h) / t``. Of the 24, 16 are the inputs of the activation function and of
+        the second product of an MLP of width 4 h: 4 bytes a token and inner width, once for each expert of a token.
+        """
+        t, h, attention = self.tensor_parallel, model.hidden, 5.0 * model.heads * model.sequence / model.hidden
+        cut = 8.0 + 4.0 * experts * model.mlp / h + (0.0 if self.recompute == "selective" else attention)
+        per_width = (10.0 + cut) / t if self.sequence_parallel else 10.0 + cut / t
+        return per_width * self.activation_bytes / 2
+
     def _kept_bytes(self, stage: int) -> float:
-        """Activations kept for backward: a stage has as many micro-batches in flight as stages follow, and its own."""
+        """Activations kept for backward, of all micro-batches that a stage has in flight at once."""
         model, p, t = self.model, self.pipeline_parallel, self.tensor_parallel
         if isinstance(model, Generic):
             return self.micro_batch * model.activation_bytes
-        tokens = self.micro_batch * model.sequence / self.context_parallel
-        scale = BYTES[self.activation_dtype] / 2
-        h, attention = model.hidden, 5.0 * model.heads * model.sequence / model.hidden
-        if self.recompute == "selective":
-            attention = 0.0
-        whole = (
-            scale * tokens * h * ((34.0 + attention) / t if self.sequence_parallel else 10.0 + (24.0 + attention) / t)
-        )
         layers = model.layers // p
-        kept = layers * whole
+        dense, sparse = self._layer_bytes(model, 1), self._layer_bytes(model, self.top_k)
+        kept, at_once = layers * dense + layers // self.expert_every * (sparse - dense), 0.0
         if self.recompute == "full":  # only each layer's input, and one layer at a time in full
-            kept = layers * scale * tokens * h * 2.0 / (t if self.sequence_parallel else 1)
-        in_flight = min(self.micro_batches, p - stage)
-        total = in_flight * kept + (whole if self.recompute == "full" else 0.0)
+            kept, at_once = layers * self.activation_bytes / (t if self.sequence_parallel else 1), sparse
+        total = in_flight(stage, p, self.micro_batches, self.virtual_stages) * kept + at_once
         if stage == p - 1:  # logits, their fp32 copy for the loss, and its gradient
+            tokens = self.micro_batch * model.sequence / self.context_parallel
             total += tokens * model.vocab / t * (BYTES[self.activation_dtype] + 8.0)
         return total
