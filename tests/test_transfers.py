@@ -15,6 +15,10 @@ from paceenv.core.errors import InputError
 from paceenv.sim.cluster import Cluster, load_cluster
 from paceenv.sim.cluster.collectives import BYTES_PER_GBIT, crossing_bytes, halving_doubling_rounds, volume
 from paceenv.sim.cluster.derive import derive, ideal_step_s
+from paceenv.sim.cluster.placement import Group, Links
+from paceenv.sim.cluster.program.program_run import use_of
+from paceenv.sim.cluster.program.program_tables import Start
+from paceenv.sim.cluster.transfers import link_laws
 from paceenv.sim.engine import layout
 from paceenv.sim.engine.simulator import Simulator, episode_keys
 from paceenv.ui import config_files
@@ -68,6 +72,29 @@ def test_two_nodes_of_two_gpus_cross_with_S_as_a_tree_and_one_and_a_half_S_as_a_
     for algorithm, crossing in (("tree", 1.0), ("ring", 1.5)):
         jobs = jobs_of(cluster(job=job | {"algorithm": algorithm}, fabric=NO_LATENCY))
         assert jobs["transfer_alone_s"][0] == pytest.approx(crossing * S / (80 * GBPS))
+
+
+@pytest.mark.parametrize("inside_gbps", [100.0, 2400.0])
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (2, 3), (2, 8), (4, 2), (4, 8)])
+def test_a_tree_takes_as_long_in_a_described_step_as_in_a_measured_one_and_in_a_program(
+    nodes: int, per_node: int, inside_gbps: float
+) -> None:
+    """By hand: bytes pass NICs and chains at once, an inner GPU sends S up and S down, and the latencies add."""
+    rates = {"nic_gbps": 100.0, "nics_per_node": per_node, "intra_node_gbps": inside_gbps, "uplink_gbps": 1e6}
+    one = cluster(
+        job={"nodes": nodes, "ranks_per_node": per_node, "compute_s": 0.5, "gradient_bytes": S, "algorithm": "tree"},
+        fabric=rates | {"latency_us": 100.0, "intra_node_latency_us": 30.0, "nodes_per_leaf": nodes},
+    )
+    across_s = min(nodes, 4) / 2 * S / (100 * per_node * GBPS)
+    chain_s = (min(per_node, 3) - 1) * S / (inside_gbps * GBPS)
+    by_hand_s = max(across_s, chain_s) + 2 * math.log2(nodes) * 100e-6 + 2 * (per_node - 1) * 30e-6
+    jobs = jobs_of(one)
+    assert jobs["transfer_alone_s"][0] + jobs["latency_s"][0] == pytest.approx(by_hand_s)
+    inside, across = link_laws(one.fabric, one.job)
+    links, ranks = Links(inside, across, per_node, "tree"), nodes * per_node
+    assert links.collective("all_reduce", Group(ranks, per_node), S).time_s == pytest.approx(by_hand_s)
+    used = use_of(one.fabric, one.job)(Start("world", "all_reduce", S), list(range(ranks)))
+    assert used.alone_s + used.latency_s == pytest.approx(by_hand_s)
 
 
 def test_latency_and_square_root_by_hand() -> None:

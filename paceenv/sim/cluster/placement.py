@@ -90,8 +90,9 @@ class Links:
         """Time and NIC traffic of a collective of a group and of those that share its nodes, all at once.
 
         A ring passes through the GPUs of a node one after the other and crosses its NICs once. The members of a tree
-        are nodes, with a chain inside (NCCL). ``auto`` chooses between the two as :func:`volume` does. ``hierarchical``
-        and ``halving_doubling`` reduce inside first, and every GPU sends its own part between nodes.
+        are nodes, with a chain inside (NCCL): there an inner GPU sends the payload up and down, the first and the last
+        one once. ``auto`` chooses between the two as :func:`volume` does. ``hierarchical`` and ``halving_doubling``
+        reduce inside first, and every GPU sends its own part between nodes.
 
         Args:
             op: the collective.
@@ -129,12 +130,16 @@ class Links:
             return Cost(
                 float(self.inside.time_s(within) + across.time_s(between)), float(between.sent_bytes) * sharing * k
             )
+        across, latency_s = self._shared(sharing), 0.0
         if algorithm == "tree" and op == "all_reduce":
-            within, between = Volume(2.0 * (k - 1), payload_bytes), volume(op, "tree", nodes, payload_bytes)
+            # bytes pass the tree and its chains at once, but their latencies follow each other
+            tree = volume(op, "tree", nodes, payload_bytes)
+            latency_s = float(tree.rounds) * across.hop_s + 2.0 * (k - 1) * self.inside.hop_s
+            within, between = Volume(0.0, (min(k, 3) - 1.0) * payload_bytes), tree._replace(rounds=0.0)
         else:
             within = between = volume(op, "ring" if k > 1 else algorithm, n, payload_bytes)
-        slower = max(float(self._shared(sharing).time_s(between)), float(self.inside.time_s(within)) if k > 1 else 0.0)
-        return Cost(slower, float(between.sent_bytes) * sharing)
+        slower_s = max(float(across.time_s(between)), float(self.inside.time_s(within)) if k > 1 else 0.0)
+        return Cost(latency_s + slower_s, float(between.sent_bytes) * sharing)
 
     def _as_chosen(self, choice: Choice, sharing: int, rate: float) -> Links:
         """The laws as an operation finds them that has latencies and channels of its own.
