@@ -17,6 +17,7 @@ from importer_samples import written
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
@@ -155,6 +156,15 @@ def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
     assert "rank 3 left out: none of its 6 steps is of those of most ranks" in merged.notes[0]
     assert merged.notes[1].startswith("2 of 4 ranks have no file: ranks 2, 3; ")
     assert set(merged.trace.column("rank").tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])
+def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, missing: tuple[int, ...]) -> None:
+    """Also the first or the last rank, or every other one."""
+    made = profiles(Job(ranks=4, steps=range(10, 20)))
+    merged = read(tmp_path, Job(), [profile for rank, profile in enumerate(made) if rank not in missing])
+    named = f"rank {missing[0]} is missing" if len(missing) == 1 else f"ranks {missing[0]}, {missing[1]} are missing"
+    assert diagnose(merged.trace).refused == f"{UNDETERMINED}: {named}, and the others may wait for them"
 
 
 def test_hidden_and_exposed(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from paceenv.core.errors import InputError
 from paceenv.core.trace import Trace
 from paceenv.diagnosis import causes as names
 from paceenv.diagnosis.diagnose import diagnose
+from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.formats import find_format
 from paceenv.importers.inputs import read_inputs
 from paceenv.importers.json_events import MAX_EVENT, EventFile
@@ -103,6 +104,8 @@ def test_flight_recorder_dumps(tmp_path: Path) -> None:
     diagnosis = diagnose(trace)
     assert diagnosis.causes[0].cause == names.SLOW_RANK
     assert "worker 1" in diagnosis.causes[0].advice
+    alone, _ = load_traces(files[:1])
+    assert read_matrix(alone).world_size == 2, "its group has a second rank"
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

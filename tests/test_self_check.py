@@ -94,6 +94,8 @@ def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
     without = {key: column[kept] for key, column in columns.items()}
     assert diagnose(_trace(without)).causes
     _refused(diagnose(_trace(without, world_size=4)), "rank 3 is missing")
+    kept = columns["rank"] != 0
+    _refused(diagnose(_trace({key: column[kept] for key, column in columns.items()})), "rank 0 is missing")
 
 
 def test_time_that_no_operation_explains_has_no_cause() -> None:

@@ -31,15 +31,17 @@ Integers = NDArray[np.int64]
 class OperationMatrix:
     """Operations in the order of rank and usual place in the step; times are seconds from the begin of a step.
 
-    ``world_size`` is how many ranks the job had at least, as far as the trace says. ``op_N`` counts in the names
-    ``ops``, ``rank_N`` in the trace's ``ranks``; ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0
-    where unknown. ``start_NT`` and ``end_NT`` are not a number where a step lacks the operation. ``step_s_T`` are step
-    times. ``dropped`` counts steps left out because a rank is missing in them.
+    ``world_size`` is how many ranks the job had at least, as far as the trace says, and ``rank_step`` how far the
+    numbers of those that it should have lie apart. ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``;
+    ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT``
+    are not a number where a step lacks the operation. ``step_s_T`` are step times. ``dropped`` counts steps left out
+    because a rank is missing in them.
     """
 
     name: str
     source: str
     world_size: int
+    rank_step: int
     ops: tuple[str, ...]
     ranks: tuple[int, ...]
     op_N: Integers
@@ -166,11 +168,13 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     taken = {key: columns[key][first][order].astype(np.int64) for key in columns}
     start_NT, end_NT = start_NT[order], end_NT[order]
     _tell_apart(ops, taken, start_NT, end_NT)
+    world_size, rank_step = _world_size(trace, ranks)
     dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
     return OperationMatrix(
         name=name,
         source=trace.metadata.source,
-        world_size=_world_size(trace, ranks),
+        world_size=world_size,
+        rank_step=rank_step,
         ops=ops,
         ranks=tuple(ranks.tolist()),
         op_N=taken["op"],
@@ -281,11 +285,16 @@ def _steps(columns: dict[str, NDArray[Any]], iterations: NDArray[Any], at_T: Int
     return begin_s, end_s - begin_s
 
 
-def _world_size(trace: Trace, ranks: Integers) -> int:
-    """How many ranks the job had at least, as the metadata say."""
-    said = trace.metadata.job.get("world_size", trace.metadata.job.get("ranks"))
-    told = [int(entry["rank"]) + 1 for entry in trace.metadata.ranks]
-    return max([int(ranks.max()) + 1, *told, said if type(said) is int and said < 1 << 24 else 0])
+def _world_size(trace: Trace, ranks: Integers) -> tuple[int, int]:
+    """How many ranks the job had at least, as the metadata say, and how far the numbers of those in it lie apart.
+
+    A trace may have one rank of each tensor group, as those of the straggler study; not if it says its ``ranks``.
+    """
+    least = max([int(ranks.max()), *(int(entry["rank"]) for entry in trace.metadata.ranks)]) + 1
+    said = {key: trace.metadata.job.get(key) for key in ("world_size", "ranks")}
+    said = {key: size for key, size in said.items() if type(size) is int and size >= least}
+    step = 1 if "ranks" in said else int(np.gcd.reduce(ranks - ranks[0])) or 1
+    return max([least, *said.values()]), step
 
 
 def _of_ranks(trace: Trace, key: str, ranks: NDArray[Any]) -> Integers:

@@ -6,7 +6,7 @@ Axes: N operations, K tasks, T steps.
 
 from __future__ import annotations
 
-import math
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,8 @@ EARLY_SHARE: Final = 0.02
 """Share of a mean step by which a rank may seem to leave a collective before the last one has entered."""
 MAX_EARLY: Final = 0.05
 """Share of such collectives that may; of more, clocks or the matching of collectives are wrong."""
+MAX_RANKS: Final = 1 << 20
+"""Of a job, that are looked for; a file may claim any number."""
 MAX_LOST: Final = 0.02
 """Share of the usual step's collectives and transfers that steps may lack."""
 MAX_UNMET: Final = 0.05
@@ -110,8 +112,8 @@ def why_not_healthy(slowdown: float) -> str:
 def _missing(matrix: OperationMatrix) -> str:
     """Ranks that the trace lacks: whoever waits may wait for them."""
     ranks = matrix.ranks
-    evenly = math.gcd(*(rank - ranks[0] for rank in ranks)) or 1  # a trace may have one rank of each tensor group
-    lost = sorted(set(range(ranks[0], max(matrix.world_size, ranks[-1] + 1), evenly)) - set(ranks))
+    expected, known = range(ranks[0] % matrix.rank_step, matrix.world_size, matrix.rank_step), set(ranks)
+    lost = [rank for rank in islice(expected, MAX_RANKS) if rank not in known]
     if lost:
         verb = "is" if len(lost) == 1 else "are"
         return f"{name_ranks(lost)} {verb} missing, and the others may wait for them"

@@ -38,7 +38,8 @@ def timeline_of(dump: Dump) -> Timeline:
         why = f"{untimed} completed collectives without duration" if untimed else "no completed collectives"
         raise InputError(f"{dump.path}: {why}; {HOW_TO}")
     placed.sort(key=lambda entry: (entry[1].end_s, entry[1].start_s))
-    return Timeline(dump.rank, dump.path, tuple(steps_of(dump.path, placed, SPAN)))
+    last = max((rank for group in dump.groups.values() for rank in group.ranks), default=-1)
+    return Timeline(dump.rank, dump.path, tuple(steps_of(dump.path, placed, SPAN)), {"world_size": last + 1})
 
 
 def _placed(entry: Entry) -> Placed | None:

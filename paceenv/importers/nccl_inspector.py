@@ -314,4 +314,5 @@ def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
         size = int(log.size_bytes_V[i])
         collective = Collective(op, group, float(log.begin_s_V[i]), float(log.end_s_V[i]), size)
         placed.append((int(log.sn_V[i]), collective, (op, group, size)))
-    return Timeline(rank, log.path, tuple(steps_of(log.path, placed, HOW_TO)))
+    about = {"world_size": max(comm.ranks for comm in log.communicators)}
+    return Timeline(rank, log.path, tuple(steps_of(log.path, placed, HOW_TO)), about)

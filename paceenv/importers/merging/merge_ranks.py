@@ -104,7 +104,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     notes += _missing(ordered)
     notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
-    job = {"name": name, "ranks": len(ordered), "clock_error_s": clocks.error_s}
+    job = {"name": name, "ranks": _world_size(ordered), "clock_error_s": clocks.error_s}
     trace = Trace.from_columns(
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
@@ -174,9 +174,14 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
     return [t for t in timelines if t not in apart], notes
 
 
+def _world_size(timelines: list[Timeline]) -> int:
+    """How many ranks the job has, as far as its files say."""
+    return max(len(timelines), *(int(t.about.get("world_size", 0)) for t in timelines))
+
+
 def _missing(timelines: list[Timeline]) -> list[str]:
     """A line on ranks of the job that no file is of."""
-    size = max((int(t.about.get("world_size", 0)) for t in timelines), default=0)
+    size = _world_size(timelines)
     missing = size - len(timelines)
     if missing <= 0:
         return []
