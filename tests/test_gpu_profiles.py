@@ -130,6 +130,7 @@ def test_ranks_that_began_later_or_number_steps_otherwise(tmp_path: Path) -> Non
     job = Job(steps=range(10, 18), took_us=uneven, first_step={2: 13}, clock_us=(0.0, 5e5, 0.0))
     merged = read(tmp_path, job)
     assert set(merged.trace.column("iteration").tolist()) == set(range(13, 18))
+    assert "3 of 8 steps left out, as not all ranks have them: rank 2 lacks 3" in merged.notes
     made = profiles(job)
     for event in made[1]["traceEvents"]:
         if event["name"].startswith("ProfilerStep#"):
@@ -153,9 +154,26 @@ def test_missing_ranks_and_strangers(tmp_path: Path) -> None:
     for event in made[3]["traceEvents"]:
         event["name"] = event["name"].replace("ProfilerStep#", "ProfilerStep#77")
     merged = read(tmp_path, Job(), [made[0], made[1], made[3]])
-    assert "rank 3 left out: none of its 6 steps is of those of most ranks" in merged.notes[0]
-    assert merged.notes[1].startswith("2 of 4 ranks have no file: ranks 2, 3; ")
+    assert "rank 3 left out: it has 0 of the 6 steps that most ranks have" in merged.notes[0]
+    assert merged.notes[1].startswith("1 of 4 ranks have no file: rank 2; ")
     assert set(merged.trace.column("rank").tolist()) == {0, 1}
+
+
+def test_a_short_recording_does_not_shorten_the_others(tmp_path: Path) -> None:
+    job = Job(ranks=4, steps=range(10, 30), took_us=slow_rank_1, first_step={2: 25})
+    merged = read(tmp_path, job)
+    assert merged.notes == (
+        f"{tmp_path / 'rank2.json'}: rank 2 left out: it has 5 of the 20 steps that most ranks have",
+    )
+    found = diagnose(merged.trace)
+    assert "rank 1 arrives last in 20 of 20 steps" in found.arrivals.text
+    assert found.refused == f"{UNDETERMINED}: rank 2 is missing, and the others may wait for them"
+
+
+def test_of_two_recordings_a_short_one_leaves_too_little(tmp_path: Path) -> None:
+    merged = read(tmp_path, Job(ranks=2, steps=range(10, 30), first_step={1: 25}))
+    assert merged.notes == ("15 of 20 steps left out, as not all ranks have them: rank 1 lacks 15",)
+    assert diagnose(merged.trace).refused.startswith(f"{UNDETERMINED}: 15 of 20 steps are not of all ranks")
 
 
 @pytest.mark.parametrize("missing", [(0,), (3,), (0, 2), (1, 3)])

@@ -98,6 +98,17 @@ def test_a_rank_without_a_trace_may_be_the_one_that_all_wait_for() -> None:
     _refused(diagnose(_trace({key: column[kept] for key, column in columns.items()})), "rank 0 is missing")
 
 
+@pytest.mark.parametrize(("last", "is_refused"), [(30, False), (8, True)])
+def test_steps_that_one_rank_lacks_are_counted(last: int, is_refused: bool) -> None:
+    columns = _columns(_late())
+    kept = (columns["rank"] != 1) | (columns["iteration"] < last)
+    found = diagnose(_trace({key: column[kept] for key, column in columns.items()}))
+    lacks = 40 - last
+    assert found.notes == (f"{lacks} of 40 steps left out, as not all ranks have them: rank 1 lacks {lacks}",)
+    assert bool(found.refused) == is_refused
+    assert ("32 of 40 steps are not of all ranks" in found.refused) == is_refused
+
+
 def test_time_that_no_operation_explains_has_no_cause() -> None:
     columns = _columns(_late())
     later_s = 0.4 * columns["iteration"]

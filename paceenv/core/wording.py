@@ -52,6 +52,11 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}"
 
 
+def steps_left_out(dropped: int, recorded: int, rank: int, lacks: int) -> str:
+    """A line on steps that not all ranks have, and the rank that lacks most of them."""
+    return f"{dropped} of {recorded} steps left out, as not all ranks have them: rank {rank} lacks {lacks}"
+
+
 def format_list(numbers: list[int]) -> str:
     """Ascending whole numbers with runs joined: ``0-3,7``."""
     runs: list[list[int]] = []

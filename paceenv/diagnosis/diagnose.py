@@ -113,14 +113,16 @@ def diagnose_matrix(matrix: OperationMatrix) -> Diagnosis:
         matrix: operations by steps, as :func:`paceenv.diagnosis.operation_matrix.read_matrix` reads them.
     """
     paced = measure_pacing(matrix)
+    notes = (matrix.lacking,) if matrix.lacking else ()
     if paced is None:
-        return _diagnose_kinds(matrix)
+        found = _diagnose_kinds(matrix)
+        return replace(found, notes=(*notes, *found.notes))
     found, of = _diagnose_kinds(matrix), f"all {matrix.steps} steps"
     if len(paced.plain_T) >= MIN_SHARE * matrix.steps:
         plain = _diagnose_kinds(matrix.of_steps(paced.plain_T))
         if found.refused or found.doubt or not plain.doubt:
             found, of = plain, f"the {len(paced.plain_T)} steps without delays"
-    return replace(found, paced=paced, notes=(f"causes are those of {of}; {paced.text}", *found.notes))
+    return replace(found, paced=paced, notes=(*notes, f"causes are those of {of}; {paced.text}", *found.notes))
 
 
 def _diagnose_kinds(matrix: OperationMatrix) -> Diagnosis:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COLLECTIVE_OPS, COMPUTE_OPS, PACE_OP, POINT_TO_POINT_OPS, Trace
+from paceenv.core.wording import steps_left_out
 
 MIN_STEPS: Final = 2
 USUAL: Final = 0.5
@@ -34,8 +35,8 @@ class OperationMatrix:
     ``world_size`` is how many ranks the job had at least, as far as the trace says, and ``rank_step`` how far the
     numbers of those that it should have lie apart. ``op_N`` counts in the names ``ops``, ``rank_N`` in ``ranks``;
     ``dp_rank_N`` and ``stage_N`` come from the metadata. ``bytes_N`` is 0 where unknown. ``start_NT`` and ``end_NT``
-    are not a number where a step lacks the operation. ``step_s_T`` are step times. ``dropped`` counts steps left out
-    because a rank is missing in them.
+    are not a number where a step lacks the operation. ``step_s_T`` are step times. Of ``recorded`` steps ``dropped``
+    were left out because a rank is missing in them; ``lacking`` says it of those that the trace has, "" without any.
     """
 
     name: str
@@ -57,7 +58,9 @@ class OperationMatrix:
     end_NT: Array
     iteration_T: Integers
     step_s_T: Array
+    recorded: int
     dropped: int
+    lacking: str
 
     def of_steps(self, chosen: Integers) -> OperationMatrix:
         """The matrix of some of its steps, by place, without operations that none of them has."""
@@ -145,7 +148,7 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     codes = trace.table["op"].combine_chunks()
     ops = tuple(map(str, codes.dictionary.to_pylist()))
     columns["op"] = np.asarray(codes.indices)[rows]
-    kept, dropped = _complete(columns)
+    kept, recorded, lacking = _complete(columns)
     columns = {key: column[kept] for key, column in columns.items()}
     kept = _absorbed(columns, ops)
     columns = {key: column[kept] for key, column in columns.items()}
@@ -169,6 +172,8 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
     start_NT, end_NT = start_NT[order], end_NT[order]
     _tell_apart(ops, taken, start_NT, end_NT)
     world_size, rank_step = _world_size(trace, ranks)
+    before = trace.metadata.job.get("steps_left_out")  # when files of ranks were made into one trace
+    before = before if type(before) is int and before > 0 else 0
     dp_rank, stage = (_of_ranks(trace, key, ranks) for key in ("dp_rank", "stage"))
     return OperationMatrix(
         name=name,
@@ -190,7 +195,9 @@ def read_matrix(trace: Trace, *, job: str | None = None) -> OperationMatrix:
         end_NT=end_NT,
         iteration_T=iterations.astype(np.int64),
         step_s_T=step_s_T,
-        dropped=dropped,
+        recorded=recorded + before,
+        dropped=recorded + before - steps,
+        lacking=lacking,
     )
 
 
@@ -201,14 +208,17 @@ def _rows_of(trace: Trace, job: str | None) -> tuple[str, NDArray[Any]]:
     return job, rows  # type: ignore[return-value]  # a slice, where it is all of them
 
 
-def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int]:
-    """Which rows belong to a step that every rank has, and how many steps are left out."""
+def _complete(columns: dict[str, NDArray[Any]]) -> tuple[NDArray[np.bool_], int, str]:
+    """Which rows belong to a step that every rank has, how many steps there are, and a line on those left out."""
     ranks, rank = np.unique(columns["rank"], return_inverse=True)
     steps, step = np.unique(columns["iteration"], return_inverse=True)
     present_TR = np.zeros((len(steps), len(ranks)), np.bool_)
     present_TR[step, rank] = True
     whole_T = np.asarray(present_TR.all(axis=1))
-    return np.asarray(whole_T[step]), int((~whole_T).sum())
+    dropped, lacks_R = int((~whole_T).sum()), (~present_TR).sum(axis=0)
+    worst = int(lacks_R.argmax()) if dropped else 0
+    text = steps_left_out(dropped, len(steps), int(ranks[worst]), int(lacks_R[worst])) if dropped else ""
+    return np.asarray(whole_T[step]), len(steps), text
 
 
 def _absorbed(columns: dict[str, NDArray[Any]], ops: tuple[str, ...]) -> NDArray[np.bool_]:

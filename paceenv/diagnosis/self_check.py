@@ -33,6 +33,8 @@ MAX_RANKS: Final = 1 << 20
 """Of a job, that are looked for; a file may claim any number."""
 MAX_LOST: Final = 0.02
 """Share of the usual step's collectives and transfers that steps may lack."""
+MAX_DROPPED: Final = 0.5
+"""Share of the steps that may be left out because not all ranks have them."""
 MAX_UNMET: Final = 0.05
 """Share of the step that ranks may spend in collectives of which no other member is known."""
 MAX_UNKNOWN: Final = 0.1
@@ -61,6 +63,11 @@ def why_not(matrix: OperationMatrix, graph: Graph, own_NT: Array, replayed_T: Ar
     missing = _missing(matrix)
     if missing:
         return missing
+    if matrix.dropped > MAX_DROPPED * matrix.recorded:
+        return (
+            f"{matrix.dropped} of {matrix.recorded} steps are not of all ranks (allowed: {MAX_DROPPED:.0%}), and the "
+            "others may be unlike them"
+        )
     incomplete = _incomplete(matrix, graph, own_NT, measured_s)
     if incomplete:
         return incomplete

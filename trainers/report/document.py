@@ -78,8 +78,6 @@ class Report:
         matrix, names = self.matrix, [path.name for path in self.files]
         files = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         said = [f"Read from {files} ({matrix.source}): {len(matrix.ranks)} ranks, {matrix.steps} steps"]
-        if matrix.dropped:
-            said.append(f"{matrix.dropped} steps left out because a rank is missing in them")
         return "; ".join([*said, *self.notes, *self.diagnosis.notes]) + "."
 
     def _facts(self) -> str:

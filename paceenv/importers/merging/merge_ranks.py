@@ -16,6 +16,7 @@ import numpy as np
 
 from paceenv.core.errors import InputError
 from paceenv.core.trace import COMPUTE_OPS, Trace, TraceMetadata
+from paceenv.core.wording import steps_left_out
 from paceenv.importers.merging.clock_alignment import MOST_OFFSET, Clocks, align_clocks
 from paceenv.importers.merging.unnamed_groups import Steps, name_groups
 from paceenv.importers.profiler.collective_names import POINT_TO_POINT
@@ -30,6 +31,8 @@ _NAMED: Final = 8
 """Ranks or steps named in a line."""
 _SAME_CLOCK_S: Final = 1e-3
 """Clocks that differ by less need no line."""
+_LEAST_STEPS: Final = 0.5
+"""Share of the steps that most ranks have: a rank with fewer would take the others' from them."""
 _TOO_FAR: Final = 0.25
 """Share of a step: collectives that end further apart are not the same ones."""
 _MAX_ERROR: Final = 0.01
@@ -88,6 +91,7 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     if not common:
         named = ", ".join(f"rank {t.rank} has {len(t.steps)}" for t in ordered[:8])
         raise InputError(f"{name}: no step that all ranks have ({named}); allowed: files of the same steps of one job")
+    notes += _lacking(steps_of, common)
     _agree(clocks, steps_of, common, name)
     steps_of = name_groups(steps_of, common)
     notes += _unknown_members(steps_of, ordered)
@@ -101,10 +105,12 @@ def merge_ranks(timelines: list[Timeline], name: str, source: str) -> Merged:
     origin_s = min(columns["start_s"])
     for key in ("start_s", "end_s"):
         columns[key] = (np.array(columns[key]) - origin_s).tolist()
-    notes += _missing(ordered)
+    files = list(by_rank.values())
+    notes += _missing(files)
     notes += _clock_note(clocks, [steps[i].end_s - steps[i].start_s for steps in steps_of.values() for i in kept])
     ranks = tuple({"rank": t.rank, "dp_rank": i, "stage": 0} | t.about for i, t in enumerate(ordered))
-    job = {"name": name, "ranks": _world_size(ordered), "clock_error_s": clocks.error_s}
+    job = {"name": name, "ranks": _world_size(files), "clock_error_s": clocks.error_s}
+    job["steps_left_out"] = len(set().union(*steps_of.values())) - len(common)
     trace = Trace.from_columns(
         {"job": name, **{k: np.array(v) for k, v in columns.items()}}, TraceMetadata(job, ranks, source), name
     )
@@ -152,7 +158,7 @@ def _named_like(one: RankActivity, step: Step) -> RankActivity:
 
 
 def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[str]]:
-    """Ranks that share steps, and lines on those left out: a minority that has none of the steps that most ranks have.
+    """Ranks that share steps, and lines on those left out: a minority that has few of the steps that most ranks have.
 
     Ranks that only count otherwise are kept where that may be: their clocks will tell.
     """
@@ -165,13 +171,24 @@ def _belong_together(timelines: list[Timeline]) -> tuple[list[Timeline], list[st
     having = Counter(step.iteration for t in timelines for step in t.steps)
     usual = {i for i, ranks in having.items() if 2 * ranks > len(timelines)}
     near = {i + k for i in usual for k in range(-MOST_OFFSET, MOST_OFFSET + 1)}
-    apart = [t for t in timelines if usual and near.isdisjoint(step.iteration for step in t.steps)]
+    has = {t.rank: sum(step.iteration in near for step in t.steps) for t in timelines}
+    apart = [t for t in timelines if has[t.rank] < _LEAST_STEPS * len(usual)]
     if not apart or len(apart) * 2 >= len(timelines):
         return timelines, []
     notes = [
-        f"{t.path}: rank {t.rank} left out: none of its {len(t.steps)} steps is of those of most ranks" for t in apart
+        f"{t.path}: rank {t.rank} left out: it has {has[t.rank]} of the {len(usual)} steps that most ranks have"
+        for t in apart
     ]
     return [t for t in timelines if t not in apart], notes
+
+
+def _lacking(steps_of: Steps, common: list[int]) -> list[str]:
+    """A line on steps that not all ranks have, and the rank that lacks most of them."""
+    recorded = set().union(*steps_of.values())
+    if len(recorded) == len(common):
+        return []
+    lacks, rank = max((len(recorded) - len(steps), -rank) for rank, steps in steps_of.items())
+    return [steps_left_out(len(recorded) - len(common), len(recorded), -rank, lacks)]
 
 
 def _world_size(timelines: list[Timeline]) -> int:
