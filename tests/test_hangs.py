@@ -50,6 +50,19 @@ def test_a_rank_that_stops_is_named_with_what_it_did_last(tmp_path: Path, how: d
         assert last.finished == 3, "by its status"
 
 
+def test_a_short_log_does_not_take_the_answer_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = data_parallel(4, host_stops={2: 3}).run().write(tmp_path)
+    log = folder / "train.log"
+    log.write_text("".join(f"iter {i}: loss 3.0, time {ms}ms, mfu 1%\n" for i, ms in enumerate((5000, 500, 501, 500))))
+    why = "train.log: 3 step times after the warm-up"
+    assert application.run(["diagnose", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert "rank 2 stopped" in out.replace("\n", " ").lower()
+    assert why in err.replace("\n", " ")
+    with pytest.raises(InputError, match=why):
+        application.run(["diagnose", str(log)])
+
+
 def test_ranks_that_wait_for_a_waiting_rank_are_victims(tmp_path: Path) -> None:
     job = parallel(tensor=2, pipeline=3, data=2, batches=3, host_stops={5: 20})
     found = seen(job, tmp_path, only_active=True)

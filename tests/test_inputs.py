@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from importer_samples import dump_of, profile_of, written
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.diagnosis.answer import find_answer
 from paceenv.importers import file_list
 from paceenv.importers.file_list import list_files
 from paceenv.importers.inputs import read_inputs, split_recordings
@@ -69,6 +72,26 @@ def test_dumps_beside_profiles_are_kept(tmp_path: Path) -> None:
     found = read_inputs([tmp_path])
     assert found.require_trace().metadata.source == "PyTorch profiler"
     assert [dump.rank for dump in found.dumps] == [0, 1]
+
+
+def test_a_part_that_cannot_be_diagnosed_is_a_note_beside_the_others(tmp_path: Path) -> None:
+    written(tmp_path, {f"rank{rank}.json": profile_of(rank) for rank in range(3)})
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"iter {i}: loss 3.0, time {ms}ms, mfu 1%\n" for i, ms in enumerate((5000, 500, 501, 500))))
+    answer = find_answer(read_inputs([tmp_path]))
+    assert answer.diagnosis is not None
+    assert not answer.steps
+    assert "train.log: 3 step times after the warm-up" in answer.notes[-1]
+    with pytest.raises(InputError, match="another"):
+        find_answer(read_inputs([tmp_path]), "another")
+    log.write_text("".join(f"iter {i}: loss 3.0, time {500 + i % 7}ms, mfu 1%\n" for i in range(40)))
+    found = read_inputs([tmp_path])
+    trace = found.require_trace()
+    first = trace.table.filter(pc.equal(trace.table["iteration"], trace.column("iteration")[0]))
+    answer = find_answer(replace(found, trace=replace(trace, table=first)))
+    assert answer.steps
+    assert answer.diagnosis is None
+    assert "1 steps that all ranks have" in answer.notes[-1]
 
 
 def test_of_two_recordings_of_the_same_ranks_one_is_read(tmp_path: Path) -> None:

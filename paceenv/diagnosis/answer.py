@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paceenv.core.errors import InputError
 from paceenv.diagnosis.clocks import on_one_clock
 from paceenv.diagnosis.diagnose import Diagnosis, diagnose_matrix
 from paceenv.diagnosis.observed.host_activity import LateHost, find_late_hosts
@@ -61,18 +62,19 @@ class Answer:
 
 
 def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
-    """Diagnose everything that was read.
+    """Diagnose everything that was read; what cannot be diagnosed is named in a note beside what can.
 
     Args:
         inputs: from ``read_inputs``.
         job: which job, where the trace holds several.
 
     Raises:
-        InputError: there is nothing to diagnose, or the trace holds no such job.
+        InputError: nothing can be diagnosed, or the trace holds no such job.
     """
     hangs: tuple[Hang, ...] = ()
     times: CollectiveTimes | None = None
-    steps: tuple[StepDiagnosis, ...] = ()
+    steps: list[StepDiagnosis] = []
+    failed: list[InputError] = []
     if inputs.dumps:  # what few need brings libraries that take a second to import
         from paceenv.diagnosis.observed.hang import find_hangs
 
@@ -84,17 +86,31 @@ def find_answer(inputs: Inputs, job: str | None = None) -> Answer:
     if inputs.steps:
         from paceenv.diagnosis.step_times.step_diagnosis import diagnose_steps
 
-        steps = tuple(diagnose_steps(log) for log in inputs.steps)
+        for log in inputs.steps:
+            try:
+                steps.append(diagnose_steps(log))
+            except InputError as error:
+                failed.append(error)
     notes, matrix, diagnosis, lateness = inputs.notes, None, None, None
     late_hosts: tuple[LateHost, ...] = ()
-    if inputs.trace is not None or not (hangs or times or steps):
-        trace = inputs.require_trace()
-        matrix, clocks = on_one_clock(read_matrix(trace, job=job))
-        notes = (*notes, clocks) if clocks else notes
-        diagnosis = diagnose_matrix(matrix)
-        lateness = find_lateness(matrix, hosts=trace.metadata.of_ranks("host"))
-        error_s = trace.metadata.job.get("clock_error_s", 0.0)
-        late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
+    if inputs.trace is not None:
+        try:
+            matrix, clocks = on_one_clock(read_matrix(inputs.trace, job=job))
+        except InputError as error:
+            if job is not None:
+                raise
+            failed.append(error)
+        else:
+            notes = (*notes, clocks) if clocks else notes
+            diagnosis = diagnose_matrix(matrix)
+            lateness = find_lateness(matrix, hosts=inputs.trace.metadata.of_ranks("host"))
+            error_s = inputs.trace.metadata.job.get("clock_error_s", 0.0)
+            late_hosts = tuple(find_late_hosts(inputs.activity, clock_error_s=error_s))
     elif inputs.why_no_trace and not any(hang.hangs for hang in hangs):
         notes = (*notes, f"no steps: {inputs.why_no_trace}")
-    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, steps)
+    if not (hangs or times or steps or diagnosis):
+        if failed:
+            raise failed[0]
+        inputs.require_trace()
+    notes = (*notes, *map(str, failed))
+    return Answer(matrix, notes, diagnosis, lateness, late_hosts, hangs, times, tuple(steps))

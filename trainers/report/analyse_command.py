@@ -62,7 +62,7 @@ class Analysis:
             if self.conclusion.verdict.claim in {"helps", "is open"} and not self.found.runs:
                 steps.append(f"paceenv tailor {words} -o policy.safetensors")
         steps += [f"paceenv live trace {shlex.quote(str(run))} -o trace.parquet" for run in self.found.runs]
-        if self.inputs is not None and (self.inputs.trace is not None or len(self.inputs.steps) == 1):
+        if self.answer is not None and (self.answer.matrix is not None or len(self.answer.steps) == 1):
             steps.append(f"paceenv report {words} -o report.html" if not self.found.runs else "")
         if self.answer is not None and self.answer.hangs:
             steps.append(f"paceenv diagnose {words} --json hang.json")
@@ -239,7 +239,7 @@ def _page(done: Analysis, out: Path, job: str | None) -> str:
     for path, of in done.paced.items():
         more += [html_page.heading(f"Pacing on {path}"), html_page.table(COLUMNS, of)]
     more += [html_page.heading("Next"), *(html_page.preformatted(step) for step in done.next_steps())]
-    if done.inputs is not None and done.inputs.trace is not None:
+    if done.inputs is not None and done.answer is not None and done.answer.matrix is not None:
         report = make_report(done.inputs, done.named, POLICIES, job, conclusion=done.conclusion)
         return replace(report, more=more).html(out.parent)
     for steps in done.answer.steps[:1] if done.answer is not None else ():

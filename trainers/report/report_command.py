@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,7 @@ def make_report(
     """
     trace = inputs.require_trace()
     with output.progress("diagnose, draw, simulate", 4 + len(policies)) as done:
-        answer = find_answer(inputs, job)
+        answer = find_answer(replace(inputs, dumps=(), inspected=(), steps=()), job)
         matrix, diagnosis, late = answer.matrix, answer.diagnosis, answer.late_hosts
         assert matrix is not None, "there is a trace"
         assert diagnosis is not None, "there is a trace"
