@@ -17,11 +17,15 @@ from importer_samples import written
 
 from paceenv.cli import application
 from paceenv.core.errors import InputError
+from paceenv.diagnosis.absolute import check_links
 from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.diagnosis.observed.host_activity import find_late_hosts
+from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.kineto import import_kineto
 from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
+from paceenv.importers.nccl_tests import Table
 from paceenv.importers.profiler import event_columns
+from paceenv.sim.cluster.collectives import Law, volume
 
 
 def read(folder: Path, job: Job, made: list[dict[str, Any]] | None = None) -> Merged:
@@ -183,6 +187,19 @@ def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, mi
     merged = read(tmp_path, Job(), [profile for rank, profile in enumerate(made) if rank not in missing])
     named = f"rank {missing[0]} is missing" if len(missing) == 1 else f"ranks {missing[0]}, {missing[1]} are missing"
     assert diagnose(merged.trace).refused == f"{UNDETERMINED}: {named}, and the others may wait for them"
+
+
+def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:
+    """As nccl-tests counts them, with which they are compared."""
+    program = [Kernel(4000.0), Meeting("_allgather_base", took_us=1000.0, elements=8 << 20), Kernel(2000.0)]
+    trace = read(tmp_path, Job(ranks=4, program=lambda _: program, took_us=slow_rank_1)).trace
+    size = 64 << 20
+    assert set(trace.column("bytes").tolist()) == {0, size}
+    law, sizes = Law(1e-5, 1e11, 0.0), size / 4.0 ** np.arange(8)
+    time_s = law.time_s(volume("all_gather", "ring", 4, sizes))
+    table = Table("all_gather", 4, sizes, time_s * (1e-3 / float(time_s[0])), "all_gather_perf.log")
+    (found,) = check_links(read_matrix(trace), [table])
+    assert found.value == pytest.approx(1.0, rel=0.01)
 
 
 def test_hidden_and_exposed(tmp_path: Path) -> None:

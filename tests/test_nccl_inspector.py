@@ -54,6 +54,24 @@ def test_one_log_tells_nothing_of_others(tmp_path: Path) -> None:
     assert found.rows
 
 
+def test_each_operation_of_a_communicator_is_numbered_apart(tmp_path: Path) -> None:
+    """Rank 2 kept other collectives than the others, of the same numbers."""
+    for rank in range(4):
+        records = log_of(rank, 4, late={})
+        kept = {"AllGather", "ReduceScatter"} if rank == 2 else {"AllReduce", "ReduceScatter"}
+        records = [record for record in records if record["coll_perf"]["coll"] in kept]
+        (tmp_path / f"n0-pid{1000 + rank}.log").write_text("\n".join(map(json.dumps, records)))
+    (last,) = measure_times(read_inputs([tmp_path]).inspected).arrivals
+    assert last.shared == 30
+    assert not last.is_late
+
+
+def test_bytes_of_a_trace_are_the_whole_payload(tmp_path: Path) -> None:
+    trace = read_inputs([write_logs(tmp_path, late={}, verbose=True)]).require_trace()
+    found = {*zip(trace.column("op").tolist(), trace.column("bytes").tolist(), strict=True)}
+    assert found == {("compute", 0), ("all_gather", 4 << 22), ("reduce_scatter", 4 << 24), ("all_reduce", 64)}
+
+
 @pytest.mark.slow
 def test_stamps_of_all_collectives_give_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_logs(tmp_path, late={1: 0.004}, verbose=True, version="v4.2")
@@ -72,7 +90,7 @@ def test_missing_collectives_give_no_trace(tmp_path: Path) -> None:
     folder = write_logs(tmp_path, late={}, verbose=True)
     path = folder / "n0-pid1001.log"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:10] + lines[13:]))
+    path.write_text("\n".join(lines[:10] + lines[13:]))  # one of each operation
     inputs = read_inputs([folder])
     assert inputs.trace is None
     assert "n0-pid1001.log: 3 collectives of communicator 0xabc are missing" in inputs.why_no_trace

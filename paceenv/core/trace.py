@@ -43,7 +43,7 @@ SCHEMA: Final = pa.schema(
         ("micro_batch", pa.int32()),  # -1 none
         ("start_s", pa.float64()),
         ("end_s", pa.float64()),
-        ("bytes", pa.int64()),  # 0 unknown or none
+        ("bytes", pa.int64()),  # 0 unknown or none; of an all-gather all outputs, of a reduce-scatter all inputs
         ("chunk", pa.int32()),  # model chunk of an interleaved pipeline, -1 none
         ("peer", pa.int32()),  # rank at the other end of a send or receive, -1 unknown or none
     ]

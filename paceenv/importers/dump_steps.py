@@ -28,6 +28,7 @@ _MAX_LOOKED_AT: Final = 1 << 16
 """Collectives in which a step is looked for."""
 
 Placed = tuple[int, Collective, tuple[str, str, int]]
+"""Number, collective, and what makes it the same one in every step: operation, what it is counted among, bytes."""
 
 
 def timeline_of(dump: Dump) -> Timeline:
@@ -52,9 +53,12 @@ def _placed(entry: Entry) -> Placed | None:
         start_s = entry.started_s
     else:
         return None
-    op = op_name(entry.op)
-    collective = Collective(op, entry.group, start_s, entry.completed_s, entry.bytes)
-    return entry.collective_seq, collective, (op, entry.group, entry.bytes)
+    op, size = op_name(entry.op), entry.bytes
+    if op == "all_gather":
+        inputs, outputs = entry.items
+        size = min(size * outputs // inputs, 1 << 60) if inputs > 0 and outputs > 0 else 0
+    collective = Collective(op, entry.group, start_s, entry.completed_s, size)
+    return entry.collective_seq, collective, (op, entry.group, size)
 
 
 def steps_of(path: Path, entries: list[Placed], advice: str) -> list[Step]:
@@ -62,7 +66,7 @@ def steps_of(path: Path, entries: list[Placed], advice: str) -> list[Step]:
 
     Args:
         path: the file, for messages.
-        entries: its collectives in the order of their ends, each with its number in its group, and its kind.
+        entries: its collectives in the order of their ends.
         advice: what to record instead, for the message.
 
     Raises:

@@ -33,6 +33,8 @@ MAX_RECORD: Final = 1 << 20
 """Bytes of a record."""
 HOW_TO: Final = "allowed: logs written with NCCL_INSPECTOR_DUMP_VERBOSE=1 and short dump intervals, without gaps"
 _MOST_US: Final = 1e18
+_OF_ONE_RANK: Final = ("all_gather", "reduce_scatter")
+"""Of these NCCL counts one rank's part (``inspector.cc`` multiplies it by the ranks for its bandwidths)."""
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -117,7 +119,7 @@ class InspectorLog:
         ops: names of operations, such as ``AllReduce``.
         comm_V: index of the communicator.
         op_V: index of the operation.
-        sn_V: number in the communicator, among its collectives or among its sends and receives.
+        sn_V: number in the communicator, among its collectives of this operation or among its sends and receives.
         size_bytes_V: message size as NCCL counts it.
         time_s_V: execution time, seconds.
         algbw_Bps_V: algorithm bandwidth, bytes per second.
@@ -303,16 +305,19 @@ def timeline_of_log(log: InspectorLog, rank: int) -> Timeline:
     chosen = np.flatnonzero([kinds[op] not in {"send", "recv"} for op in log.op_V])
     if not np.isfinite(log.begin_s_V[chosen]).all() or not len(chosen):
         raise InputError(f"{log.path}: collectives without time stamps; {HOW_TO}")
+    comm_V, op_V, sn_V = log.comm_V[chosen], log.op_V[chosen], log.sn_V[chosen]
     for k, comm in enumerate(log.communicators):
-        numbers = np.sort(log.sn_V[chosen][log.comm_V[chosen] == k])
-        if len(numbers) and np.any(np.diff(numbers) != 1):
-            missing = int(numbers[-1] - numbers[0] + 1 - len(numbers))
+        counted = [np.unique(sn_V[(comm_V == k) & (op_V == op)]) for op in np.unique(op_V[comm_V == k])]
+        missing = sum(int(numbers[-1] - numbers[0]) + 1 - len(numbers) for numbers in counted)
+        if missing:
             raise InputError(f"{log.path}: {missing} collectives of communicator {comm.id} are missing; {HOW_TO}")
     placed = []
     for i in chosen[np.argsort(log.end_s_V[chosen], kind="stable")].tolist():
         op, group = kinds[log.op_V[i]], log.communicators[log.comm_V[i]].id
         size = int(log.size_bytes_V[i])
+        if op in _OF_ONE_RANK:
+            size = min(size * max(log.communicators[log.comm_V[i]].ranks, 0), 1 << 60)
         collective = Collective(op, group, float(log.begin_s_V[i]), float(log.end_s_V[i]), size)
-        placed.append((int(log.sn_V[i]), collective, (op, group, size)))
+        placed.append((int(log.sn_V[i]), collective, (op, f"{op} of {group}", size)))
     about = {"world_size": max(comm.ranks for comm in log.communicators)}
     return Timeline(rank, log.path, tuple(steps_of(log.path, placed, HOW_TO)), about)

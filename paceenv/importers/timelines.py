@@ -24,7 +24,9 @@ Array = NDArray[np.float64]
 class Collective:
     """One collective as one rank saw it; ``group`` is whatever names its process group, "" where it has none.
 
-    ``peer`` is the rank at the other end of a send or receive, -1 where it is unknown.
+    ``bytes`` is the whole payload, as nccl-tests counts it: what an all-gather gives each rank, what a reduce-scatter
+    takes from each, else a rank's input; 0 where it is unknown. ``peer`` is the rank at the other end of a send or
+    receive, -1 where it is unknown.
     """
 
     op: str

@@ -132,6 +132,7 @@ def _metadata(job: Job, op: Meeting) -> dict[str, Any]:
     return {
         "Collective name": op.said,
         "In msg nelems": op.elements,
+        "Out msg nelems": op.elements * (job.ranks if op.said == "_allgather_base" else 1),
         "dtype": "BFloat16",
         "Process Group Name": op.group,
         "Process Group Ranks": str(list(range(job.ranks))),

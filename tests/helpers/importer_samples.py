@@ -55,7 +55,8 @@ def dump_of(rank: int, late_s: float, steps: int = 12, timing: bool = True) -> d
         entry = {
             "record_id": i, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": i + 5,
             "profiling_name": ("nccl:_all_gather_base", "nccl:all_reduce")[gathers], "state": "completed",
-            "input_sizes": [[256, 4]], "input_dtypes": ["Float"], "time_created_ns": int((end_s - 0.5) * 1e9),
+            "input_sizes": [[256, 4]], "output_sizes": [[256 * (2 - gathers), 4]], "input_dtypes": ["Float"],
+            "time_created_ns": int((end_s - 0.5) * 1e9),
             "time_discovered_started_ns": None, "time_discovered_completed_ns": int(end_s * 1e9), "is_p2p": False,
         }  # fmt: skip
         entries.append(entry | ({"duration_ms": duration_s * 1e3} if timing else {}))

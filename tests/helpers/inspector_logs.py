@@ -16,6 +16,7 @@ def log_of(
 ) -> list[dict[str, Any]]:
     """Records of a rank: three collectives a step in one communicator; a late rank arrives that many seconds later.
 
+    NCCL numbers each operation of a communicator apart.
     Every rank waits for the last one, then the collective takes 1 ms, and computes 10 ms.
     """
     found: list[dict[str, Any]] = []
@@ -36,7 +37,8 @@ def log_of(
         at = float(arrive_R.max()) + 0.001
         time_s = at - float(arrive_R[rank])
         perf: dict[str, Any] = {
-            "coll": op, "coll_sn": n + 1, "coll_msg_size_bytes": size, "coll_exec_time_us": round(time_s * 1e6),
+            "coll": op, "coll_sn": n // len(OPS) + 1, "coll_msg_size_bytes": size,
+            "coll_exec_time_us": round(time_s * 1e6),
             "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": size / time_s / 1e9,
             "coll_busbw_gbs": 1.75 * size / time_s / 1e9,
         }  # fmt: skip

@@ -48,8 +48,6 @@ UNKNOWN_PEERS: Final = "the trace does not say who is at the other end"
 _BARRIER: Final = "barrier"
 _NOT_TRANSFERS: Final = frozenset((*COMPUTE_OPS, *OTHER_OPS, PACE_OP, "evaluation"))
 _UNUSUAL: Final = ("gc", "checkpoint", "restart", "evaluation")
-_INPUT_SOURCES: Final = ("PyTorch profiler",)
-"""Sources whose bytes of an all-gather are what one rank puts in."""
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -186,7 +184,7 @@ def read_program(trace: Trace, *, job: str | None = None) -> ProgramStamps:
     for part in parts:
         part[0] = [moved.get(int(t), -1) for t in part[0]]
     hosts = trace.metadata.of_ranks("host", "")
-    payload_K = _payloads(transfers, size_TRK, trace.metadata.source)
+    payload_K = _payloads(transfers, size_TRK)
     every_K = _every(name, np.array([iterations[t] for t in kept]), np.isfinite(start_TRK).any(axis=1))
     return ProgramStamps(
         name=name,
@@ -442,15 +440,12 @@ def _matched(few: Sequence[object], many: Sequence[object]) -> list[int] | None:
     return found
 
 
-def _payloads(transfers: Sequence[Transfer], size_TRK: Array, source: str) -> list[float]:
+def _payloads(transfers: Sequence[Transfer], size_TRK: Array) -> list[float]:
     """Bytes of each transfer as a program counts them: the mean over steps and ranks."""
     found = []
     for k, one in enumerate(transfers):
         sizes = size_TRK[:, :, k]
-        size = float(np.nanmean(sizes if one.op != "send" else _known(sizes).max(axis=1)))
-        if one.op == "all_gather" and source in _INPUT_SOURCES:
-            size *= len(one.groups[0])
-        found.append(size)
+        found.append(float(np.nanmean(sizes if one.op != "send" else _known(sizes).max(axis=1))))
     return found
 
 

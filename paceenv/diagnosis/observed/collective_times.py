@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import numpy as np
@@ -195,26 +196,34 @@ def _rows(name: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]])
 
 def _last(name: str, members: int, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> LastArrival | str:
     """Who arrives last, or why that cannot be said."""
-    shared: NDArray[np.int64] | None = None
-    kept = []
-    for rank, log, chosen in records:
-        needs_all = np.array([op_name(op) in NEEDS_ALL for op in log.ops], bool)
-        mine = chosen[needs_all[log.op_V[chosen]]]
-        number, first = np.unique(log.sn_V[mine], return_index=True)
-        kept.append((rank, log, number, mine[first]))
-        shared = number if shared is None else np.intersect1d(shared, number, assume_unique=True)
-    if shared is None or len(shared) < MIN_SHARED:
-        n = 0 if shared is None else len(shared)
-        return f"communicator {name}: {n} collectives that all its {len(records)} logs have; {MIN_SHARED} are needed"
-    time_RC = np.stack([log.time_s_V[index[np.searchsorted(number, shared)]] for _, log, number, index in kept])
+    ops = sorted({op for _, log, _ in records for op in log.ops if op_name(op) in NEEDS_ALL})
+    time_RC = np.concatenate([np.empty((len(records), 0)), *(_shared_s(op, records) for op in ops)], axis=1)
+    shared = time_RC.shape[1]
+    if shared < MIN_SHARED:
+        few = f"{shared} collectives that all its {len(records)} logs have"
+        return f"communicator {name}: {few}; {MIN_SHARED} are needed"
     last_C = time_RC.argmin(axis=0)
-    often = np.bincount(last_C, minlength=len(kept))
+    often = np.bincount(last_C, minlength=len(records))
     k = int(often.argmax())
     others_RC = np.delete(time_RC, k, axis=0)
     late_C = others_RC.min(axis=0) - time_RC[k]
-    rank, log = kept[k][:2]
+    rank, log = records[k][:2]
     waited = float(np.maximum(others_RC - time_RC[k], 0.0).sum() / others_RC.sum())
     return LastArrival(
-        name, members, len(kept), len(shared), rank, log.process, float(often[k] / len(shared)),
+        name, members, len(records), shared, rank, log.process, float(often[k] / shared),
         float(np.median(late_C)), waited,
     )  # fmt: skip
+
+
+def _shared_s(op: str, records: list[tuple[int, InspectorLog, NDArray[np.int64]]]) -> NDArray[np.float64]:
+    """How long those collectives of an operation took that all ranks recorded, s, ``(ranks, collectives)``.
+
+    NCCL counts each operation of a communicator apart.
+    """
+    kept = []
+    for _, log, chosen in records:
+        mine = chosen[np.array([name == op for name in log.ops], bool)[log.op_V[chosen]]]
+        number, first = np.unique(log.sn_V[mine], return_index=True)
+        kept.append((number, log.time_s_V[mine[first]]))
+    shared = reduce(np.intersect1d, [number for number, _ in kept])
+    return np.stack([time_s[np.searchsorted(number, shared)] for number, time_s in kept])

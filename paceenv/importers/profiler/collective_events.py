@@ -72,8 +72,8 @@ def host_collectives(table: EventTable) -> list[Collective]:
 
 def _collective(table: EventTable, event: int, op: str, group: str, said: CollectiveArguments) -> Collective:
     start_s = float(table.start_us_E[event]) * 1e-6
-    count = said.elements if 0 <= said.elements < 1 << 56 else 0
-    size = int(count * ITEM_BYTES.get(said.dtype, 0))
+    count = said.outputs if op == "all_gather" else said.elements
+    size = int((count if 0 <= count < 1 << 56 else 0) * ITEM_BYTES.get(said.dtype, 0))
     peer = {"send": said.receiver, "recv": said.sender}.get(op, -1)
     peer = peer if 0 <= peer < 1 << 31 else -1
     return Collective(op, group, start_s, start_s + float(table.dur_us_E[event]) * 1e-6, size, peer)

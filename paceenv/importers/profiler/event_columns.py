@@ -44,6 +44,7 @@ class CollectiveArguments(Launch, gc=False, frozen=True):
     external: int = msgspec.field(default=-1, name="External id")
     name: str = msgspec.field(default="", name="Collective name")
     elements: int | float = msgspec.field(default=-1, name="In msg nelems")
+    outputs: int | float = msgspec.field(default=-1, name="Out msg nelems")
     dtype: str = msgspec.field(default="", name="dtype")
     number: int = msgspec.field(default=-1, name="Seq")
     group_name: str | int = msgspec.field(default="", name="Process Group Name")
