@@ -189,6 +189,16 @@ def test_whoever_has_no_file_may_be_the_one_that_all_wait_for(tmp_path: Path, mi
     assert diagnose(merged.trace).refused == f"{UNDETERMINED}: {named}, and the others may wait for them"
 
 
+@pytest.mark.parametrize("key", ["correlation", "External id", "Seq", "In msg nelems", "Src Rank"])
+@pytest.mark.parametrize("value", [(1 << 64) - 1, -(1 << 70), 1 << 63])
+def test_whole_numbers_that_fit_no_column_are_unknown(tmp_path: Path, key: str, value: int) -> None:
+    made = profiles(Job())
+    kernel = next(event for event in made[0]["traceEvents"] if "AllReduce" in event["name"])
+    kernel["args"][key] = value
+    trace = read(tmp_path, Job(), made).trace
+    assert len(np.unique(trace.column("iteration"))) >= 5, "a kernel without its launch may cost its step"
+
+
 def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:
     """As nccl-tests counts them, with which they are compared."""
     program = [Kernel(4000.0), Meeting("_allgather_base", took_us=1000.0, elements=8 << 20), Kernel(2000.0)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ Integers = NDArray[np.int64]
 class Launch(msgspec.Struct, gc=False, frozen=True):
     """The one argument that every event needs: it joins what the device ran to the call that launched it."""
 
-    correlation: int = -1
+    correlation: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] = -1
 
 
 class CollectiveArguments(Launch, gc=False, frozen=True):
