@@ -22,9 +22,12 @@ from paceenv.diagnosis.diagnose import UNDETERMINED, diagnose
 from paceenv.diagnosis.observed.host_activity import find_late_hosts
 from paceenv.diagnosis.operation_matrix import read_matrix
 from paceenv.importers.kineto import import_kineto
+from paceenv.importers.merging import clock_alignment
+from paceenv.importers.merging.clock_alignment import Key
 from paceenv.importers.merging.merge_ranks import Merged, merge_ranks
 from paceenv.importers.nccl_tests import Table
 from paceenv.importers.profiler import event_columns
+from paceenv.importers.timelines import Collective, Step, Timeline
 from paceenv.sim.cluster.collectives import Law, volume
 
 
@@ -197,6 +200,26 @@ def test_whole_numbers_that_fit_no_column_are_unknown(tmp_path: Path, key: str, 
     kernel["args"][key] = value
     trace = read(tmp_path, Job(), made).trace
     assert len(np.unique(trace.column("iteration"))) >= 5, "a kernel without its launch may cost its step"
+
+
+def test_only_ranks_that_share_collectives_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stages without a common group: all counts of steps were tried with every pair, only to refuse."""
+    compared = []
+
+    def compare(mine: dict[Key, float], other: dict[Key, float], agrees_s: float) -> tuple[float, float, int] | None:
+        compared.append({key[1:3] for key in mine} & {key[1:3] for key in other})
+        return (0.0, 0.0, 0)
+
+    monkeypatch.setattr(clock_alignment, "_compare", compare)
+    nothing, timelines = np.empty(0), []
+    for rank in range(16):
+        met = [Collective("all_reduce", name, 0.5, 0.6, 1) for name in (f"t{rank // 4}", f"d{rank // 8} {rank % 4}")]
+        steps = tuple(Step(k, 0.0, 1.0, tuple(met), nothing, nothing) for k in range(4))
+        timelines.append(Timeline(rank, Path(f"rank{rank}.json"), steps))
+    with pytest.raises(InputError, match=r"rank8.json: rank 8 shares fewer than 3 collectives"):
+        clock_alignment.align_clocks(timelines)
+    assert all(compared)
+    assert len(compared) == 7
 
 
 def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:

@@ -56,15 +56,21 @@ def align_clocks(timelines: list[Timeline]) -> Clocks:
     Raises InputError if a rank shares too few collectives with the others.
     """
     ends = {t.rank: _ends(t) for t in timelines}
+    kinds = {rank: {(group, op) for _, group, op, _ in mine} for rank, mine in ends.items()}
     usual_s = float(np.median([step.end_s - step.start_s for t in timelines for step in t.steps]))
     agrees_s = max(_AGREES * usual_s, _LEAST_AGREEMENT_S)
     first = timelines[0].rank
     shift_s, renumber = {first: 0.0}, {first: 0}
+    reached = set(kinds[first])
     left = [t for t in timelines if t.rank != first]
     while left:
         for t in left:
-            found = _against_known(ends[t.rank], ends, shift_s, agrees_s)
+            if reached.isdisjoint(kinds[t.rank]):
+                continue
+            known = {rank: add_s for rank, add_s in shift_s.items() if not kinds[rank].isdisjoint(kinds[t.rank])}
+            found = _against_known(ends[t.rank], ends, known, agrees_s)
             if found is not None:
+                reached |= kinds[t.rank]
                 shift_s[t.rank], renumber[t.rank] = found
                 ends[t.rank] = _renumbered(ends[t.rank], found[1])
                 left.remove(t)
@@ -107,6 +113,8 @@ def _against_known(
     mine: dict[Key, float], ends: dict[int, dict[Key, float]], known: dict[int, float], agrees_s: float
 ) -> tuple[float, int] | None:
     """Shift and offset of a rank's steps against those whose clocks are known; None if none shares enough with it.
+
+    Known are those with a kind of collective in common, as all counts of steps are tried with each of them.
 
     A clock stays as it is where only groups that nothing names could tell, and their collectives do not end together.
     """
