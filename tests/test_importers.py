@@ -95,6 +95,29 @@ def test_real_profiles_of_a_real_job(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert max(result["attribution"]["rank"], key=result["attribution"]["rank"].get) == "1"
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank3.json", 3),
+        ("iter_100_rank3.json", 3),
+        ("trainer0_iter20_rank1.json", 1),
+        ("worker2.1700000000.pt.trace.json", 2),
+        ("node7_r12.json.gz", 12),
+        ("R-4.json", 4),
+        ("server12_4711.1700000000.pt.trace.json", None),
+        ("iter_100.json", None),
+        ("r20261126.json", None),
+    ],
+)
+def test_a_name_says_the_rank_where_the_profile_does_not(tmp_path: Path, name: str, rank: int | None) -> None:
+    files = written(tmp_path, {name: {key: value for key, value in profile_of(0).items() if key != "distributedInfo"}})
+    if rank is None:
+        with pytest.raises(InputError, match="neither distributedInfo nor its name says which rank it is"):
+            import_kineto(files[0])
+    else:
+        assert import_kineto(files[0])[0].rank == rank
+
+
 def test_flight_recorder_dumps(tmp_path: Path) -> None:
     files = written(tmp_path, {"nccl_trace_rank_0": dump_of(0, 0.0), "nccl_trace_rank_1": dump_of(1, 0.015)})
     trace, _ = load_traces(files)
@@ -222,7 +245,10 @@ def test_of_a_torn_profile_what_came_before_is_used(tmp_path: Path) -> None:
         path.write_bytes(content[: int(share * len(content))])
     trace, notes = load_traces(files)
     assert all("damaged after event" in note and "what came before is used" in note for note in notes[:2])
-    assert notes[2:] == ("step 20 left out: not all ranks have the same collectives in them",)
+    assert notes[2:] == (
+        "6 of 20 steps left out, as not all ranks have them: rank 2 lacks 6",
+        "step 20 left out: not all ranks have the same collectives in them",
+    )
     assert 5 < len(np.unique(trace.column("iteration"))) < STEPS
 
 

@@ -27,7 +27,10 @@ from paceenv.importers.timelines import Collective, Step, Timeline, union
 SOURCE: Final = "PyTorch profiler"
 _NO_WORK: Final = ("c10d::", "record_param_comms")
 """Operations of the CPU that begin like this are a collective's own."""
-_RANK_IN_NAME: Final = re.compile(r"(?:rank|worker|r)[_\-]?(\d{1,6})", re.IGNORECASE)
+_IN_NAME: Final = tuple(
+    re.compile(rf"{word}[_\-]?(\d{{1,6}})(?!\d)", re.IGNORECASE) for word in ("rank", "worker", "(?<![a-z])r")
+)
+"""Where a file's name may say which rank it is of, the best first."""
 
 
 def import_kineto(path: str | Path) -> tuple[Timeline, str]:
@@ -171,9 +174,7 @@ def _rank(file: EventFile) -> int:
     rank = about.get("rank") if isinstance(about, dict) else None
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31:
         return rank
-    named = _RANK_IN_NAME.search(file.path.name)
-    if named is None:
-        raise InputError(
-            f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json"
-        )
-    return int(named[1])
+    for pattern in _IN_NAME:
+        if (named := pattern.search(file.path.name)) is not None:
+            return int(named[1])
+    raise InputError(f"{file.path}: neither distributedInfo nor its name says which rank it is; allowed: rank3.json")
