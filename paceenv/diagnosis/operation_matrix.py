@@ -301,8 +301,10 @@ def _world_size(trace: Trace, ranks: Integers) -> tuple[int, int]:
     A trace may have one rank of each tensor group, as those of the straggler study; not if it says its ``ranks``.
     """
     least = max([int(ranks.max()), *(int(entry["rank"]) for entry in trace.metadata.ranks)]) + 1
-    said = {key: trace.metadata.job.get(key) for key in ("world_size", "ranks")}
-    said = {key: size for key, size in said.items() if type(size) is int and size >= least}
+    about, said = trace.metadata.job, dict[str, int]()
+    for key in ("world_size", "ranks"):
+        if type(size := about.get(key)) is int and size >= least:
+            said[key] = size
     step = 1 if "ranks" in said else int(np.gcd.reduce(ranks - ranks[0])) or 1
     return max([least, *said.values()]), step
 
