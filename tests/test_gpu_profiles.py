@@ -229,7 +229,7 @@ def test_bytes_of_an_all_gather_are_those_of_all_ranks(tmp_path: Path) -> None:
     size = 64 << 20
     assert set(trace.column("bytes").tolist()) == {0, size}
     law, sizes = Law(1e-5, 1e11, 0.0), size / 4.0 ** np.arange(8)
-    time_s = law.time_s(volume("all_gather", "ring", 4, sizes))
+    time_s = np.asarray(law.time_s(volume("all_gather", "ring", 4, sizes)))
     table = Table("all_gather", 4, sizes, time_s * (1e-3 / float(time_s[0])), "all_gather_perf.log")
     (found,) = check_links(read_matrix(trace), [table])
     assert found.value == pytest.approx(1.0, rel=0.01)
