@@ -294,7 +294,7 @@ def test_a_single_long_step_is_no_collapse() -> None:
 
 
 def test_ranks_take_their_places_while_a_job_collapses() -> None:
-    tick, delays = stagger([1.0] * 5 + [2.5] * 4)
+    tick, delays = stagger([1.0] * 13 + [2.5] * 4)
     assert delays[-1] == pytest.approx(0.3 * tick[timing.STEP_BASELINE_S])
     rank, _ = timing.new_state(4)
     timing.decide(rank, tick, 0, 4, pacing.one_mechanism("stagger", 0.1, 0.3), 10.0, 0, 4)
@@ -308,6 +308,11 @@ def test_with_threshold_zero_the_places_are_fixed() -> None:
     feed(rank, tick, 0.1, step_s=2.0)
     timing.decide(rank, tick, 0, 3, pacing.one_mechanism("stagger", 0.0, 0.1), 10.0, 0, 3)
     np.testing.assert_allclose(rank[timing.DELAY_S], [0.0, 0.1, 0.2], rtol=1e-6)
+
+
+def test_no_places_are_taken_before_the_mean_without_them_is_known() -> None:
+    _, held = collapsing(2.5, 1.2, 100)
+    assert held.index(True) == stagger_turns.MEAN_ITERATIONS
 
 
 def test_a_stagger_that_helps_is_held_ever_longer() -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
 from paceenv.sim.engine.draws import PER_TENANT, TRANSFER, bits32, key_of, quantile, uniform, uniform_bits
+from paceenv.sim.engine.draws import TENANT as TENANT_STREAM
 from paceenv.sim.engine.layout import CYCLES, LEFT_S, NEXT_S, WEIGHT, Scratch, View
 
 _START = 1 << 62
