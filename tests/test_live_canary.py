@@ -202,6 +202,31 @@ def test_between_looks_the_last_one_stands_and_the_end_looks_once_more() -> None
     assert comparison.final() is comparison.verdict
 
 
+@pytest.mark.parametrize("ticks", [1, 2, 3, 4, 8, 30])
+def test_steps_of_several_iterations_are_compared_and_weigh_as_many(ticks: int) -> None:
+    schedule = Schedule(7, first_iteration=50)
+    comparison, irregular = PairedComparison(schedule), iter(range(10**6))
+    for i in range(ticks - 1, schedule.after(8) + ticks, ticks):
+        if next(irregular) % (10 * 60 // ticks):  # one step in ten blocks is irregular
+            comparison.add(i, ticks * STEP_S * (1.0 + 0.3 * schedule.slot(i - ticks + 1).on), 0.03, ticks)
+    assert comparison.pairs >= 7
+    assert comparison.verdict.kind == "hurts"
+    assert comparison.verdict.gain is not None
+    assert comparison.verdict.gain.value == pytest.approx(-0.3)  # no step across two blocks counts
+
+
+def test_a_step_of_more_iterations_weighs_more() -> None:
+    schedule = Schedule(0, **SMALL)
+    comparison = PairedComparison(schedule)
+    for i in range(schedule.after(4) + 1):
+        ticks = {3: 2, 11: 8}.get(i % 12)  # of a block's ten counted iterations
+        if ticks is not None:
+            comparison.add(i, ticks * (1.0 - 0.5 * (ticks == 8 and schedule.slot(i).on)), 0.1, ticks)
+    gain = comparison.final().gain
+    assert gain is not None
+    assert gain.value == pytest.approx(0.4)
+
+
 def test_a_block_with_too_few_iterations_drops_its_pair() -> None:
     schedule = Schedule(0, **SMALL)
     comparison = PairedComparison(schedule)

@@ -43,18 +43,20 @@ class Job:
         for _ in range(LEARNING_ITERATIONS):
             self.shape.observe(shaped.operations(("all_reduce", 0, 1 << 20, 0.0, 0.01)), STEP_S)
         self.delays_s: list[float] = []
+        self.ticks = 1
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
 
     def run(self, iterations: int, slack_s: float = 0.02) -> None:
-        for i in range(len(self.delays_s), len(self.delays_s) + iterations):
+        for i in range(len(self.delays_s), len(self.delays_s) + iterations, self.ticks):
             delay = self.control.apply_delay(i)
             delay_s = self.control.settle(delay)
             self.delays_s.append(delay_s)
             comm_s = 0.01 + max(slack_s - delay_s, 0.0) * (i % 200 > 2)  # the baseline is seen before
             step_s = self._step_s(delay_s)
-            iteration = Iteration(i, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "")
+            last = i + self.ticks - 1
+            iteration = Iteration(last, 0.0, step_s, 0.0, delay_s, (), comm_s, 0.0, True, "", self.ticks)
             self.control.observe(iteration, self.shape, 1, 2)
             self.now_s += step_s - delay_s
 
@@ -88,6 +90,15 @@ def test_canary_finds_that_pacing_pays() -> None:
     assert job.control.mode == "canary"
     assert not any(job.delays_s[:50])
     assert max(job.delays_s) <= LIMITS.cap_share * 1.05 * STEP_S  # a share of the baseline step
+
+
+@pytest.mark.parametrize("ticks", [3, 8])
+def test_pacing_that_hurts_is_rolled_back_where_a_step_has_several_ticks(ticks: int) -> None:
+    job = Job("static:mechanism=stagger,threshold=0,window=0.4", "canary", _noisy(2.0), seed=1)
+    job.ticks = ticks
+    job.run(50 + 120 * 20)
+    assert job.control.mode == "observe"
+    assert "rolled back, as pacing hurts by" in job.control.reason
 
 
 @pytest.mark.parametrize("mode", ["canary", "active"])

@@ -31,9 +31,12 @@ class Job:
         noise: float = 0.02,
         blocks: Sequence[BlockPlan] | None = None,
         lease: int = LEASE,
+        ticks: int = 1,
         **options: Any,
     ) -> None:
         self.gains, self.noise, self.iteration, self.lease = list(gains), noise, 0, lease
+        self.ticks, self.step_s = ticks, 0.0
+        """Iterations of a step, and its time so far."""
         self.plan = TunePlan(seed, blocks or [BLOCKS] * len(gains))
         self.tuner = Tuner([f"c{k}" for k in range(len(gains))], self.plan, **options)
         self.random = np.random.default_rng(seed)
@@ -54,8 +57,12 @@ class Job:
             if self.tuner.phase in ("taste", "search"):
                 self.lost_s += step_s - plain_s
                 self.time_s += step_s
-            self.tuner.add(self.iteration, turn, step_s)
+            self.step_s += step_s
             self.iteration += 1
+            if self.iteration % self.ticks == 0:
+                turn = self.plan.turn(self.iteration - 1, self.ticks)
+                self.tuner.add(self.iteration - 1, turn, self.step_s, self.ticks)
+                self.step_s = 0.0
         return self.tuner
 
     def decided(self) -> Tuner:
@@ -176,6 +183,15 @@ def test_the_best_candidate_wins_and_is_deployed(best: int) -> None:
     assert 0.12 in tuner.arms[best].gain
     assert all(arm.dropped for k, arm in enumerate(tuner.arms) if k != best)
     assert f"winner: c{best} helps by 1" in tuner.text(STEP_S)
+
+
+@pytest.mark.parametrize("ticks", [2, 3, 5, 8])
+def test_a_search_among_steps_of_several_iterations_ends_likewise(ticks: int) -> None:
+    job = Job((0.0, 0.1), noise=0.01, blocks=[BlockPlan(24, 8, 24, 12)] * 2, ticks=ticks)
+    job.run(20_000, lambda tuner: tuner.winner is not None)
+    assert job.tuner.winner == 1
+    assert job.tuner.arms[1].value == pytest.approx(0.1, abs=0.02)
+    assert job.tuner.searched_s == pytest.approx(0.2 * job.tuner._iterations, rel=0.1)
 
 
 def test_where_nothing_helps_none_is_deployed_and_the_next_search_waits_longer_each_time() -> None:
@@ -324,9 +340,9 @@ def test_odd_steps_are_left_out_and_gaps_are_allowed() -> None:
     job = Job([0.1, 0.0], noise=0.01)
     add = job.tuner.add
 
-    def gappy(iteration: int, turn: Turn, step_s: float) -> None:
+    def gappy(iteration: int, turn: Turn, step_s: float, ticks: int) -> None:
         if iteration % 7:
-            add(iteration, turn, math.nan if iteration % 11 == 0 else step_s)
+            add(iteration, turn, math.nan if iteration % 11 == 0 else step_s, ticks)
 
     job.tuner.add = gappy  # type: ignore[method-assign]
     assert job.decided().winner == 0

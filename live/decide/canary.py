@@ -202,8 +202,13 @@ class Schedule:
         """The first iteration after that many compared pairs."""
         return self.first_iteration + self.block_iterations * (1 + self._warm + self._every * pairs)
 
-    def slot(self, iteration: int) -> Slot:
-        """The place of ``iteration`` in the schedule."""
+    def slot(self, iteration: int, ticks: int = 1) -> Slot:
+        """The place of ``iteration`` in the schedule.
+
+        Args:
+            iteration: its number.
+            ticks: iterations of the step that it ends; a step counts only in the block in which it began.
+        """
         block, offset = divmod(iteration - self.first_iteration, self.block_iterations)
         if block < 0:
             return Slot(False, -1, False)
@@ -212,7 +217,7 @@ class Schedule:
         pair, place = divmod(block - self._warm - 1, self._every)
         if place >= 2:
             return Slot(True, -1, False)
-        return Slot(self._paced_first(pair) == (place == 0), pair, offset >= self.settle_iterations)
+        return Slot(self._paced_first(pair) == (place == 0), pair, offset >= max(self.settle_iterations, ticks - 1))
 
     def _paced_first(self, pair: int) -> bool:
         four, place = divmod(pair, 4)
@@ -235,15 +240,55 @@ class Verdict:
     text: str
 
 
-class _Block:
-    """One compared block: counted regular steps of the rank, and the delays in it."""
+class Stretch:
+    """Steps of the rank, each with its iterations: a step may take several."""
 
     def __init__(self) -> None:
         self.steps_s: list[float] = []
-        self.delay_s = 0.0
+        self.ticks: list[int] = []
 
-    def mean_s(self, clip_s: float) -> float:
-        return sum(min(step_s, clip_s) for step_s in self.steps_s) / len(self.steps_s)
+    def add(self, step_s: float, ticks: int) -> None:
+        """Take in a step.
+
+        Args:
+            step_s: its time, seconds.
+            ticks: its iterations, at least 1.
+        """
+        self.steps_s.append(step_s)
+        self.ticks.append(ticks)
+
+    def part(self, begin: int, size: int) -> Stretch:
+        """A stretch of ``size`` of its steps, from step ``begin`` on."""
+        part, steps = Stretch(), slice(begin, begin + size)
+        part.steps_s, part.ticks = self.steps_s[steps], self.ticks[steps]
+        return part
+
+    @property
+    def iterations(self) -> int:
+        """Of all steps together."""
+        return sum(self.ticks)
+
+    def total_s(self, most_s: float) -> float:
+        """Time of the steps, seconds; each counts with at most ``most_s`` an iteration."""
+        return sum(min(step_s, most_s * ticks) for step_s, ticks in zip(self.steps_s, self.ticks, strict=True))
+
+    def mean_s(self, most_s: float) -> float:
+        """Mean time of an iteration, seconds; ``most_s`` as in :meth:`total_s`."""
+        return self.total_s(most_s) / self.iterations
+
+
+def clip_s(*stretches: Stretch) -> float:
+    """``CLIP_MEDIANS`` of the time of an iteration in all stretches together, seconds."""
+    each = sorted(s / n for one in stretches for s, n in zip(one.steps_s, one.ticks, strict=True))
+    return CLIP_MEDIANS * each[len(each) // 2]
+
+
+class _Block(Stretch):
+    """One compared block: counted regular steps of the rank, and the delays in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delay_s = 0.0
 
 
 class PairedComparison:
@@ -258,6 +303,7 @@ class PairedComparison:
     count for their own block.
 
     **A pair counts** when both blocks have at least half of their counted iterations; other pairs are dropped.
+    A step of several iterations weighs as many, with their mean time.
 
     Args:
         schedule: the place of each iteration.
@@ -294,24 +340,25 @@ class PairedComparison:
         self.verdict = self._evaluate(self._share(1))
         """The last evaluation's verdict."""
 
-    def add(self, iteration: int, step_s: float, delay_s: float = 0.0) -> bool:
-        """Take in a regular iteration; a step time that is not a positive number is left out.
+    def add(self, iteration: int, step_s: float, delay_s: float = 0.0, ticks: int = 1) -> bool:
+        """Take in a regular step; a step time that is not a positive number is left out.
 
         Args:
-            iteration: its number, in ascending order; gaps are allowed.
+            iteration: number of its last iteration, in ascending order; gaps are allowed.
             step_s: its step time, seconds.
             delay_s: the rank's own delay in it, seconds.
+            ticks: its iterations, at least 1.
 
         Returns:
             Whether there was a new evaluation.
         """
-        slot, evaluated = self._schedule.slot(iteration), False
+        slot, evaluated = self._schedule.slot(iteration, ticks), False
         if slot.pair != self._pair:
             evaluated = self._close()
             self._pair, self._blocks = slot.pair, (_Block(), _Block())
         if slot.counted and 0.0 < step_s < math.inf:
             block = self._blocks[slot.on]
-            block.steps_s.append(step_s)
+            block.add(step_s, ticks)
             block.delay_s += delay_s
         return evaluated
 
@@ -349,11 +396,10 @@ class PairedComparison:
     def _close(self) -> bool:
         """Fold the pair that just ended into the comparison and evaluate it if it is time."""
         off, on = self._blocks
-        if self._pair < 0 or 2 * min(len(off.steps_s), len(on.steps_s)) < self._schedule.counted_iterations:
+        if self._pair < 0 or 2 * min(off.iterations, on.iterations) < self._schedule.counted_iterations:
             return False
-        ordered = sorted(off.steps_s + on.steps_s)
-        clip_s = CLIP_MEDIANS * ordered[len(ordered) // 2]
-        ratio = math.log(on.mean_s(clip_s) / off.mean_s(clip_s))
+        most_s = clip_s(off, on)
+        ratio = math.log(on.mean_s(most_s) / off.mean_s(most_s))
         self.ratios[self._pair] = ratio
         self._pairs += 1
         moved = ratio - self._mean

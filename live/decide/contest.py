@@ -122,18 +122,19 @@ class Comparisons:
         self.out: dict[int, str] = {}
         """The candidates that pace no more, and why."""
 
-    def add(self, iteration: int, step_s: float, delay_s: float) -> int | None:
-        """Take in a regular iteration; the number of the candidate that surely hurts since this iteration, if any.
+    def add(self, iteration: int, step_s: float, delay_s: float, ticks: int = 1) -> int | None:
+        """Take in a regular step; the number of the candidate that surely hurts since this iteration, if any.
 
         Args:
-            iteration: its number in the job.
+            iteration: number of its last iteration in the job.
             step_s: its step time, seconds.
             delay_s: how long this rank was delayed before it, seconds.
+            ticks: its iterations, at least 1.
         """
         k, own, _ = self._contest.place(iteration)
         if k in self.out:
             return None
-        evaluated = self.of[k].add(own, step_s, delay_s)
+        evaluated = self.of[k].add(own, step_s, delay_s, ticks)
         return k if evaluated and self.of[k].verdict.kind == "hurts" else None
 
     def final(self) -> None:

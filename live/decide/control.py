@@ -223,11 +223,12 @@ class Control:
             self._shadowed += 1
             self._shadowed_s += iteration.step_s
         if self.tuner is not None and self.tune_plan is not None:
-            self.tuner.add(iteration.iteration, self.tune_plan.turn(iteration.iteration), iteration.step_s)
+            turn = self.tune_plan.turn(iteration.iteration, iteration.ticks)
+            self.tuner.add(iteration.iteration, turn, iteration.step_s, iteration.ticks)
         if self.mode in ("canary", "active"):
             self._say_how_long(iteration)
             delay_s = iteration.delay_s + self.held_s  # of either kind: whether pacing did anything on this rank
-            hurting = self.comparisons.add(iteration.iteration, iteration.step_s, delay_s)
+            hurting = self.comparisons.add(iteration.iteration, iteration.step_s, delay_s, iteration.ticks)
             if hurting is not None:
                 self._give_up(hurting, f"rolled back, as pacing {self.comparisons.of[hurting].verdict.text}")
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from paceenv.core.errors import out_of_range
 from paceenv.core.intervals import Interval
 from paceenv.core.student_t import student_t_quantile
-from paceenv.live.decide.canary import CLIP_MEDIANS, BlockPlan, PairedComparison
+from paceenv.live.decide.canary import BlockPlan, PairedComparison, Stretch, clip_s
 from paceenv.live.decide.tune_plan import Phase, TunePlan, Turn, Word
 
 ERROR = 0.05
@@ -57,34 +57,29 @@ class _Open:
 
     def __init__(self, key: tuple[int, int, int]) -> None:
         self.key = key
-        self.counted_s: tuple[list[float], list[float]] = ([], [])
-        self.all_s: tuple[list[float], list[float]] = ([], [])
+        self.counted = Stretch(), Stretch()
+        self.all = Stretch(), Stretch()
 
     def closed(self, plan: BlockPlan) -> _Pair | None:
-        (off_s, on_s), counted = self.counted_s, plan.block_iterations - plan.settle_iterations
-        steps_s = sorted(self.all_s[0] + self.all_s[1])
-        if not self.all_s[0] or not self.all_s[1]:
+        (off, on), counted = self.counted, plan.block_iterations - plan.settle_iterations
+        off_all, on_all = self.all
+        if not off_all.iterations or not on_all.iterations:
             return None
-        clip_s = CLIP_MEDIANS * steps_s[len(steps_s) // 2]
-        whole = 2 * min(len(off_s), len(on_s)) >= counted  # as in the canary
-        ratio = math.log(_mean(on_s, clip_s) / _mean(off_s, clip_s)) if whole else None
-        off_all, on_all = self.all_s
-        loss_s = len(on_all) * (_mean(on_all, clip_s) - _mean(off_all, clip_s))
-        error_s = len(on_all) * math.hypot(_error(off_all, clip_s), _error(on_all, clip_s))
-        all_s = sum(min(step_s, clip_s) for step_s in steps_s)
-        return _Pair(self.key[2], ratio, loss_s, error_s, all_s, len(steps_s))
+        most_s = clip_s(off_all, on_all)
+        whole = 2 * min(off.iterations, on.iterations) >= counted  # as in the canary
+        ratio = math.log(on.mean_s(most_s) / off.mean_s(most_s)) if whole else None
+        loss_s = on_all.iterations * (on_all.mean_s(most_s) - off_all.mean_s(most_s))
+        error_s = on_all.iterations * math.hypot(_error(off_all, most_s), _error(on_all, most_s))
+        all_s = off_all.total_s(most_s) + on_all.total_s(most_s)
+        return _Pair(self.key[2], ratio, loss_s, error_s, all_s, off_all.iterations + on_all.iterations)
 
 
-def _mean(steps_s: Sequence[float], clip_s: float) -> float:
-    return sum(min(step_s, clip_s) for step_s in steps_s) / len(steps_s)
-
-
-def _error(steps_s: Sequence[float], clip_s: float) -> float:
+def _error(block: Stretch, most_s: float) -> float:
     """Standard error of a block's mean, from the means of its parts; infinite for a block that is too short."""
-    size = len(steps_s) // PARTS
+    size = len(block.steps_s) // PARTS
     if not size:
         return math.inf
-    means = [_mean(steps_s[k * size : (k + 1) * size], clip_s) for k in range(PARTS)]
+    means = [block.part(k * size, size).mean_s(most_s) for k in range(PARTS)]
     return stdev(means) / math.sqrt(PARTS)
 
 
@@ -232,13 +227,14 @@ class Tuner:
 
     # ------------------------------------------------------------------------------------------ the training thread
 
-    def add(self, iteration: int, turn: Turn, step_s: float) -> None:
-        """Take in a regular iteration; a step time that is not a positive number is left out.
+    def add(self, iteration: int, turn: Turn, step_s: float, ticks: int = 1) -> None:
+        """Take in a regular step; a step time that is not a positive number is left out.
 
         Args:
-            iteration: its number in the job.
+            iteration: number of its last iteration in the job.
             turn: the iteration's place in the plan.
             step_s: its step time, seconds.
+            ticks: its iterations, at least 1.
         """
         if not 0.0 < step_s < math.inf:
             return
@@ -252,11 +248,11 @@ class Tuner:
             if open_ is None:
                 open_ = self._open = _Open(turn.pair)
             paced = turn.arm is not None
-            open_.all_s[paced].append(step_s)
+            open_.all[paced].add(step_s, ticks)
             if turn.counted:
-                open_.counted_s[paced].append(step_s)
+                open_.counted[paced].add(step_s, ticks)
         if (deployed := self._deployed) is not None and iteration >= deployed[0].begin:
-            deployed[1].add(iteration, step_s, step_s)  # other ranks may have the delays: never "not delayed"
+            deployed[1].add(iteration, step_s, step_s, ticks)  # other ranks may have the delays: never "not delayed"
 
     def give_up(self, arm: int, why: str) -> None:
         """A candidate cannot go on, on this rank: it is dropped with the next decision.

@@ -121,8 +121,13 @@ class TunePlan:
                 return word if iteration < word.until_iteration else None
         return None
 
-    def turn(self, iteration: int) -> Turn:
-        """Who may pace in ``iteration``."""
+    def turn(self, iteration: int, ticks: int = 1) -> Turn:
+        """Who may pace in ``iteration``.
+
+        Args:
+            iteration: its number in the job.
+            ticks: iterations of the step that it ends; a step counts only in the block in which it began.
+        """
         word = self.word(iteration)
         if word is None or word.phase == "none" or iteration < word.begin:
             return NOBODY
@@ -131,8 +136,8 @@ class TunePlan:
         number, offset = self._place(word, iteration)
         for block in self._blocks_of(word, number):
             if offset < block.end:
-                turn = block.turn
-                return turn._replace(counted=True) if offset >= block.counted_from else turn
+                counted_from = max(block.counted_from, block.begin + ticks - 1)
+                return block.turn._replace(counted=True) if offset >= counted_from else block.turn
         return NOBODY  # after the taste
 
     def schedule(self, word: Word) -> Schedule:
