@@ -42,7 +42,7 @@ class Wish(NamedTuple):
         attempt: the start of the job that it is for.
         mode: one of :data:`MODES`.
         policy: as for ``live.attach``; None in modes that do not decide.
-        sha256: of the policy's file, if it is one; every rank must find the same.
+        sha256: of the policy's file, or of the numbers of its cluster config; every rank must find the same.
         from_iteration: the first iteration of the new mode; 0 is at once.
         kill: detach the agents for good.
     """

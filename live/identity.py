@@ -234,14 +234,16 @@ def guessed_attempt() -> str:
     return f"{time.strftime('%Y%m%dT000000', time.gmtime())}-{shared_seed(os.environ) % (1 << 24):06x}"
 
 
-def settings_digest(options: Options, policy: tuple[str, str | None]) -> str:
-    """A digest of everything that every rank must have alike; ``policy`` is its name and its SHA-256.
+def settings_digest(options: Options, policy: tuple[str, str | None], seed: int) -> str:
+    """A digest of everything that every rank must have alike.
 
     Args:
         options: of this rank's agent.
         policy: name and SHA-256 digest; None where it has no file.
+        seed: in force: the option, or else from the rank's own environment, which may spell an address differently.
     """
     values = {name: value for name, value in dataclasses.asdict(options).items() if name not in OWN_TO_A_RANK}
+    values["seed"] = seed
     return hashlib.blake2b(repr((sorted(values.items()), policy)).encode(), digest_size=8).hexdigest()
 
 
@@ -249,5 +251,6 @@ def _verdict(attempt: str, agents: int, alike: int, size: int) -> Identity:
     if agents < size:
         return Identity(attempt, agents, False, f"{agents} of {size} ranks have an agent")
     if alike < size:
-        return Identity(attempt, agents, False, f"{size - alike} of {size} ranks have other settings than rank 0")
+        others = f"{size - alike} of {size} ranks have other settings than rank 0"
+        return Identity(attempt, agents, False, f"{others}: options, policy or, without --seed, MASTER_ADDR")
     return Identity(attempt, agents, True)

@@ -172,7 +172,7 @@ class Output:
         keep.add("the accounts", ACCOUNTS_S, lambda final: loop.catch_up())
         store = job_store() if loop.backend else None
         self._tune_words = TuneWords(loop, store)
-        digest = settings_digest(options, (loop.policy.source, loop.policy.sha256))
+        digest = settings_digest(options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
         self._rendezvous = Rendezvous(loop.rank, loop.world_size, digest, self._identified)
         if options.out is not None:
             self._record(options.out)

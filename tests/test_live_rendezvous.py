@@ -15,7 +15,9 @@ from live_bodies import attach_and_train
 from live_jobs import results, run_ranks
 from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store, TCPStore
 
+from paceenv.live.decide.live_policy import needed_policy
 from paceenv.live.identity import Identity, Rendezvous, settings_digest
+from paceenv.live.loop import Loop
 from paceenv.live.options import make_options
 
 DEADLINE_S = 30.0
@@ -96,7 +98,9 @@ def test_missing_agents_and_other_settings_are_counted_and_named() -> None:
     assert len({identity.attempt for identity in missing}) == 1
     assert {(i.agents, i.complete, i.why) for i in missing} == {(3, False, "3 of 4 ranks have an agent")}
     others = known(meet(HashStore(), ["a", "a", "b", "a"], [0, 1, 2, 3]))
-    assert {i.why for i in others} == {"1 of 4 ranks have other settings than rank 0"}
+    assert {i.why for i in others} == {
+        "1 of 4 ranks have other settings than rank 0: options, policy or, without --seed, MASTER_ADDR"
+    }
     assert not any(i.complete for i in others)
 
 
@@ -132,7 +136,8 @@ def test_a_job_that_is_over_at_once_has_one_id_and_is_not_held_up() -> None:
 
 def test_settings_that_change_a_decision_must_agree_and_others_may_differ(tmp_path: Path) -> None:
     def digest(**options: Any) -> str:
-        return settings_digest(make_options({"job": "j"} | options), ("paper", None))
+        made = make_options({"job": "j"} | options)
+        return settings_digest(made, ("paper", None), made.seed or 0)
 
     same: list[dict[str, Any]] = [
         {},
@@ -144,7 +149,28 @@ def test_settings_that_change_a_decision_must_agree_and_others_may_differ(tmp_pa
     assert len({digest(**options) for options in same}) == 1
     other: list[dict[str, Any]] = [{"mode": "active"}, {"cap_s": 0.2}, {"seed": 3}, {"quiet_first": 0}]
     assert len({digest(**options) for options in [{}, *other]}) == 1 + len(other)
-    assert digest() != settings_digest(make_options({"job": "j"}), ("paper", "00"))
+    assert digest() != settings_digest(make_options({"job": "j"}), ("paper", "00"), 0)
+
+
+def test_ranks_that_would_pace_at_other_times_or_with_other_numbers_have_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    file = tmp_path / "cluster.yaml"
+
+    def digest(master: str = "localhost", threshold: float = 0.02, **options: Any) -> str:
+        monkeypatch.setenv("MASTER_ADDR", master)
+        file.write_text(f"pacing: {{mechanism: slack, threshold: {threshold}, window: 0.4}}\n")
+        made = make_options({"mode": "canary"} | options)
+        loop = Loop(made, needed_policy("canary", f"static:{file}", made.candidates))
+        return settings_digest(loop.options, (loop.policy.source, loop.policy.sha256), loop.control.seed)
+
+    assert digest() == digest()
+    assert digest() != digest("job-master-0")
+    assert digest(seed=3) == digest("job-master-0", seed=3)
+    assert digest() != digest(threshold=0.9)
+    assert digest(candidates=f"static:{file};paper") != digest(threshold=0.9, candidates=f"static:{file};paper")
 
 
 @pytest.mark.slow

@@ -137,6 +137,16 @@ def test_another_policy_under_the_same_name_is_not_followed(tmp_path: Path) -> N
     assert "another one here" in (reader.state() or {})["refused"]
 
 
+def test_another_cluster_config_under_the_same_name_is_not_followed(tmp_path: Path) -> None:
+    file, watched = tmp_path / "cluster.yaml", loop()
+    file.write_text("pacing: {mechanism: slack, threshold: 0.02, window: 0.4}\n")
+    write_wish(tmp_path, make_wish([status()], "active", f"static:{file}", kill=False))
+    file.write_text("pacing: {mechanism: slack, threshold: 0.9, window: 0.4}\n")  # on another host
+    (reader := ControlReader(tmp_path, watched)).look(False)
+    assert not watched.changing
+    assert "another one here" in (reader.state() or {})["refused"]
+
+
 def test_a_rank_that_is_silent_or_never_came_is_not_waited_for() -> None:
     wish = make_wish([status()], "shadow", "paper", kill=False)
     killed = status(rank=1, unix_time_s=time.time() - 3600.0)

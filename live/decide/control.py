@@ -87,7 +87,8 @@ class Control:
                 quiet_first=self.quiet_until,
             )
         )
-        seed = options.seed if options.seed is not None else shared_seed(os.environ)
+        self.seed = seed = options.seed if options.seed is not None else shared_seed(os.environ)
+        """Of the order of blocks and of probes; ranks with another one would pace at other times."""
         self._policies = policy.candidates or (policy,)
         blocks = [block_plan([one.policy], options.block_iterations) for one in self._policies]
         every = 2 if options.mode == "canary" else ACTIVE_HOLDOUT_EVERY

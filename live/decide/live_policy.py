@@ -27,7 +27,10 @@ DEFAULT_CONSTANTS = tuple(f"static:{name}={limit:g}/{window:g}" for name, (limit
 
 @dataclass(frozen=True)
 class NamedPolicy:
-    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". With candidates passive."""
+    """A policy with its origin; ``fault`` is the reason why it cannot be followed, or "". With candidates passive.
+
+    ``sha256`` is of the policy's file or, where a cluster config gives its numbers, of these numbers.
+    """
 
     policy: Policy
     source: str
@@ -74,7 +77,10 @@ def find_policy(given: Policy | str | os.PathLike[str] | None) -> NamedPolicy:
                 f"policy {text}: needs the simulator; allowed live: {', '.join(NAMES)} or a .safetensors file"
             )
         named = rule(text)
-        return NamedPolicy(named, text) if named is not None else _from_file(text)
+        if named is None:
+            return _from_file(text)
+        from_a_file = named.name != text  # its name has the numbers: another host may have others under this text
+        return NamedPolicy(named, text, hashlib.sha256(named.name.encode()).hexdigest() if from_a_file else None)
     except Exception as error:  # a hostile file may raise anything
         reason = str(error) if isinstance(error, InputError) else f"policy {text}: {type(error).__name__}: {error}"
         return NamedPolicy(passive(), text, fault=reason)
