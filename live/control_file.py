@@ -88,16 +88,15 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
     from_iteration = 0
     if named is not None:
         now_s, size = time.time(), max(int(number(s, "world_size") or 1) for s in statuses)
-        steps = [number(s, "step", "mean_s") for s in statuses]
-        step_s = min((s for s in steps if s), default=0.0)
-        if not step_s:
+        tick_s = min(filter(None, map(_tick_s, statuses)), default=0.0)
+        if not tick_s:
             raise InputError("live set: no rank has measured a step yet; allowed: once paceenv live status shows some")
         reached = [
-            (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / step_s
+            (number(s, "iterations") or 0.0) + max(now_s - (number(s, "unix_time_s") or now_s), 0.0) / tick_s
             for s in statuses
             if not s.get("final")
         ]
-        from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / step_s)
+        from_iteration = math.ceil(max(reached, default=0.0) + lead_s(size) / tick_s)
     return Wish(
         secrets.token_hex(6),
         str(statuses[0]["attempt"]),
@@ -107,6 +106,12 @@ def make_wish(statuses: Sequence[Snapshot], mode: str, policy: str | None, kill:
         from_iteration,
         kill,
     )
+
+
+def _tick_s(status: Snapshot) -> float:
+    """Seconds from tick to tick, at the rank's usual pace or at its present one if that is faster; 0: not known."""
+    steps_s = [s for name in ("mean_s", "newest_s") if (s := number(status, "step", name))]
+    return min(steps_s, default=0.0) / max(number(status, "step_iterations") or 1.0, 1.0)
 
 
 def write_wish(folder: Path, wish: Wish) -> None:

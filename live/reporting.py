@@ -313,7 +313,7 @@ def _tune(loop: Loop) -> dict[str, Any] | None:
     if plan is None:
         return None
     if tuner is not None:
-        return tuner.as_dict(loop.control.step_s)
+        return tuner.as_dict(loop.control.tick_s)
     word = plan.word(loop.iterations)
     names = [one.source for one in loop.policy.candidates]
     return {"phase": word.phase if word else "none", "in": [names[arm] for arm in word.arms] if word else []}
@@ -326,7 +326,7 @@ def _verdict(loop: Loop) -> dict[str, Any] | None:
     found = verdict_dict(v) | comparisons.as_dict()
     if len(comparisons.names) > 1:
         found["text"] = f"{comparisons.names[comparisons.leader]}: {v.text}"
-    until, step_s = loop.control.forecast(), loop.history.step()["mean_s"]
+    until, tick_s = loop.control.forecast(), loop.control.tick_s
     if until is not None and v.kind == "insufficient evidence":
-        found["text"] = "; ".join(filter(None, (found["text"], until.more_text(step_s))))
-    return found | {"forecast": until and until.as_dict(step_s)}
+        found["text"] = "; ".join(filter(None, (found["text"], until.more_text(tick_s))))
+    return found | {"forecast": until and until.as_dict(tick_s)}

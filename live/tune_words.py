@@ -52,17 +52,17 @@ class TuneWords:
             self._follow(control.tune_plan, self._words)
 
     def _lead(self, tuner: Tuner) -> None:
-        control, now, step_s = self._loop.control, self._loop.iterations, self._loop.control.step_s
-        if self._unsent is None and step_s > 0.0 and now >= control.quiet_until and time.monotonic() >= self._next_s:
-            lead = math.ceil(lead_s(self._loop.world_size) / step_s)
+        control, now, tick_s = self._loop.control, self._loop.iterations, self._loop.control.tick_s
+        if self._unsent is None and tick_s > 0.0 and now >= control.quiet_until and time.monotonic() >= self._next_s:
+            lead = math.ceil(lead_s(self._loop.world_size) / tick_s)
             blocks = max(plan.block_iterations for plan in tuner.plan.blocks)
-            lease = max(math.ceil(LEASE_S / step_s), 4 * (lead + 2 * blocks))
-            said = tuner.text(step_s)
+            lease = max(math.ceil(LEASE_S / tick_s), 4 * (lead + 2 * blocks))
+            said = tuner.text(tick_s)
             self._unsent = tuner.decide(now, lead, lease)
             if self._unsent is not None:
                 self._next_s = time.monotonic() + WORD_S
-                if tuner.text(step_s) != said:
-                    self._loop.messages.log_once(tuner.text(step_s), level=20)
+                if tuner.text(tick_s) != said:
+                    self._loop.messages.log_once(tuner.text(tick_s), level=20)
         if self._unsent is not None:
             if self._words is not None:
                 self._words.write(str(self._unsent.number), self._unsent.text())

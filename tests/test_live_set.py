@@ -71,6 +71,14 @@ def test_all_ranks_reach_the_iteration_after_they_have_read_it() -> None:
     assert make_wish([status()], "off", None, kill=False).from_iteration == 0
 
 
+def test_the_lead_is_as_long_where_a_step_is_several_ticks_or_the_job_got_faster() -> None:
+    several = make_wish([status(step={"mean_s": 0.8}, step_iterations=8.0)], "active", "paper", kill=False)
+    faster = make_wish([status(step={"mean_s": 1.0, "newest_s": 0.1})], "active", "paper", kill=False)
+    slower = make_wish([status(step={"mean_s": 0.1, "newest_s": 1.0})], "active", "paper", kill=False)
+    for wish in (several, faster, slower):  # 20 s of 0.1 s each
+        assert 1200 <= wish.from_iteration <= 1202
+
+
 @pytest.mark.parametrize(
     ("mode", "policy", "statuses", "why"),
     [

@@ -50,7 +50,7 @@ def test_snapshots_without_blocks_are_no_evidence() -> None:
 
 
 def test_the_page_says_what_is_not_measured() -> None:
-    none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s"))
+    none = dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
     unmeasured = snapshot(1, step=none, unmeasured="no collective was seen")
     page = summarise([unmeasured])
     assert "1,200 iterations, 0 measured, because no collective was seen" in page

@@ -112,8 +112,8 @@ class Control:
             self.probe = Probe(plan, cap_s=options.cap_s, cap_share=options.cap_share)
 
     @property
-    def step_s(self) -> float:
-        """Mean of the newest regular steps, seconds; 0 before the first. Any thread may ask."""
+    def tick_s(self) -> float:
+        """Mean time of an iteration in the newest regular steps, seconds; 0 before the first. Any thread may ask."""
         newest = tuple(self._newest_s)
         return sum(newest) / len(newest) if newest else 0.0
 
@@ -196,7 +196,7 @@ class Control:
         """
         self._iteration = iteration.iteration
         acting = self._acting(self._iteration)
-        self._newest_s.append(iteration.step_s)
+        self._newest_s.append(iteration.step_s / iteration.ticks)
         try:
             if self.pacer is None:
                 self.pacer = self._make_pacer(shape, member, members)
@@ -240,8 +240,7 @@ class Control:
         elif not self._said and (found := self.forecast()) is not None:
             self._said = True
             if self._place[0] == 0:
-                steps_s = self._quiet_steps_s
-                self._inform(found.text(sum(steps_s) / len(steps_s) if steps_s else None))
+                self._inform(found.text(self.tick_s))
 
     def skip(self) -> None:
         """An iteration could not be measured, or is irregular: no delay until the next regular one."""

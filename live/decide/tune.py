@@ -474,12 +474,12 @@ class Tuner:
         rounds = self.most_pairs - min(self.arms[k].pairs - self.arms[k].to_skip for k in left)
         return max(rounds, 0) * self.plan.round_iterations(left)
 
-    def as_dict(self, step_s: float | None) -> dict[str, Any]:
+    def as_dict(self, tick_s: float | None) -> dict[str, Any]:
         """The state as plain data for a snapshot."""
         left, verdict = self.left_iterations(), self._deployed[1].verdict if self._deployed else None
         return {
             "phase": self.phase,
-            "text": self.text(step_s),
+            "text": self.text(tick_s),
             "winner": self.arms[self.winner].name if self.winner is not None else "none",
             "why": self.why,
             "searches": self.searches,
@@ -488,7 +488,7 @@ class Tuner:
             "most_loss": self.most_loss,
             "loss_s": self.loss_s,
             "left_iterations": left,
-            "left_minutes": left * step_s / 60.0 if left is not None and step_s else None,
+            "left_minutes": left * tick_s / 60.0 if left is not None and tick_s else None,
             "test": verdict.text if verdict is not None else "",
             "candidates": [
                 {
@@ -503,11 +503,11 @@ class Tuner:
             ],
         }
 
-    def text(self, step_s: float | None) -> str:
+    def text(self, tick_s: float | None) -> str:
         """The state in one line."""
         if self.phase in ("taste", "search"):
             left, minutes = self._in(), self.left_iterations()
-            at_most = f", at most {minutes * step_s / 60.0:.2g} min more" if minutes is not None and step_s else ""
+            at_most = f", at most {minutes * tick_s / 60.0:.2g} min more" if minutes is not None and tick_s else ""
             names = ", ".join(self.arms[k].name for k in left)
             return f"searches among {names}{at_most}; lost so far {100 * self.loss_share:+.2f} % of its time"
         if self.winner is not None:

@@ -22,6 +22,8 @@ BLOCKS, BLOCK_ITERATIONS = 32, 16
 LISTED_COLLECTIVES = 32
 KEPT_COLLECTIVES = 256
 STRETCHES = 8
+NEWEST = 64
+"""Steps that tell how fast the job is now."""
 LOW = 0.01
 """Quantile that stands for the best of a time."""
 STOPPED = 50.0
@@ -147,10 +149,10 @@ class History:
         return round(self._ticks / self.count, 3) if self.count else 1.0
 
     def step(self) -> dict[str, float | None]:
-        """Mean, coefficient of variation, quantiles and best of the step time."""
+        """Mean, coefficient of variation, quantiles and best of the step time, and the mean of the newest steps."""
         step = self._kept()[:, _STEP]
         if not len(step):
-            return dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s"))
+            return dict.fromkeys(("mean_s", "cv", "p50_s", "p99_s", "baseline_s", "newest_s"))
         low, p50, p99 = np.quantile(step, (LOW, 0.5, 0.99))
         return {
             "mean_s": float(step.mean()),
@@ -158,6 +160,7 @@ class History:
             "p50_s": float(p50),
             "p99_s": float(p99),
             "baseline_s": float(low),
+            "newest_s": float(step[-NEWEST:].mean()),
         }
 
     def parts(self) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ unix_time_s when it was made; ``final``: whether the agent has ended
 mode        requested; ``state``: in force; ``reason``: why they differ, or ""
 iterations  seen; ``regular``: steps measured; ``irregular``: unlike the usual; ``unmeasured``: why none could
             be measured, or ""; ``step_iterations``: ticks in one step (more than 1 where the ranks meet less often)
-step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``
+step        ``mean_s``, ``cv``, ``p50_s``, ``p99_s``, ``baseline_s``, and ``newest_s``, the mean of the newest steps
 parts       where a regular step went, means that add up to it: ``compute_s``, ``collective_s``, ``barrier_s``,
             ``pacing_s``
 own         the step outside all blocking operations and delays: ``mean_s``, its standard error ``error_s``, ``p50_s``,
